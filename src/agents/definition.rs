@@ -1,0 +1,166 @@
+//! What an agent is: the typed form of `agents/<name>.yaml`.
+//!
+//! Only the shape and its defaults. Reading files, checking what serde cannot check and keeping the
+//! catalogue fresh is [`super::catalogue`]'s; what a run makes of a definition is `engine::plan`'s.
+//! Unknown keys are errors. The same type, as JSON, is the snapshot that a run keeps.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::run::{Autonomy, Budget, Limits, ToolChoicePolicy};
+
+/// One agent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Definition {
+    /// `^[a-z][a-z0-9-]{1,63}$`, equal to the file's name.
+    pub name: String,
+    /// For people; semantic versioning by habit.
+    #[serde(default = "default_version")]
+    pub version: String,
+    /// One line.
+    #[serde(default)]
+    pub description: String,
+    /// `provider/model`.
+    pub model: String,
+    /// Template over `inputs` and `agent`.
+    #[serde(default)]
+    pub instructions: String,
+    /// Template of the first user message; absent: the inputs as JSON.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub prompt: Option<String>,
+    /// JSON Schema of the inputs; absent: any object.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub inputs: Option<Value>,
+    /// Absent: text contract.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub output: Option<OutputSection>,
+    /// Names of offered tools.
+    #[serde(default)]
+    pub tools: Vec<String>,
+    /// Sampling.
+    #[serde(default)]
+    pub sampling: Sampling,
+    /// When the model must call a tool.
+    #[serde(default)]
+    pub tool_choice: ToolChoicePolicy,
+    /// Passed through to providers that have it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub parallel_tool_calls: Option<bool>,
+    /// Limits of the loop.
+    #[serde(default)]
+    pub limits: Limits,
+    /// Whether a first text answer is met with the request to verify it.
+    #[serde(default = "yes")]
+    pub enable_double_confirmation: bool,
+    /// Directory beneath the tenant's workspace; `{run_id}` and `{session_id}` are replaced.
+    #[serde(default = "default_workspace")]
+    pub workspace: String,
+    /// What tools may do.
+    #[serde(default)]
+    pub governance: GovernanceSection,
+    /// Who to ask about it.
+    #[serde(default)]
+    pub owner: BTreeMap<String, String>,
+}
+
+/// A structured output contract.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub struct OutputSection {
+    /// The tool by which the model proposes an output.
+    #[serde(default)]
+    pub tool: OutputTool,
+    /// JSON Schema 2020-12 of the output; `type: object`.
+    pub schema: Value,
+}
+
+/// Name and description of the output tool.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct OutputTool {
+    /// Default `output`.
+    pub name: String,
+    /// For the model.
+    pub description: String,
+}
+
+impl Default for OutputTool {
+    fn default() -> Self {
+        Self {
+            name: "output".into(),
+            description: "Give your final output. Call this once, when the task is complete.".into(),
+        }
+    }
+}
+
+/// Sampling parameters.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Sampling {
+    /// 0..=2.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    /// Tokens.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_output_tokens: Option<u32>,
+}
+
+/// What tools may do.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct GovernanceSection {
+    /// How much may be done unasked.
+    pub autonomy: Autonomy,
+    /// Path rules.
+    pub paths: PathsSection,
+    /// By tool name or glob.
+    pub tool_policies: BTreeMap<String, ToolPolicySetting>,
+    /// Consumption caps.
+    pub budget: Budget,
+}
+
+/// Globs relative to the workspace; `./**` is everything.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct PathsSection {
+    /// May be read; default: the whole workspace.
+    pub read: Vec<String>,
+    /// May be written; default: nothing.
+    pub write: Vec<String>,
+    /// Neither.
+    pub deny: Vec<String>,
+}
+
+impl Default for PathsSection {
+    fn default() -> Self {
+        Self { read: vec!["./**".into()], write: Vec::new(), deny: Vec::new() }
+    }
+}
+
+/// How a tool is treated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolPolicySetting {
+    /// Other rules decide.
+    Allow,
+    /// Needs approval.
+    Ask,
+    /// Never.
+    Deny,
+}
+
+fn default_version() -> String {
+    "0.0.0".into()
+}
+
+fn default_workspace() -> String {
+    ".".into()
+}
+
+fn yes() -> bool {
+    true
+}

@@ -1,0 +1,357 @@
+//! The one closed list of what can happen in a run.
+//!
+//! Events are the journal, numbered 1, 2, 3 … per run, and the source of truth: the loop's state,
+//! the rows that are queried, SSE and logs are all made from them. An event says what happened and
+//! never what should happen next; that is decided in `engine::state`.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
+use crate::run::{Effect, Outcome, RunError, TerminationReason, Totals};
+
+/// One journal entry, as stored, streamed and served.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Event {
+    /// 1, 2, 3 … within the run, without gaps.
+    pub seq: i64,
+    /// When it was appended, UTC, microseconds.
+    pub at: DateTime<Utc>,
+    /// The run it belongs to.
+    pub run_id: Uuid,
+    /// What happened: `type` and `data` in JSON.
+    #[serde(flatten)]
+    pub what: RunEvent,
+}
+
+/// What happened.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "type", content = "data")]
+pub enum RunEvent {
+    /// Accepted, waits for a replica.
+    #[serde(rename = "run.queued")]
+    RunQueued {},
+    /// Execution began: the opening conversation.
+    #[serde(rename = "run.started")]
+    RunStarted {
+        /// The compiled system prompt.
+        system: String,
+        /// History and the first user message.
+        turns: Vec<Turn>,
+        /// What the caller should know.
+        warnings: Vec<String>,
+    },
+    /// Another replica, or this one after a restart, goes on.
+    #[serde(rename = "run.resumed")]
+    RunResumed {
+        /// The ownership number it goes on with.
+        epoch: i64,
+    },
+    /// An attempt began.
+    #[serde(rename = "attempt.started")]
+    AttemptStarted {
+        /// 1-based.
+        attempt: u32,
+    },
+    /// An iteration began.
+    #[serde(rename = "iteration.started")]
+    IterationStarted {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// The iteration within the attempt, 1-based.
+        iteration: u32,
+    },
+    /// A model answered.
+    #[serde(rename = "model.responded")]
+    ModelResponded(ModelResponded),
+    /// A tool call passed the gate and is dispatched.
+    #[serde(rename = "tool_call.started")]
+    ToolCallStarted(ToolCallStarted),
+    /// A tool call has its result.
+    #[serde(rename = "tool_call.completed")]
+    ToolCallCompleted(ToolCallCompleted),
+    /// The gate, or an interceptor, refused a tool call; the reason is its result.
+    #[serde(rename = "tool_call.blocked")]
+    ToolCallBlocked(ToolCallBlocked),
+    /// A call of the output tool proposed an output.
+    #[serde(rename = "output.proposed")]
+    OutputProposed {
+        /// The proposing call; none where a single shot's text is the proposal.
+        call_id: Option<Uuid>,
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// What was proposed.
+        output: Value,
+    },
+    /// A proposal was not accepted; also the feedback that the model gets.
+    #[serde(rename = "validation.failed")]
+    ValidationFailed {
+        /// The attempt that failed, 1-based.
+        attempt: u32,
+        /// The proposing call, which gets the errors as its result; none for a text answer.
+        call_id: Option<Uuid>,
+        /// What is wrong, with JSON pointers into the output.
+        errors: Vec<ValidationError>,
+        /// The user message that asks for another attempt.
+        feedback: String,
+    },
+    /// A text answer was met with the request to verify it.
+    #[serde(rename = "confirmation.requested")]
+    ConfirmationRequested {
+        /// What the model is asked.
+        prompt: String,
+    },
+    /// Somebody asked to cancel the run.
+    #[serde(rename = "run.cancel_requested")]
+    RunCancelRequested {
+        /// The reason that was given.
+        reason: Option<String>,
+    },
+    /// The run ended with an output.
+    #[serde(rename = "run.completed")]
+    RunCompleted(Ending),
+    /// The run ended with an error.
+    #[serde(rename = "run.failed")]
+    RunFailed(Ending),
+    /// The run was ended on request.
+    #[serde(rename = "run.cancelled")]
+    RunCancelled(Ending),
+}
+
+/// A model's answer and what it took.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ModelResponded {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The provider that answered.
+    pub provider: String,
+    /// The model, without the provider.
+    pub model: String,
+    /// What it said.
+    pub message: AssistantMessage,
+    /// Why it stopped.
+    pub finish_reason: FinishReason,
+    /// Tokens and cost, failed tries included where the provider charged them.
+    pub usage: Usage,
+    /// Milliseconds from the first try to the answer.
+    pub latency_ms: u64,
+    /// Failed tries before it.
+    pub retries: u32,
+    /// Whether a fallback model answered.
+    pub fallback: bool,
+}
+
+/// A dispatched call, stored before the tool runs.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolCallStarted {
+    /// Our id of the call.
+    pub call_id: Uuid,
+    /// The tool.
+    pub tool: String,
+    /// What it does to the world.
+    pub effect: Effect,
+    /// Stable over crashes: hash of run, attempt, iteration, index, tool and canonical arguments.
+    pub effect_key: String,
+    /// `allowed` or `warned`.
+    pub decision: String,
+    /// The gate's reason, where it gave one.
+    pub reason: Option<String>,
+}
+
+/// Why a call has an error result.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CallFailure {
+    /// No tool of that name.
+    UnknownTool,
+    /// The arguments are not JSON, or miss the tool's schema.
+    InvalidArguments,
+    /// The tool said so.
+    ToolError,
+    /// The tool panicked.
+    Panicked,
+    /// The tool took longer than it may.
+    Timeout,
+    /// One call too many in a response; does not count as failing.
+    Excess,
+    /// The response was cut off in the middle of the call.
+    Truncated,
+    /// The run ended before the call did.
+    Cancelled,
+    /// A limit struck before the call was executed.
+    NotExecuted,
+    /// A crash left it open whether the call happened.
+    UnknownOutcome,
+}
+
+impl CallFailure {
+    /// Whether the call counts towards `error_threshold`.
+    pub fn counts_as_failing(self) -> bool {
+        !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted)
+    }
+}
+
+/// A call's result.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolCallCompleted {
+    /// Our id of the call.
+    pub call_id: Uuid,
+    /// The tool, or the unknown name.
+    pub tool: String,
+    /// What the call was addressed to; only calls of tools are counted and listed.
+    pub target: CallTarget,
+    /// What the model reads.
+    pub content: String,
+    /// Why it is an error, if it is one.
+    pub failure: Option<CallFailure>,
+    /// Milliseconds of execution.
+    pub duration_ms: u64,
+    /// Whether an earlier identical call's result was used.
+    pub cached: bool,
+}
+
+/// A call that was refused.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ToolCallBlocked {
+    /// Our id of the call.
+    pub call_id: Uuid,
+    /// The tool.
+    pub tool: String,
+    /// The rule that decided.
+    pub rule: String,
+    /// `blocked`, or `escalated` where approval is needed and cannot be had.
+    pub decision: String,
+    /// Why, in words.
+    pub reason: String,
+    /// What the model reads.
+    pub content: String,
+}
+
+/// One thing that is wrong with a proposed output or an input.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ValidationError {
+    /// JSON pointer to the offending value; empty for the whole.
+    #[schema(example = "/notes/0")]
+    pub pointer: String,
+    /// What is wrong.
+    pub message: String,
+}
+
+/// The terminal event's data.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Ending {
+    /// Status and evidence.
+    #[serde(flatten)]
+    pub outcome: Outcome,
+    /// Milliseconds from the start to the end.
+    pub latency_ms: u64,
+}
+
+/// What the audit log keeps of one decision and, where the call was executed, its execution.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AuditRecord {
+    /// When.
+    pub at: DateTime<Utc>,
+    /// The call it is about.
+    pub call_id: Uuid,
+    /// The tool.
+    pub tool: String,
+    /// The rule that decided; `none` where no rule objected.
+    pub rule: String,
+    /// `allowed`, `warned`, `escalated` or `blocked`.
+    pub decision: String,
+    /// Why, in words.
+    pub reason: Option<String>,
+    /// The arguments as JSON text, capped.
+    pub arguments: String,
+    /// `succeeded`, `failed`, `cancelled` or `not_executed`.
+    pub outcome: String,
+    /// Milliseconds of execution.
+    pub duration_ms: Option<u64>,
+}
+
+impl RunEvent {
+    /// The terminal event that fits an outcome.
+    pub fn ended(outcome: Outcome, latency_ms: u64) -> Self {
+        let ending = Ending { outcome, latency_ms };
+        match ending.outcome {
+            Outcome::Completed { .. } => Self::RunCompleted(ending),
+            Outcome::Failed { .. } => Self::RunFailed(ending),
+            Outcome::Cancelled { .. } => Self::RunCancelled(ending),
+        }
+    }
+
+    /// The terminal event of a run that could not go on for a reason outside the loop.
+    pub fn interrupted(message: impl Into<String>) -> Self {
+        let reason = TerminationReason::Interrupted;
+        Self::ended(Outcome::failed(reason, message, Value::Null, String::new()), 0)
+    }
+
+    /// The terminal event of a run that is cancelled outside the loop, in the given phase.
+    pub fn cancelled(phase: &str, reason: Option<&str>, raw_response: String, latency_ms: u64) -> Self {
+        let mut context = serde_json::json!({ "phase": phase });
+        if let Some(reason) = reason {
+            context["reason"] = reason.into();
+        }
+        let code = TerminationReason::Cancelled.code().unwrap_or_default().to_owned();
+        let error = RunError { code, message: format!("The run was cancelled (phase: {phase})."), context };
+        Self::ended(Outcome::Cancelled { error, raw_response }, latency_ms)
+    }
+
+    /// How the run ended, if this is its terminal event.
+    pub fn ending(&self) -> Option<&Ending> {
+        match self {
+            Self::RunCompleted(e) | Self::RunFailed(e) | Self::RunCancelled(e) => Some(e),
+            _ => None,
+        }
+    }
+
+    /// The name in JSON, SQL and SSE.
+    pub fn type_name(&self) -> &'static str {
+        match self {
+            Self::RunQueued {} => "run.queued",
+            Self::RunStarted { .. } => "run.started",
+            Self::RunResumed { .. } => "run.resumed",
+            Self::AttemptStarted { .. } => "attempt.started",
+            Self::IterationStarted { .. } => "iteration.started",
+            Self::ModelResponded(_) => "model.responded",
+            Self::ToolCallStarted(_) => "tool_call.started",
+            Self::ToolCallCompleted(_) => "tool_call.completed",
+            Self::ToolCallBlocked(_) => "tool_call.blocked",
+            Self::OutputProposed { .. } => "output.proposed",
+            Self::ValidationFailed { .. } => "validation.failed",
+            Self::ConfirmationRequested { .. } => "confirmation.requested",
+            Self::RunCancelRequested { .. } => "run.cancel_requested",
+            Self::RunCompleted(_) => "run.completed",
+            Self::RunFailed(_) => "run.failed",
+            Self::RunCancelled(_) => "run.cancelled",
+        }
+    }
+}
+
+impl Totals {
+    /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
+    pub fn apply(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::RunStarted { warnings, .. } => self.warnings.extend_from_slice(warnings),
+            RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
+            RunEvent::ModelResponded(r) => {
+                self.iterations += 1;
+                self.usage.add(&r.usage);
+                self.retries += r.retries;
+                self.model = Some(format!("{}/{}", r.provider, r.model));
+            }
+            RunEvent::ToolCallStarted(c) => {
+                self.tools_used.insert(c.tool.clone());
+            }
+            RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => self.tool_calls_made += 1,
+            RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,28 @@
+//! toolloop runs LLM agents in governed tool-use loops and keeps a durable record of every run.
+//!
+//! Read `ARCHITECTURE.md` first. Modules are declared in reading order: the words, the rooms, and
+//! the one place that puts them together.
+
+pub mod event;
+pub mod message;
+pub mod run;
+
+pub mod config;
+
+pub mod agents;
+pub mod governance;
+pub mod providers;
+pub mod store;
+
+pub mod drivers;
+pub mod tools;
+
+pub mod engine;
+
+pub mod runtime;
+
+pub mod http;
+pub mod telemetry;
+
+pub mod app;
+pub mod cli;

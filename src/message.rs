@@ -1,0 +1,222 @@
+//! The words of a conversation: turns, tool calls, tool results, usage.
+//!
+//! A conversation that a provider would refuse cannot be built here: an assistant turn is pushed
+//! together with exactly one result for each of its tool calls ([`Conversation::push_turn`]).
+//! Nothing in this file knows a provider's wire format; adapters in `providers/` translate.
+
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+/// What a call in an assistant message is addressed to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum CallTarget {
+    /// A tool of the registry, or a name that no tool has.
+    Tool,
+    /// The output tool of a structured contract: proposes an output.
+    Output,
+    /// The submit tool of a reflected contract: ends the attempt.
+    Submit,
+}
+
+/// One tool call that a model asked for.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolCall {
+    /// Ours: stable, unique, used in events, rows and URLs.
+    pub id: Uuid,
+    /// The provider's own id, sent back to it verbatim and shown nowhere else.
+    pub provider_id: String,
+    /// Our name of the tool, e.g. `mcp:time/now`; an unknown wire name is kept as it came.
+    pub name: String,
+    /// The arguments exactly as the model wrote them; may be malformed JSON.
+    pub arguments: String,
+    /// What the call is addressed to.
+    pub target: CallTarget,
+}
+
+/// The one answer to one tool call.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ToolResult {
+    /// The call that this answers.
+    pub call_id: Uuid,
+    /// What the model reads.
+    pub content: String,
+    /// Whether the call failed, was blocked or was not executed.
+    pub is_error: bool,
+}
+
+/// Content blocks as one provider sent them, kept verbatim because that provider wants them back
+/// byte for byte (thinking with its signature, redacted thinking, blocks that we do not know).
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct OpaqueBlocks {
+    /// The provider they came from; other providers never see them.
+    pub provider: String,
+    /// The blocks' JSON text, untouched.
+    pub json: String,
+}
+
+/// What the model said in one response.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct AssistantMessage {
+    /// The visible text, empty where there is none.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub text: String,
+    /// Thinking that the provider showed in plain text.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<String>,
+    /// The tool calls, in the model's order.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub tool_calls: Vec<ToolCall>,
+    /// The provider's own blocks, where it needs them back.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub opaque: Option<OpaqueBlocks>,
+}
+
+/// One turn of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Turn {
+    /// Something said to the model.
+    User(String),
+    /// A response with one result per tool call; built only by [`Conversation`].
+    Assistant(AssistantTurn),
+}
+
+/// A response and the results of its calls, in call order.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct AssistantTurn {
+    message: AssistantMessage,
+    results: Vec<ToolResult>,
+}
+
+impl AssistantTurn {
+    /// The model's message.
+    pub fn message(&self) -> &AssistantMessage {
+        &self.message
+    }
+
+    /// One result per tool call of the message, in the same order.
+    pub fn results(&self) -> &[ToolResult] {
+        &self.results
+    }
+}
+
+/// A system prompt and turns that every provider accepts.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Conversation {
+    system: String,
+    turns: Vec<Turn>,
+}
+
+/// Results do not answer the calls one by one.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("tool results do not match the tool calls: expected {expected:?}, got {got:?}")]
+pub struct OrphanedCall {
+    /// Call ids in the order of the message.
+    pub expected: Vec<Uuid>,
+    /// Call ids in the order of the results.
+    pub got: Vec<Uuid>,
+}
+
+impl Conversation {
+    /// Starts with a system prompt and the first user message.
+    pub fn new(system: impl Into<String>, first_user: impl Into<String>) -> Self {
+        Self { system: system.into(), turns: vec![Turn::User(first_user.into())] }
+    }
+
+    /// The system prompt.
+    pub fn system(&self) -> &str {
+        &self.system
+    }
+
+    /// The turns so far.
+    pub fn turns(&self) -> &[Turn] {
+        &self.turns
+    }
+
+    /// Adds something said to the model.
+    pub fn push_user(&mut self, text: impl Into<String>) {
+        self.turns.push(Turn::User(text.into()));
+    }
+
+    /// Adds a response together with the results of its calls.
+    ///
+    /// # Errors
+    /// [`OrphanedCall`] unless there is exactly one result per call, in call order.
+    pub fn push_turn(&mut self, message: AssistantMessage, results: Vec<ToolResult>) -> Result<(), OrphanedCall> {
+        let expected = message.tool_calls.iter().map(|c| c.id);
+        if !expected.clone().eq(results.iter().map(|r| r.call_id)) {
+            return Err(OrphanedCall {
+                expected: expected.collect(),
+                got: results.iter().map(|r| r.call_id).collect(),
+            });
+        }
+        self.turns.push(Turn::Assistant(AssistantTurn { message, results }));
+        Ok(())
+    }
+}
+
+/// Why the model stopped, in our words.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum FinishReason {
+    /// It was done.
+    Stop,
+    /// It wants tools executed.
+    ToolCalls,
+    /// The output cap cut it off.
+    Length,
+    /// The provider's filter or the model itself refused.
+    Refusal,
+    /// The provider paused a long turn and wants it sent back as it is.
+    Pause,
+    /// A reason that we do not know; treated as [`FinishReason::Stop`].
+    Other,
+}
+
+/// Tokens and money of one response or of a whole run.
+///
+/// `input_tokens` is the whole input: `cached_input_tokens` and `cache_write_tokens` are parts of
+/// it, as `reasoning_tokens` is part of `output_tokens`, whatever the provider's own convention.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Usage {
+    /// Tokens read by the model.
+    pub input_tokens: u64,
+    /// Tokens written by the model.
+    pub output_tokens: u64,
+    /// Part of the input that came from the provider's cache.
+    pub cached_input_tokens: u64,
+    /// Part of the input that was written to the provider's cache.
+    pub cache_write_tokens: u64,
+    /// Part of the output that was reasoning.
+    pub reasoning_tokens: u64,
+    /// Cost in micro-dollars; `None` where a model has no price.
+    pub cost_micro_usd: Option<i64>,
+    /// Whether any number is our estimate because the provider reported none.
+    pub estimated: bool,
+}
+
+impl Usage {
+    /// Input plus output.
+    pub fn total_tokens(&self) -> u64 {
+        self.input_tokens.saturating_add(self.output_tokens)
+    }
+
+    /// Adds another response's usage. The sum has a cost only where every part has one.
+    pub fn add(&mut self, other: &Usage) {
+        let first = self.total_tokens() == 0;
+        self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
+        self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
+        self.cached_input_tokens = self.cached_input_tokens.saturating_add(other.cached_input_tokens);
+        self.cache_write_tokens = self.cache_write_tokens.saturating_add(other.cache_write_tokens);
+        self.reasoning_tokens = self.reasoning_tokens.saturating_add(other.reasoning_tokens);
+        self.estimated |= other.estimated;
+        self.cost_micro_usd = match (self.cost_micro_usd, other.cost_micro_usd) {
+            (Some(a), Some(b)) => Some(a.saturating_add(b)),
+            (None, Some(b)) if first => Some(b),
+            _ => None,
+        };
+    }
+}

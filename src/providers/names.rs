@@ -1,0 +1,102 @@
+//! Tool names on the wire.
+//!
+//! Providers accept `[A-Za-z0-9_-]{1,64}`; ours also hold `:`, `/` and `.`. The mapping is a function
+//! of the set of offered names alone, so it is the same on every replica and after every restart.
+
+use std::borrow::Cow;
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+
+use sha2::{Digest, Sha256};
+
+const MAX: usize = 64;
+
+/// Our names of a definition's tools and how they read on the wire.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct WireNames {
+    to_wire: BTreeMap<String, String>,
+    to_ours: BTreeMap<String, String>,
+}
+
+impl WireNames {
+    /// Maps every name of a definition.
+    pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
+        let mut names: Vec<&str> = names.into_iter().collect();
+        names.sort_unstable();
+        names.dedup();
+        let plain: Vec<String> = names.iter().map(|n| sanitise(n)).collect();
+        let mut map = Self::default();
+        for (name, wire) in names.iter().zip(&plain) {
+            let collides = plain.iter().filter(|other| *other == wire).count() > 1;
+            let wire = if wire.len() > MAX || collides { with_hash(name, wire) } else { wire.clone() };
+            map.to_ours.insert(wire.clone(), (*name).to_owned());
+            map.to_wire.insert((*name).to_owned(), wire);
+        }
+        map
+    }
+
+    /// The wire name. Names outside the definition (a call of an unknown tool that goes back in the
+    /// history) are sanitised the same way.
+    pub fn to_wire(&self, name: &str) -> Cow<'_, str> {
+        match self.to_wire.get(name) {
+            Some(wire) => Cow::Borrowed(wire),
+            None => {
+                let wire = sanitise(name);
+                Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
+            }
+        }
+    }
+
+    /// Our name; a wire name that nobody offered is returned as it is.
+    pub fn to_ours(&self, wire: &str) -> String {
+        self.to_ours.get(wire).map_or_else(|| wire.to_owned(), Clone::clone)
+    }
+}
+
+/// `:` and `/` become `__`, everything else that is not allowed `_`.
+fn sanitise(name: &str) -> String {
+    let mut wire = String::with_capacity(name.len());
+    for c in name.chars() {
+        match c {
+            ':' | '/' => wire.push_str("__"),
+            c if c.is_ascii_alphanumeric() || c == '_' || c == '-' => wire.push(c),
+            _ => wire.push('_'),
+        }
+    }
+    wire
+}
+
+/// Cut to size, `_` and six hex digits of the full name's SHA-256.
+fn with_hash(name: &str, wire: &str) -> String {
+    let digest = Sha256::digest(name.as_bytes());
+    let mut short: String = wire.chars().take(MAX - 7).collect();
+    short.push('_');
+    for byte in digest.iter().take(3) {
+        let _ = write!(short, "{byte:02x}");
+    }
+    short
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_map_both_ways() {
+        let long = "http:issues/".to_owned() + &"x".repeat(80);
+        let names = WireNames::new(["file_ops", "mcp:time/now", "a.b", "a:b", "a/b", &long]);
+        assert_eq!(names.to_wire("file_ops"), "file_ops");
+        assert_eq!(names.to_wire("mcp:time/now"), "mcp__time__now");
+        assert_eq!(names.to_wire("a.b"), "a_b");
+        for name in ["a:b", "a/b", &long] {
+            let wire = names.to_wire(name).into_owned();
+            assert!(
+                wire.len() <= MAX && wire.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-'),
+                "{wire}"
+            );
+            assert_eq!(names.to_ours(&wire), name);
+        }
+        assert_ne!(names.to_wire("a:b"), names.to_wire("a/b"));
+        assert_eq!(names.to_ours("nobody"), "nobody");
+    }
+}

@@ -1,0 +1,437 @@
+//! The words of a run: its kind, status, limits, outcome and totals.
+//!
+//! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
+//! only ever get narrower ([`Limits::narrowed_by`]).
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+
+use crate::message::Usage;
+
+/// Single model call, or the loop.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RunKind {
+    /// Exactly one model call, no tools.
+    Single,
+    /// Iterations until an output is accepted or a limit strikes.
+    Iterative,
+}
+
+/// Where a run stands. The last three are terminal.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum RunStatus {
+    /// Waits for a replica.
+    Queued,
+    /// Owned and driven by one replica.
+    Running,
+    /// Parked until somebody decides on an escalated call.
+    AwaitingApproval,
+    /// Parked until the caller posts the results of its own tools.
+    AwaitingToolResults,
+    /// Parked because a crash left a call's outcome unknown.
+    NeedsReview,
+    /// Ended with an output.
+    Completed,
+    /// Ended with an error.
+    Failed,
+    /// Ended on request.
+    Cancelled,
+}
+
+impl RunStatus {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Queued => "queued",
+            Self::Running => "running",
+            Self::AwaitingApproval => "awaiting_approval",
+            Self::AwaitingToolResults => "awaiting_tool_results",
+            Self::NeedsReview => "needs_review",
+            Self::Completed => "completed",
+            Self::Failed => "failed",
+            Self::Cancelled => "cancelled",
+        }
+    }
+
+    /// The status of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        Some(match name {
+            "queued" => Self::Queued,
+            "running" => Self::Running,
+            "awaiting_approval" => Self::AwaitingApproval,
+            "awaiting_tool_results" => Self::AwaitingToolResults,
+            "needs_review" => Self::NeedsReview,
+            "completed" => Self::Completed,
+            "failed" => Self::Failed,
+            "cancelled" => Self::Cancelled,
+            _ => return None,
+        })
+    }
+
+    /// Whether nothing can change any more.
+    pub fn is_terminal(self) -> bool {
+        matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
+    }
+}
+
+/// Why a run ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are the documentation; the table is in the loop's specification")]
+pub enum TerminationReason {
+    Completed,
+    MaxIterations,
+    ValidationFailed,
+    InvalidResponse,
+    SubmitBeforeOutput,
+    Error,
+    ToolFailure,
+    Stuck,
+    BudgetExceeded,
+    DurationExceeded,
+    ModelError,
+    ModelRefused,
+    ContextOverflow,
+    Cancelled,
+    Interrupted,
+}
+
+impl TerminationReason {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Completed => "completed",
+            Self::MaxIterations => "max_iterations",
+            Self::ValidationFailed => "validation_failed",
+            Self::InvalidResponse => "invalid_response",
+            Self::SubmitBeforeOutput => "submit_before_output",
+            Self::Error => "error",
+            Self::ToolFailure => "tool_failure",
+            Self::Stuck => "stuck",
+            Self::BudgetExceeded => "budget_exceeded",
+            Self::DurationExceeded => "duration_exceeded",
+            Self::ModelError => "model_error",
+            Self::ModelRefused => "model_refused",
+            Self::ContextOverflow => "context_overflow",
+            Self::Cancelled => "cancelled",
+            Self::Interrupted => "interrupted",
+        }
+    }
+
+    /// The stable `error.code` that goes with it; none for `completed`.
+    pub fn code(self) -> Option<&'static str> {
+        Some(match self {
+            Self::Completed => return None,
+            Self::MaxIterations => "MAX_ITERATIONS",
+            Self::ValidationFailed => "VALIDATION_FAILED",
+            Self::InvalidResponse => "INVALID_RESPONSE",
+            Self::SubmitBeforeOutput => "SUBMIT_BEFORE_OUTPUT",
+            Self::Error => "TOOL_ERRORS",
+            Self::ToolFailure => "TOOL_FAILURE",
+            Self::Stuck => "STUCK",
+            Self::BudgetExceeded => "BUDGET_EXCEEDED",
+            Self::DurationExceeded => "DURATION_EXCEEDED",
+            Self::ModelError => "MODEL_ERROR",
+            Self::ModelRefused => "MODEL_REFUSED",
+            Self::ContextOverflow => "CONTEXT_OVERFLOW",
+            Self::Cancelled => "EXECUTION_CANCELLED",
+            Self::Interrupted => "INTERRUPTED",
+        })
+    }
+}
+
+/// What a caller learns of a run that did not complete.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+pub struct RunError {
+    /// Stable code, see [`TerminationReason::code`].
+    pub code: String,
+    /// One sentence for a person.
+    pub message: String,
+    /// Details by code, e.g. `{attempt, iteration_count, max_iterations}`.
+    #[serde(default)]
+    pub context: Value,
+}
+
+/// How a run ended; terminal status and its evidence in one value.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(tag = "status", rename_all = "snake_case")]
+pub enum Outcome {
+    /// There is an output.
+    Completed {
+        /// The accepted output.
+        output: Value,
+        /// The model's last text or arguments, as it wrote them.
+        raw_response: String,
+        /// [`TerminationReason::Completed`], or the limit that forced a partial answer.
+        reason: TerminationReason,
+        /// Whether a limit forced it.
+        partial: bool,
+    },
+    /// There is an error.
+    Failed {
+        /// Why.
+        reason: TerminationReason,
+        /// What the caller learns.
+        error: RunError,
+        /// The model's last text, where it said something.
+        raw_response: String,
+    },
+    /// It was ended on request.
+    Cancelled {
+        /// Code `EXECUTION_CANCELLED`, context `{phase, reason?}`.
+        error: RunError,
+        /// The model's last text, where it said something.
+        raw_response: String,
+    },
+}
+
+impl Outcome {
+    /// A failure with the code that belongs to its reason.
+    pub fn failed(reason: TerminationReason, message: impl Into<String>, context: Value, raw_response: String) -> Self {
+        let code = reason.code().unwrap_or("INTERNAL").to_owned();
+        Self::Failed { reason, error: RunError { code, message: message.into(), context }, raw_response }
+    }
+
+    /// The terminal status.
+    pub fn status(&self) -> RunStatus {
+        match self {
+            Self::Completed { .. } => RunStatus::Completed,
+            Self::Failed { .. } => RunStatus::Failed,
+            Self::Cancelled { .. } => RunStatus::Cancelled,
+        }
+    }
+
+    /// Why it ended.
+    pub fn reason(&self) -> TerminationReason {
+        match self {
+            Self::Completed { reason, .. } | Self::Failed { reason, .. } => *reason,
+            Self::Cancelled { .. } => TerminationReason::Cancelled,
+        }
+    }
+
+    /// The error, unless it completed cleanly.
+    pub fn error(&self) -> Option<&RunError> {
+        match self {
+            Self::Completed { .. } => None,
+            Self::Failed { error, .. } | Self::Cancelled { error, .. } => Some(error),
+        }
+    }
+
+    /// The output, where there is one.
+    pub fn output(&self) -> Option<&Value> {
+        match self {
+            Self::Completed { output, .. } => Some(output),
+            _ => None,
+        }
+    }
+
+    /// The model's last words.
+    pub fn raw_response(&self) -> &str {
+        match self {
+            Self::Completed { raw_response, .. }
+            | Self::Failed { raw_response, .. }
+            | Self::Cancelled { raw_response, .. } => raw_response,
+        }
+    }
+}
+
+/// What a tool call does to the world; decides what may be repeated after a crash.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Effect {
+    /// Changes nothing.
+    Read,
+    /// Repeating it with the same key changes nothing more.
+    Idempotent,
+    /// Must not be repeated without being told to.
+    Once,
+}
+
+impl Effect {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Read => "read",
+            Self::Idempotent => "idempotent",
+            Self::Once => "once",
+        }
+    }
+}
+
+/// How much an agent may do unasked.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "kebab-case")]
+pub enum Autonomy {
+    /// Only calls that change nothing.
+    ReadOnly,
+    /// Destructive calls need approval.
+    #[default]
+    Supervised,
+    /// Everything that the other rules allow.
+    Full,
+}
+
+/// What the loop must not exceed. Counts unless a unit is named.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Limits {
+    /// Attempts at a valid output; 1..=100.
+    pub max_attempts: u32,
+    /// Model responses in a run; 1..=10000.
+    pub max_iterations: u32,
+    /// Model responses in one attempt; 1..=10000.
+    pub max_iterations_per_attempt: u32,
+    /// Calls executed of one response; 1..=128.
+    pub max_tool_calls_per_iteration: u32,
+    /// Seconds that one tool call may take; 1..=86400.
+    pub tool_call_timeout_seconds: u64,
+    /// Consecutive failing calls that end the run; 1..=1000.
+    pub error_threshold: u32,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Self {
+            max_attempts: 3,
+            max_iterations: 20,
+            max_iterations_per_attempt: 15,
+            max_tool_calls_per_iteration: 5,
+            tool_call_timeout_seconds: 60,
+            error_threshold: 3,
+        }
+    }
+}
+
+/// Consumption caps of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Budget {
+    /// Model responses in the run (enforcement point EF-05).
+    pub max_iterations: u64,
+    /// Wall-clock seconds from the run's start (EF-06).
+    pub max_duration_seconds: u64,
+    /// Calls of real tools.
+    pub max_tool_calls: u64,
+    /// Input plus output tokens of all model calls.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_total_tokens: Option<u64>,
+}
+
+impl Default for Budget {
+    fn default() -> Self {
+        Self { max_iterations: 100, max_duration_seconds: 3600, max_tool_calls: 200, max_total_tokens: None }
+    }
+}
+
+/// What a run has consumed, kept up to date by every event ([`crate::event`]).
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Totals {
+    /// Attempts started.
+    pub attempts: u32,
+    /// Model responses received.
+    pub iterations: u32,
+    /// Calls of tools that were answered, blocked and unknown ones included.
+    pub tool_calls_made: u32,
+    /// Names of the tools that executed.
+    pub tools_used: BTreeSet<String>,
+    /// Tokens and cost of everything, retries included.
+    pub usage: Usage,
+    /// Failed provider calls that were repeated.
+    pub retries: u32,
+    /// What the caller should know although it did not end the run.
+    pub warnings: Vec<String>,
+    /// Subscribers that failed.
+    pub callback_errors: Vec<String>,
+    /// The model that answered last, as `provider/model`.
+    pub model: Option<String>,
+}
+
+/// When the model must call a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum ToolChoicePolicy {
+    /// The model decides.
+    #[default]
+    Auto,
+    /// Never.
+    None,
+    /// In every model call.
+    Required,
+    /// In the first model call of each attempt.
+    FirstRequired,
+    /// This tool in the first model call of each attempt.
+    Tool(String),
+}
+
+/// Who started a run; its scopes hold for the whole run.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Caller {
+    /// API key id or token subject.
+    pub subject: String,
+    /// Every row belongs to one tenant; `^[a-z0-9][a-z0-9_-]{0,63}$`.
+    pub tenant: String,
+    /// Granted scopes, e.g. `agents:invoke`, `tools:execute`, `admin`.
+    pub scopes: Vec<String>,
+}
+
+impl Caller {
+    /// Whether a scope is held; `admin` holds every scope.
+    pub fn has(&self, scope: &str) -> bool {
+        self.scopes.iter().any(|s| s == scope || s == "admin")
+    }
+}
+
+/// What a request changes of a definition's settings. It can only narrow: of two limits the smaller
+/// wins, tools are intersected. Stored with the run, so that recovery makes the same plan.
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "each field narrows the setting of that name")]
+pub struct Overrides {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub model: Option<String>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_iterations: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_iterations_per_attempt: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_attempts: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tool_calls_per_iteration: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_timeout_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub error_threshold: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub enable_double_confirmation: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_choice: Option<ToolChoicePolicy>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub parallel_tool_calls: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tools: Option<Vec<String>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget: Option<BudgetOverrides>,
+}
+
+/// Consumption caps of a request; the smaller of two wins.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+#[expect(missing_docs, reason = "each field narrows the cap of that name")]
+pub struct BudgetOverrides {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_iterations: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_duration_seconds: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_tool_calls: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_total_tokens: Option<u64>,
+}

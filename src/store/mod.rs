@@ -1,0 +1,166 @@
+//! Where runs are kept: one trait, two databases.
+//!
+//! The journal (`run_events`) is the source of truth; rows that are listed, filtered and counted are
+//! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
+//! room. Every read takes the tenant; a thing of another tenant does not exist.
+
+pub mod postgres;
+pub mod projection;
+pub mod rows;
+pub mod sqlite;
+pub mod writer;
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use uuid::Uuid;
+
+pub use rows::*;
+
+/// What can go wrong with the store.
+#[derive(Debug, thiserror::Error)]
+pub enum StoreError {
+    /// It cannot be reached, timed out, or is restarting; the same call may succeed later.
+    #[error("the store is unavailable: {0}")]
+    Unavailable(String),
+    /// Another process holds the embedded database.
+    #[error("{0}")]
+    Locked(String),
+    /// A statement was refused or a row cannot be read; trying again will not help.
+    #[error("the store failed: {0}")]
+    Failed(String),
+}
+
+impl StoreError {
+    /// Whether the same call may succeed later.
+    pub fn is_transient(&self) -> bool {
+        matches!(self, Self::Unavailable(_))
+    }
+}
+
+/// What became of one [`RunWrite`] of a batch.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum WriteOutcome {
+    /// It is durable (now, or by an earlier try of the same write).
+    Committed,
+    /// The run is no longer ours: nothing of it was written.
+    Fenced,
+    /// A new run's id is taken: nothing of it was written.
+    IdTaken,
+}
+
+/// A hint that something changed; the receiver asks the store for what.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Wakeup {
+    /// A run was queued.
+    Queue,
+    /// A running run was asked to cancel.
+    Cancel(Uuid),
+    /// Hints may have been lost: ask for everything.
+    Resync,
+}
+
+/// What a cancel request met.
+#[derive(Debug, Clone, PartialEq)]
+pub enum CancelOutcome {
+    /// It was over already; unchanged.
+    AlreadyEnded(RunRecord),
+    /// It was queued or parked and is cancelled now.
+    EndedNow(RunRecord),
+    /// It is running; its owner has been told.
+    Requested(RunRecord),
+}
+
+/// What a sweep did with the runs of replicas that stopped.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Swept {
+    /// Replicas found dead.
+    pub replicas: u64,
+    /// Runs that wait for a new owner.
+    pub requeued: u64,
+    /// Runs whose pending cancel request was carried out.
+    pub cancelled: u64,
+    /// Runs parked because a call's outcome is unknown.
+    pub needs_review: u64,
+    /// Runs that crashed their replica too often.
+    pub failed: u64,
+}
+
+/// A durable store of runs. Implementations: [`postgres::Postgres`], [`sqlite::Sqlite`].
+#[async_trait]
+pub trait Store: Send + Sync {
+    /// `postgres` or `sqlite`.
+    fn kind(&self) -> &'static str;
+    /// Brings the schema up to date; runs at every start.
+    async fn migrate(&self) -> Result<(), StoreError>;
+    /// Whether the store answers and its schema is up to date.
+    async fn ping(&self) -> Result<(), StoreError>;
+    /// Hints of what changed, from any replica.
+    fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup>;
+    /// Closes all connections.
+    async fn close(&self);
+
+    /// Commits a batch in one transaction; one outcome per write, in order. At most one write per
+    /// run in a batch. Repeating a batch after a lost answer is harmless.
+    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError>;
+    /// Takes up to `limit` queued runs: status running, owner set, epoch raised.
+    async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
+    /// Flags a run for cancelling, or ends it at once where nobody runs it. `None`: no such run.
+    async fn request_cancel(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        reason: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError>;
+    /// Running runs of this owner that were asked to cancel, with the reason.
+    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
+    /// Puts a running run of this owner back into the queue (shutdown); no crash is counted.
+    async fn release(&self, owner: &str) -> Result<u64, StoreError>;
+
+    /// Registers a replica under a fresh id.
+    async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
+    /// Renews the lease; `false`: declared dead by another replica.
+    async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
+    /// Takes over the runs of replicas whose last heartbeat is older than `lease`.
+    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
+
+    /// One run.
+    async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError>;
+    /// Runs, newest first.
+    async fn runs(
+        &self,
+        tenant: &str,
+        filter: &RunFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError>;
+    /// Journal entries with `seq > after`, in order. Empty also where the run does not exist.
+    async fn events(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// Iterations in order; the cursor is the offset.
+    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError>;
+    /// Tool calls in order, with arguments and results; the cursor is the offset.
+    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError>;
+    /// Audit records, newest first.
+    async fn audit(
+        &self,
+        tenant: &str,
+        filter: &AuditFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<AuditRow>, StoreError>;
+
+    /// Stores a key. `false`: that id exists already and is unchanged.
+    async fn insert_key(&self, key: &ApiKeyRecord) -> Result<bool, StoreError>;
+    /// Whether any key exists, of any tenant, revoked or not.
+    async fn has_keys(&self) -> Result<bool, StoreError>;
+    /// A key by id, of any tenant, for authentication.
+    async fn key(&self, id: &str) -> Result<Option<ApiKeyRecord>, StoreError>;
+    /// A tenant's keys, newest first.
+    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
+    /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
+    async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+}

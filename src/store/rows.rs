@@ -1,0 +1,266 @@
+//! The rows that go into and come out of the store, in portable types.
+//!
+//! No SQL and no database type here. Times are UTC with microseconds, money is integer micro-dollars.
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::event::{AuditRecord, Event};
+use crate::message::Usage;
+use crate::run::{Caller, Outcome, RunError, RunKind, RunStatus, Totals};
+
+/// A definition as it was when a run started; stored once per distinct text.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DefinitionSnapshot {
+    /// SHA-256 of `json`, hex.
+    pub hash: String,
+    /// The definition as JSON text.
+    pub json: String,
+}
+
+/// The row of a run that starts now.
+#[derive(Debug, Clone, PartialEq)]
+pub struct NewRun {
+    /// UUID v7, or the caller's choice.
+    pub id: Uuid,
+    /// The agent's name.
+    pub agent: String,
+    /// The agent's version.
+    pub agent_version: String,
+    /// What the run executes, whatever happens to the file later.
+    pub definition: Arc<DefinitionSnapshot>,
+    /// Single shot or loop.
+    pub kind: RunKind,
+    /// [`RunStatus::Running`] (owned by the committing replica, epoch 1) or [`RunStatus::Queued`] (epoch 0).
+    pub status: RunStatus,
+    /// The validated inputs.
+    pub inputs: Value,
+    /// The request's overrides, as they were sent.
+    pub overrides: Value,
+    /// The session, where the caller named one.
+    pub session_id: Option<String>,
+    /// The run that delegated to this one.
+    pub parent_run_id: Option<Uuid>,
+    /// The caller's labels, an object of strings.
+    pub metadata: Value,
+    /// When it was accepted.
+    pub created_at: DateTime<Utc>,
+    /// When its wall-clock limit strikes.
+    pub deadline_at: Option<DateTime<Utc>>,
+}
+
+/// Everything that one run writes in one transaction.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunWrite {
+    /// The run.
+    pub run_id: Uuid,
+    /// The ownership number under which this is written; the fence.
+    pub epoch: i64,
+    /// Who started the run: tenant and subject of every row.
+    pub caller: Arc<Caller>,
+    /// The run's row, if this is its first write.
+    pub new: Option<Box<NewRun>>,
+    /// What happened, consecutive numbers.
+    pub events: Vec<Event>,
+    /// Audit records of the calls in `events`.
+    pub audit: Vec<AuditRecord>,
+    /// The totals after the last event.
+    pub totals: Totals,
+}
+
+/// A run as it is stored.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "fields mirror the documented columns of `runs`")]
+pub struct RunRecord {
+    pub id: Uuid,
+    pub tenant: String,
+    pub agent: String,
+    pub agent_version: String,
+    pub definition_hash: String,
+    pub kind: RunKind,
+    pub status: RunStatus,
+    pub subject: String,
+    pub inputs: Value,
+    pub overrides: Value,
+    pub session_id: Option<String>,
+    pub parent_run_id: Option<Uuid>,
+    pub metadata: Value,
+    pub output: Option<Value>,
+    pub raw_response: Option<String>,
+    pub error: Option<RunError>,
+    pub termination_reason: Option<String>,
+    pub partial: bool,
+    pub latency_ms: Option<i64>,
+    pub model: Option<String>,
+    pub attempts: u32,
+    pub iterations: u32,
+    pub tool_calls_made: u32,
+    pub tools_used: Vec<String>,
+    pub usage: Usage,
+    pub warnings: Vec<String>,
+    pub callback_errors: Vec<String>,
+    pub created_at: DateTime<Utc>,
+    pub started_at: Option<DateTime<Utc>>,
+    pub finished_at: Option<DateTime<Utc>>,
+    pub deadline_at: Option<DateTime<Utc>>,
+    pub owner: Option<String>,
+    pub epoch: i64,
+    pub crash_count: u32,
+    pub cancel_requested_at: Option<DateTime<Utc>>,
+    pub cancel_reason: Option<String>,
+}
+
+/// A run that this replica has just taken from the queue, with all it needs to go on.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ClaimedRun {
+    /// The row, with the new epoch.
+    pub run: RunRecord,
+    /// The scopes it was started with.
+    pub scopes: Vec<String>,
+    /// Its definition, as JSON text.
+    pub definition: String,
+}
+
+/// The terminal columns of a run that ends.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunEnd {
+    /// Status, reason, output, error.
+    pub outcome: Outcome,
+    /// From start to end.
+    pub latency_ms: u64,
+    /// When.
+    pub finished_at: DateTime<Utc>,
+}
+
+/// One model response as listed.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "fields mirror the documented columns of `iterations`")]
+pub struct IterationRecord {
+    pub run_id: Uuid,
+    pub attempt: u32,
+    pub number: u32,
+    pub provider: String,
+    pub model: String,
+    pub finish_reason: String,
+    pub usage: Usage,
+    pub latency_ms: u64,
+    pub retries: u32,
+    pub fallback: bool,
+    pub started_at: DateTime<Utc>,
+}
+
+/// One tool call as listed; arguments and result come from the journal.
+#[derive(Debug, Clone, PartialEq)]
+#[expect(missing_docs, reason = "fields mirror the documented columns of `tool_calls`")]
+pub struct ToolCallRecord {
+    pub id: Uuid,
+    pub run_id: Uuid,
+    pub attempt: u32,
+    pub iteration: u32,
+    pub ordinal: u32,
+    pub tool: String,
+    /// Parsed where they are JSON, else the raw text as a string.
+    pub arguments: Value,
+    pub effect: Option<String>,
+    pub decision: Option<String>,
+    pub reason: Option<String>,
+    /// `proposed denied awaiting_approval awaiting_client dispatched succeeded failed unknown cancelled`.
+    pub state: String,
+    pub result: Option<String>,
+    pub is_error: bool,
+    pub cached: bool,
+    pub started_at: Option<DateTime<Utc>>,
+    pub finished_at: Option<DateTime<Utc>>,
+    pub duration_ms: Option<u64>,
+}
+
+/// One audit record as listed.
+#[derive(Debug, Clone, PartialEq)]
+pub struct AuditRow {
+    /// UUID v7.
+    pub id: Uuid,
+    /// Key id or token subject of the run.
+    pub subject: String,
+    /// The run.
+    pub run_id: Uuid,
+    /// What was decided and done.
+    pub record: AuditRecord,
+}
+
+/// An API key without its secret.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ApiKeyRecord {
+    /// The part between `tl_` and the secret.
+    pub id: String,
+    /// For people.
+    pub name: String,
+    /// The tenant that it acts for.
+    pub tenant: String,
+    /// What it may do.
+    pub scopes: Vec<String>,
+    /// SHA-256 of the secret.
+    pub secret_hash: Vec<u8>,
+    /// When it was made.
+    pub created_at: DateTime<Utc>,
+    /// When it stops working.
+    pub expires_at: Option<DateTime<Utc>>,
+    /// When it was revoked.
+    pub revoked_at: Option<DateTime<Utc>>,
+    /// Invocations and tool calls per minute; the service's default where absent.
+    pub rate_limit_per_minute: Option<u32>,
+    /// Burst; the service's default where absent.
+    pub rate_limit_burst: Option<u32>,
+}
+
+/// One page of a keyset.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Page<C> {
+    /// At most this many rows.
+    pub limit: u32,
+    /// Rows that come after this one.
+    pub after: Option<C>,
+}
+
+/// A place in a list that is sorted by time, newest first.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct RunCursor {
+    /// Time of the last row seen.
+    pub at: DateTime<Utc>,
+    /// Its id, as text.
+    pub id: String,
+}
+
+/// Which runs to list; absent means any.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "each field is the filter of that name")]
+pub struct RunFilter {
+    pub agent: Option<String>,
+    pub status: Option<RunStatus>,
+    pub session_id: Option<String>,
+    pub parent_run_id: Option<Uuid>,
+    pub termination_reason: Option<String>,
+    /// Exclusive.
+    pub created_after: Option<DateTime<Utc>>,
+    /// Exclusive.
+    pub created_before: Option<DateTime<Utc>>,
+    /// All must match: key and string value.
+    pub metadata: Vec<(String, String)>,
+}
+
+/// Which audit records to list; absent means any.
+#[derive(Debug, Clone, Default, PartialEq)]
+#[expect(missing_docs, reason = "each field is the filter of that name")]
+pub struct AuditFilter {
+    pub run_id: Option<Uuid>,
+    pub tool: Option<String>,
+    pub decision: Option<String>,
+    pub subject: Option<String>,
+    pub outcome: Option<String>,
+    /// Exclusive.
+    pub created_after: Option<DateTime<Utc>>,
+    /// Exclusive.
+    pub created_before: Option<DateTime<Utc>>,
+}

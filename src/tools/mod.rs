@@ -1,0 +1,78 @@
+//! Tools: the trait, what a tool is told, and the two ways it can fail.
+//!
+//! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
+
+pub mod executor;
+pub mod file_ops;
+pub mod registry;
+pub mod workspace;
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::Value;
+use uuid::Uuid;
+
+use crate::governance::{Action, Permit};
+use crate::run::Effect;
+
+pub use workspace::Workspace;
+
+/// What is known of a tool without running it.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ToolInfo {
+    /// Our name, e.g. `file_ops`, `mcp:time/now`.
+    pub name: String,
+    /// For the model.
+    pub description: String,
+    /// JSON Schema 2020-12 of the arguments.
+    pub input_schema: Arc<Value>,
+    /// The strongest effect that a call can have.
+    pub effect: Effect,
+    /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
+    pub source: String,
+}
+
+/// What a tool is told about the call. Nothing in it comes from the model.
+#[derive(Debug, Clone)]
+pub struct ToolContext {
+    /// The run.
+    pub run_id: Uuid,
+    /// The call.
+    pub call_id: Uuid,
+    /// Stable over crashes and retries; goes to outside services as their idempotency key.
+    pub effect_key: String,
+    /// The directory that the run's files lie beneath.
+    pub workspace: Workspace,
+}
+
+/// How a tool call fails: there is no third way.
+#[derive(Debug, thiserror::Error)]
+pub enum ToolError {
+    /// The model made a mistake, or can do something about it; it reads this text.
+    #[error("{0}")]
+    ForModel(String),
+    /// The service is at fault: the run ends.
+    #[error("{0}")]
+    Fatal(String),
+}
+
+/// Something that a model can call.
+#[async_trait]
+pub trait Tool: Send + Sync {
+    /// What is known of it.
+    fn info(&self) -> &ToolInfo;
+
+    /// What a call with these arguments (which match the schema) would do. May look, must not touch.
+    ///
+    /// # Errors
+    /// [`ToolError::ForModel`] where the arguments make no sense, e.g. a path that leaves the workspace.
+    async fn actions(&self, arguments: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError>;
+
+    /// Does it, and nothing that the permit does not cover. Answers what the model reads. Dropping
+    /// the future stops it.
+    ///
+    /// # Errors
+    /// See [`ToolError`].
+    async fn execute(&self, permit: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError>;
+}

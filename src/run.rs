@@ -230,6 +230,11 @@ impl Outcome {
         }
     }
 
+    /// Whether a limit forced the output.
+    pub fn is_partial(&self) -> bool {
+        matches!(self, Self::Completed { partial: true, .. })
+    }
+
     /// The model's last words.
     pub fn raw_response(&self) -> &str {
         match self {

@@ -58,7 +58,7 @@ impl Journal {
     pub async fn settle(&mut self) -> Result<(), AppendFailed> {
         while let Some(ack) = self.in_flight.first_mut() {
             ack.await?;
-            self.in_flight.remove(0);
+            drop(self.in_flight.remove(0));
         }
         Ok(())
     }

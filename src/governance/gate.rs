@@ -21,8 +21,7 @@ const RULES: [(&str, Rule); 4] = [
     ("path", path::judge),
 ];
 
-/// Has nothing against a call, objects to it, or cannot decide, which denies.
-type Rule = fn(&Question<'_>) -> Result<Option<Objection>, Undecided>;
+type Rule = fn(&Question<'_>) -> Ruling;
 
 /// What a rule is asked.
 pub(super) struct Question<'a> {
@@ -32,15 +31,16 @@ pub(super) struct Question<'a> {
     pub(super) call: &'a Call<'a>,
 }
 
-/// What a rule has against a call.
-pub(super) struct Objection {
-    pub(super) decision: Decision,
-    /// A clause that a model can act on; the gate puts the decision and the rule's name before it.
-    pub(super) reason: String,
+/// What a rule says to a call.
+pub(super) enum Ruling {
+    /// It has nothing against it.
+    NoObjection,
+    /// It has something against it: a clause that a model can act on. The gate puts the decision and the
+    /// rule's name before it.
+    Objection(Decision, String),
+    /// It cannot decide, for this reason. That denies.
+    Undecided(String),
 }
-
-/// Why a rule cannot decide.
-pub(super) struct Undecided(pub(super) String);
 
 /// A policy with its globs compiled.
 pub(super) struct CompiledPolicy {
@@ -145,19 +145,19 @@ impl Gate {
     /// Lets a call of a run with these scopes pass, or stops it.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };
-        let mut strictest: Option<(&'static str, Objection)> = None;
+        let mut strictest: Option<(Decision, &'static str, String)> = None;
         for (name, rule) in RULES {
-            let objection = match rule(&question) {
-                Ok(None) => continue,
-                Ok(Some(objection)) => objection,
-                Err(Undecided(why)) => Objection { decision: Decision::Blocked, reason: format!("it cannot decide: {why}") },
+            let (decision, reason) = match rule(&question) {
+                Ruling::NoObjection => continue,
+                Ruling::Objection(decision, reason) => (decision, reason),
+                Ruling::Undecided(why) => (Decision::Blocked, format!("it cannot decide: {why}")),
             };
-            if strictest.as_ref().is_none_or(|(_, so_far)| so_far.decision < objection.decision) {
-                strictest = Some((name, objection));
+            if strictest.as_ref().is_none_or(|(so_far, ..)| *so_far < decision) {
+                strictest = Some((decision, name, reason));
             }
         }
         let permit = Permit { actions: call.actions, paths: Arc::clone(&self.policy.paths) };
-        let Some((rule, Objection { decision, reason })) = strictest else {
+        let Some((decision, rule, reason)) = strictest else {
             return Verdict::Pass { permit, decision: Decision::Allowed, rule: "none", reason: None };
         };
         match decision {
@@ -166,7 +166,9 @@ impl Gate {
             Decision::Escalated => {
                 Verdict::Stop { decision, rule, reason: format!("The {rule} rule asks for an approval: {reason}.") }
             }
-            Decision::Blocked => Verdict::Stop { decision, rule, reason: format!("Blocked by the {rule} rule: {reason}.") },
+            Decision::Blocked => {
+                Verdict::Stop { decision, rule, reason: format!("Blocked by the {rule} rule: {reason}.") }
+            }
         }
     }
 }

@@ -8,12 +8,7 @@ use ToolPolicy::{Allow, Ask, Deny};
 
 /// Everything is allowed, so that a table shows what its own rule says.
 fn permissive() -> Policy {
-    Policy {
-        autonomy: Autonomy::Full,
-        read: vec!["./**".into()],
-        write: vec!["./**".into()],
-        ..Policy::default()
-    }
+    Policy { autonomy: Autonomy::Full, read: vec!["./**".into()], write: vec!["./**".into()], ..Policy::default() }
 }
 
 /// `r path` reads, `w path` writes, `x path` writes and loses what is there, `c name` calls.
@@ -270,10 +265,9 @@ fn reasons_are_sentences_that_name_the_rule() {
 #[test]
 fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
     let policy = Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
-    let verdict = Gate::new(&policy).unwrap().judge(
-        &["admin".to_owned()],
-        Call { tool: "file_ops", effect: Once, actions: vec![action("r src")] },
-    );
+    let verdict = Gate::new(&policy)
+        .unwrap()
+        .judge(&["admin".to_owned()], Call { tool: "file_ops", effect: Once, actions: vec![action("r src")] });
     let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
     assert_eq!(permit.actions(), [action("r src")]);

@@ -7,7 +7,7 @@
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
-use super::gate::{Objection, PolicyError, Question, Undecided};
+use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision};
 
 /// The compiled lists.
@@ -105,7 +105,7 @@ fn globs(pattern: &str) -> Result<Vec<String>, &'static str> {
     })
 }
 
-pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undecided> {
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let rules = &question.policy.paths;
     for action in &question.call.actions {
         let (verb, path, allowed) = match &action.what {
@@ -114,7 +114,7 @@ pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undeci
             ActionKind::Call(_) => continue,
         };
         if path != "." && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
-            return Err(Undecided(format!("{path:?} is not a normalised path")));
+            return Ruling::Undecided(format!("{path:?} is not a normalised path"));
         }
         let reason = if let Some(pattern) = rules.denied_by(path) {
             format!("{path:?} may not be {verb}, it is denied by {pattern}; choose another path")
@@ -123,7 +123,7 @@ pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undeci
         } else {
             continue;
         };
-        return Ok(Some(Objection { decision: Decision::Blocked, reason }));
+        return Ruling::Objection(Decision::Blocked, reason);
     }
-    Ok(None)
+    Ruling::NoObjection
 }

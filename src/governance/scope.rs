@@ -3,18 +3,20 @@
 //! The scopes are those that the run was started with; they hold for the whole run.
 
 use super::Decision;
-use super::gate::{Objection, Question, Undecided};
+use super::gate::{Question, Ruling};
 
-pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undecided> {
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = question.call.tool;
     let grants = |scope: &String| {
         scope == "tools:execute" || scope == "admin" || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
     };
     if question.scopes.iter().any(grants) {
-        return Ok(None);
+        return Ruling::NoObjection;
     }
-    let reason = format!(
-        "whoever started this run holds neither the scope tools:execute nor tools:{tool}; answer without this tool"
-    );
-    Ok(Some(Objection { decision: Decision::Blocked, reason }))
+    Ruling::Objection(
+        Decision::Blocked,
+        format!(
+            "whoever started this run holds neither the scope tools:execute nor tools:{tool}; answer without this tool"
+        ),
+    )
 }

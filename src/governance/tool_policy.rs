@@ -4,7 +4,7 @@
 
 use globset::{Glob, GlobMatcher};
 
-use super::gate::{Objection, PolicyError, Question, Undecided};
+use super::gate::{PolicyError, Question, Ruling};
 use super::{Decision, ToolPolicy};
 
 /// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no tool.
@@ -24,7 +24,7 @@ impl ToolPolicies {
     }
 }
 
-pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undecided> {
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = question.call.tool;
     let matching = question.policy.tools.0.iter().filter(|(glob, _)| glob.is_match(tool));
     let objections = matching.filter_map(|(glob, policy)| match policy {
@@ -32,8 +32,8 @@ pub(super) fn judge(question: &Question<'_>) -> Result<Option<Objection>, Undeci
         ToolPolicy::Ask => Some((Decision::Escalated, glob, "asks before")),
         ToolPolicy::Deny => Some((Decision::Blocked, glob, "denies")),
     });
-    Ok(objections.max_by_key(|(decision, ..)| *decision).map(|(decision, glob, verb)| Objection {
-        decision,
-        reason: format!("the policy for {} {verb} every call of {tool}; do without it", glob.glob()),
-    }))
+    objections.max_by_key(|(decision, ..)| *decision).map_or(Ruling::NoObjection, |(decision, glob, verb)| {
+        let reason = format!("the policy for {} {verb} every call of {tool}; do without it", glob.glob());
+        Ruling::Objection(decision, reason)
+    })
 }

@@ -2,6 +2,8 @@
 //!
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s.
 
+pub mod keys;
+
 use std::collections::BTreeMap;
 use std::sync::Arc;
 

@@ -17,7 +17,7 @@ const FIRST_WAIT: Duration = Duration::from_millis(500);
 /// Upper end of any wait that we choose.
 const LONGEST_WAIT: Duration = Duration::from_secs(8);
 /// Longest wait that a provider may ask for.
-const LONGEST_WISH: Duration = Duration::from_secs(120);
+const LONGEST_WISH: Duration = Duration::from_mins(2);
 
 /// A provider and how patient we are with it.
 #[derive(Clone)]
@@ -33,7 +33,7 @@ pub struct ProviderEntry {
 impl ProviderEntry {
     /// Two retries, ten minutes a try.
     pub fn new(provider: Arc<dyn Provider>) -> Self {
-        Self { provider, max_retries: 2, timeout: Duration::from_secs(600) }
+        Self { provider, max_retries: 2, timeout: Duration::from_mins(10) }
     }
 }
 

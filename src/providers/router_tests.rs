@@ -112,19 +112,19 @@ async fn ask(
 async fn a_broken_call_is_repeated_with_the_next_step() {
     let soon = Some(Duration::from_millis(1));
     let broken = || Err(error(FailureKind::Transient, soon));
-    let (outcome, steps) = ask(vec![broken(), broken(), Ok(completion())], Duration::from_secs(600)).await;
+    let (outcome, steps) = ask(vec![broken(), broken(), Ok(completion())], Duration::from_mins(10)).await;
     let answer = outcome.unwrap();
     assert_eq!((answer.retries, answer.fallback, steps), (2, false, vec![5, 6, 7]));
     assert_eq!((answer.provider.as_str(), answer.model.as_str()), ("p", "some/model:4b"));
 
-    let (outcome, steps) = ask(vec![broken(), broken(), broken(), Ok(completion())], Duration::from_secs(600)).await;
+    let (outcome, steps) = ask(vec![broken(), broken(), broken(), Ok(completion())], Duration::from_mins(10)).await;
     let failure = outcome.unwrap_err();
     assert_eq!((failure.attempts, failure.error.kind, steps.len()), (3, FailureKind::Transient, 3));
 }
 
 #[tokio::test]
 async fn a_call_that_cannot_succeed_is_made_once() {
-    let (outcome, steps) = ask(vec![Err(error(FailureKind::BadRequest, None))], Duration::from_secs(600)).await;
+    let (outcome, steps) = ask(vec![Err(error(FailureKind::BadRequest, None))], Duration::from_mins(10)).await;
     assert_eq!((outcome.unwrap_err().attempts, steps), (1, vec![5]));
 }
 

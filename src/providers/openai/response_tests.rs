@@ -111,7 +111,7 @@ fn text_may_come_in_parts_and_loses_nul() {
 
 #[test]
 fn unreadable_usage_does_not_spoil_the_answer() {
-    for usage in [json!(null), json!("many"), json!({"prompt_tokens": -1}), json!([1])] {
+    for usage in [json!(null), json!("many"), json!({"prompt_tokens": -1})] {
         let answer = json!({"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": usage});
         assert_eq!(read(&answer).unwrap().usage, None, "{answer}");
     }

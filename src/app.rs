@@ -91,7 +91,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         runtime: parts.runtime.clone(),
         store: Arc::clone(&parts.store),
         catalogue: Arc::clone(&parts.catalogue),
-        tools: Arc::new(parts.registry.infos()),
+        tools: Arc::new(parts.registry.infos().cloned().collect()),
         auth: match config.auth.mode {
             AuthMode::ApiKey => Auth::ApiKeys,
             AuthMode::None => Auth::None,

@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use crate::agents::Agent;
-use crate::agents::prompt::{self, Opening, PromptError};
+use crate::agents::prompt::{self, Opening, PromptError, Terms};
 use crate::event::ValidationError;
 use crate::providers::{ToolOffer, WireNames};
 use crate::run::{Budget, Limits, Overrides, RunKind, ToolChoicePolicy};
@@ -120,11 +120,11 @@ impl Plan {
                     && overrides.enable_double_confirmation.unwrap_or(definition.enable_double_confirmation),
             },
             Some(output) => {
-                if let (false, Some(schema)) = (single, &agent.output_schema) {
+                if !single {
                     offers.push(ToolOffer {
                         name: output.tool.name.clone(),
                         description: output.tool.description.clone(),
-                        input_schema: Arc::clone(schema),
+                        input_schema: Arc::clone(&output.schema),
                     });
                 }
                 Contract::Structured { tool: output.tool.name.clone() }
@@ -156,15 +156,26 @@ impl Plan {
     /// # Errors
     /// [`PromptError`] where a template cannot be rendered with these inputs.
     pub fn opening(&self, inputs: &Value) -> Result<Opening, PromptError> {
-        let tools: Vec<&str> = self.offers.iter().map(|offer| offer.name.as_str()).collect();
-        prompt::opening(&self.agent, inputs, &tools)
+        let tools: Vec<&str> = self.tools().collect();
+        let kind = if self.rules.single_shot { RunKind::Single } else { RunKind::Iterative };
+        let terms = Terms { kind, tools: &tools, limits: &self.rules.limits, budget: &self.rules.budget };
+        prompt::opening(&self.agent, inputs, &terms)
     }
 
     /// The names of the tools that the run may call.
     pub fn callable(&self) -> BTreeSet<String> {
+        self.tools().map(str::to_owned).collect()
+    }
+
+    fn tools(&self) -> impl Iterator<Item = &str> {
         let output_tool = self.output_tool();
-        let tools = self.offers.iter().filter(|offer| output_tool != Some(offer.name.as_str()));
-        tools.map(|offer| offer.name.clone()).collect()
+        self.offers.iter().map(|offer| offer.name.as_str()).filter(move |name| output_tool != Some(*name))
+    }
+
+    /// The schema of a single shot's answer, for providers that can be held to one.
+    pub fn single_shot_schema(&self) -> Option<&Value> {
+        let output = self.agent.definition.output.as_ref().filter(|_| self.rules.single_shot)?;
+        Some(&output.schema)
     }
 
     /// Our name of the output tool, where the contract has one.

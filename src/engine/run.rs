@@ -21,7 +21,7 @@ use crate::message::{Turn, Usage};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{FailureKind, ModelRequest, ToolChoice};
 use crate::run::{Effect, TerminationReason};
-use crate::tools::executor::{Executor, Finished, Prepared, Ready, RunScope, Slot};
+use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -157,7 +157,7 @@ impl Run {
     fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
         match &proposal.malformed {
             Some(message) => vec![ValidationError { pointer: String::new(), message: message.clone() }],
-            None => self.plan.agent.check_output(&proposal.output),
+            None => self.plan.agent.check_output(&proposal.output).err().unwrap_or_default(),
         }
     }
 
@@ -175,7 +175,7 @@ impl Run {
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: plan.temperature,
             max_output_tokens: plan.max_output_tokens,
-            output_schema: plan.rules.single_shot.then(|| plan.agent.output_schema.as_deref()).flatten(),
+            output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),
         };
@@ -217,8 +217,9 @@ impl Run {
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
         let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
         let ready = match self.executor.prepare(&pending.call, slot, &self.scope).await {
-            Prepared::Answered(finished) => return Ok(self.finish(finished)?),
-            Prepared::Ready(ready) => ready,
+            Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
+            Ok(Prepared::Ready(ready)) => ready,
+            Err(fault) => return self.fail(fault),
         };
         self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
         if ready.effect() != Effect::Read {
@@ -226,16 +227,20 @@ impl Run {
         }
         match self.execute(ready).await {
             Ok(finished) => Ok(self.finish(finished)?),
-            Err(fault) => {
-                tracing::error!(run_id = %self.scope.run_id, tool = %pending.call.name, error = %fault, "tool fault");
-                let events = self.state.tool_fault(&pending.call, &fault.to_string(), Utc::now());
-                Ok(self.record_all(events)?)
-            }
+            Err(fault) => self.fail(fault),
         }
     }
 
+    /// A fault of the service in a tool: the call is answered, the run ends.
+    fn fail(&mut self, fault: FatalToolError) -> Result<(), Stopped> {
+        tracing::error!(run_id = %self.scope.run_id, tool = %fault.tool, error = %fault.message, "tool fault");
+        self.finish(*fault.finished)?;
+        let events = self.state.tool_fault(&fault.tool, Utc::now());
+        Ok(self.record_all(events)?)
+    }
+
     /// Executes a call; what was recorded before is handed over as soon as the call takes a while.
-    async fn execute(&mut self, ready: Ready) -> Result<Finished, crate::tools::executor::FatalToolError> {
+    async fn execute(&mut self, ready: Ready) -> Result<Finished, FatalToolError> {
         let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);

@@ -46,8 +46,8 @@ pub enum KeyError {
     Random(String),
     /// `TOOLLOOP_ADMIN_KEY` is not a token.
     #[error(
-        "TOOLLOOP_ADMIN_KEY must have the form tl_<id>_<secret>: id of 1 to 64 lower-case letters and digits, \
-             secret of 22 to 256 letters, digits, - and _"
+        "TOOLLOOP_ADMIN_KEY must have the form tl_<id>_<secret>: id of 1 to 64 letters and digits, \
+             secret of 16 to 256 letters, digits, - and _"
     )]
     MalformedAdminKey,
     /// `TOOLLOOP_ADMIN_KEY` names a key that has another secret.
@@ -87,13 +87,17 @@ fn random(length: usize) -> Result<String, KeyError> {
     Ok(bytes.iter().map(|b| char::from(ALPHABET[usize::from(b % 32)])).collect())
 }
 
+/// Whether a text can be the id of a key.
+pub fn is_id(text: &str) -> bool {
+    (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
+}
+
 /// Id and secret of a token.
 pub fn parse(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
-    let id_ok = (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_lowercase() || b.is_ascii_digit());
-    let secret_ok = (22..=256).contains(&secret.len())
+    let secret_ok = (16..=256).contains(&secret.len())
         && secret.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-    (id_ok && secret_ok).then_some((id, secret))
+    (is_id(id) && secret_ok).then_some((id, secret))
 }
 
 /// What is stored of a secret.

@@ -72,13 +72,11 @@ impl State {
         vec![self.failed(now, fault.reason, message, context)]
     }
 
-    /// What a fault of the service in a tool means: the call is answered, the run ends.
-    pub fn tool_fault(&self, call: &ToolCall, message: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
-        let content = format!("Error: {message}");
-        let mut events = vec![unexecuted(call, CallFailure::ToolError, content)];
-        events.extend(self.not_executed_after(Some(call), "the run ended"));
-        let context = json!({"tool": call.name});
-        events.push(self.failed(now, TerminationReason::ToolFailure, message, context));
+    /// What a fault of the service in a tool means, once its call is answered.
+    pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let message = format!("The tool {tool} failed because of a fault of the service.");
+        let mut events = self.not_executed("the run ended");
+        events.push(self.failed(now, TerminationReason::ToolFailure, message, json!({"tool": tool})));
         events
     }
 
@@ -228,16 +226,15 @@ impl State {
 
     /// Answers the calls that are still open, then ends the run.
     fn end_mid_turn(&self, why: &str, end: RunEvent) -> Step {
-        let mut events = self.not_executed_after(None, why);
+        let mut events = self.not_executed(why);
         events.push(end);
         Step::Record(events)
     }
 
-    fn not_executed_after(&self, answered: Option<&ToolCall>, why: &str) -> Vec<RunEvent> {
+    fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let open = turn.message.tool_calls.iter().filter(|call| {
-            call.target == CallTarget::Tool && !turn.is_answered(call) && answered.is_none_or(|a| a.id != call.id)
-        });
+        let open =
+            turn.message.tool_calls.iter().filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
         open.map(|call| unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))).collect()
     }
 

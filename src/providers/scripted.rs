@@ -56,7 +56,7 @@ impl Scripted {
             return Err(not_found(format!("{name:?} is not the name of a scenario")));
         }
         let path = self.dir.join(format!("{name}.yaml"));
-        let file = path.display();
+        let file = format!("{name}.yaml");
         let metadata = std::fs::metadata(&path).map_err(|error| not_found(format!("{file}: {error}")))?;
         let (modified, size) = (metadata.modified().ok(), metadata.len());
         if size > MAX_FILE {

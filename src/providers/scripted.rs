@@ -49,8 +49,8 @@ impl Scripted {
         if name.starts_with('.') || !name.chars().all(plain) {
             return Err(not_found(&format!("{name:?} is not the name of a scenario")));
         }
-        let path = self.dir.join(format!("{name}.yaml"));
         let file = format!("{name}.yaml");
+        let path = self.dir.join(&file);
         let metadata = std::fs::metadata(&path).map_err(|error| not_found(&format!("{file}: {error}")))?;
         let (modified, size) = (metadata.modified().ok(), metadata.len());
         if size > MAX_FILE {

@@ -37,12 +37,6 @@ struct Loaded {
     scenario: Arc<Scenario>,
 }
 
-/// Why a call cannot be played, before it has a provider's name.
-struct Trouble {
-    kind: FailureKind,
-    message: String,
-}
-
 impl Scripted {
     /// Scenarios are files `<name>.yaml` of this directory; it is not looked at yet.
     pub fn new(dir: PathBuf) -> Self {
@@ -50,17 +44,17 @@ impl Scripted {
     }
 
     /// A file that has not changed is parsed once.
-    fn scenario(&self, name: &str) -> Result<Arc<Scenario>, Trouble> {
+    fn scenario(&self, name: &str) -> Result<Arc<Scenario>, ProviderError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.starts_with('.') || !name.chars().all(plain) {
-            return Err(not_found(format!("{name:?} is not the name of a scenario")));
+            return Err(not_found(&format!("{name:?} is not the name of a scenario")));
         }
-        let path = self.dir.join(format!("{name}.yaml"));
-        let file = path.display();
-        let metadata = std::fs::metadata(&path).map_err(|error| not_found(format!("{file}: {error}")))?;
+        let file = format!("{name}.yaml");
+        let path = self.dir.join(&file);
+        let metadata = std::fs::metadata(&path).map_err(|error| not_found(&format!("{file}: {error}")))?;
         let (modified, size) = (metadata.modified().ok(), metadata.len());
         if size > MAX_FILE {
-            return Err(bad(format!("{file}: larger than 1 MiB")));
+            return Err(bad(&format!("{file}: larger than 1 MiB")));
         }
         let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(known) = loaded.get(name)
@@ -68,8 +62,8 @@ impl Scripted {
         {
             return Ok(known.scenario.clone());
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| bad(format!("{file}: {error}")))?;
-        let scenario = Scenario::parse(&text).map_err(|problem| bad(format!("{file}: {problem}")))?;
+        let text = std::fs::read_to_string(&path).map_err(|error| bad(&format!("{file}: {error}")))?;
+        let scenario = Scenario::parse(&text).map_err(|problem| bad(&format!("{file}: {problem}")))?;
         let scenario = Arc::new(scenario);
         loaded.insert(name.to_owned(), Loaded { modified, size, scenario: scenario.clone() });
         Ok(scenario)
@@ -79,19 +73,16 @@ impl Scripted {
 #[async_trait]
 impl Provider for Scripted {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let play = || {
-            let scenario = self.scenario(request.model)?;
-            let in_file = |problem| bad(format!("{}.yaml: {problem}", request.model));
-            let (key, step) = scenario.step(request).map_err(in_file)?;
-            let answer = match &step.error {
-                Some(error) => Err(pretended(error, &Renderer::new(request).text(&error.message).map_err(in_file)?)),
-                None => Ok(completion(step, request).map_err(|problem| in_file(format!("{key}: {problem}")))?),
-            };
-            Ok((Duration::from_millis(step.delay_ms), answer))
+        let broken = |problem: String| bad(&format!("{}.yaml: {problem}", request.model));
+        let scenario = self.scenario(request.model)?;
+        let (key, step) = scenario.step(request).map_err(broken)?;
+        let answer = match &step.error {
+            Some(error) => Renderer::new(request).text(&error.message).map(|message| Err(pretended(error, &message))),
+            None => completion(step, request).map(Ok),
         };
-        let (delay, answer) = play().unwrap_or_else(|trouble: Trouble| (Duration::ZERO, Err(trouble.into_error())));
-        if !delay.is_zero() {
-            tokio::time::sleep(delay).await;
+        let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
+        if step.delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(step.delay_ms)).await;
         }
         answer
     }
@@ -154,33 +145,28 @@ fn turn_len(turn: &Turn) -> usize {
 /// The error that a real server's answer of this kind would be.
 fn pretended(error: &ErrorStep, message: &str) -> ProviderError {
     ProviderError {
-        provider: "scripted".into(),
-        kind: failure::classify(error.status, error.code.as_deref(), message),
-        status: Some(error.status),
         code: error.code.clone(),
-        message: failure::presentable(message, &[]),
         retry_after: error.retry_after,
+        ..refusal(failure::classify(error.status, error.code.as_deref(), message), error.status, message)
     }
 }
 
-fn not_found(message: String) -> Trouble {
-    Trouble { kind: FailureKind::NotFound, message }
+fn not_found(message: &str) -> ProviderError {
+    refusal(FailureKind::NotFound, 404, message)
 }
 
-fn bad(message: String) -> Trouble {
-    Trouble { kind: FailureKind::BadRequest, message }
+fn bad(message: &str) -> ProviderError {
+    refusal(FailureKind::BadRequest, 400, message)
 }
 
-impl Trouble {
-    fn into_error(self) -> ProviderError {
-        ProviderError {
-            provider: "scripted".into(),
-            kind: self.kind,
-            status: Some(if self.kind == FailureKind::NotFound { 404 } else { 400 }),
-            code: None,
-            message: failure::presentable(&self.message, &[]),
-            retry_after: None,
-        }
+fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
+    ProviderError {
+        provider: "scripted".into(),
+        kind,
+        status: Some(status),
+        code: None,
+        message: failure::presentable(message, &[]),
+        retry_after: None,
     }
 }
 

@@ -130,7 +130,7 @@ async fn arguments_may_be_any_text() {
         (r#""{{ inputs.name }}""#, "Ada"),
         (r#""{{ inputs.n }} and {{ step }}""#, "3 and 1"),
         ("[1, 2]", "[1,2]"),
-        (r#"{yes: no}"#, r#"{"yes":"no"}"#),
+        ("{yes: no}", r#"{"yes":"no"}"#),
     ];
     for (written, expected) in table {
         let stage = Stage::new(&format!("steps: [{{tool_calls: [{{tool: file_ops, arguments: {written}}}]}}]"));
@@ -208,8 +208,8 @@ async fn mistakes_are_told_with_file_line_and_key() {
         ("steps:\n  - {delay_ms: 5}\n", &["line 2: steps[0]: it needs text"]),
         ("steps:\n  - {text: a, error: {status: 500}}\n", &["line 2: steps[0]: it has an error besides"]),
         ("steps:\n  - error: {status: 200}\n", &["line 2: steps[0].error.status: 200"]),
-        ("steps:\n  - error: {status: 500, retry_after: -1}\n", &["line 2"]),
-        ("steps:\n  - {text: a, finish_reason: bored}\n", &["line 2", "bored"]),
+        ("steps:\n  - error: {status: 500, retry_after: -1}\n", &["steps[0].error.retry_after: ", "line 2"]),
+        ("steps:\n  - {text: a, finish_reason: bored}\n", &["s.yaml: steps[0].finish_reason: ", "bored", "line 2"]),
         ("match:\n  - {when: 'inputs.', steps: [{text: a}]}\n", &["line 2: match[0].when: "]),
         ("steps: []\n", &["steps is empty"]),
         ("steps: [{text: a}]\nmatch: []\n", &["both `steps` and `match`"]),
@@ -240,4 +240,61 @@ async fn an_edited_file_is_read_again_and_strange_names_are_not_found() {
         let error = stage.play(name, 1).await.unwrap_err();
         assert_eq!((error.kind, error.status), (FailureKind::NotFound, Some(404)), "{name}");
     }
+}
+
+/// Plays the shipped scenario on what `file_ops` would answer.
+async fn guide(inputs: Value, list: &str, read: &str, headings: &str) -> [Completion; 3] {
+    let mut stage = Stage::new("steps: [{text: unused}]");
+    stage.scripted = Scripted::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios").into());
+    stage.tools[1].name = "output".into();
+    stage.inputs = inputs;
+    stage.conversation = Conversation::new("system", "hello");
+    let first = stage.play("repo-guide", 1).await.unwrap();
+    stage.conversation = conversation(&[list]);
+    let second = stage.play("repo-guide", 2).await.unwrap();
+    stage.conversation = conversation(&[list, read, headings]);
+    [first, second, stage.play("repo-guide", 3).await.unwrap()]
+}
+
+fn arguments(completion: &Completion, index: usize) -> Value {
+    serde_json::from_str(&completion.tool_calls[index].arguments).unwrap()
+}
+
+#[tokio::test]
+async fn the_guide_tells_what_it_has_read() {
+    let readme = "# Tidewater\n\nPredicts <tides> & \"more\".\n\n## Use\n";
+    let headings = "docs/README.md:1: # Tidewater\ndocs/README.md:5: ## Use\n[1 file was skipped.]";
+    let list = "README.md\na link (symbolic link)\nnotes/\nx.txt\n[2 more entries]";
+    let [first, second, third] = guide(json!({"path": "docs"}), list, readme, headings).await;
+    assert_eq!(arguments(&first, 0), json!({"operation": "list", "path": "docs"}));
+    assert_eq!(arguments(&second, 1), json!({"operation": "read", "path": "docs/README.md"}));
+    assert_eq!(arguments(&second, 2)["pattern"], json!("^#{1,3} "));
+    let expected = json!({
+        "title": "Tidewater",
+        "summary": "Tidewater: Predicts <tides> & \"more\".",
+        "read": "README.md",
+        "files": ["README.md", "a link (symbolic link)", "x.txt"],
+        "directories": ["notes/"],
+        "headings": ["docs/README.md:1: # Tidewater", "docs/README.md:5: ## Use"],
+    });
+    assert_eq!((third.tool_calls[0].wire_name.as_str(), arguments(&third, 0)), ("output", expected));
+}
+
+#[tokio::test]
+async fn the_guide_makes_do_with_any_file_or_none() {
+    let [_, second, third] = guide(json!({}), "b.txt", "just a line", "[Nothing matches.]").await;
+    assert_eq!(arguments(&second, 1), json!({"operation": "read", "path": "./b.txt"}));
+    assert_eq!(arguments(&third, 0)["summary"], json!("b.txt: just a line"));
+
+    let [_, second, third] = guide(json!({}), "[The directory is empty.]", "{}", "[Nothing matches.]").await;
+    assert_eq!(arguments(&second, 1), json!({"operation": "stat", "path": "."}));
+    let expected = json!({
+        "title": "Nothing to read in .",
+        "summary": "There is no file in this directory that could introduce it.",
+        "read": null,
+        "files": [],
+        "directories": [],
+        "headings": [],
+    });
+    assert_eq!(arguments(&third, 0), expected);
 }

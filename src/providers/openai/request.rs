@@ -53,7 +53,7 @@ enum Message<'a> {
 
 /// `{"type": "function", "function": …}`, the shape of calls, offers and a named choice.
 #[derive(Serialize)]
-struct Function<'a, F> {
+struct OfFunction<'a, F> {
     #[serde(skip_serializing_if = "Option::is_none")]
     id: Option<&'a str>,
     r#type: &'static str,
@@ -82,7 +82,7 @@ struct Named<'a> {
 #[serde(untagged)]
 enum Choice<'a> {
     Mode(&'static str),
-    Tool(Function<'a, Named<'a>>),
+    Tool(OfFunction<'a, Named<'a>>),
 }
 
 #[derive(Serialize)]
@@ -155,7 +155,7 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.calls.iter().map(|call| Function {
+        serializer.collect_seq(self.calls.iter().map(|call| OfFunction {
             id: Some(&call.provider_id),
             r#type: "function",
             function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
@@ -165,7 +165,7 @@ impl Serialize for Calls<'_> {
 
 impl Serialize for Tools<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.offers.iter().map(|offer| Function {
+        serializer.collect_seq(self.offers.iter().map(|offer| OfFunction {
             id: None,
             r#type: "function",
             function: Offered {
@@ -182,7 +182,7 @@ fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
         ToolChoice::Auto => Choice::Mode("auto"),
         ToolChoice::None => Choice::Mode("none"),
         ToolChoice::Required => Choice::Mode("required"),
-        ToolChoice::Tool(name) => Choice::Tool(Function {
+        ToolChoice::Tool(name) => Choice::Tool(OfFunction {
             id: None,
             r#type: "function",
             function: Named { name: request.names.to_wire(name) },

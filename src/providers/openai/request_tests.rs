@@ -92,12 +92,12 @@ fn tools_choice_and_sampling_are_passed_on() {
     assert_eq!(body["temperature"], json!(0.5));
     assert_eq!(body["max_completion_tokens"], json!(300));
     assert_eq!(body["parallel_tool_calls"], json!(false));
-    let named = json!({"type": "function", "function": {"name": "mcp__time__now"}});
+    let forced = json!({"type": "function", "function": {"name": "mcp__time__now"}});
     let table = [
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),
         (ToolChoice::Required, json!("required")),
-        (ToolChoice::Tool("mcp:time/now".into()), named),
+        (ToolChoice::Tool("mcp:time/now".into()), forced),
     ];
     for (choice, expected) in table {
         request.tool_choice = choice;

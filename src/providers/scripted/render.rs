@@ -106,7 +106,11 @@ fn sole_expression(template: &str) -> Option<&str> {
     TEMPLATES.compile_expression(inside).is_ok().then_some(inside)
 }
 
-/// Kind, detail and template line.
+/// What is wrong and where in the template; neither its text nor the variables.
 fn describe(error: &Error) -> String {
-    format!("{error:#}")
+    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
+    match error.line() {
+        Some(line) => format!("{what} (line {line} of the template)"),
+        None => what,
+    }
 }

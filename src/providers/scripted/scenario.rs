@@ -81,6 +81,7 @@ pub(super) struct ErrorStep {
 /// Tokens that the model reports.
 #[derive(Debug, Clone, Copy, Deserialize)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "these are the names in `Usage`")]
 pub(super) struct StepUsage {
     input_tokens: u64,
     output_tokens: u64,
@@ -106,11 +107,25 @@ struct FileBranch {
     steps: Vec<Spanned<Step>>,
 }
 
+impl File {
+    fn parse(text: &str) -> Result<Self, String> {
+        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+        let mut key = String::new();
+        let file = serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
+            serde_path_to_error::deserialize(yaml).map_err(|error| {
+                // `value` is where `Spanned` keeps what it wraps.
+                key = error.path().to_string().replace("].value", "]");
+                error.into_inner()
+            })
+        });
+        file.map_err(|error| if key.is_empty() || key == "." { error.to_string() } else { format!("{key}: {error}") })
+    }
+}
+
 impl Scenario {
     /// Reads and checks a file's text. The error names line and key.
     pub(super) fn parse(text: &str) -> Result<Self, String> {
-        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-        let file: File = serde_saphyr::from_str_with_options(text, options).map_err(|error| error.to_string())?;
+        let file = File::parse(text)?;
         match (file.steps, file.r#match) {
             (Some(steps), None) => Ok(Self::Steps(checked("steps", steps)?)),
             (None, Some(branches)) => {

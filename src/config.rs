@@ -426,5 +426,5 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
 }
 
 #[cfg(test)]
-#[path = "config_tests.rs"]
+#[path = "config/config_tests.rs"]
 mod tests;

@@ -3,10 +3,14 @@
 //! Schemas and templates are compiled when a definition is loaded, or when a run is recovered from
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
+use std::fmt::Write as _;
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use jsonschema::Validator;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
+use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
@@ -30,10 +34,10 @@ pub struct Agent {
     pub hash: String,
     /// When this version was loaded.
     pub loaded_at: DateTime<Utc>,
-    /// Compiled `inputs`.
-    pub inputs_validator: Option<Validator>,
-    /// Compiled `output.schema`.
-    pub output_validator: Option<Validator>,
+    /// `output.schema`, to be shared with every model request.
+    pub output_schema: Option<Arc<Value>>,
+    inputs_validator: Option<Validator>,
+    output_validator: Option<Validator>,
     pub(super) templates: Templates,
 }
 
@@ -66,12 +70,14 @@ impl Agent {
         let inputs_validator = definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
         let output_validator =
             definition.output.as_ref().map(|o| compile_schema("output.schema", &o.schema)).transpose()?;
+        let output_schema = definition.output.as_ref().map(|o| Arc::new(o.schema.clone()));
         let templates = Templates::compile(&definition)?;
         if json.contains("\\u0000") {
             return Err(DefinitionError::at("", "NUL characters cannot be stored"));
         }
-        let hash = Sha256::digest(json.as_bytes()).iter().map(|byte| format!("{byte:02x}")).collect();
-        Ok(Self { definition, json, hash, loaded_at: Utc::now(), inputs_validator, output_validator, templates })
+        let hash = sha256_hex(&json);
+        let loaded_at = Utc::now();
+        Ok(Self { definition, json, hash, loaded_at, output_schema, inputs_validator, output_validator, templates })
     }
 
     /// Checks a request's inputs. Without a schema any object will do.
@@ -93,6 +99,32 @@ impl Agent {
     pub fn check_output(&self, output: &Value) -> Result<(), Vec<ValidationError>> {
         self.output_validator.as_ref().map_or(Ok(()), |schema| validate(schema, output))
     }
+
+    /// The directory of a run's files, relative to its tenant's. A run without a session has the
+    /// place of a session to itself. Session ids come from callers: one that could be read as more
+    /// than a name is replaced by its hash.
+    pub fn workspace_of(&self, run: Uuid, session: Option<&str>) -> String {
+        let workspace = self.definition.workspace.replace("{run_id}", &run.to_string());
+        if !workspace.contains("{session_id}") {
+            return workspace;
+        }
+        let is_name = |id: &str| {
+            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        let session = match session {
+            None => run.to_string(),
+            Some(id) if is_name(id) => id.to_owned(),
+            Some(id) => sha256_hex(id),
+        };
+        workspace.replace("{session_id}", &session)
+    }
+}
+
+fn sha256_hex(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
 }
 
 fn validate(schema: &Validator, value: &Value) -> Result<(), Vec<ValidationError>> {

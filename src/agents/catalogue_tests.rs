@@ -1,5 +1,7 @@
+use std::fmt::Write as _;
 use std::fs;
 
+use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
@@ -90,8 +92,29 @@ fn inputs_and_outputs_are_checked_with_pointers() {
 }
 
 #[test]
+fn a_workspace_is_one_directory_whatever_the_session_is_called() {
+    let of = |workspace: &str, session| {
+        let yaml = format!("name: x1\nmodel: a/b\nworkspace: '{workspace}'\n");
+        Agent::from_yaml("x1", &yaml).unwrap().workspace_of(uuid::Uuid::nil(), session)
+    };
+    let run = uuid::Uuid::nil().to_string();
+    assert_eq!(of(".", Some("s")), ".");
+    assert_eq!(of("r/{run_id}", None), format!("r/{run}"));
+    assert_eq!(of("{session_id}", Some("s-1")), "s-1");
+    assert_eq!(of("{session_id}", None), run);
+    for hostile in ["../up", "a/b", "", "{run_id}", "ä"] {
+        let directory = of("{session_id}", Some(hostile));
+        assert_eq!(directory.len(), 64, "{directory}");
+    }
+}
+
+#[test]
 fn errors_name_line_column_and_key() {
     let with = |extra: &str| error(&format!("name: repo-guide\nmodel: a/b\n{extra}"));
+    let mut bomb = String::from("inputs:\n  l0: &l0 [x, x]\n");
+    for level in 1..12 {
+        let _ = writeln!(bomb, "  l{level}: &l{level} [{}]", vec![format!("*l{}", level - 1); 9].join(", "));
+    }
     let messages: Vec<String> = vec![
         error(""),
         error("name: [unclosed\n"),
@@ -127,7 +150,7 @@ fn errors_name_line_column_and_key() {
         with("governance: {tool_policies: {shell: maybe}}\n"),
         with("governance: {budget: {max_duration_seconds: 0}}\n"),
         with("description: \"a\\0b\"\n"),
-        with("a: &a [x, x, x, x, x, x, x, x, x]\nb: &b [*a, *a, *a, *a, *a, *a, *a, *a]\n"),
+        with(&bomb),
     ];
     insta::assert_snapshot!(messages.join("\n"));
 }
@@ -217,4 +240,16 @@ async fn watching_picks_up_changes_until_it_is_stopped() {
     tokio::time::timeout(Duration::from_secs(20), seen).await.unwrap();
     stop.cancel();
     watcher.await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_text_makes_reading_panic(tail in "[a-z:{}\\[\\]\"'|>&*%!,#\\\\ \n0-9.-]{0,80}") {
+        let result = Agent::from_yaml("x1", &format!("name: x1\nmodel: a/b\n{tail}"));
+        if let Ok(agent) = result {
+            prop_assert_eq!(agent.definition.name, "x1");
+        }
+    }
 }

@@ -8,6 +8,7 @@ use std::ops::RangeInclusive;
 use std::path::{Component, Path};
 
 use globset::Glob;
+use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, Validator};
 use serde_json::Value;
 
@@ -110,7 +111,7 @@ fn check_output(d: &Definition) -> Check {
 }
 
 fn check_ranges(d: &Definition) -> Check {
-    fn within<T: PartialOrd + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Check {
+    fn within<T: PartialOrd + Copy + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Check {
         if range.contains(&value) {
             return Ok(());
         }
@@ -155,6 +156,12 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
 /// Compiles a JSON Schema 2020-12. References to other documents are refused.
 pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
     jsonschema::options().with_draft(Draft::Draft202012).build(schema).map_err(|error| {
+        if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
+            return DefinitionError::at(
+                key,
+                "has a $ref that leads nowhere; references to other documents are not followed",
+            );
+        }
         let inside = error.instance_path().to_string();
         let inside = if inside.is_empty() { inside } else { format!("at {inside}: ") };
         DefinitionError::at(key, format!("is not a JSON Schema: {inside}{error}"))

@@ -31,7 +31,7 @@ impl DefinitionError {
         if self.place.is_none() {
             self.place = serde_saphyr::from_str_with_options::<Spanned<Node>>(yaml, options())
                 .ok()
-                .and_then(|root| locate(&root, &self.key));
+                .map(|root| locate(&root, &self.key));
         }
         self
     }
@@ -92,7 +92,7 @@ enum Node {
 }
 
 /// Follows a key such as `tools[2]` or `output.schema` as far as it goes.
-fn locate(root: &Spanned<Node>, key: &str) -> Option<(u64, u64)> {
+fn locate(root: &Spanned<Node>, key: &str) -> (u64, u64) {
     let mut node = root;
     let mut place = root.referenced;
     for segment in key.split(['.', '[']).filter(|s| !s.is_empty()) {
@@ -111,7 +111,7 @@ fn locate(root: &Spanned<Node>, key: &str) -> Option<(u64, u64)> {
             None => break,
         }
     }
-    Some((place.line(), place.column()))
+    (place.line(), place.column())
 }
 
 impl<'de> serde::Deserialize<'de> for Node {

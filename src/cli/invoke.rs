@@ -78,8 +78,9 @@ pub(super) fn parse_inputs(object: Option<&str>, pairs: &[String]) -> anyhow::Re
 pub(super) fn progress_line(event: &Event) -> Option<String> {
     Some(match &event.what {
         RunEvent::RunStarted { warnings, .. } => {
-            let warnings: String = warnings.iter().map(|w| format!("\n  warning: {w}")).collect();
-            format!("run {}{warnings}", event.run_id)
+            let mut lines = vec![format!("run {}", event.run_id)];
+            lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
+            lines.join("\n")
         }
         RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
         RunEvent::ModelResponded(r) => format!(
@@ -96,8 +97,9 @@ pub(super) fn progress_line(event: &Event) -> Option<String> {
         }
         RunEvent::ToolCallBlocked(c) => format!("  {}: {}, {}", c.tool, c.decision, c.reason),
         RunEvent::ValidationFailed { attempt, errors, .. } => {
-            let errors: String = errors.iter().map(|e| format!("\n  {} {}", e.pointer, e.message)).collect();
-            format!("attempt {attempt} was not accepted{errors}")
+            let mut lines = vec![format!("attempt {attempt} was not accepted")];
+            lines.extend(errors.iter().map(|e| format!("  {} {}", e.pointer, e.message)));
+            lines.join("\n")
         }
         RunEvent::RunCompleted(end) | RunEvent::RunFailed(end) | RunEvent::RunCancelled(end) => {
             let reason = end.outcome.error().map_or_else(String::new, |e| format!(": {}", e.message));

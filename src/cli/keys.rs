@@ -8,7 +8,7 @@ use serde_json::{Value, json};
 use super::{JsonArg, UsageError};
 use crate::app;
 use crate::config::Config;
-use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, generate, hash, is_scope, is_tenant};
+use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, generate, is_scope, is_tenant};
 use crate::store::{ApiKeyRecord, Page, RunCursor, Store};
 
 #[derive(Debug, Subcommand)]
@@ -68,11 +68,11 @@ pub(super) async fn keys(config: &Config, command: KeysCommand) -> anyhow::Resul
         KeysCommand::Create { name, tenant, scopes, expires_at, output } => {
             let new = generate()?;
             let key = ApiKeyRecord {
-                id: new.id.clone(),
+                id: new.id,
                 name,
                 tenant,
                 scopes,
-                secret_hash: hash(&new.secret).to_vec(),
+                secret_hash: new.secret_hash,
                 created_at: Utc::now(),
                 expires_at,
                 revoked_at: None,
@@ -84,10 +84,10 @@ pub(super) async fn keys(config: &Config, command: KeysCommand) -> anyhow::Resul
             }
             if output.json {
                 let mut shown = as_json(&key);
-                shown["key"] = new.token().into();
+                shown["key"] = new.token.into();
                 println!("{shown}");
             } else {
-                println!("{}", new.token());
+                println!("{}", new.token);
                 eprintln!("This is the only time that the key is shown.");
             }
         }

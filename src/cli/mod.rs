@@ -124,7 +124,7 @@ fn check(config: &Config, json: bool) -> ExitCode {
         let file = config.file.as_ref().map_or("built-in settings".into(), |file| file.display().to_string());
         println!("{file} and the agents in {} are in order.", config.agents_dir.display());
     } else {
-        problems.iter().for_each(|problem| println!("{problem}"));
+        println!("{}", problems.join("\n"));
     }
     ExitCode::from(u8::from(!problems.is_empty()))
 }

@@ -4,6 +4,8 @@
 //! SHA-256 is stored and compared in constant time. Who may make which key is decided by the callers
 //! of this module: routes check scopes, the command line has the database.
 
+use base64::Engine as _;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use chrono::Utc;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
@@ -33,10 +35,8 @@ pub const DEFAULT_TENANT: &str = "default";
 /// The first key's id is fixed, so that of two replicas that start at once only one makes it.
 const FIRST_ID: &str = "bootstrapadmin";
 
-/// 32 letters and digits that are hard to confuse; five bits each.
-const ALPHABET: &[u8; 32] = b"0123456789abcdefghjkmnpqrstvwxyz";
-const ID_CHARS: usize = 16;
-const SECRET_CHARS: usize = 52;
+const ID_BYTES: usize = 9;
+const SECRET_BYTES: usize = 32;
 
 /// Why a key could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -47,7 +47,7 @@ pub enum KeyError {
     /// `TOOLLOOP_ADMIN_KEY` is not a token.
     #[error(
         "TOOLLOOP_ADMIN_KEY must have the form tl_<id>_<secret>: id of 1 to 64 letters and digits, \
-             secret of 16 to 256 letters, digits, - and _"
+             secret of 16 to 256 visible characters"
     )]
     MalformedAdminKey,
     /// `TOOLLOOP_ADMIN_KEY` names a key that has another secret.
@@ -58,18 +58,20 @@ pub enum KeyError {
     Store(#[from] StoreError),
 }
 
-/// A new key: what is stored of it is `id` and [`hash`] of `secret`.
+/// A fresh key; the only moment at which the whole token is known.
 pub struct NewKey {
-    /// Finds the row.
+    /// The part by which it is found.
     pub id: String,
-    /// 260 random bits.
-    pub secret: String,
+    /// The whole token, `tl_<id>_<secret>`.
+    pub token: String,
+    /// What is stored of the secret.
+    pub secret_hash: Vec<u8>,
 }
 
 impl NewKey {
-    /// The whole token, to be shown once.
-    pub fn token(&self) -> String {
-        format!("tl_{}_{}", self.id, self.secret)
+    fn with_id(id: String) -> Result<Self, KeyError> {
+        let secret = BASE64_URL_SAFE_NO_PAD.encode(random::<SECRET_BYTES>()?);
+        Ok(Self { token: format!("tl_{id}_{secret}"), secret_hash: hash(&secret), id })
     }
 }
 
@@ -78,34 +80,34 @@ impl NewKey {
 /// # Errors
 /// [`KeyError::Random`].
 pub fn generate() -> Result<NewKey, KeyError> {
-    Ok(NewKey { id: random(ID_CHARS)?, secret: random(SECRET_CHARS)? })
+    let id = random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
+    NewKey::with_id(id)
 }
 
-fn random(length: usize) -> Result<String, KeyError> {
-    let mut bytes = vec![0; length];
+fn random<const N: usize>() -> Result<[u8; N], KeyError> {
+    let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|e| KeyError::Random(e.to_string()))?;
-    Ok(bytes.iter().map(|b| char::from(ALPHABET[usize::from(b % 32)])).collect())
+    Ok(bytes)
 }
 
-/// Whether a text can be the id of a key.
+/// Splits a token into id and secret. The secret is 16 to 256 visible ASCII characters.
+pub fn parse(token: &str) -> Option<(&str, &str)> {
+    let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
+    let fits = is_id(id) && (16..=256).contains(&secret.len()) && secret.bytes().all(|b| b.is_ascii_graphic());
+    fits.then_some((id, secret))
+}
+
+/// Whether a text can be the id of a key: 1 to 64 letters and digits.
 pub fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
-/// Id and secret of a token.
-pub fn parse(token: &str) -> Option<(&str, &str)> {
-    let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
-    let secret_ok = (16..=256).contains(&secret.len())
-        && secret.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_');
-    (is_id(id) && secret_ok).then_some((id, secret))
-}
-
 /// What is stored of a secret.
-pub fn hash(secret: &str) -> [u8; 32] {
-    Sha256::digest(secret.as_bytes()).into()
+pub fn hash(secret: &str) -> Vec<u8> {
+    Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-/// Whether this is the secret, in constant time.
+/// Whether this is the secret; takes the same time for every wrong one.
 pub fn verify(secret: &str, stored: &[u8]) -> bool {
     hash(secret).as_slice().ct_eq(stored).into()
 }
@@ -132,7 +134,7 @@ pub fn is_tenant(name: &str) -> bool {
 pub async fn bootstrap(store: &dyn Store, admin_key: Option<&SecretString>) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {
         let (id, secret) = parse(token.expose_secret()).ok_or(KeyError::MalformedAdminKey)?;
-        if store.insert_key(&admin(id, secret)).await? {
+        if store.insert_key(&admin(id, hash(secret))).await? {
             return Ok(None);
         }
         let stored = store.key(id).await?;
@@ -142,18 +144,18 @@ pub async fn bootstrap(store: &dyn Store, admin_key: Option<&SecretString>) -> R
     if store.has_keys().await? {
         return Ok(None);
     }
-    let key = NewKey { id: FIRST_ID.to_owned(), secret: random(SECRET_CHARS)? };
-    let is_first = store.insert_key(&admin(&key.id, &key.secret)).await?;
-    Ok(is_first.then(|| key.token()))
+    let key = NewKey::with_id(FIRST_ID.to_owned())?;
+    let is_first = store.insert_key(&admin(&key.id, key.secret_hash)).await?;
+    Ok(is_first.then_some(key.token))
 }
 
-fn admin(id: &str, secret: &str) -> ApiKeyRecord {
+fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
     ApiKeyRecord {
         id: id.to_owned(),
         name: "first admin key".into(),
         tenant: DEFAULT_TENANT.into(),
         scopes: vec!["admin".into()],
-        secret_hash: hash(secret).to_vec(),
+        secret_hash,
         created_at: Utc::now(),
         expires_at: None,
         revoked_at: None,
@@ -171,13 +173,13 @@ mod tests {
     #[test]
     fn a_generated_token_reads_back_and_verifies() {
         let key = generate().unwrap();
-        let token = key.token();
-        let (id, secret) = parse(&token).unwrap();
-        assert_eq!((id, secret), (key.id.as_str(), key.secret.as_str()));
-        assert!(verify(secret, &hash(secret)));
-        assert!(!verify(&generate().unwrap().secret, &hash(secret)));
-        assert!(!verify(secret, &hash(secret)[..31]));
-        assert_ne!(generate().unwrap().token(), token);
+        let (id, secret) = parse(&key.token).unwrap();
+        assert_eq!((id, secret.len()), (key.id.as_str(), 43));
+        assert!(verify(secret, &key.secret_hash));
+        let other = generate().unwrap();
+        assert!(other.token != key.token && other.id != key.id);
+        assert!(!verify(secret, &other.secret_hash));
+        assert!(!verify(secret, &key.secret_hash[..31]));
     }
 
     #[test]
@@ -193,7 +195,7 @@ mod tests {
             format!("tl_{secret}"),
             format!("tl__{secret}"),
             format!("TL_id_{secret}"),
-            format!("tl_ID_{secret}"),
+            format!("tl_i-d_{secret}"),
             format!("tl_id_{secret}\n"),
             format!("tl_id_{secret}é"),
             "tl_id_tooshort".into(),

@@ -4,7 +4,6 @@
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
 use std::fmt::Write as _;
-use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use jsonschema::Validator;
@@ -34,8 +33,6 @@ pub struct Agent {
     pub hash: String,
     /// When this version was loaded.
     pub loaded_at: DateTime<Utc>,
-    /// `output.schema`, to be shared with every model request.
-    pub output_schema: Option<Arc<Value>>,
     inputs_validator: Option<Validator>,
     output_validator: Option<Validator>,
     pub(super) templates: Templates,
@@ -70,14 +67,13 @@ impl Agent {
         let inputs_validator = definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
         let output_validator =
             definition.output.as_ref().map(|o| compile_schema("output.schema", &o.schema)).transpose()?;
-        let output_schema = definition.output.as_ref().map(|o| Arc::new(o.schema.clone()));
         let templates = Templates::compile(&definition)?;
         if json.contains("\\u0000") {
             return Err(DefinitionError::at("", "NUL characters cannot be stored"));
         }
         let hash = sha256_hex(&json);
         let loaded_at = Utc::now();
-        Ok(Self { definition, json, hash, loaded_at, output_schema, inputs_validator, output_validator, templates })
+        Ok(Self { definition, json, hash, loaded_at, inputs_validator, output_validator, templates })
     }
 
     /// Checks a request's inputs. Without a schema any object will do.

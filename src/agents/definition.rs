@@ -10,7 +10,6 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
-use uuid::Uuid;
 
 use crate::run::{Autonomy, Budget, Limits, ToolChoicePolicy};
 
@@ -67,23 +66,6 @@ pub struct Definition {
     /// Who to ask about it.
     #[serde(default)]
     pub owner: BTreeMap<String, String>,
-}
-
-impl Definition {
-    /// The directory of a run's files beneath the tenant's. A run without a session is a session of its own.
-    pub fn workspace_of(&self, run_id: Uuid, session_id: Option<&str>) -> String {
-        if !self.workspace.contains('{') {
-            return self.workspace.clone();
-        }
-        let run_id = run_id.to_string();
-        // A session's name is the caller's choice and must not choose a path.
-        let session: String = session_id
-            .unwrap_or(&run_id)
-            .chars()
-            .map(|c| if c.is_ascii_alphanumeric() || c == '-' || c == '_' { c } else { '_' })
-            .collect();
-        self.workspace.replace("{run_id}", &run_id).replace("{session_id}", &session)
-    }
 }
 
 /// A structured output contract.

@@ -180,11 +180,11 @@ pub(crate) async fn create_key(
     let tenant = request.tenant.clone().unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &request.scopes)?;
     let new = keys::generate().map_err(|e| Problem::internal(e.to_string()))?;
-    let record = record(request, tenant, new.id.clone(), keys::hash(&new.secret).to_vec(), now);
+    let record = record(request, tenant, new.id, new.secret_hash, now);
     if !app.store.insert_key(&record).await? {
         return Err(Problem::internal("a fresh key id is taken"));
     }
-    Ok((StatusCode::CREATED, Json(NewKey { about: record.into(), key: new.token() })))
+    Ok((StatusCode::CREATED, Json(NewKey { about: record.into(), key: new.token })))
 }
 
 fn record(

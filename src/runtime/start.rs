@@ -118,7 +118,7 @@ impl Runtime {
 
         let chosen = request.run_id;
         let run_id = chosen.unwrap_or_else(Uuid::now_v7);
-        let directory = plan.agent.definition.workspace_of(run_id, request.session_id.as_deref());
+        let directory = plan.agent.workspace_of(run_id, request.session_id.as_deref());
         let workspace = Workspace::open(&inner.settings.workspace, &request.caller.tenant, &directory)
             .map_err(|e| broken(&request.agent, &e))?;
         let state = State::new(plan.rules.clone());

@@ -299,7 +299,7 @@ fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
             "This is the administrator's key. It is shown only now:\n\n    export TOOLLOOP_KEY={key}\n\n\
              Then, in another terminal:\n\n    curl -s http://{address}/v1/agents/repo-guide/invoke-iterative \\\n      \
              -H \"Authorization: Bearer $TOOLLOOP_KEY\" -H 'Content-Type: application/json' \\\n      \
-             -d '{{\"inputs\": {{\"question\": \"What is in this workspace?\"}}}}'\n"
+             -d '{{\"inputs\": {{\"path\": \".\"}}}}'\n"
         );
     }
 }

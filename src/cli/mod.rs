@@ -15,6 +15,7 @@ use clap::{Args, Parser, Subcommand};
 
 use crate::app;
 use crate::config::{Config, ConfigError, Flags};
+use crate::http;
 use crate::telemetry::{self, LogFormat};
 
 /// Runs LLM agents in governed tool-use loops and keeps a durable record of every run.
@@ -57,6 +58,8 @@ enum Command {
     Check(JsonArg),
     /// Bring the store's schema up to date
     Migrate,
+    /// Print the OpenAPI document
+    Openapi,
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -95,6 +98,10 @@ struct UsageError(String);
 async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let SettingArgs { config, listen, database_url, agents_dir, log_format } = cli.settings;
     let command = cli.command.unwrap_or(Command::Serve);
+    if matches!(command, Command::Openapi) {
+        println!("{}", http::openapi_json());
+        return Ok(ExitCode::SUCCESS);
+    }
     let filter = if matches!(command, Command::Serve) { "info" } else { "warn" };
     telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     let config = Config::read(&Flags { config, listen, database_url, agents_dir })?;
@@ -112,6 +119,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             store.close().await;
         }
         Command::Keys(command) => keys::keys(&config, command).await?,
+        Command::Openapi => {}
     }
     Ok(ExitCode::SUCCESS)
 }

@@ -5,6 +5,7 @@
 //! stored and who hears of it is not known here.
 
 pub mod journal;
+pub mod lease;
 pub mod output;
 pub mod phrases;
 pub mod plan;
@@ -12,6 +13,7 @@ pub mod run;
 pub mod state;
 
 pub use journal::{AppendFailed, Entry, Journal};
+pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules};
 pub use run::{Run, RunControl, Stopped};
 pub use state::{FoldError, State, Step};

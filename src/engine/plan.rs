@@ -156,9 +156,8 @@ impl Plan {
     /// # Errors
     /// [`PromptError`] where a template cannot be rendered with these inputs.
     pub fn opening(&self, inputs: &Value) -> Result<Opening, PromptError> {
-        let tools: Vec<&str> = self.tools().collect();
-        let kind = if self.rules.single_shot { RunKind::Single } else { RunKind::Iterative };
-        let terms = Terms { kind, tools: &tools, limits: &self.rules.limits, budget: &self.rules.budget };
+        let Rules { single_shot, limits, budget, .. } = &self.rules;
+        let terms = Terms { single_shot: *single_shot, has_tools: self.tools().next().is_some(), limits, budget };
         prompt::opening(&self.agent, inputs, &terms)
     }
 

@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio_util::sync::CancellationToken;
 
 use super::journal::{AppendFailed, Entry, Journal};
+use super::lease::Lease;
 use super::plan::Plan;
 use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
 use crate::agents::prompt::Opening;
@@ -83,6 +84,8 @@ pub struct Run {
     pub inputs: Arc<Value>,
     /// How others reach it.
     pub control: Arc<RunControl>,
+    /// Whether this replica may act.
+    pub lease: Arc<Lease>,
     /// Where it is recorded.
     pub journal: Journal,
     /// What happened so far.
@@ -224,6 +227,7 @@ impl Run {
         self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
         if ready.effect() != Effect::Read {
             self.persist().await?;
+            self.lease.held().await;
         }
         match self.execute(ready).await {
             Ok(finished) => Ok(self.finish(finished)?),

@@ -22,7 +22,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::agents::{Catalogue, Definition};
-use crate::engine::{FoldError, Rules, State};
+use crate::engine::{FoldError, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
@@ -61,6 +61,7 @@ struct Inner {
     loaded: loaded::LoadedAgents,
     settings: Settings,
     owner: Arc<str>,
+    lease: Arc<Lease>,
     live: live::Live,
     slots: Arc<Semaphore>,
     tasks: TaskTracker,
@@ -92,6 +93,7 @@ impl Runtime {
             router,
             loaded: loaded::LoadedAgents::new(registry),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
+            lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,
             live: live::Live::default(),

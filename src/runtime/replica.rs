@@ -28,7 +28,9 @@ impl Runtime {
     /// [`StoreError`] where the store cannot be reached.
     pub async fn join(&self, heartbeat: HeartbeatStore) -> Result<(), StoreError> {
         let inner = &self.inner;
+        let sent = Instant::now();
         inner.store.register_replica(&inner.owner).await?;
+        inner.lease.renewed(sent);
         if inner.store.kind() == "sqlite" {
             self.sweep().await?; // whoever held the file before is gone
         }
@@ -142,20 +144,22 @@ impl Runtime {
     fn start_heartbeat(&self, open: HeartbeatStore) {
         let inner = Arc::clone(&self.inner);
         let beat = async move {
-            let Inner { store, owner, stop, settings, live, .. } = inner.as_ref();
+            let Inner { store, owner, stop, settings, live, lease, .. } = inner.as_ref();
             let store = open().await.unwrap_or_else(|_| Arc::clone(store));
             loop {
                 tokio::select! {
                     () = stop.cancelled() => return,
                     () = tokio::time::sleep(settings.lease / 3) => {}
                 }
+                let sent = Instant::now();
                 match store.heartbeat(owner).await {
-                    Ok(true) => {}
+                    Ok(true) => lease.renewed(sent),
                     Ok(false) => {
                         tracing::error!("this replica was declared dead; its runs were taken over");
                         live.lose_all();
-                        if let Err(error) = store.register_replica(owner).await {
-                            tracing::warn!(%error, "this replica cannot register again yet");
+                        match store.register_replica(owner).await {
+                            Ok(()) => lease.renewed(sent),
+                            Err(error) => tracing::warn!(%error, "this replica cannot register again yet"),
                         }
                     }
                     Err(error) => tracing::warn!(%error, "heartbeat failed"),

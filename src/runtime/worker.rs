@@ -76,6 +76,7 @@ impl Owned {
             router: Arc::clone(&runtime.inner.router),
             driver: &Native,
             control: Arc::new(RunControl::default()),
+            lease: Arc::clone(&runtime.inner.lease),
             journal: journal(runtime, &head, is_new),
             inputs: Arc::clone(&head.new.inputs),
             state,

@@ -1,1 +1,129 @@
-//! Placeholder.
+//! The HTTP API: one route table, one file a resource.
+//!
+//! A request passes [`edge`], is refused by an extractor ([`auth`], [`extract`]) or reaches a handler
+//! of at most 25 lines, which commands [`Runtime`] or reads [`Store`], [`Catalogue`] or the tools.
+//! Errors become HTTP in [`problem`] and nowhere else. The same registration yields the routes and
+//! the OpenAPI document. Nothing is decided here about runs.
+
+mod agents;
+mod audit;
+mod auth;
+mod edge;
+mod extract;
+mod health;
+mod invocation;
+mod invoke;
+mod keys;
+mod openapi;
+mod page;
+mod problem;
+mod run_parts;
+mod runs;
+mod tools;
+
+use std::ops::Deref;
+use std::sync::Arc;
+use std::time::Duration;
+
+use axum::{Router, middleware};
+use utoipa_axum::router::OpenApiRouter;
+use utoipa_axum::routes;
+
+use self::problem::{Code, Problem};
+use crate::agents::Catalogue;
+use crate::runtime::Runtime;
+use crate::store::Store;
+use crate::tools::ToolInfo;
+
+pub use self::auth::Auth;
+
+/// What the handlers work with.
+pub struct HttpState {
+    /// Takes commands.
+    pub runtime: Runtime,
+    /// Answers reads.
+    pub store: Arc<dyn Store>,
+    /// The agents.
+    pub catalogue: Arc<Catalogue>,
+    /// The tools, by name.
+    pub tools: Arc<Vec<ToolInfo>>,
+    /// How callers prove who they are.
+    pub auth: Auth,
+}
+
+/// What the operator sets.
+#[derive(Debug, Clone, Copy)]
+pub struct HttpSettings {
+    /// The largest body that is read, in bytes.
+    pub body_limit: usize,
+    /// How long a caller may wait for an answer. A run that takes longer goes on.
+    pub request_timeout: Duration,
+}
+
+/// The state of the routes.
+type App = Arc<Shared>;
+
+struct Shared {
+    state: HttpState,
+    settings: HttpSettings,
+    keys: auth::KeyRing,
+}
+
+impl Deref for Shared {
+    type Target = HttpState;
+
+    fn deref(&self) -> &HttpState {
+        &self.state
+    }
+}
+
+/// Every route, under `/v1` and without a prefix.
+pub fn router(state: HttpState, settings: HttpSettings) -> Router {
+    let app: App = Arc::new(Shared { state, settings, keys: auth::KeyRing::new() });
+    let (routes, _) = table().split_for_parts();
+    let routes = routes.method_not_allowed_fallback(wrong_method);
+    Router::new()
+        .nest("/v1", routes.clone())
+        .merge(routes)
+        .fallback(unknown_path)
+        .layer(middleware::from_fn_with_state(app.clone(), edge::edge))
+        .with_state(app)
+}
+
+/// The OpenAPI 3.1 document of exactly these routes.
+pub fn openapi() -> utoipa::openapi::OpenApi {
+    openapi::document(table().into_openapi())
+}
+
+/// The route table.
+fn table() -> OpenApiRouter<App> {
+    OpenApiRouter::default()
+        .routes(routes!(agents::list_agents))
+        .routes(routes!(agents::get_agent))
+        .routes(routes!(invoke::invoke_agent))
+        .routes(routes!(invoke::invoke_agent_iterative))
+        .routes(routes!(runs::list_runs))
+        .routes(routes!(runs::get_run))
+        .routes(routes!(runs::cancel_run))
+        .routes(routes!(run_parts::list_iterations))
+        .routes(routes!(run_parts::list_tool_calls))
+        .routes(routes!(run_parts::list_messages))
+        .routes(routes!(run_parts::list_events))
+        .routes(routes!(tools::list_tools))
+        .routes(routes!(tools::get_tool))
+        .routes(routes!(keys::create_key))
+        .routes(routes!(keys::list_keys))
+        .routes(routes!(keys::revoke_key))
+        .routes(routes!(audit::list_audit))
+        .routes(routes!(health::get_liveness))
+        .routes(routes!(health::get_readiness))
+        .routes(routes!(openapi::get_openapi))
+}
+
+async fn unknown_path() -> Problem {
+    Problem::not_found("path")
+}
+
+async fn wrong_method() -> Problem {
+    Problem::new(Code::MethodNotAllowed, "This path does not take that method; `Allow` lists those it takes.")
+}

@@ -1,0 +1,97 @@
+//! The catalogue of agents, read only: definitions change by changing their files.
+//!
+//! A definition names where secrets come from and never holds one, so it is shown whole.
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::App;
+use super::auth::{AgentsRead, Scoped};
+use super::extract::{Name, Params};
+use super::page::{Listing, PARTS, PartParams, by_number};
+use super::problem::Problem;
+use crate::agents::{Agent, Definition};
+
+/// An agent in the catalogue.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Agent)]
+pub(crate) struct AgentSummary {
+    #[schema(example = "repo-guide")]
+    name: String,
+    #[schema(example = "1.2.0")]
+    version: String,
+    #[schema(example = "Explains what is in a repository.")]
+    description: String,
+    #[schema(example = "openai/gpt-4.1-mini")]
+    model: String,
+    /// The tools that it may be offered.
+    #[schema(example = json!(["file_ops"]))]
+    tools: Vec<String>,
+    /// Identifies the definition's text.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    hash: String,
+    /// When this version was loaded.
+    loaded_at: DateTime<Utc>,
+}
+
+/// An agent with its definition.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct AgentDetail {
+    #[serde(flatten)]
+    summary: AgentSummary,
+    /// The definition with all defaults filled in.
+    #[schema(example = json!({"name": "repo-guide", "model": "openai/gpt-4.1-mini"}))]
+    definition: Definition,
+}
+
+impl From<&Agent> for AgentSummary {
+    fn from(agent: &Agent) -> Self {
+        let definition = &agent.definition;
+        Self {
+            name: definition.name.clone(),
+            version: definition.version.clone(),
+            description: definition.description.clone(),
+            model: definition.model.clone(),
+            tools: definition.tools.clone(),
+            hash: agent.hash.clone(),
+            loaded_at: agent.loaded_at,
+        }
+    }
+}
+
+/// List agents
+#[utoipa::path(
+    get, path = "/agents", tag = "agents", security(("bearer" = ["agents:read"])),
+    params(PartParams),
+    responses((status = 200, description = "A page of agents, by name.", body = Listing<AgentSummary>)),
+)]
+pub(crate) async fn list_agents(
+    State(app): State<App>,
+    _: Scoped<AgentsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<AgentSummary>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    let agents = app.catalogue.agents().iter().map(|agent| AgentSummary::from(agent.as_ref())).collect();
+    Ok(Json(Listing::of_all(agents, &page)))
+}
+
+/// Get an agent
+#[utoipa::path(
+    get, path = "/agents/{name}", tag = "agents", security(("bearer" = ["agents:read"])),
+    params(("name" = String, Path, description = "The agent.")),
+    responses((status = 200, description = "The agent with its definition.", body = AgentDetail)),
+)]
+pub(crate) async fn get_agent(
+    State(app): State<App>,
+    _: Scoped<AgentsRead>,
+    Name(name): Name,
+    params: Params,
+) -> Result<Json<AgentDetail>, Problem> {
+    params.finish()?;
+    let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
+    Ok(Json(AgentDetail { summary: agent.as_ref().into(), definition: agent.definition.clone() }))
+}

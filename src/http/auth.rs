@@ -1,0 +1,182 @@
+//! Who asks, and whether they may: bearer keys, and the scopes that handlers name as argument types.
+//!
+//! A handler gets its caller, and with it the tenant, only through [`Scoped`]; nothing else in a
+//! request can name a tenant. What a caller's tools may do is the gate's business, not this file's.
+
+use std::collections::HashMap;
+use std::marker::PhantomData;
+use std::ops::Deref;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::header::AUTHORIZATION;
+use axum::http::request::Parts;
+use chrono::Utc;
+
+use super::App;
+use super::problem::{Code, Problem};
+use crate::run::Caller;
+use crate::runtime::keys;
+use crate::store::{ApiKeyRecord, Store};
+
+/// How callers prove who they are.
+pub enum Auth {
+    /// Not at all: everybody is the administrator of the tenant `default`. For loopback only.
+    None,
+    /// By an API key.
+    ApiKeys,
+}
+
+/// A scope as a type.
+pub(crate) trait Scope {
+    /// Its name in keys.
+    const NAME: &'static str;
+}
+
+macro_rules! scopes {
+    ($($scope:ident = $name:literal,)*) => {
+        $(
+            #[doc = concat!("`", $name, "`")]
+            pub(crate) struct $scope;
+
+            impl Scope for $scope {
+                const NAME: &'static str = $name;
+            }
+        )*
+    };
+}
+
+scopes! {
+    AgentsRead = "agents:read",
+    AgentsInvoke = "agents:invoke",
+    RunsRead = "runs:read",
+    RunsCancel = "runs:cancel",
+    ToolsRead = "tools:read",
+    KeysAdmin = "keys:admin",
+    AuditRead = "audit:read",
+}
+
+/// An authenticated caller that holds the scope `S`.
+pub(crate) struct Scoped<S> {
+    caller: Arc<Caller>,
+    scope: PhantomData<fn() -> S>,
+}
+
+impl<S> Deref for Scoped<S> {
+    type Target = Arc<Caller>;
+
+    fn deref(&self) -> &Arc<Caller> {
+        &self.caller
+    }
+}
+
+impl<S: Scope> FromRequestParts<App> for Scoped<S> {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let caller = match app.auth {
+            Auth::None => Arc::clone(&app.keys.local),
+            Auth::ApiKeys => authenticated(app, &parts.headers).await?,
+        };
+        if !caller.has(S::NAME) {
+            return Err(forbidden(S::NAME));
+        }
+        Ok(Self { caller, scope: PhantomData })
+    }
+}
+
+/// The refusal that names the missing scope.
+pub(crate) fn forbidden(scope: &str) -> Problem {
+    Problem::new(Code::Forbidden, format!("This needs the scope `{scope}`."))
+}
+
+async fn authenticated(app: &App, headers: &HeaderMap) -> Result<Arc<Caller>, Problem> {
+    let refused = |why| Err(Problem::new(Code::Unauthenticated, why));
+    let Some(token) = bearer(headers) else {
+        return refused("This needs an `Authorization: Bearer` header with an API key.");
+    };
+    if let Some((id, secret)) = keys::parse(token)
+        && let Some(known) = app.keys.find(app.store.as_ref(), id).await?
+        && keys::verify(secret, &known.key.secret_hash)
+        && known.key.revoked_at.is_none()
+        && known.key.expires_at.is_none_or(|expiry| Utc::now() < expiry)
+    {
+        return Ok(known.caller);
+    }
+    refused("The API key is unknown, expired or revoked.")
+}
+
+fn bearer(headers: &HeaderMap) -> Option<&str> {
+    let (scheme, token) = headers.get(AUTHORIZATION)?.to_str().ok()?.split_once(' ')?;
+    scheme.eq_ignore_ascii_case("bearer").then(|| token.trim())
+}
+
+/// Keys that were read from the store a moment ago, so that a busy caller does not cost a query a
+/// request. A revocation counts at once on this replica and within [`KeyRing::FRESH`] on others.
+/// Only keys that exist are kept: strangers cannot fill it.
+pub(crate) struct KeyRing {
+    read: Mutex<RecentlyRead>,
+    local: Arc<Caller>,
+}
+
+#[derive(Default)]
+struct RecentlyRead {
+    keys: HashMap<String, Known>,
+    /// Rises with every revocation, so that a read which began before one is not kept.
+    revocations: u64,
+}
+
+#[derive(Clone)]
+struct Known {
+    key: Arc<ApiKeyRecord>,
+    caller: Arc<Caller>,
+    read_at: Instant,
+}
+
+impl KeyRing {
+    /// How long another replica's revocation may go unnoticed.
+    const FRESH: Duration = Duration::from_secs(1);
+    /// Above this many, those that are not fresh are dropped.
+    const TIDY_ABOVE: usize = 1024;
+
+    /// An empty ring.
+    pub(crate) fn new() -> Self {
+        let local = Caller { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] };
+        Self { read: Mutex::default(), local: Arc::new(local) }
+    }
+
+    /// Forgets a key that was just revoked.
+    pub(crate) fn forget(&self, id: &str) {
+        let mut read = self.lock();
+        read.revocations += 1;
+        read.keys.remove(id);
+    }
+
+    async fn find(&self, store: &dyn Store, id: &str) -> Result<Option<Known>, Problem> {
+        let revocations = {
+            let read = self.lock();
+            match read.keys.get(id) {
+                Some(known) if known.read_at.elapsed() < Self::FRESH => return Ok(Some(known.clone())),
+                _ => read.revocations,
+            }
+        };
+        let read_at = Instant::now();
+        let Some(key) = store.key(id).await? else { return Ok(None) };
+        let caller = Caller { subject: key.id.clone(), tenant: key.tenant.clone(), scopes: key.scopes.clone() };
+        let known = Known { key: Arc::new(key), caller: Arc::new(caller), read_at };
+        let mut read = self.lock();
+        if read.revocations == revocations {
+            if read.keys.len() >= Self::TIDY_ABOVE {
+                read.keys.retain(|_, known| known.read_at.elapsed() < Self::FRESH);
+            }
+            read.keys.insert(id.to_owned(), known.clone());
+        }
+        Ok(Some(known))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, RecentlyRead> {
+        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

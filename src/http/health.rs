@@ -1,0 +1,82 @@
+//! Whether the process lives, and whether it should get requests.
+//!
+//! Open to everybody, so answers say what is wrong and not why; the log has the cause.
+
+use std::time::Duration;
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use serde::Serialize;
+use utoipa::ToSchema;
+
+use super::App;
+use crate::agents::DefinitionProblem;
+
+/// How long the store may take to answer.
+const STORE_PATIENCE: Duration = Duration::from_secs(2);
+
+/// The process lives.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Liveness {
+    /// Always `ok`.
+    #[schema(example = "ok")]
+    status: &'static str,
+}
+
+/// Whether requests should be sent here.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Readiness {
+    /// `ready` or `unavailable`.
+    #[schema(example = "ready")]
+    status: &'static str,
+    checks: Checks,
+    /// Definition files that are broken; their agents keep their last good version.
+    definitions: Vec<DefinitionProblem>,
+}
+
+/// Each is `ok`, or what is wrong.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Checks {
+    /// `ok` or `unavailable`; its migrations included.
+    #[schema(example = "ok")]
+    store: &'static str,
+    /// `ok` or `draining`.
+    #[schema(example = "ok")]
+    serving: &'static str,
+}
+
+/// Tell whether the process lives
+#[utoipa::path(
+    get, path = "/healthz", tag = "health",
+    responses((status = 200, description = "It does.", body = Liveness)),
+)]
+pub(crate) async fn get_liveness() -> Json<Liveness> {
+    Json(Liveness { status: "ok" })
+}
+
+/// Tell whether requests should be sent here
+#[utoipa::path(
+    get, path = "/readyz", tag = "health",
+    responses(
+        (status = 200, description = "They should.", body = Readiness),
+        (status = 503, description = "They should not: the store is away, or the service is stopping.", body = Readiness),
+    ),
+)]
+pub(crate) async fn get_readiness(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+    let store = match tokio::time::timeout(STORE_PATIENCE, app.store.ping()).await {
+        Ok(Ok(())) => "ok",
+        Ok(Err(error)) => {
+            tracing::warn!(%error, "not ready");
+            "unavailable"
+        }
+        Err(_) => "unavailable",
+    };
+    let serving = if app.runtime.is_draining() { "draining" } else { "ok" };
+    let checks = Checks { store, serving };
+    let (code, status) = match (checks.store, checks.serving) {
+        ("ok", "ok") => (StatusCode::OK, "ready"),
+        _ => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
+    };
+    (code, Json(Readiness { status, checks, definitions: app.catalogue.problems() }))
+}

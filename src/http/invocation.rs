@@ -1,0 +1,152 @@
+//! The body of an invocation: which fields there are, and what they must look like.
+//!
+//! The body is parsed once; inputs stay the JSON that they are. Whether inputs fit the agent's schema
+//! and whether an override makes sense is decided by the runtime.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+use utoipa::openapi::schema::{AdditionalProperties, Object, Schema};
+use utoipa::openapi::{ObjectBuilder, RefOr, Type};
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use super::extract::{escaped, fields};
+use super::problem::{Code, Problem};
+use crate::run::{Overrides, RunKind};
+
+/// Overrides that make sense for a single model call.
+const SINGLE: [&str; 2] = ["model", "temperature"];
+
+/// What a request asks for.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Invocation {
+    pub(crate) inputs: Value,
+    pub(crate) run_id: Option<Uuid>,
+    pub(crate) session_id: Option<String>,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) overrides: Overrides,
+}
+
+/// The fields beside inputs and overrides.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct Envelope {
+    /// The run's id, where the caller wants to know it beforehand.
+    run_id: Option<Uuid>,
+    /// Runs of one session share its history; 1 to 256 characters.
+    #[schema(min_length = 1, max_length = 256)]
+    session_id: Option<String>,
+    /// Labels to find the run by: at most 64, keys of 1 to 128 and values of at most 1024 characters.
+    #[schema(example = json!({"ticket": "42"}))]
+    metadata: Option<BTreeMap<String, String>>,
+}
+
+impl Invocation {
+    /// Reads the body of an invocation.
+    pub(crate) fn read(kind: RunKind, mut body: Map<String, Value>) -> Result<Self, Problem> {
+        let inputs = body.remove("inputs").unwrap_or_else(|| json!({}));
+        if !inputs.is_object() {
+            return Err(Problem::at(Code::InvalidInputs, "", "The inputs must be a JSON object."));
+        }
+        let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
+        let mut envelope = Map::new();
+        for name in ["run_id", "session_id", "metadata"] {
+            envelope.extend(body.remove_entry(name));
+        }
+        let Envelope { run_id, session_id, metadata } = fields(envelope).map_err(invalid)?;
+        let metadata = metadata.unwrap_or_default();
+        check(session_id.as_deref(), &metadata)?;
+        let overrides = match body.is_empty() {
+            true => Overrides::default(),
+            false => overrides(kind, body)?,
+        };
+        Ok(Self { inputs, run_id, session_id, metadata, overrides })
+    }
+}
+
+fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
+    let refused = |name: &str, why: &str| Problem::at(Code::InvalidOverride, format!("/{}", escaped(name)), why);
+    if let Some(name) = body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str())) {
+        return Err(refused(name, "is not a field of this request, or not yet"));
+    }
+    // serde would read a list as the fields in order.
+    if body.get("budget").is_some_and(Value::is_array) {
+        return Err(refused("budget", "must be an object"));
+    }
+    fields(body).map_err(|mut error| {
+        if error.message.starts_with("unknown field") {
+            error.message = "is not a field of this request, or not yet".into();
+        }
+        Problem::invalid(Code::InvalidOverride, vec![error])
+    })
+}
+
+fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
+    let refused = |pointer: String, why| Err(Problem::at(Code::InvalidOverride, pointer, why));
+    if session_id.is_some_and(|id| !(1..=256).contains(&id.chars().count())) {
+        return refused("/session_id".into(), "must have 1 to 256 characters");
+    }
+    if metadata.len() > 64 {
+        return refused("/metadata".into(), "must have at most 64 entries");
+    }
+    for (key, value) in metadata {
+        if !(1..=128).contains(&key.chars().count()) || value.chars().count() > 1024 {
+            let pointer = format!("/metadata/{}", escaped(key));
+            return refused(pointer, "must have a key of 1 to 128 and a value of at most 1024 characters");
+        }
+    }
+    Ok(())
+}
+
+/// Body of a single shot, for the API document.
+pub(crate) struct InvokeRequest;
+
+impl ToSchema for InvokeRequest {}
+
+impl PartialSchema for InvokeRequest {
+    fn schema() -> RefOr<Schema> {
+        body_schema(|name| SINGLE.contains(&name))
+    }
+}
+
+/// Body of an invocation of the loop, for the API document.
+pub(crate) struct InvokeIterativeRequest;
+
+impl ToSchema for InvokeIterativeRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Overrides::schemas(schemas);
+    }
+}
+
+impl PartialSchema for InvokeIterativeRequest {
+    fn schema() -> RefOr<Schema> {
+        body_schema(|_| true)
+    }
+}
+
+fn body_schema(takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
+    let inputs = ObjectBuilder::new()
+        .schema_type(Type::Object)
+        .description(Some("What the agent works on; must match the agent's input schema."))
+        .examples([json!({"task": "What is in here?"})]);
+    let mut body = ObjectBuilder::new().property("inputs", inputs).build();
+    body.properties.extend(properties::<Envelope>());
+    body.properties.extend(properties::<Overrides>().filter(|(name, _)| takes(name)));
+    body.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+    RefOr::T(Schema::Object(body))
+}
+
+/// The properties of a type whose schema is an object.
+fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, RefOr<Schema>)> {
+    let object = match T::schema() {
+        RefOr::T(Schema::Object(object)) => object,
+        _ => Object::new(),
+    };
+    object.properties.into_iter()
+}
+
+#[cfg(test)]
+#[path = "invocation_tests.rs"]
+mod tests;

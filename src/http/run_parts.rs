@@ -1,0 +1,354 @@
+//! The parts of a run: its model responses, tool calls, conversation and journal.
+//!
+//! Rows come from the store as they are; the conversation is folded from the journal by the runtime.
+//! Providers' own call ids and opaque blocks are shown in the journal only.
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use serde_json::{Value, json};
+use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaFormat, KnownFormat, Type};
+use utoipa::openapi::RefOr;
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use super::App;
+use super::auth::{RunsRead, Scoped};
+use super::extract::{AcceptsJson, Params, RunId, invalid_parameter};
+use super::page::{Listing, PARTS, PartParams, by_number, next_offset, number_cursor};
+use super::problem::Problem;
+use super::runs::{UsageView, existing};
+use crate::event::Event;
+use crate::message::{Conversation, Turn};
+use crate::run::Effect;
+use crate::runtime::conversation;
+use crate::store::{IterationRecord, ToolCallRecord};
+
+/// How many journal entries are read at a time when all of them are needed.
+const JOURNAL_CHUNK: u32 = 1000;
+
+/// One model response.
+#[derive(Debug, Serialize, ToSchema)]
+#[expect(missing_docs, reason = "the names say it")]
+pub(crate) struct Iteration {
+    run_id: Uuid,
+    #[schema(example = 1)]
+    attempt: u32,
+    /// Within the attempt, 1-based.
+    #[schema(example = 1)]
+    number: u32,
+    #[schema(example = "openai")]
+    provider: String,
+    #[schema(example = "gpt-4.1-mini")]
+    model: String,
+    #[schema(example = "tool_calls")]
+    finish_reason: String,
+    usage: UsageView,
+    #[schema(example = 320)]
+    latency_ms: u64,
+    /// Failed tries before it.
+    retries: u32,
+    /// Whether a fallback model answered.
+    fallback: bool,
+    started_at: DateTime<Utc>,
+}
+
+impl From<IterationRecord> for Iteration {
+    fn from(row: IterationRecord) -> Self {
+        Self {
+            run_id: row.run_id,
+            attempt: row.attempt,
+            number: row.number,
+            provider: row.provider,
+            model: row.model,
+            finish_reason: row.finish_reason,
+            usage: (&row.usage).into(),
+            latency_ms: row.latency_ms,
+            retries: row.retries,
+            fallback: row.fallback,
+            started_at: row.started_at,
+        }
+    }
+}
+
+/// One tool call.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ToolCall)]
+#[expect(missing_docs, reason = "the names say it")]
+pub(crate) struct ToolCallView {
+    id: Uuid,
+    run_id: Uuid,
+    #[schema(example = 1)]
+    attempt: u32,
+    #[schema(example = 1)]
+    iteration: u32,
+    /// Place among the calls of its response.
+    ordinal: u32,
+    #[schema(example = "file_ops")]
+    tool: String,
+    /// As the model gave them; a text where they are no JSON.
+    #[schema(example = json!({"operation": "list", "path": "."}))]
+    arguments: Value,
+    #[schema(value_type = Option<Effect>)]
+    effect: Option<String>,
+    /// `allowed`, `warned`, `escalated` or `blocked`; null where the gate was not asked.
+    #[schema(example = "allowed")]
+    decision: Option<String>,
+    reason: Option<String>,
+    /// `proposed`, `denied`, `awaiting_approval`, `awaiting_client`, `dispatched`, `succeeded`,
+    /// `failed`, `unknown` or `cancelled`.
+    #[schema(example = "succeeded")]
+    state: String,
+    /// What the model read.
+    #[schema(example = "README.md")]
+    result: Option<String>,
+    is_error: bool,
+    cached: bool,
+    started_at: Option<DateTime<Utc>>,
+    finished_at: Option<DateTime<Utc>>,
+    #[schema(example = 2)]
+    duration_ms: Option<u64>,
+}
+
+impl From<ToolCallRecord> for ToolCallView {
+    fn from(row: ToolCallRecord) -> Self {
+        Self {
+            id: row.id,
+            run_id: row.run_id,
+            attempt: row.attempt,
+            iteration: row.iteration,
+            ordinal: row.ordinal,
+            tool: row.tool,
+            arguments: row.arguments,
+            effect: row.effect,
+            decision: row.decision,
+            reason: row.reason,
+            state: row.state,
+            result: row.result,
+            is_error: row.is_error,
+            cached: row.cached,
+            started_at: row.started_at,
+            finished_at: row.finished_at,
+            duration_ms: row.duration_ms,
+        }
+    }
+}
+
+/// Who speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum Role {
+    System,
+    User,
+    Assistant,
+    Tool,
+}
+
+/// One message of the conversation.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+pub(crate) struct Message {
+    role: Role,
+    /// The text.
+    #[schema(example = "Let me look.")]
+    content: String,
+    /// What an assistant asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schema(required = false)]
+    tool_calls: Vec<MessageCall>,
+    /// The call that a tool's message answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_call_id: Option<Uuid>,
+    /// The tool that answers.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = "file_ops")]
+    name: Option<String>,
+}
+
+/// A tool call in a message.
+#[derive(Debug, PartialEq, Serialize, ToSchema)]
+pub(crate) struct MessageCall {
+    id: Uuid,
+    #[schema(example = "file_ops")]
+    name: String,
+    /// As the model gave them; a text where they are no JSON.
+    #[schema(example = json!({"operation": "list", "path": "."}))]
+    arguments: Value,
+}
+
+/// Messages in the order in which the model reads them.
+fn messages(conversation: &Conversation) -> Vec<Message> {
+    let message = |role, content: &str| Message {
+        role,
+        content: content.to_owned(),
+        tool_calls: Vec::new(),
+        tool_call_id: None,
+        name: None,
+    };
+    let mut messages = Vec::new();
+    if !conversation.system().is_empty() {
+        messages.push(message(Role::System, conversation.system()));
+    }
+    for turn in conversation.turns() {
+        let turn = match turn {
+            Turn::User(text) => {
+                messages.push(message(Role::User, text));
+                continue;
+            }
+            Turn::Assistant(turn) => turn,
+        };
+        let calls = &turn.message().tool_calls;
+        let tool_calls = calls.iter().map(|call| MessageCall {
+            id: call.id,
+            name: call.name.clone(),
+            arguments: json_or_text(&call.arguments),
+        });
+        messages.push(Message { tool_calls: tool_calls.collect(), ..message(Role::Assistant, &turn.message().text) });
+        messages.extend(calls.iter().zip(turn.results()).map(|(call, result)| Message {
+            tool_call_id: Some(result.call_id),
+            name: Some(call.name.clone()),
+            ..message(Role::Tool, &result.content)
+        }));
+    }
+    messages
+}
+
+/// JSON text as JSON, any other text as a string.
+pub(crate) fn json_or_text(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
+}
+
+/// One entry of the journal.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct JournalEntry(Event);
+
+impl ToSchema for JournalEntry {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Event".into()
+    }
+}
+
+impl PartialSchema for JournalEntry {
+    fn schema() -> RefOr<Schema> {
+        let format = |format| Some(SchemaFormat::KnownFormat(format));
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let number = ObjectBuilder::new().schema_type(Type::Integer).examples([json!(1)]);
+        let data = ObjectBuilder::new().schema_type(Type::Object).description(Some("By type."));
+        ObjectBuilder::new()
+            .description(Some("What happened in a run; the numbers have no gaps."))
+            .property("seq", number)
+            .property("at", text().format(format(KnownFormat::DateTime)))
+            .property("run_id", text().format(format(KnownFormat::Uuid)))
+            .property("type", text().examples([json!("attempt.started")]))
+            .property("data", data.examples([json!({"attempt": 1})]))
+            .required("seq")
+            .required("at")
+            .required("run_id")
+            .required("type")
+            .required("data")
+            .into()
+    }
+}
+
+/// List a run's model responses
+#[utoipa::path(
+    get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    responses((status = 200, description = "A page of model responses, in order.", body = Listing<Iteration>)),
+)]
+pub(crate) async fn list_iterations(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Json<Listing<Iteration>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    existing(&app, &caller.tenant, id).await?;
+    let rows = app.store.iterations(&caller.tenant, id, &page).await?;
+    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), Iteration::from)))
+}
+
+/// List a run's tool calls
+#[utoipa::path(
+    get, path = "/runs/{id}/tool-calls", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    responses((status = 200, description = "A page of tool calls, in order.", body = Listing<ToolCallView>)),
+)]
+pub(crate) async fn list_tool_calls(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Json<Listing<ToolCallView>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    existing(&app, &caller.tenant, id).await?;
+    let rows = app.store.tool_calls(&caller.tenant, id, &page).await?;
+    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), ToolCallView::from)))
+}
+
+/// List a run's messages
+///
+/// The conversation as the model sees it.
+#[utoipa::path(
+    get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    responses((status = 200, description = "A page of messages, in order.", body = Listing<Message>)),
+)]
+pub(crate) async fn list_messages(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Json<Listing<Message>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    existing(&app, &caller.tenant, id).await?;
+    let mut journal: Vec<Event> = Vec::new();
+    loop {
+        let after = journal.last().map_or(0, |event| event.seq);
+        let chunk = app.store.events(&caller.tenant, id, after, JOURNAL_CHUNK).await?;
+        let last = chunk.len() < JOURNAL_CHUNK as usize;
+        journal.extend(chunk);
+        if last {
+            let conversation = conversation(&journal).map_err(|e| Problem::internal(e.to_string()))?;
+            return Ok(Json(Listing::of_all(messages(&conversation), &page)));
+        }
+    }
+}
+
+/// List a run's events
+///
+/// The journal, in order. `after` and `cursor` exclude one another.
+#[utoipa::path(
+    get, path = "/runs/{id}/events", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(
+        ("id" = Uuid, Path, description = "The run."),
+        ("after" = Option<i64>, Query, description = "Events with a greater number.", minimum = 0),
+        PartParams,
+    ),
+    responses((status = 200, description = "A page of events, in order.", body = Listing<JournalEntry>)),
+)]
+pub(crate) async fn list_events(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    _: AcceptsJson,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Json<Listing<JournalEntry>>, Problem> {
+    let after = params.value("after", "the number of an event", |text| text.parse().ok().filter(|seq| *seq >= 0_i64))?;
+    let page = by_number(&mut params, PARTS)?;
+    if after.is_some() && page.after.is_some() {
+        return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
+    }
+    params.finish()?;
+    existing(&app, &caller.tenant, id).await?;
+    let rows = app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
+    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry)))
+}
+
+#[cfg(test)]
+#[path = "run_parts_tests.rs"]
+mod tests;

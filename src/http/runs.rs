@@ -1,0 +1,364 @@
+//! Runs as callers see them: the answer of an invocation, the history, one run, cancelling.
+//!
+//! Views are made from stored rows and add nothing to them. Parts of a run are [`super::run_parts`]'s.
+
+use axum::Json;
+use axum::extract::State;
+use axum::http::StatusCode;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::auth::{RunsCancel, RunsRead, Scoped};
+use super::extract::{JsonObject, Params, RunId, fields};
+use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
+use super::problem::{Code, Problem};
+use super::{App, Shared};
+use crate::message::Usage;
+use crate::run::{Budget, BudgetOverrides, Overrides, RunError, RunKind, RunStatus, TerminationReason};
+use crate::store::{CancelOutcome, RunFilter, RunRecord};
+
+/// How a run went; the answer of an invocation.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Run {
+    /// UUID.
+    run_id: Uuid,
+    /// The agent.
+    #[schema(example = "repo-guide")]
+    agent: String,
+    /// Where it stands; the last three are final.
+    status: RunStatus,
+    /// Why it ended.
+    #[schema(value_type = Option<TerminationReason>)]
+    termination_reason: Option<String>,
+    /// The accepted output.
+    #[schema(example = json!({"summary": "A small web service."}))]
+    output: Option<Value>,
+    /// The model's last words as it wrote them.
+    #[schema(example = "{\"summary\": \"A small web service.\"}")]
+    raw_response: Option<String>,
+    /// The model that answered last.
+    #[schema(example = "openai/gpt-4.1-mini")]
+    model: Option<String>,
+    /// Input plus output tokens.
+    #[schema(example = 1234)]
+    tokens_used: u64,
+    /// Tokens and cost.
+    usage: UsageView,
+    /// Attempts started; not in the answer of a single shot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 1)]
+    attempts: Option<u32>,
+    /// Model responses; not in the answer of a single shot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 4)]
+    iterations: Option<u32>,
+    /// Calls of tools, blocked and unknown ones included; not in the answer of a single shot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = 3)]
+    tool_calls_made: Option<u32>,
+    /// The tools that executed; not in the answer of a single shot.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(example = json!(["file_ops"]))]
+    tools_used: Option<Vec<String>>,
+    /// Milliseconds from start to end.
+    #[schema(example = 812)]
+    latency_ms: Option<i64>,
+    /// Whether a limit forced the output.
+    partial: bool,
+    /// Why there is no output.
+    #[schema(example = json!(null))]
+    error: Option<RunError>,
+    /// What the caller should know although it did not end the run.
+    warnings: Vec<String>,
+    /// Subscribers that failed.
+    callback_errors: Vec<String>,
+}
+
+/// Tokens and cost. Cached and cache-write tokens are parts of the input, reasoning of the output.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Usage)]
+#[expect(missing_docs, reason = "the names say it")]
+pub(crate) struct UsageView {
+    #[schema(example = 1000)]
+    input_tokens: u64,
+    #[schema(example = 234)]
+    output_tokens: u64,
+    cached_input_tokens: u64,
+    cache_write_tokens: u64,
+    reasoning_tokens: u64,
+    #[schema(example = 1234)]
+    total_tokens: u64,
+    /// US dollars; null where a model has no price.
+    #[schema(example = 0.00054)]
+    cost_usd: Option<f64>,
+}
+
+/// A run with all that is kept about it.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct RunDetail {
+    #[serde(flatten)]
+    run: Run,
+    /// Single shot or loop.
+    kind: RunKind,
+    /// What it was given.
+    #[schema(value_type = Object, example = json!({"task": "What is in here?"}))]
+    inputs: Value,
+    /// What the request narrowed.
+    #[schema(value_type = Object, example = json!({"max_iterations": 10}))]
+    overrides: Value,
+    /// The caller's labels.
+    #[schema(value_type = Object, example = json!({"ticket": "42"}))]
+    metadata: Value,
+    /// The session it belongs to.
+    #[schema(example = json!(null))]
+    session_id: Option<String>,
+    /// The run that delegated to this one.
+    #[schema(example = json!(null))]
+    parent_run_id: Option<Uuid>,
+    /// The definition's version.
+    #[schema(example = "1.2.0")]
+    agent_version: String,
+    /// When it was accepted.
+    created_at: DateTime<Utc>,
+    /// When it began.
+    started_at: Option<DateTime<Utc>>,
+    /// When it ended.
+    finished_at: Option<DateTime<Utc>>,
+    /// Consumption and its caps.
+    budget: BudgetView,
+    /// What it waits for.
+    #[schema(value_type = Vec<Object>)]
+    pending: [Value; 0],
+}
+
+/// Consumption and its caps.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RunBudget)]
+pub(crate) struct BudgetView {
+    used: BudgetUsed,
+    /// Null where the definition has changed since the run started.
+    limits: Option<Budget>,
+}
+
+/// What a run has consumed.
+#[derive(Debug, Serialize, ToSchema)]
+#[expect(missing_docs, reason = "the names are those of the caps")]
+pub(crate) struct BudgetUsed {
+    #[schema(example = 4)]
+    iterations: u32,
+    #[schema(example = 0.812)]
+    duration_seconds: f64,
+    #[schema(example = 3)]
+    tool_calls: u32,
+    #[schema(example = 1234)]
+    total_tokens: u64,
+}
+
+impl Run {
+    /// The answer of an invocation: a single shot has no attempts, iterations and tools.
+    pub(crate) fn answer(record: RunRecord) -> Self {
+        let looped = record.kind == RunKind::Iterative;
+        let run = Self::from(record);
+        if looped {
+            return run;
+        }
+        Self { attempts: None, iterations: None, tool_calls_made: None, tools_used: None, ..run }
+    }
+}
+
+impl From<RunRecord> for Run {
+    fn from(record: RunRecord) -> Self {
+        Self {
+            run_id: record.id,
+            agent: record.agent,
+            status: record.status,
+            termination_reason: record.termination_reason,
+            output: record.output,
+            raw_response: record.raw_response,
+            model: record.model,
+            tokens_used: record.usage.total_tokens(),
+            usage: (&record.usage).into(),
+            attempts: Some(record.attempts),
+            iterations: Some(record.iterations),
+            tool_calls_made: Some(record.tool_calls_made),
+            tools_used: Some(record.tools_used),
+            latency_ms: record.latency_ms,
+            partial: record.partial,
+            error: record.error,
+            warnings: record.warnings,
+            callback_errors: record.callback_errors,
+        }
+    }
+}
+
+impl From<&Usage> for UsageView {
+    fn from(usage: &Usage) -> Self {
+        #[expect(clippy::cast_precision_loss, reason = "2^53 micro-dollars are nine billion dollars")]
+        let usd = |micro: i64| micro as f64 / 1e6;
+        Self {
+            input_tokens: usage.input_tokens,
+            output_tokens: usage.output_tokens,
+            cached_input_tokens: usage.cached_input_tokens,
+            cache_write_tokens: usage.cache_write_tokens,
+            reasoning_tokens: usage.reasoning_tokens,
+            total_tokens: usage.total_tokens(),
+            cost_usd: usage.cost_micro_usd.map(usd),
+        }
+    }
+}
+
+impl RunDetail {
+    /// Everything about a run; its caps come from the definition where that is still the run's.
+    pub(crate) fn of(mut record: RunRecord, app: &Shared) -> Self {
+        let until = record.finished_at.unwrap_or_else(Utc::now);
+        let seconds = record.started_at.map_or(0.0, |start| (until - start).as_seconds_f64().max(0.0));
+        let used = BudgetUsed {
+            iterations: record.iterations,
+            duration_seconds: (seconds * 1000.0).round() / 1000.0,
+            tool_calls: record.tool_calls_made,
+            total_tokens: record.usage.total_tokens(),
+        };
+        let limits = app.catalogue.agent(&record.agent).filter(|agent| agent.hash == record.definition_hash);
+        let asked = Overrides::deserialize(&record.overrides).unwrap_or_default().budget.unwrap_or_default();
+        Self {
+            kind: record.kind,
+            budget: BudgetView { used, limits: limits.map(|a| narrowed(a.definition.governance.budget, &asked)) },
+            pending: [],
+            inputs: record.inputs.take(),
+            overrides: record.overrides.take(),
+            metadata: record.metadata.take(),
+            session_id: record.session_id.take(),
+            parent_run_id: record.parent_run_id,
+            agent_version: std::mem::take(&mut record.agent_version),
+            created_at: record.created_at,
+            started_at: record.started_at,
+            finished_at: record.finished_at,
+            run: record.into(),
+        }
+    }
+}
+
+fn narrowed(budget: Budget, asked: &BudgetOverrides) -> Budget {
+    let least = |set: u64, asked: Option<u64>| asked.map_or(set, |asked| asked.min(set));
+    Budget {
+        max_iterations: least(budget.max_iterations, asked.max_iterations),
+        max_duration_seconds: least(budget.max_duration_seconds, asked.max_duration_seconds),
+        max_tool_calls: least(budget.max_tool_calls, asked.max_tool_calls),
+        max_total_tokens: budget.max_total_tokens.into_iter().chain(asked.max_total_tokens).min(),
+    }
+}
+
+/// A run of this tenant.
+pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<RunRecord, Problem> {
+    app.store.run(tenant, run).await?.ok_or_else(|| Problem::not_found("run"))
+}
+
+/// List runs
+///
+/// Newest first. `metadata.<key>=<value>` filters by a label and may be given for several keys.
+#[utoipa::path(
+    get, path = "/runs", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(
+        ("agent" = Option<String>, Query, description = "Runs of this agent."),
+        ("status" = Option<RunStatus>, Query, description = "Runs that stand there."),
+        ("session_id" = Option<String>, Query, description = "Runs of this session."),
+        ("parent_run_id" = Option<Uuid>, Query, description = "Runs that this run delegated to."),
+        ("termination_reason" = Option<TerminationReason>, Query, description = "Runs that ended for this reason."),
+        ("created_after" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
+        ("created_before" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
+        ListParams,
+    ),
+    responses((status = 200, description = "A page of runs.", body = Listing<RunDetail>)),
+)]
+pub(crate) async fn list_runs(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<RunDetail>>, Problem> {
+    let filter = run_filter(&mut params)?;
+    let page = by_time(&mut params, LISTS)?;
+    params.finish()?;
+    let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
+    let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
+    Ok(Json(Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app))))
+}
+
+fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
+    Ok(RunFilter {
+        agent: params.text("agent"),
+        status: params.value("status", "the status of a run", RunStatus::parse)?,
+        session_id: params.text("session_id"),
+        parent_run_id: params.uuid("parent_run_id")?,
+        termination_reason: params.value("termination_reason", "a termination reason", |name| {
+            let known = TerminationReason::deserialize(Value::from(name)).ok()?;
+            Some(known.as_str().to_owned())
+        })?,
+        created_after: params.time("created_after")?,
+        created_before: params.time("created_before")?,
+        metadata: params.prefixed("metadata."),
+    })
+}
+
+/// Get a run
+#[utoipa::path(
+    get, path = "/runs/{id}", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(("id" = Uuid, Path, description = "The run.")),
+    responses((status = 200, description = "The run.", body = RunDetail)),
+)]
+pub(crate) async fn get_run(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    RunId(id): RunId,
+    params: Params,
+) -> Result<Json<RunDetail>, Problem> {
+    params.finish()?;
+    let run = existing(&app, &caller.tenant, id).await?;
+    Ok(Json(RunDetail::of(run, &app)))
+}
+
+/// Why a run is cancelled.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub(crate) struct CancelRequest {
+    /// Told to whoever asks how the run ended; at most 1000 characters.
+    #[schema(max_length = 1000, example = "no longer needed")]
+    reason: Option<String>,
+}
+
+/// Cancel a run
+///
+/// Works wherever the run stands. The end itself is awaited by asking for the run.
+#[utoipa::path(
+    post, path = "/runs/{id}/cancel", tag = "runs", security(("bearer" = ["runs:cancel"])),
+    params(("id" = Uuid, Path, description = "The run.")),
+    request_body = Option<CancelRequest>,
+    responses(
+        (status = 200, description = "It had ended already and is unchanged.", body = RunDetail),
+        (status = 202, description = "It is cancelled now or will be in a moment.", body = RunDetail),
+    ),
+)]
+pub(crate) async fn cancel_run(
+    State(app): State<App>,
+    caller: Scoped<RunsCancel>,
+    RunId(id): RunId,
+    JsonObject(body): JsonObject,
+) -> Result<(StatusCode, Json<RunDetail>), Problem> {
+    let request: CancelRequest =
+        fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    if request.reason.as_ref().is_some_and(|reason| reason.chars().count() > 1000) {
+        return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
+    }
+    let (status, run) = match app.runtime.cancel(&caller.tenant, id, request.reason.as_deref()).await? {
+        None => return Err(Problem::not_found("run")),
+        Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
+        Some(CancelOutcome::EndedNow(run) | CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
+    };
+    Ok((status, Json(RunDetail::of(run, &app))))
+}
+
+#[cfg(test)]
+#[path = "runs_tests.rs"]
+mod tests;

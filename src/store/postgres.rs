@@ -92,6 +92,14 @@ impl Postgres {
         Ok(store)
     }
 
+    /// Tells all replicas that something waits in the queue.
+    async fn hint_queue(&self) {
+        let hint = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(QUEUE_PAYLOAD);
+        if let Err(error) = self.control.fetch(hint).await {
+            tracing::debug!(%error, "nobody was told of a queued run; it will be found by polling");
+        }
+    }
+
     /// Stores the definitions of new runs; each only once in the life of this process.
     async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
         let unknown: HashMap<&str, &str> = {
@@ -176,10 +184,7 @@ impl Store for Postgres {
         let outcomes = within(commit_on(&mut line, owner, batch)).await;
         let outcomes = line.settle(outcomes)?;
         if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
-            let hint = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(QUEUE_PAYLOAD);
-            if let Err(error) = self.control.fetch(hint).await {
-                tracing::debug!(%error, "nobody was told of a queued run; it will be found by polling");
-            }
+            self.hint_queue().await;
         }
         Ok(outcomes)
     }
@@ -205,9 +210,12 @@ impl Store for Postgres {
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
     }
 
-    async fn release(&self, owner: &str) -> Result<u64, StoreError> {
-        let released = self.control.fetch(sqlx::query(statements::RELEASE).bind(owner)).await?;
-        Ok(released.len() as u64)
+    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let mut line = self.control.get().await?;
+        let released = within(ownership::release(&mut line, owner, run)).await;
+        let released = line.settle(released)?;
+        self.hint_queue().await;
+        Ok(released)
     }
 
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
@@ -228,9 +236,13 @@ impl Store for Postgres {
             let mut line = self.control.get().await?;
             let more = within(ownership::take_over(&mut line, max_crashes, &mut swept)).await;
             if !line.settle(more)? {
-                return Ok(swept);
+                break;
             }
         }
+        if swept.requeued > 0 {
+            self.hint_queue().await;
+        }
+        Ok(swept)
     }
 
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {

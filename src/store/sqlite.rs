@@ -48,7 +48,7 @@ pub struct Sqlite {
     lock: Mutex<Option<File>>,
     readers: SqlitePool,
     /// Replicas that live in this process.
-    registered: Mutex<Vec<String>>,
+    registered: Mutex<HashSet<String>>,
     /// Hashes of definitions that are known to be stored.
     defined: Mutex<HashSet<String>>,
     wakeups: broadcast::Sender<Wakeup>,
@@ -230,13 +230,18 @@ impl Store for Sqlite {
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
     }
 
-    async fn release(&self, owner: &str) -> Result<u64, StoreError> {
-        self.change(sqlx::query(statements::RELEASE).bind(owner).bind(now())).await
+    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let released = ownership::release(&mut tx, owner, run).await?;
+        tx.commit().await?;
+        self.hint(Wakeup::Queue);
+        Ok(released)
     }
 
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
         self.change(sqlx::query(statements::REGISTER).bind(id).bind(now())).await?;
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner).push(id.to_owned());
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
         Ok(())
     }
 
@@ -245,13 +250,17 @@ impl Store for Sqlite {
     }
 
     async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
-        let living = self.registered.lock().unwrap_or_else(PoisonError::into_inner).clone();
+        let living: Vec<String> =
+            self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let replicas = ownership::bury(&mut tx, Utc::now() - lease, &living).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
         tx.commit().await?;
+        if swept.requeued > 0 {
+            self.hint(Wakeup::Queue);
+        }
         Ok(swept)
     }
 

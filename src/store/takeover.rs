@@ -81,13 +81,18 @@ pub(super) fn decide(runs: &[Locked], max_crashes: u32, now: DateTime<Utc>, swep
 fn verdict(run: &Locked, max_crashes: u32) -> Verdict {
     if run.record.cancel_requested_at.is_some() {
         Verdict::Cancel
-    } else if open_calls(&run.tail).any(|(_, effect)| effect == Some(Effect::Once)) {
+    } else if may_have_acted(run) {
         Verdict::Review
     } else if run.record.crash_count + 1 >= max_crashes {
         Verdict::Fail
     } else {
         Verdict::Requeue
     }
+}
+
+/// Whether a call was dispatched that must not be repeated unasked, and nobody knows what became of it.
+pub(super) fn may_have_acted(run: &Locked) -> bool {
+    open_calls(&run.tail).any(|(_, effect)| effect == Some(Effect::Once))
 }
 
 /// How long a run waits before another replica may take it: not at all after its first crash.

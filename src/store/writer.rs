@@ -11,7 +11,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use backon::{BackoffBuilder, ExponentialBuilder};
 use tokio::sync::{mpsc, oneshot};
 use tokio::task::{JoinError, JoinSet};
 use tokio::time::Instant;
@@ -250,8 +249,8 @@ impl Committer {
 
     /// Gives back, unanswered, the writes that the store refuses for a reason that will not pass.
     async fn commit_patiently(&self, mut writes: Vec<RunWrite>, mut waiting: Vec<Waiting>) -> Vec<(RunWrite, Waiting)> {
-        let pauses = ExponentialBuilder::default().with_min_delay(FIRST_PAUSE).with_max_delay(LAST_PAUSE);
-        for pause in pauses.without_max_times().with_jitter().build() {
+        let mut pause = FIRST_PAUSE;
+        loop {
             match self.store.commit(&self.owner, &writes).await {
                 Ok(outcomes) => {
                     self.available.store(true, Ordering::Relaxed);
@@ -277,15 +276,17 @@ impl Committer {
                     if writes.is_empty() {
                         return Vec::new();
                     }
-                    tokio::time::sleep(pause).await;
+                    let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+                    tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
+                    pause = LAST_PAUSE.min(pause * 2);
                 }
                 Err(error) => {
-                    tracing::error!(%error, writes = writes.len(), first_run = %writes[0].run_id, "a commit was refused");
-                    break;
+                    let runs: Vec<Uuid> = writes.iter().map(|write| write.run_id).collect();
+                    tracing::error!(%error, ?runs, "a commit was refused");
+                    return writes.into_iter().zip(waiting).collect();
                 }
             }
         }
-        writes.into_iter().zip(waiting).collect()
     }
 }
 

@@ -13,15 +13,15 @@ use uuid::Uuid;
 
 use super::commit;
 use super::statements::{
-    BURY, FORGET, LOCK_ORPHANS, LOCK_RUN, LOCK_STALE, ORPHANS, OUTCOME_UNKNOWN, PARK, REQUEST_CANCEL, REQUEUE, RUN,
-    SEIZE, TAIL,
+    BURY, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN, PARK, RELEASE,
+    REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
-use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, requeue_delay, waiting_phase};
+use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, waiting_phase};
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over in one transaction.
@@ -58,14 +58,27 @@ pub(super) async fn request_cancel(
     Ok(Some(outcome))
 }
 
-/// Marks replicas dead whose lease has run out; how many.
+/// See [`crate::store::Store::release`].
+pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+    let mut tx = connection.begin().await?;
+    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_OWNED).bind(owner).bind(run).fetch_all(&mut *tx).await?;
+    let runs = read_locked(&mut tx, &ids).await?;
+    let (review, requeue): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(|run| may_have_acted(run));
+    let ids_of = |runs: Vec<&Locked>| runs.into_iter().map(|run| run.record.id).collect::<Vec<_>>();
+    park(&mut tx, &ids_of(review)).await?;
+    sqlx::query(RELEASE).bind(ids_of(requeue)).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(runs.len() as u64)
+}
+
+/// Marks replicas dead whose lease has run out, and fences them; how many.
 pub(super) async fn bury(connection: &mut PgConnection, lease: Duration) -> Result<u64, StoreError> {
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
     let mut tx = connection.begin().await?;
-    let stale = sqlx::query_scalar(LOCK_STALE).bind(lease).fetch_all(&mut *tx).await?;
-    let stale: Vec<String> = stale;
+    let stale: Vec<String> = sqlx::query_scalar(LOCK_STALE).bind(lease).fetch_all(&mut *tx).await?;
     if !stale.is_empty() {
         sqlx::query(BURY).bind(&stale).execute(&mut *tx).await?;
+        sqlx::query(DISOWN).bind(&stale).execute(&mut *tx).await?;
         sqlx::query(FORGET).execute(&mut *tx).await?;
     }
     tx.commit().await?;
@@ -79,24 +92,16 @@ pub(super) async fn take_over(
     swept: &mut Swept,
 ) -> Result<bool, StoreError> {
     let mut tx = connection.begin().await?;
-    let ids = sqlx::query_scalar(LOCK_ORPHANS).bind(CHUNK).fetch_all(&mut *tx).await?;
-    let ids: Vec<Uuid> = ids;
+    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_ORPHANS).bind(CHUNK).fetch_all(&mut *tx).await?;
     if ids.is_empty() {
         return Ok(false);
     }
-    let rows = sqlx::query(ORPHANS).bind(&ids).fetch_all(&mut *tx).await?;
-    let mut runs = rows.iter().map(|row| Columns(row).locked()).collect::<Result<Vec<_>, _>>()?;
-    read_tails(&mut tx, &mut runs).await?;
+    let runs = read_locked(&mut tx, &ids).await?;
     let mut counted = *swept;
     let decided = decide(&runs, max_crashes, Utc::now(), &mut counted);
     seize(&mut tx, &ids, 1).await?;
-    if !decided.endings.is_empty() {
-        end(&mut tx, &decided.endings).await?;
-    }
-    if !decided.review.is_empty() {
-        sqlx::query(PARK).bind(&decided.review).execute(&mut *tx).await?;
-        sqlx::query(OUTCOME_UNKNOWN).bind(&decided.review).execute(&mut *tx).await?;
-    }
+    end(&mut tx, &decided.endings).await?;
+    park(&mut tx, &decided.review).await?;
     for (run, crashes) in &decided.requeue {
         let delay = i64::try_from(requeue_delay(*crashes).as_micros()).unwrap_or(i64::MAX);
         sqlx::query(REQUEUE).bind(run).bind(delay).execute(&mut *tx).await?;
@@ -104,6 +109,22 @@ pub(super) async fn take_over(
     tx.commit().await?;
     *swept = counted;
     Ok(true)
+}
+
+/// Statement two: the locked rows and the ends of their journals, as they are now.
+async fn read_locked(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Locked>, StoreError> {
+    let rows = sqlx::query(LOCKED_RUNS).bind(ids).fetch_all(&mut *connection).await?;
+    let mut runs = rows.iter().map(|row| Columns(row).locked()).collect::<Result<Vec<_>, _>>()?;
+    read_tails(connection, &mut runs).await?;
+    Ok(runs)
+}
+
+async fn park(connection: &mut PgConnection, runs: &[Uuid]) -> Result<(), StoreError> {
+    if !runs.is_empty() {
+        sqlx::query(PARK).bind(runs).execute(&mut *connection).await?;
+        sqlx::query(OUTCOME_UNKNOWN).bind(runs).execute(connection).await?;
+    }
+    Ok(())
 }
 
 async fn read_tails(connection: &mut PgConnection, runs: &mut [Locked]) -> Result<(), StoreError> {
@@ -125,6 +146,9 @@ async fn seize(connection: &mut PgConnection, runs: &[Uuid], crashes: i64) -> Re
 }
 
 async fn end(connection: &mut PgConnection, endings: &[RunWrite]) -> Result<(), StoreError> {
+    if endings.is_empty() {
+        return Ok(());
+    }
     let written = commit::write(connection, CARETAKER, &project(endings)?).await?;
     if written.len() == endings.len() {
         Ok(())

@@ -139,8 +139,12 @@ pub(super) const CLAIM: &str = concat!(
      (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
 );
 
-pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() \
-     WHERE status = 'running' AND owner = $1 RETURNING id";
+/// Statement one of a release; `$2` may be NULL for all runs of the owner.
+pub(super) const LOCK_OWNED: &str =
+    "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
+
+pub(super) const RELEASE: &str =
+    "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id::text AS id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
@@ -158,7 +162,8 @@ pub(super) const REQUEST_CANCEL: &str = concat!(
 pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
      crash_count = crash_count + $3 WHERE id = ANY($1)";
 
-pub(super) const REGISTER: &str = "INSERT INTO replicas (id) VALUES ($1)";
+pub(super) const REGISTER: &str = "INSERT INTO replicas (id) VALUES ($1) ON CONFLICT (id) \
+     DO UPDATE SET started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, dead = false";
 
 pub(super) const HEARTBEAT: &str =
     "UPDATE replicas SET heartbeat_at = clock_timestamp() WHERE id = $1 AND NOT dead RETURNING id";
@@ -168,15 +173,18 @@ pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead \
 
 pub(super) const BURY: &str = "UPDATE replicas SET dead = true WHERE id = ANY($1)";
 
+/// At once, so that a replica which registers again does not find itself the owner of what it lost.
+pub(super) const DISOWN: &str =
+    "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
+
 /// Rows of replicas that nobody misses any more.
-pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day' \
-     AND NOT EXISTS (SELECT 1 FROM runs WHERE status = 'running' AND owner = replicas.id)";
+pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
 
 /// Statement one of a takeover: what is decided on must be read after the lock, by another statement.
 pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \
      AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED";
 
-pub(super) const ORPHANS: &str = concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
+pub(super) const LOCKED_RUNS: &str = concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
 
 pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, \
      available_at = clock_timestamp() + $2 * interval '1 microsecond' WHERE id = $1";

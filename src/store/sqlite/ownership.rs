@@ -8,11 +8,11 @@ use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use super::commit;
-use super::statements::{BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL};
+use super::statements::{BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL};
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
-use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, requeue_delay, waiting_phase};
+use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, waiting_phase};
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over at a time.
@@ -47,6 +47,27 @@ pub(super) async fn request_cancel(
     }))
 }
 
+/// See [`crate::store::Store::release`].
+pub(super) async fn release(
+    connection: &mut SqliteConnection,
+    owner: &str,
+    run: Option<Uuid>,
+) -> Result<u64, StoreError> {
+    let now = Utc::now();
+    let owned = sqlx::query(OWNED).bind(owner).bind(run.map(|run| run.to_string()));
+    let rows = owned.fetch_all(&mut *connection).await?;
+    for row in &rows {
+        let mut run = Columns(row).locked()?;
+        read_tail(connection, &mut run).await?;
+        if may_have_acted(&run) {
+            park(connection, run.record.id).await?;
+        } else {
+            requeue(connection, run.record.id, now).await?;
+        }
+    }
+    Ok(rows.len() as u64)
+}
+
 /// Marks replicas dead that do not live in this process or whose heartbeat is too old; how many.
 pub(super) async fn bury(
     connection: &mut SqliteConnection,
@@ -76,16 +97,24 @@ pub(super) async fn take_over(
     }
     let decided = decide(&runs, max_crashes, now, swept);
     end(connection, &decided.endings, now).await?;
-    for run in &decided.review {
-        sqlx::query(PARK).bind(run.to_string()).execute(&mut *connection).await?;
-        sqlx::query(OUTCOME_UNKNOWN).bind(run.to_string()).execute(&mut *connection).await?;
+    for run in decided.review {
+        park(connection, run).await?;
     }
-    for (run, crashes) in &decided.requeue {
-        let requeue =
-            sqlx::query(REQUEUE).bind(run.to_string()).bind((now + requeue_delay(*crashes)).timestamp_micros());
-        requeue.execute(&mut *connection).await?;
+    for (run, crashes) in decided.requeue {
+        requeue(connection, run, now + requeue_delay(crashes)).await?;
     }
     Ok(!runs.is_empty())
+}
+
+async fn park(connection: &mut SqliteConnection, run: Uuid) -> Result<(), StoreError> {
+    sqlx::query(PARK).bind(run.to_string()).execute(&mut *connection).await?;
+    sqlx::query(OUTCOME_UNKNOWN).bind(run.to_string()).execute(connection).await?;
+    Ok(())
+}
+
+async fn requeue(connection: &mut SqliteConnection, run: Uuid, turn: DateTime<Utc>) -> Result<(), StoreError> {
+    sqlx::query(REQUEUE).bind(run.to_string()).bind(turn.timestamp_micros()).execute(connection).await?;
+    Ok(())
 }
 
 async fn read_tail(connection: &mut SqliteConnection, run: &mut Locked) -> Result<(), StoreError> {

@@ -174,8 +174,9 @@ pub(super) const CLAIM: &str = "UPDATE runs SET status = 'running', owner = $1, 
      WHERE id IN (SELECT id FROM runs WHERE status = 'queued' AND available_at <= $3 ORDER BY available_at, id LIMIT $2) \
      RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
 
-pub(super) const RELEASE: &str =
-    "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE status = 'running' AND owner = $1";
+/// `$2` may be NULL for all runs of the owner.
+pub(super) const OWNED: &str =
+    "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
@@ -187,7 +188,8 @@ pub(super) const REQUEST_CANCEL: &str = "UPDATE runs SET cancel_requested_at = C
 pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
      crash_count = crash_count + $3 WHERE id = $1";
 
-pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES ($1, $2, $2)";
+pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES ($1, $2, $2) \
+     ON CONFLICT (id) DO UPDATE SET started_at = $2, heartbeat_at = $2, dead = 0";
 
 pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
 
@@ -196,8 +198,7 @@ pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
      WHERE NOT dead AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";
 
 /// Rows of replicas that nobody misses any more; `$1`: a day ago.
-pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1 \
-     AND id NOT IN (SELECT owner FROM runs WHERE status = 'running')";
+pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1";
 
 pub(super) const ORPHANS: &str = "SELECT * FROM runs WHERE status = 'running' \
      AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1";

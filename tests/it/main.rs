@@ -3,5 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
 mod mock_model;
+mod postgres_cluster;
 mod providers;
 mod samples;
+mod store;

@@ -33,10 +33,13 @@ fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (De
     }
 }
 
+/// Policies, a tool's name, the decision.
+type PolicyRow = (&'static [(&'static str, ToolPolicy)], &'static str, Decision);
+
 #[test]
 fn tool_policies_go_by_name_and_the_strictest_match_wins() {
     #[rustfmt::skip]
-    let table: [(&[(&str, ToolPolicy)], &str, Decision); 15] = [
+    let table: [PolicyRow; 15] = [
         (&[],                                              "file_ops",      Allowed),
         (&[("file_ops", Allow)],                           "file_ops",      Allowed),
         (&[("file_ops", Ask)],                             "file_ops",      Escalated),
@@ -131,12 +134,13 @@ fn a_scope_for_tools_is_needed() {
     }
 }
 
+/// Read, write and deny globs, an action, the decision.
+type PathRow = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
+
 #[test]
 fn paths_need_a_glob_and_deny_beats_all() {
-    // read globs, write globs, deny globs, action, decision
-    type Row = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
     #[rustfmt::skip]
-    let table: [Row; 53] = [
+    let table: [PathRow; 53] = [
         // everything
         (&["./**"],        &[],            &[],              "r a.txt",           Allowed),
         (&["./**"],        &[],            &[],              "r a/b/c.txt",       Allowed),

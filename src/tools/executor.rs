@@ -6,6 +6,10 @@
 //! result; only a fault of the service itself ends the run. Appending events, and deciding what happens
 //! next, is the engine's.
 
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod executor_tests;
+
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;
@@ -394,7 +398,7 @@ fn capped(mut text: String) -> String {
     let head = &text[..text.floor_char_boundary(half)];
     let tail = &text[text.ceil_char_boundary(text.len() - half)..];
     let middle = &text[head.len()..text.len() - tail.len()];
-    let first = head.lines().count();
+    let first = 1 + head.matches('\n').count();
     let last = first + middle.matches('\n').count();
     format!(
         "{head}\n[… {} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time …]\n{tail}",

@@ -11,8 +11,11 @@ mod reading;
 mod writing;
 
 #[cfg(test)]
-#[path = "file_ops/file_ops_tests.rs"]
-mod file_ops_tests;
+mod confinement_tests;
+#[cfg(test)]
+mod operation_tests;
+#[cfg(test)]
+mod world;
 
 use std::io;
 use std::sync::Arc;

@@ -1,4 +1,7 @@
-//! The gate's rules as tables: one row is one case.
+//! The gate's rules as tables: one row is one case, to be read as documentation.
+//!
+//! Each table leaves everything to its own rule, so that what it shows is that rule alone; how rules are
+//! weighed against one another has a table of its own.
 
 use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
 use crate::run::{Autonomy, Effect};

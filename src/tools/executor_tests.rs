@@ -1,4 +1,7 @@
 //! A call's way through the executor, with tools that misbehave in every way there is.
+//!
+//! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once, to see
+//! that the whole way holds.
 
 use async_trait::async_trait;
 use serde_json::json;
@@ -80,7 +83,7 @@ fn bench(policy: &Policy) -> Bench {
         timeout: Duration::from_mins(1),
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
     };
-    Bench { executor: Executor::new(tools, Gate::new(policy).unwrap()).unwrap(), scope, home: home }
+    Bench { executor: Executor::new(tools, Gate::new(policy).unwrap()).unwrap(), scope, home }
 }
 
 fn full() -> Policy {

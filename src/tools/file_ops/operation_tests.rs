@@ -1,4 +1,7 @@
 //! What each operation does, answers and declares.
+//!
+//! Calls go through the real gate on a real disk ([`super::world`]). That nothing outside the workspace
+//! can be reached is `confinement_tests`'s.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;

@@ -1,5 +1,7 @@
-//! What the tests of this room stand on: a workspace on a real disk, with things outside it worth stealing,
+//! What the tests of `file_ops` stand on: a workspace on a real disk, with things outside it worth stealing,
 //! and calls that go through the real gate.
+//!
+//! It asserts nothing about operations, only that the outside is as it was.
 
 use std::fs;
 use std::os::unix::fs::symlink;

@@ -6,10 +6,6 @@
 //! result; only a fault of the service itself ends the run. Appending events, and deciding what happens
 //! next, is the engine's.
 
-#[cfg(test)]
-#[path = "executor_tests.rs"]
-mod executor_tests;
-
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;
@@ -472,3 +468,7 @@ fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
 fn fatal(tool: &str, message: String, completed: ToolCallCompleted, audit: Option<AuditRecord>) -> FatalToolError {
     FatalToolError { tool: tool.to_owned(), message, finished: Box::new(finished(completed, audit)) }
 }
+
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod executor_tests;

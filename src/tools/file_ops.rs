@@ -10,13 +10,6 @@ mod finding;
 mod reading;
 mod writing;
 
-#[cfg(test)]
-mod confinement_tests;
-#[cfg(test)]
-mod operation_tests;
-#[cfg(test)]
-mod world;
-
 use std::io;
 use std::sync::Arc;
 
@@ -281,3 +274,10 @@ impl From<PathError> for ToolError {
         Self::ForModel(error.to_string())
     }
 }
+
+#[cfg(test)]
+mod confinement_tests;
+#[cfg(test)]
+mod operation_tests;
+#[cfg(test)]
+mod world;

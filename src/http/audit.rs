@@ -21,7 +21,7 @@ const OUTCOMES: [&str; 4] = ["succeeded", "failed", "cancelled", "not_executed"]
 
 /// One audit record.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = AuditRecord)]
+#[schema(as = AuditRecord, example = json!({"arguments": {"operation": "read", "path": "secret/token"}}))]
 pub(crate) struct AuditView {
     id: Uuid,
     at: DateTime<Utc>,
@@ -40,7 +40,6 @@ pub(crate) struct AuditView {
     #[schema(example = "`secret/token` may not be read.")]
     reason: Option<String>,
     /// A text where they are no JSON or were cut.
-    #[schema(example = json!({"operation": "read", "path": "secret/token"}))]
     arguments: Value,
     /// `succeeded`, `failed`, `cancelled` or `not_executed`.
     #[schema(example = "not_executed")]

@@ -128,14 +128,8 @@ fn escapes_nul(json: &[u8]) -> bool {
 
 /// Reads an object into a type; the error's pointer names the offending field, also an unknown one.
 pub(crate) fn fields<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T, ValidationError> {
-    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
-        let mut pointer = pointer(error.path());
-        let message = error.into_inner().to_string();
-        if let Some((field, _)) = message.strip_prefix("unknown field `").and_then(|m| m.split_once('`')) {
-            pointer = format!("{pointer}/{}", escaped(field));
-        }
-        ValidationError { pointer, message }
-    })
+    serde_path_to_error::deserialize(Value::Object(object))
+        .map_err(|error| ValidationError { pointer: pointer(error.path()), message: error.into_inner().to_string() })
 }
 
 fn pointer(path: &serde_path_to_error::Path) -> String {
@@ -175,7 +169,8 @@ impl FromRequestParts<App> for Name {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Path(name) = Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
+        let Path(name) =
+            Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
         if name.contains('\0') { Err(Problem::not_found("path")) } else { Ok(Self(name)) }
     }
 }
@@ -235,7 +230,7 @@ impl Params {
     /// Takes a text.
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(n, _)| n == name)?;
-        Some(self.0.swap_remove(at).1)
+        Some(self.0.remove(at).1)
     }
 
     /// Takes a value that `read` understands; `what` says what that is.

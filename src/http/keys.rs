@@ -21,7 +21,7 @@ use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
 
 /// Scopes that a key can have, beside `tools:<name>`.
-const SCOPES: [&str; 13] = [
+const SCOPES: [&str; 12] = [
     "agents:read",
     "agents:invoke",
     "runs:read",
@@ -33,7 +33,6 @@ const SCOPES: [&str; 13] = [
     "tools:execute",
     "keys:admin",
     "audit:read",
-    "metrics:read",
     "admin",
 ];
 
@@ -64,7 +63,6 @@ pub(crate) struct NewKeyRequest {
 /// A key without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
-#[expect(missing_docs, reason = "the names say it")]
 pub(crate) struct KeyView {
     #[schema(example = "5f2a9c01d3e47b6812")]
     id: String,

@@ -127,3 +127,6 @@ async fn unknown_path() -> Problem {
 async fn wrong_method() -> Problem {
     Problem::new(Code::MethodNotAllowed, "This path does not take that method; `Allow` lists those it takes.")
 }
+
+#[cfg(test)]
+mod router_tests;

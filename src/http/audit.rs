@@ -26,7 +26,7 @@ pub(crate) struct AuditView {
     id: Uuid,
     at: DateTime<Utc>,
     /// Key id or token subject on whose behalf the call was made.
-    #[schema(example = "5f2a9c01d3e47b6812")]
+    #[schema(example = "5f2a9c01d3e47b68")]
     subject: String,
     run_id: Uuid,
     #[schema(example = "file_ops")]

@@ -134,15 +134,12 @@ pub(crate) fn fields<T: DeserializeOwned>(object: Map<String, Value>) -> Result<
 
 fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
-    let mut pointer = String::new();
-    for segment in path {
-        match segment {
-            Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
-            Segment::Map { key } => pointer.push_str(&format!("/{}", escaped(key))),
-            Segment::Enum { .. } | Segment::Unknown => {}
-        }
-    }
-    pointer
+    let segments = path.iter().filter_map(|segment| match segment {
+        Segment::Seq { index } => Some(format!("/{index}")),
+        Segment::Map { key } => Some(format!("/{}", escaped(key))),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    });
+    segments.collect()
 }
 
 /// A key as a segment of a JSON pointer.

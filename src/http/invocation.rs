@@ -63,10 +63,7 @@ impl Invocation {
         let Envelope { run_id, session_id, metadata, .. } = fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
-        let overrides = match body.is_empty() {
-            true => Overrides::default(),
-            false => overrides(kind, body)?,
-        };
+        let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
         Ok(Self { inputs, run_id, session_id, metadata, overrides })
     }
 }

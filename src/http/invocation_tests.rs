@@ -4,18 +4,18 @@ use serde_json::json;
 
 use super::*;
 
-fn read(kind: RunKind, body: Value) -> Result<Invocation, Problem> {
+fn read(kind: RunKind, body: &Value) -> Result<Invocation, Problem> {
     Invocation::read(kind, body.as_object().unwrap().clone())
 }
 
 /// Code and pointer of the refusal.
-fn refusal(kind: RunKind, body: Value) -> String {
+fn refusal(kind: RunKind, body: &Value) -> String {
     format!("{:?}", read(kind, body).unwrap_err())
 }
 
 #[test]
 fn an_empty_body_asks_for_empty_inputs() {
-    let invocation = read(RunKind::Iterative, json!({})).unwrap();
+    let invocation = read(RunKind::Iterative, &json!({})).unwrap();
     assert_eq!(invocation.inputs, json!({}));
     assert_eq!(invocation.overrides, Overrides::default());
     assert_eq!((invocation.run_id, invocation.session_id), (None, None));
@@ -31,7 +31,7 @@ fn everything_that_a_loop_takes_is_read() {
         "enable_double_confirmation": false, "tool_choice": {"tool": "file_ops"}, "parallel_tool_calls": false,
         "tools": ["file_ops"], "budget": {"max_total_tokens": 10},
     });
-    let invocation = read(RunKind::Iterative, body.clone()).unwrap();
+    let invocation = read(RunKind::Iterative, &body).unwrap();
     assert_eq!(invocation.inputs, body["inputs"]);
     assert_eq!(invocation.run_id, Some(id));
     assert_eq!(invocation.metadata["ticket"], "42");
@@ -44,8 +44,8 @@ fn everything_that_a_loop_takes_is_read() {
 #[test]
 fn null_means_absent_except_for_inputs() {
     let body = json!({"run_id": null, "session_id": null, "metadata": null, "model": null, "budget": null});
-    assert_eq!(read(RunKind::Iterative, body).unwrap(), read(RunKind::Iterative, json!({})).unwrap());
-    assert!(refusal(RunKind::Iterative, json!({"inputs": null})).contains("InvalidInputs"));
+    assert_eq!(read(RunKind::Iterative, &body).unwrap(), read(RunKind::Iterative, &json!({})).unwrap());
+    assert!(refusal(RunKind::Iterative, &json!({"inputs": null})).contains("InvalidInputs"));
 }
 
 #[test]
@@ -72,19 +72,19 @@ fn what_does_not_fit_is_refused_with_a_pointer() {
         (json!({"a/b": 1}), "InvalidOverride", "\"/a~1b\""),
     ];
     for (body, code, pointer) in cases {
-        let refusal = refusal(RunKind::Iterative, body.clone());
+        let refusal = refusal(RunKind::Iterative, &body);
         assert!(refusal.contains(code) && refusal.contains(&format!("pointer: {pointer}")), "{body}: {refusal}");
     }
     let labels: BTreeMap<String, &str> = (0..65).map(|n| (n.to_string(), "")).collect();
-    assert!(refusal(RunKind::Iterative, json!({"metadata": labels})).contains("at most 64"));
+    assert!(refusal(RunKind::Iterative, &json!({"metadata": labels})).contains("at most 64"));
 }
 
 #[test]
 fn a_single_shot_takes_no_settings_of_the_loop() {
-    let invocation = read(RunKind::Single, json!({"model": "a/b", "temperature": 1.0})).unwrap();
+    let invocation = read(RunKind::Single, &json!({"model": "a/b", "temperature": 1.0})).unwrap();
     assert_eq!(invocation.overrides.model.as_deref(), Some("a/b"));
     for field in ["max_iterations", "tools", "budget", "tool_choice"] {
-        let refusal = refusal(RunKind::Single, json!({ field: null }));
+        let refusal = refusal(RunKind::Single, &json!({ field: null }));
         assert!(refusal.contains(&format!("pointer: \"/{field}\"")), "{refusal}");
     }
 }
@@ -99,7 +99,7 @@ fn the_document_lists_exactly_the_fields_that_are_read() {
     assert_eq!(names(InvokeRequest::schema()), ["inputs", "run_id", "session_id", "metadata", "model", "temperature"]);
     for name in names(InvokeIterativeRequest::schema()) {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
-        assert!(read(RunKind::Iterative, json!({ name.clone(): value })).is_ok(), "{name}");
+        assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
     }
     assert_eq!(names(InvokeIterativeRequest::schema()).len(), 17);
 }

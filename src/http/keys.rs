@@ -64,7 +64,7 @@ pub(crate) struct NewKeyRequest {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 pub(crate) struct KeyView {
-    #[schema(example = "5f2a9c01d3e47b6812")]
+    #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
     #[schema(example = "ci")]
     name: String,
@@ -89,7 +89,7 @@ pub(crate) struct NewKey {
     #[serde(flatten)]
     about: KeyView,
     /// The whole key. It is not shown again.
-    #[schema(example = "tl_5f2a9c01d3e47b6812_…")]
+    #[schema(example = "tl_5f2a9c01d3e47b68_…")]
     key: String,
 }
 

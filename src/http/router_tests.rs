@@ -267,13 +267,14 @@ async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
     }
 }
 
+async fn broken() -> &'static str {
+    panic!("a secret path")
+}
+
 #[tokio::test]
 async fn a_panic_and_an_endless_wait_are_answered() {
     let shared = Shared { state: state(Auth::None), settings: SETTINGS, keys: auth::KeyRing::new() };
     let app: App = Arc::new(shared);
-    async fn broken() -> &'static str {
-        panic!("a secret path")
-    }
     let routes = Router::new()
         .route("/panic", get(broken))
         .route("/wait", get(std::future::pending::<&'static str>))

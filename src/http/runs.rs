@@ -22,6 +22,7 @@ use crate::store::{CancelOutcome, RunFilter, RunRecord};
 
 /// How a run went; the answer of an invocation.
 #[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
 #[schema(example = json!({"status": "completed", "error": null, "output": {"summary": "A small web service."}}))]
 pub(crate) struct Run {
     /// UUID.

@@ -23,10 +23,10 @@ pub struct NewKey {
 /// # Errors
 /// Where there is none to be had.
 pub fn generate() -> Result<NewKey, getrandom::Error> {
-    let (mut id, mut secret) = ([0; 9], [0; 32]);
+    let (mut id, mut secret) = ([0; 8], [0; 32]);
     getrandom::fill(&mut id)?;
     getrandom::fill(&mut secret)?;
-    let id: String = id.iter().map(|byte| format!("{byte:02x}")).collect();
+    let id = format!("{:016x}", u64::from_be_bytes(id));
     let secret = BASE64_URL_SAFE_NO_PAD.encode(secret);
     Ok(NewKey { token: format!("tl_{id}_{secret}"), secret_hash: hash(&secret), id })
 }

@@ -1,1 +1,430 @@
-//! Placeholder.
+//! Typed settings: built-in values < `toolloop.toml` < environment < flags.
+//!
+//! [`Config::load`] is a pure function of its sources; [`Config::read`] fetches them. Unknown keys,
+//! bad values and missing directories are errors that name file, line and key, or the variable, or
+//! the flag. `config/default.toml` is both the documentation and the lowest layer, so no default is
+//! written twice. Nothing of ours is imported: rooms get their settings as arguments.
+
+mod sources;
+mod values;
+
+use std::collections::{BTreeMap, HashMap};
+use std::net::SocketAddr;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use http::{HeaderName, HeaderValue};
+use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
+use url::Url;
+
+pub use sources::ConfigError;
+use sources::{Origin, Sources};
+use values::{count, duration, size, some_count, some_duration};
+
+/// Every setting with its built-in value, annotated.
+pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
+
+/// The file that is used if it is there and no other was named.
+pub const DEFAULT_FILE: &str = "toolloop.toml";
+
+const PREFIX: &str = "TOOLLOOP_";
+
+/// What the command line sets.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Flags {
+    /// `--config`.
+    pub config: Option<PathBuf>,
+    /// `--listen`.
+    pub listen: Option<String>,
+    /// `--database-url`.
+    pub database_url: Option<String>,
+    /// `--agents-dir`.
+    pub agents_dir: Option<String>,
+}
+
+/// All settings, checked; paths are as seen from the current directory.
+#[derive(Debug, Clone)]
+pub struct Config {
+    /// The file that was read.
+    pub file: Option<PathBuf>,
+    /// The HTTP server.
+    pub server: Server,
+    /// The store.
+    pub database: Database,
+    /// Who may call.
+    pub auth: Auth,
+    /// How runs are driven.
+    pub runtime: Runtime,
+    /// Where `<agent>.yaml` files lie.
+    pub agents_dir: PathBuf,
+    /// Tools.
+    pub tools: Tools,
+    /// Model providers by name.
+    pub models: BTreeMap<String, Model>,
+    /// Defaults for keys.
+    pub governance: Governance,
+    /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
+    pub admin_key: Option<SecretString>,
+    /// Settings that were written down and have no effect in this version.
+    pub notices: Vec<String>,
+}
+
+/// `[server]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Server {
+    /// Where to listen; port 0 takes a free one.
+    #[serde(deserialize_with = "address")]
+    pub listen: SocketAddr,
+    /// Bytes of a request body.
+    #[serde(deserialize_with = "size::<1_024, 1_073_741_824, _>")]
+    pub body_limit: usize,
+    /// How long a caller is kept waiting.
+    #[serde(deserialize_with = "duration::<1_000, 604_800, _>")]
+    pub request_timeout: Duration,
+    /// How long runs may go on after a request to stop.
+    #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    pub shutdown_grace: Duration,
+}
+
+/// `[database]`
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Database {
+    /// `sqlite://…` or `postgres://…`; may hold a password.
+    pub url: SecretString,
+    /// Size of the pool.
+    #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
+    pub max_connections: u32,
+}
+
+/// `[auth]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Auth {
+    /// How callers prove who they are.
+    pub mode: AuthMode,
+}
+
+/// How callers prove who they are.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum AuthMode {
+    /// With a key of this service.
+    ApiKey,
+    /// Not at all: everyone is the admin of the tenant `default`. On loopback only.
+    None,
+}
+
+/// `[runtime]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Runtime {
+    /// Runs of this replica at once.
+    #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    pub max_concurrent_runs: usize,
+    /// Queued and recovered runs driven at once.
+    #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
+    pub queue_workers: usize,
+    /// A replica silent for so long is dead.
+    #[serde(deserialize_with = "duration::<2_000, 3_600, _>")]
+    pub lease: Duration,
+    /// How long a run waits for a store that is away.
+    #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    pub store_patience: Duration,
+    /// Replicas that a run may take down before it is given up.
+    #[serde(deserialize_with = "count::<1, 100, _, _>")]
+    pub max_crashes: u32,
+}
+
+/// `[tools]`
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Tools {
+    /// A run's files lie beneath `<workspace>/<tenant>/`.
+    pub workspace: PathBuf,
+}
+
+/// `[governance]`: what a key may do that has no limits of its own.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Governance {
+    /// Invocations, and likewise tool calls, in a minute.
+    #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    pub rate_limit_per_minute: u32,
+    /// How many of them at once.
+    #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    pub rate_limit_burst: u32,
+}
+
+/// `[models.<name>]`
+#[derive(Debug, Clone)]
+pub enum Model {
+    /// A server that speaks Chat Completions.
+    Openai(OpenaiModel),
+    /// Scenarios.
+    Scripted {
+        /// `scripted/<name>` plays `<dir>/<name>.yaml`.
+        dir: PathBuf,
+    },
+}
+
+/// Settings of a server that speaks Chat Completions.
+#[derive(Debug, Clone)]
+pub struct OpenaiModel {
+    /// Without a slash at the end; `/chat/completions` is appended.
+    pub base_url: String,
+    /// Sent as a bearer token; absent where none is configured or the variable is unset.
+    pub api_key: Option<SecretString>,
+    /// One call, from connecting to the last byte.
+    pub timeout: Duration,
+    /// Establishing a connection.
+    pub connect_timeout: Duration,
+    /// After the first try.
+    pub max_retries: u32,
+    /// Sent with every call; names and values are valid.
+    pub headers: BTreeMap<String, SecretString>,
+}
+
+/// The tree as it is written; [`Config`] is what it means.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Settings {
+    agents_dir: PathBuf,
+    skills_dir: PathBuf,
+    tools_dir: PathBuf,
+    server: Server,
+    database: Database,
+    auth: Auth,
+    runtime: Runtime,
+    tools: Tools,
+    governance: Governance,
+    models: BTreeMap<String, ModelSettings>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct ModelSettings {
+    kind: ModelKind,
+    base_url: Option<Url>,
+    api_key_env: Option<String>,
+    #[serde(default, deserialize_with = "some_duration::<100, 3_600, _>")]
+    timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
+    connect_timeout: Option<Duration>,
+    #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
+    max_retries: Option<u32>,
+    #[serde(default)]
+    headers: BTreeMap<String, SecretString>,
+    dir: Option<PathBuf>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum ModelKind {
+    Openai,
+    Scripted,
+}
+
+impl Config {
+    /// Fetches file and environment, and checks that directories which were named exist.
+    pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
+        let file = match &flags.config {
+            Some(file) => Some(file.as_path()),
+            None => Some(Path::new(DEFAULT_FILE)).filter(|file| file.exists()),
+        };
+        let text = match file {
+            Some(file) => Some(std::fs::read_to_string(file).map_err(|e| ConfigError::Unreadable {
+                file: file.to_owned(),
+                message: format!("cannot be read: {e}"),
+            })?),
+            None => None,
+        };
+        let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        let (config, sources) = resolve(file.zip(text.as_deref()), env, flags)?;
+        let scenarios = config.models.iter().filter_map(|(name, model)| match model {
+            Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
+            Model::Openai(_) => None,
+        });
+        for (key, dir) in std::iter::once(("agents_dir".to_owned(), &config.agents_dir)).chain(scenarios) {
+            if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
+                return Err(sources.error(&key, format!("there is no directory {}", dir.display())));
+            }
+        }
+        Ok(config)
+    }
+
+    /// Settings from these sources. `file` is a path and its text; nothing is opened.
+    pub fn load(
+        file: Option<(&Path, &str)>,
+        env: impl Iterator<Item = (String, String)>,
+        flags: &Flags,
+    ) -> Result<Self, ConfigError> {
+        resolve(file, env, flags).map(|(config, _)| config)
+    }
+}
+
+fn resolve(
+    file: Option<(&Path, &str)>,
+    env: impl Iterator<Item = (String, String)>,
+    flags: &Flags,
+) -> Result<(Config, Sources), ConfigError> {
+    let mut sources = Sources::built_in(DEFAULT_TOML)?;
+    if let Some((path, text)) = file {
+        sources.add_file(path, text)?;
+    }
+    let env: HashMap<String, String> = env.filter(|(_, value)| !value.is_empty()).collect();
+    add_environment(&mut sources, &env);
+    for (flag, path, text) in [
+        ("--listen", ["server", "listen"], flags.listen.as_deref()),
+        ("--database-url", ["database", "url"], flags.database_url.as_deref()),
+        ("--agents-dir", ["agents_dir", ""], flags.agents_dir.as_deref()),
+    ] {
+        if let Some(text) = text {
+            sources.add_flag(flag, path, text);
+        }
+    }
+
+    let settings: Settings = sources.read()?;
+    if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
+        let message =
+            format!("\"none\" is for loopback addresses only, and server.listen is {}", settings.server.listen);
+        return Err(sources.error("auth.mode", message));
+    }
+    let mut models = BTreeMap::new();
+    for (name, model) in settings.models {
+        models.insert(name.clone(), resolve_model(&name, model, &sources, &env)?);
+    }
+    let notices = [("skills_dir", &settings.skills_dir), ("tools_dir", &settings.tools_dir)]
+        .into_iter()
+        .filter(|(key, _)| *sources.origin(key) != Origin::BuiltIn)
+        .map(|(key, dir)| format!("{key} is set to {}, but this version does not read it", dir.display()))
+        .collect();
+    let config = Config {
+        file: file.map(|(path, _)| path.to_owned()),
+        server: settings.server,
+        database: Database { url: resolve_database(&settings.database.url, &sources)?, ..settings.database },
+        auth: settings.auth,
+        runtime: settings.runtime,
+        agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
+        tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
+        models,
+        governance: settings.governance,
+        admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
+        notices,
+    };
+    Ok((config, sources))
+}
+
+/// `DATABASE_URL`, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
+/// outside sections: other such names (`TOOLLOOP_ADMIN_KEY`, a provider's key, what a container
+/// platform injects) are none of ours.
+fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
+    if let Some(url) = env.get("DATABASE_URL") {
+        sources.add_variable("DATABASE_URL", "DATABASE__URL", url.clone());
+    }
+    let mut names: Vec<&String> = env.keys().filter(|name| name.starts_with(PREFIX)).collect();
+    names.sort_unstable();
+    for name in names {
+        let segments = name.get(PREFIX.len()..).unwrap_or_default();
+        let outside_sections = matches!(segments, "AGENTS_DIR" | "SKILLS_DIR" | "TOOLS_DIR");
+        if outside_sections || segments.contains("__") {
+            sources.add_variable(name, segments, env.get(name).cloned().unwrap_or_default());
+        }
+    }
+}
+
+/// Checks the scheme, and places a relative SQLite file beside the file that names it.
+fn resolve_database(url: &SecretString, sources: &Sources) -> Result<SecretString, ConfigError> {
+    let text = url.expose_secret();
+    if text.starts_with("postgres://") || text.starts_with("postgresql://") {
+        return match Url::parse(text) {
+            Ok(_) => Ok(url.clone()),
+            Err(reason) => Err(sources.error("database.url", format!("is not a URL: {reason}"))),
+        };
+    }
+    let Some(rest) = text.strip_prefix("sqlite:") else {
+        return Err(sources.error("database.url", "must start with sqlite:// or postgres://"));
+    };
+    let path = rest.strip_prefix("//").unwrap_or(rest);
+    if path.is_empty() {
+        return Err(sources.error("database.url", "names no file; write e.g. sqlite://toolloop.db"));
+    }
+    if path.starts_with(":memory:") {
+        return Ok(url.clone());
+    }
+    let (path, query) = path.find('?').map_or((path, ""), |at| path.split_at(at));
+    Ok(format!("sqlite://{}{query}", sources.resolve("database.url", Path::new(path)).display()).into())
+}
+
+fn resolve_model(
+    name: &str,
+    model: ModelSettings,
+    sources: &Sources,
+    env: &HashMap<String, String>,
+) -> Result<Model, ConfigError> {
+    let key = |setting: &str| format!("models.{name}.{setting}");
+    let written = |setting: &str| *sources.origin(&key(setting)) != Origin::BuiltIn;
+    let mut characters = name.chars();
+    if !characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
+        || !characters.all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
+    {
+        return Err(sources.error(&format!("models.{name}"), "a provider's name has letters, digits, - and _ only"));
+    }
+    match model.kind {
+        ModelKind::Scripted => {
+            let foreign = [
+                ("base_url", model.base_url.is_some()),
+                ("api_key_env", model.api_key_env.is_some()),
+                ("timeout", model.timeout.is_some()),
+                ("connect_timeout", model.connect_timeout.is_some()),
+                ("max_retries", model.max_retries.is_some()),
+                ("headers", !model.headers.is_empty()),
+            ];
+            if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
+                return Err(sources.error(&key(setting), "has no meaning where kind is \"scripted\""));
+            }
+            let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
+            Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) })
+        }
+        ModelKind::Openai => {
+            if model.dir.is_some() && written("dir") {
+                return Err(sources.error(&key("dir"), "has no meaning where kind is \"openai\""));
+            }
+            let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
+            if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {
+                return Err(sources.error(&key("base_url"), "must be an http or https URL without a query"));
+            }
+            if !base_url.username().is_empty() || base_url.password().is_some() {
+                return Err(sources.error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
+            }
+            for (header, value) in &model.headers {
+                let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
+                if !name_ok || HeaderValue::from_str(value.expose_secret()).is_err() {
+                    return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
+                }
+            }
+            let api_key = model.api_key_env.and_then(|variable| env.get(&variable));
+            Ok(Model::Openai(OpenaiModel {
+                base_url: base_url.as_str().trim_end_matches('/').to_owned(),
+                api_key: api_key.map(|value| value.as_str().into()),
+                timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
+                connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
+                max_retries: model.max_retries.unwrap_or(2),
+                headers: model.headers,
+            }))
+        }
+    }
+}
+
+fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    text.parse().map_err(|_| {
+        serde::de::Error::custom(format!("{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""))
+    })
+}
+
+#[cfg(test)]
+#[path = "config/config_tests.rs"]
+mod tests;

@@ -41,6 +41,8 @@ pub enum RunEvent {
         system: String,
         /// History and the first user message.
         turns: Vec<Turn>,
+        /// Whether there is exactly one model call, without tools.
+        single_shot: bool,
         /// What the caller should know.
         warnings: Vec<String>,
     },
@@ -83,8 +85,11 @@ pub enum RunEvent {
         call_id: Option<Uuid>,
         /// The attempt, 1-based.
         attempt: u32,
-        /// What was proposed.
+        /// What was proposed; the raw text where it is not JSON.
         output: Value,
+        /// Why the proposal is not JSON, if it is not.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        problem: Option<String>,
     },
     /// A proposal was not accepted; also the feedback that the model gets.
     #[serde(rename = "validation.failed")]

@@ -1,1 +1,16 @@
-fn main() {}
+//! The binary: an allocator, an executor, and the command line.
+
+use std::process::ExitCode;
+
+#[global_allocator]
+static ALLOCATOR: mimalloc::MiMalloc = mimalloc::MiMalloc;
+
+fn main() -> ExitCode {
+    match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
+        Ok(runtime) => runtime.block_on(toolloop::cli::run(std::env::args_os())),
+        Err(error) => {
+            eprintln!("toolloop: no executor: {error}");
+            ExitCode::FAILURE
+        }
+    }
+}

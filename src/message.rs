@@ -120,9 +120,9 @@ pub struct OrphanedCall {
 }
 
 impl Conversation {
-    /// Starts with a system prompt and the first user message.
-    pub fn new(system: impl Into<String>, first_user: impl Into<String>) -> Self {
-        Self { system: system.into(), turns: vec![Turn::User(first_user.into())] }
+    /// Starts with a system prompt and no turns.
+    pub fn new(system: impl Into<String>) -> Self {
+        Self { system: system.into(), turns: Vec::new() }
     }
 
     /// The system prompt.

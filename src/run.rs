@@ -230,6 +230,11 @@ impl Outcome {
         }
     }
 
+    /// Whether a limit forced the output.
+    pub fn is_partial(&self) -> bool {
+        matches!(self, Self::Completed { partial: true, .. })
+    }
+
     /// The model's last words.
     pub fn raw_response(&self) -> &str {
         match self {
@@ -381,6 +386,11 @@ pub struct Caller {
 }
 
 impl Caller {
+    /// The person at this machine: administrator of the tenant `default`.
+    pub fn local() -> Self {
+        Self { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] }
+    }
+
     /// Whether a scope is held; `admin` holds every scope.
     pub fn has(&self, scope: &str) -> bool {
         self.scopes.iter().any(|s| s == scope || s == "admin")

@@ -1,66 +1,238 @@
-//! The loaded definitions, and what is wrong with those that did not load.
+//! The loaded agents, and what is wrong with the files that did not load.
+//!
+//! One file an agent, `<name>.yaml`. Files are read again when they change; a broken file keeps its
+//! last good version and is reported. Runs are not touched by any of this: each holds the version it
+//! started with. A missing directory is an empty catalogue, so that it can be filled later.
 
+use std::collections::BTreeMap;
+use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::Arc;
+use std::sync::{Arc, PoisonError, RwLock};
+use std::time::{Duration, SystemTime};
 
-use chrono::{DateTime, Utc};
+use tokio_util::sync::CancellationToken;
 
-use super::Definition;
+use super::checks::is_agent_name;
+use super::{Agent, Definition};
 
-/// A loaded agent.
-#[derive(Debug)]
-pub struct Agent {
-    /// Its definition.
-    pub definition: Definition,
-    /// The definition as JSON text: the snapshot that runs keep.
-    pub json: String,
-    /// SHA-256 of `json`, hex.
-    pub hash: String,
-    /// When this version was loaded.
-    pub loaded_at: DateTime<Utc>,
-}
+/// Bytes of a definition at most.
+const MAX_FILE: u64 = 1024 * 1024;
+/// File systems with coarse clocks may stamp two versions alike: a file that young is read again.
+const UNSETTLED: Duration = Duration::from_secs(2);
+
+/// Asks the rest of the service whether it can serve a definition: its provider, its tools.
+pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), String> + Send + Sync>;
 
 /// A file that is not (or no longer) what runs use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
 pub struct DefinitionProblem {
     /// The file's name beneath the agents directory.
     pub file: String,
-    /// Line, key and reason.
+    /// Line, column, key and reason.
     pub error: String,
 }
 
-/// All agents of a directory; reading it again replaces what changed.
-#[derive(Debug)]
+/// What a look at the directory found.
+#[derive(Debug, Clone)]
+pub enum Change {
+    /// A new agent, or a new version of one.
+    Loaded(Arc<Agent>),
+    /// The agent's file is gone, and so is the agent.
+    Removed(String),
+    /// A file is broken in a way that was not known before.
+    Broken(DefinitionProblem),
+}
+
+/// All agents of a directory.
 pub struct Catalogue {
     dir: PathBuf,
+    check: OutsideCheck,
+    state: RwLock<Arc<State>>,
+}
+
+#[derive(Default)]
+struct State {
+    /// By file name.
+    files: BTreeMap<String, Seen>,
+    /// By the agent's name, which is the file's stem.
+    agents: BTreeMap<String, Arc<Agent>>,
+    /// The directory itself cannot be read.
+    unreadable: Option<DefinitionProblem>,
+}
+
+#[derive(Clone)]
+struct Seen {
+    stamp: Stamp,
+    problem: Option<DefinitionProblem>,
+}
+
+#[derive(Clone, Copy, PartialEq, Eq)]
+struct Stamp {
+    modified: SystemTime,
+    len: u64,
+    settled: bool,
 }
 
 impl Catalogue {
-    /// Reads every `*.yaml` of the directory. A missing directory is an empty catalogue.
-    pub fn load(dir: &Path) -> Self {
-        Self { dir: dir.to_owned() }
+    /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
+    pub fn load(dir: &Path, check: OutsideCheck) -> Self {
+        let catalogue = Self { dir: dir.to_owned(), check, state: RwLock::default() };
+        catalogue.refresh();
+        catalogue
     }
 
-    /// Reads what changed since the last look; a broken file keeps its last good version.
-    /// Answers whether anything changed.
-    pub fn refresh(&self) -> bool {
-        let _ = &self.dir;
-        false
+    /// Reads what changed since the last look. Blocks on the file system.
+    pub fn refresh(&self) -> Vec<Change> {
+        let old = self.state();
+        let mut new = State::default();
+        let mut changes = Vec::new();
+        let listing = match list(&self.dir) {
+            Ok(listing) => listing,
+            Err(error) => {
+                let problem = DefinitionProblem { file: ".".into(), error: error.to_string() };
+                if old.unreadable.as_ref() != Some(&problem) {
+                    changes.push(Change::Broken(problem.clone()));
+                    let (files, agents) = (old.files.clone(), old.agents.clone());
+                    self.replace(State { files, agents, unreadable: Some(problem) });
+                }
+                return changes;
+            }
+        };
+        for (file, stamp) in listing {
+            let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
+            let known = old.files.get(&file);
+            let last_good = || old.agents.get(&stem).map(Arc::clone);
+            let unchanged = known.filter(|seen| seen.stamp == stamp && stamp.settled);
+            let (agent, problem) = match unchanged {
+                _ if new.agents.contains_key(&stem) => (None, Some(format!("another file defines {stem:?} already"))),
+                Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
+                None => match self.read(&stem, &file) {
+                    Ok(read) => match last_good() {
+                        Some(same) if same.hash == read.hash => (Some(same), None),
+                        _ => (Some(Arc::new(read)), None),
+                    },
+                    Err(error) => (last_good(), Some(error)),
+                },
+            };
+            if let Some(agent) = agent {
+                if !old.agents.get(&stem).is_some_and(|before| Arc::ptr_eq(before, &agent)) {
+                    changes.push(Change::Loaded(Arc::clone(&agent)));
+                }
+                new.agents.insert(stem, agent);
+            }
+            let problem = problem.map(|error| DefinitionProblem { file: file.clone(), error });
+            if let Some(problem) = problem.as_ref().filter(|p| known.and_then(|k| k.problem.as_ref()) != Some(*p)) {
+                changes.push(Change::Broken(problem.clone()));
+            }
+            new.files.insert(file, Seen { stamp, problem });
+        }
+        let gone = old.agents.keys().filter(|name| !new.agents.contains_key(*name));
+        changes.extend(gone.map(|name| Change::Removed(name.clone())));
+        self.replace(new);
+        changes
+    }
+
+    fn read(&self, stem: &str, file: &str) -> Result<Agent, String> {
+        if !is_agent_name(stem) {
+            return Err(format!("the file's name, {stem:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"));
+        }
+        let path = self.dir.join(file);
+        let size = path.metadata().map_err(|e| e.to_string())?.len();
+        if size > MAX_FILE {
+            return Err(format!("{size} bytes are more than a definition may have ({MAX_FILE})"));
+        }
+        let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+        let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8")?;
+        let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
+        (self.check)(&agent.definition)?;
+        Ok(agent)
     }
 
     /// One agent.
     pub fn agent(&self, name: &str) -> Option<Arc<Agent>> {
-        let _ = name;
-        None
+        self.state().agents.get(name).map(Arc::clone)
     }
 
     /// All agents, by name.
     pub fn agents(&self) -> Vec<Arc<Agent>> {
-        Vec::new()
+        self.state().agents.values().map(Arc::clone).collect()
     }
 
     /// Files that are broken now.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
-        Vec::new()
+        let state = self.state();
+        state.unreadable.iter().chain(state.files.values().filter_map(|seen| seen.problem.as_ref())).cloned().collect()
+    }
+
+    fn state(&self) -> Arc<State> {
+        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    fn replace(&self, state: State) {
+        *self.state.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
     }
 }
+
+/// Definition files and their stamps, in the order of their names. Hidden files are none.
+fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
+    let entries = match dir.read_dir() {
+        Ok(entries) => entries,
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(BTreeMap::new()),
+        Err(error) => return Err(error),
+    };
+    let now = SystemTime::now();
+    let mut files = BTreeMap::new();
+    for entry in entries {
+        let entry = entry?;
+        let Ok(name) = entry.file_name().into_string() else { continue };
+        let is_yaml = Path::new(&name).extension().is_some_and(|e| e == "yaml" || e == "yml");
+        if name.starts_with('.') || !is_yaml {
+            continue;
+        }
+        // A file that went away since the directory was listed is a deleted file.
+        let Ok(meta) = entry.path().metadata() else { continue };
+        if meta.is_file() {
+            let modified = meta.modified()?;
+            let settled = now.duration_since(modified).is_ok_and(|age| age > UNSETTLED);
+            files.insert(name, Stamp { modified, len: meta.len(), settled });
+        }
+    }
+    Ok(files)
+}
+
+/// Looks at the directory every `interval`, off the executor, and logs what changed, once.
+pub async fn watch(catalogue: Arc<Catalogue>, interval: Duration, stop: CancellationToken) {
+    loop {
+        tokio::select! {
+            () = stop.cancelled() => return,
+            () = tokio::time::sleep(interval) => {}
+        }
+        let looking = Arc::clone(&catalogue);
+        match tokio::task::spawn_blocking(move || looking.refresh()).await {
+            Ok(changes) => changes.iter().for_each(log),
+            Err(error) => tracing::error!(%error, "looking at the agents directory failed"),
+        }
+    }
+}
+
+/// Logs one change.
+pub fn log(change: &Change) {
+    match change {
+        Change::Loaded(agent) => {
+            let Definition { name, version, .. } = &agent.definition;
+            tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
+        }
+        Change::Removed(agent) => tracing::info!(agent, "agent removed"),
+        Change::Broken(problem) => {
+            tracing::error!(
+                file = problem.file,
+                error = problem.error,
+                "agent file is broken; its last good version stays"
+            );
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "catalogue_tests.rs"]
+mod tests;

@@ -5,6 +5,7 @@
 //! Unknown keys are errors. The same type, as JSON, is the snapshot that a run keeps.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -75,7 +76,8 @@ pub struct OutputSection {
     #[serde(default)]
     pub tool: OutputTool,
     /// JSON Schema 2020-12 of the output; `type: object`.
-    pub schema: Value,
+    #[schema(value_type = Value)]
+    pub schema: Arc<Value>,
 }
 
 /// Name and description of the output tool.

@@ -1,10 +1,18 @@
 //! Agents: definitions, the catalogue that keeps them fresh, and the prompts made from them.
 //!
-//! This room reads YAML and renders templates. It does not know models, tools or runs.
+//! This room reads YAML and renders templates. It does not know models, tools or runs: whether a
+//! provider or a tool exists is asked through the check that [`Catalogue::load`] is given.
+
+pub mod definition;
+
+pub mod agent;
+pub mod checks;
+pub mod yaml;
 
 pub mod catalogue;
-pub mod definition;
 pub mod prompt;
 
-pub use catalogue::{Agent, Catalogue, DefinitionProblem};
+pub use agent::Agent;
+pub use catalogue::{Catalogue, Change, DefinitionProblem};
 pub use definition::Definition;
+pub use yaml::DefinitionError;

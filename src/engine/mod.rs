@@ -1,1 +1,19 @@
-//! Placeholder.
+//! The loop: what a run does, step by step.
+//!
+//! [`state`] decides and remembers, without I/O; [`run`] performs the steps and journals what
+//! happened; [`plan`] is what a request and a definition agree on. Who may start a run, where it is
+//! stored and who hears of it is not known here.
+
+pub mod journal;
+pub mod lease;
+pub mod output;
+pub mod phrases;
+pub mod plan;
+pub mod run;
+pub mod state;
+
+pub use journal::{AppendFailed, Entry, Journal};
+pub use lease::Lease;
+pub use plan::{Contract, Plan, PlanError, Rules};
+pub use run::{Run, RunControl, Stopped};
+pub use state::{FoldError, State, Step};

@@ -5,7 +5,19 @@
 //! ordered list, one file each. The gate does no I/O and executes nothing; what it lets pass gets a
 //! [`Permit`], which nothing else can make and without which no tool executes.
 
+mod autonomy;
+mod gate;
+mod path;
+mod scope;
+mod tool_policy;
+
+#[cfg(test)]
+#[path = "gate_tests.rs"]
+mod gate_tests;
+
 use crate::run::{Autonomy, Effect};
+
+pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
 
 /// One thing that a tool call would do, with paths relative to the run's workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -77,23 +89,5 @@ impl Decision {
             Self::Escalated => "escalated",
             Self::Blocked => "blocked",
         }
-    }
-}
-
-/// Proof that the gate let these actions pass. Consumed by `Tool::execute`.
-#[derive(Debug)]
-pub struct Permit {
-    actions: Vec<Action>,
-}
-
-impl Permit {
-    /// What was permitted, and nothing more.
-    pub fn actions(&self) -> &[Action] {
-        &self.actions
-    }
-
-    /// Whether losing what exists was permitted.
-    pub fn allows_destruction(&self) -> bool {
-        self.actions.iter().any(|a| a.destructive)
     }
 }

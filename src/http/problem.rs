@@ -241,6 +241,7 @@ impl From<StartError> for Problem {
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
             StartError::InvalidOverride(error) => return Self::invalid(Code::InvalidOverride, vec![error]),
             StartError::Store(error) => return error.into(),
+            StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };
         Self::new(code, format!("{error}."))
     }

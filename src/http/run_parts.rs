@@ -312,7 +312,8 @@ pub(crate) async fn list_messages(
         let last = chunk.len() < JOURNAL_CHUNK as usize;
         journal.extend(chunk);
         if last {
-            return Ok(Json(Listing::of_all(messages(&conversation(&journal)), &page)));
+            let conversation = conversation(&journal).map_err(|e| Problem::internal(e.to_string()))?;
+            return Ok(Json(Listing::of_all(messages(&conversation), &page)));
         }
     }
 }

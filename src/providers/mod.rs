@@ -4,6 +4,7 @@
 //! retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to ask a
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
+mod failure;
 pub mod names;
 pub mod openai;
 pub mod router;

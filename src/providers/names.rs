@@ -38,13 +38,11 @@ impl WireNames {
     /// The wire name. Names outside the definition (a call of an unknown tool that goes back in the
     /// history) are sanitised the same way.
     pub fn to_wire(&self, name: &str) -> Cow<'_, str> {
-        match self.to_wire.get(name) {
-            Some(wire) => Cow::Borrowed(wire),
-            None => {
-                let wire = sanitise(name);
-                Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
-            }
+        if let Some(wire) = self.to_wire.get(name) {
+            return Cow::Borrowed(wire);
         }
+        let wire = sanitise(name);
+        Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
     }
 
     /// Our name; a wire name that nobody offered is returned as it is.

@@ -1,1 +1,175 @@
-//! Placeholder.
+//! A deterministic model for demos, tests and examples: it answers what `scenarios/<name>.yaml` says.
+//!
+//! The model name is the scenario's. Call number *n* of a run gets step *n*; the last step repeats. Files
+//! are read when used and again when they change, so editing one and trying again just works. Like a
+//! real model it calls nothing when it has no tools or may not use them; unlike one it refuses, with a
+//! 400 that says why, when a forced choice meets a step that does something else.
+
+mod render;
+mod scenario;
+
+use std::collections::HashMap;
+use std::path::PathBuf;
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, SystemTime};
+
+use async_trait::async_trait;
+
+use self::render::Renderer;
+use self::scenario::{ErrorStep, Scenario, Step};
+use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, failure};
+use crate::message::{Conversation, FinishReason, Turn, Usage};
+
+/// Largest scenario file, in bytes.
+const MAX_FILE: u64 = 1 << 20;
+
+/// Plays the scenarios of one directory.
+#[derive(Debug)]
+pub struct Scripted {
+    dir: PathBuf,
+    loaded: Mutex<HashMap<String, Loaded>>,
+}
+
+#[derive(Debug)]
+struct Loaded {
+    modified: Option<SystemTime>,
+    size: u64,
+    scenario: Arc<Scenario>,
+}
+
+impl Scripted {
+    /// Scenarios are files `<name>.yaml` of this directory; it is not looked at yet.
+    pub fn new(dir: PathBuf) -> Self {
+        Self { dir, loaded: Mutex::default() }
+    }
+
+    /// A file that has not changed is parsed once.
+    fn scenario(&self, name: &str) -> Result<Arc<Scenario>, ProviderError> {
+        let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
+        if name.starts_with('.') || !name.chars().all(plain) {
+            return Err(not_found(&format!("{name:?} is not the name of a scenario")));
+        }
+        let file = format!("{name}.yaml");
+        let path = self.dir.join(&file);
+        let metadata = std::fs::metadata(&path).map_err(|error| not_found(&format!("{file}: {error}")))?;
+        let (modified, size) = (metadata.modified().ok(), metadata.len());
+        if size > MAX_FILE {
+            return Err(bad(&format!("{file}: larger than 1 MiB")));
+        }
+        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(known) = loaded.get(name)
+            && (known.modified, known.size) == (modified, size)
+        {
+            return Ok(known.scenario.clone());
+        }
+        let text = std::fs::read_to_string(&path).map_err(|error| bad(&format!("{file}: {error}")))?;
+        let scenario = Scenario::parse(&text).map_err(|problem| bad(&format!("{file}: {problem}")))?;
+        let scenario = Arc::new(scenario);
+        loaded.insert(name.to_owned(), Loaded { modified, size, scenario: scenario.clone() });
+        Ok(scenario)
+    }
+}
+
+#[async_trait]
+impl Provider for Scripted {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+        let broken = |problem: String| bad(&format!("{}.yaml: {problem}", request.model));
+        let scenario = self.scenario(request.model)?;
+        let (key, step) = scenario.step(request).map_err(broken)?;
+        let answer = match &step.error {
+            Some(error) => Renderer::new(request).text(&error.message).map(|message| Err(pretended(error, &message))),
+            None => completion(step, request).map(Ok),
+        };
+        let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
+        if step.delay_ms > 0 {
+            tokio::time::sleep(Duration::from_millis(step.delay_ms)).await;
+        }
+        answer
+    }
+}
+
+/// What the step answers; a message where it cannot, or where the request forbids it.
+fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, String> {
+    let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+    let calls = if may_call { step.tool_calls.as_slice() } else { &[] };
+    match &request.tool_choice {
+        ToolChoice::Required if may_call && calls.is_empty() => {
+            return Err("it has no tool call, but tool_choice demands one".into());
+        }
+        ToolChoice::Tool(name) if may_call && !calls.iter().any(|call| call.tool == *name) => {
+            return Err(format!("it does not call {name}, but tool_choice demands that"));
+        }
+        _ => {}
+    }
+    let renderer = Renderer::new(request);
+    let text = step.text.as_deref().map(|text| renderer.text(text)).transpose()?.unwrap_or_default();
+    let mut tool_calls = Vec::with_capacity(calls.len());
+    for (index, call) in calls.iter().enumerate() {
+        tool_calls.push(RawToolCall {
+            id: format!("call_{}_{index}", request.step),
+            wire_name: request.names.to_wire(&call.tool).into_owned(),
+            arguments: renderer.arguments(&call.arguments)?,
+        });
+    }
+    let by_itself = if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
+    let usage = step.usage.map_or_else(|| estimate(request.conversation, &text, &tool_calls), Usage::from);
+    Ok(Completion {
+        text: text.replace('\0', ""),
+        thinking: None,
+        tool_calls,
+        opaque: None,
+        finish_reason: step.finish_reason.unwrap_or(by_itself),
+        usage: Some(usage),
+    })
+}
+
+/// Four bytes a token, so that budgets and totals have something to count.
+fn estimate(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
+    let read: usize = conversation.system().len() + conversation.turns().iter().map(turn_len).sum::<usize>();
+    let written: usize = text.len() + calls.iter().map(|c| c.wire_name.len() + c.arguments.len()).sum::<usize>();
+    let tokens = |bytes: usize| u64::try_from(bytes.div_ceil(4)).unwrap_or(u64::MAX);
+    Usage { input_tokens: tokens(read), output_tokens: tokens(written), estimated: true, ..Usage::default() }
+}
+
+fn turn_len(turn: &Turn) -> usize {
+    match turn {
+        Turn::User(text) => text.len(),
+        Turn::Assistant(turn) => {
+            let calls = turn.message().tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+            let results = turn.results().iter().map(|result| result.content.len());
+            turn.message().text.len() + calls.sum::<usize>() + results.sum::<usize>()
+        }
+    }
+}
+
+/// The error that a real server's answer of this kind would be.
+fn pretended(error: &ErrorStep, message: &str) -> ProviderError {
+    ProviderError {
+        code: error.code.clone(),
+        retry_after: error.retry_after,
+        ..refusal(failure::classify(error.status, error.code.as_deref(), message), error.status, message)
+    }
+}
+
+fn not_found(message: &str) -> ProviderError {
+    refusal(FailureKind::NotFound, 404, message)
+}
+
+fn bad(message: &str) -> ProviderError {
+    refusal(FailureKind::BadRequest, 400, message)
+}
+
+fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
+    ProviderError {
+        provider: "scripted".into(),
+        kind,
+        status: Some(status),
+        code: None,
+        message: failure::presentable(message, &[]),
+        retry_after: None,
+    }
+}
+
+#[cfg(test)]
+#[path = "scripted_tests.rs"]
+mod tests;

@@ -1,12 +1,62 @@
-//! API keys: `tl_<id>_<secret>`, found by id, kept as a hash.
+//! API keys: how a token is made, read and verified, and the first one.
 //!
-//! The secret is 256 random bits, so one SHA-256 is enough and fast enough for every request. Where
-//! keys are stored, and what a key may do, is decided elsewhere.
+//! A token is `tl_<id>_<secret>`. The id finds the row, the secret is random and long, so its plain
+//! SHA-256 is stored and compared in constant time. Who may make which key is decided by the callers
+//! of this module: routes check scopes, the command line has the database.
 
-use base64::Engine;
+use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use chrono::Utc;
+use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
+
+use crate::store::{ApiKeyRecord, Store, StoreError};
+
+/// Everything that a key can be allowed, besides `tools:<name>`.
+pub const SCOPES: [&str; 12] = [
+    "admin",
+    "agents:invoke",
+    "agents:read",
+    "audit:read",
+    "keys:admin",
+    "runs:approve",
+    "runs:cancel",
+    "runs:read",
+    "sessions:read",
+    "sessions:write",
+    "tools:execute",
+    "tools:read",
+];
+
+/// The tenant of the first admin key, and of everyone where authentication is off.
+pub const DEFAULT_TENANT: &str = "default";
+
+/// The first key's id is fixed, so that of two replicas that start at once only one makes it.
+const FIRST_ID: &str = "bootstrapadmin";
+
+const ID_BYTES: usize = 9;
+const SECRET_BYTES: usize = 32;
+
+/// Why a key could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum KeyError {
+    /// The operating system gives no random numbers.
+    #[error("no random numbers: {0}")]
+    Random(String),
+    /// `TOOLLOOP_ADMIN_KEY` is not a token.
+    #[error(
+        "TOOLLOOP_ADMIN_KEY must have the form tl_<id>_<secret>: id of 1 to 64 letters and digits, \
+             secret of 16 to 256 visible characters"
+    )]
+    MalformedAdminKey,
+    /// `TOOLLOOP_ADMIN_KEY` names a key that has another secret.
+    #[error("TOOLLOOP_ADMIN_KEY has the id of an existing key, but another secret")]
+    AdminKeyTaken,
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
 
 /// A fresh key; the only moment at which the whole token is known.
 pub struct NewKey {
@@ -18,64 +68,160 @@ pub struct NewKey {
     pub secret_hash: Vec<u8>,
 }
 
-/// Makes a key from the operating system's randomness.
-///
-/// # Errors
-/// Where there is none to be had.
-pub fn generate() -> Result<NewKey, getrandom::Error> {
-    let (mut id, mut secret) = ([0; 8], [0; 32]);
-    getrandom::fill(&mut id)?;
-    getrandom::fill(&mut secret)?;
-    let id = format!("{:016x}", u64::from_be_bytes(id));
-    let secret = BASE64_URL_SAFE_NO_PAD.encode(secret);
-    Ok(NewKey { token: format!("tl_{id}_{secret}"), secret_hash: hash(&secret), id })
+impl NewKey {
+    fn with_id(id: String) -> Result<Self, KeyError> {
+        let secret = BASE64_URL_SAFE_NO_PAD.encode(random::<SECRET_BYTES>()?);
+        Ok(Self { token: format!("tl_{id}_{secret}"), secret_hash: hash(&secret), id })
+    }
 }
 
-/// Splits a token into id and secret. The id is 1 to 64 letters and digits, the secret at least 16
-/// visible ASCII characters.
+/// Makes a key.
+///
+/// # Errors
+/// [`KeyError::Random`].
+pub fn generate() -> Result<NewKey, KeyError> {
+    let id = random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
+    NewKey::with_id(id)
+}
+
+fn random<const N: usize>() -> Result<[u8; N], KeyError> {
+    let mut bytes = [0; N];
+    getrandom::fill(&mut bytes).map_err(|e| KeyError::Random(e.to_string()))?;
+    Ok(bytes)
+}
+
+/// Splits a token into id and secret. The secret is 16 to 256 visible ASCII characters.
 pub fn parse(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
     let fits = is_id(id) && (16..=256).contains(&secret.len()) && secret.bytes().all(|b| b.is_ascii_graphic());
     fits.then_some((id, secret))
 }
 
-/// Whether a text can be the id of a key.
+/// Whether a text can be the id of a key: 1 to 64 letters and digits.
 pub fn is_id(text: &str) -> bool {
     (1..=64).contains(&text.len()) && text.bytes().all(|b| b.is_ascii_alphanumeric())
 }
 
 /// What is stored of a secret.
 pub fn hash(secret: &str) -> Vec<u8> {
-    Sha256::digest(secret).to_vec()
+    Sha256::digest(secret.as_bytes()).to_vec()
 }
 
-/// Whether a secret belongs to a stored hash; takes the same time for every wrong secret.
-pub fn verify(secret: &str, secret_hash: &[u8]) -> bool {
-    Sha256::digest(secret).as_slice().ct_eq(secret_hash).into()
+/// Whether this is the secret; takes the same time for every wrong one.
+pub fn verify(secret: &str, stored: &[u8]) -> bool {
+    hash(secret).as_slice().ct_eq(stored).into()
+}
+
+/// Whether a key may have this scope.
+pub fn is_scope(scope: &str) -> bool {
+    SCOPES.contains(&scope) || scope.strip_prefix("tools:").is_some_and(|tool| !tool.is_empty() && tool.len() <= 256)
+}
+
+/// Whether this may be a tenant: `^[a-z0-9][a-z0-9_-]{0,63}$`.
+pub fn is_tenant(name: &str) -> bool {
+    let plain = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
+    name.len() <= 64
+        && name.bytes().next().is_some_and(plain)
+        && name.bytes().all(|b| plain(b) || b == b'_' || b == b'-')
+}
+
+/// Sees to it that there is an admin key. With `TOOLLOOP_ADMIN_KEY` that one exists afterwards
+/// (revoked it stays revoked); otherwise the first start makes one and answers its token, to be
+/// printed once.
+///
+/// # Errors
+/// The given token is malformed or contradicts a stored key; the store failed.
+pub async fn bootstrap(store: &dyn Store, admin_key: Option<&SecretString>) -> Result<Option<String>, KeyError> {
+    if let Some(token) = admin_key {
+        let (id, secret) = parse(token.expose_secret()).ok_or(KeyError::MalformedAdminKey)?;
+        if store.insert_key(&admin(id, hash(secret))).await? {
+            return Ok(None);
+        }
+        let stored = store.key(id).await?;
+        let is_same = stored.is_some_and(|key| verify(secret, &key.secret_hash));
+        return if is_same { Ok(None) } else { Err(KeyError::AdminKeyTaken) };
+    }
+    if store.has_keys().await? {
+        return Ok(None);
+    }
+    let key = NewKey::with_id(FIRST_ID.to_owned())?;
+    let is_first = store.insert_key(&admin(&key.id, key.secret_hash)).await?;
+    Ok(is_first.then_some(key.token))
+}
+
+fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
+    ApiKeyRecord {
+        id: id.to_owned(),
+        name: "first admin key".into(),
+        tenant: DEFAULT_TENANT.into(),
+        scopes: vec!["admin".into()],
+        secret_hash,
+        created_at: Utc::now(),
+        expires_at: None,
+        revoked_at: None,
+        rate_limit_per_minute: None,
+        rate_limit_burst: None,
+    }
 }
 
 #[cfg(test)]
 mod tests {
+    use proptest::prelude::*;
+
     use super::*;
 
     #[test]
-    fn a_fresh_key_is_found_by_its_id_and_verified_by_its_secret_only() {
+    fn a_generated_token_reads_back_and_verifies() {
         let key = generate().unwrap();
         let (id, secret) = parse(&key.token).unwrap();
-        assert_eq!(id, key.id);
+        assert_eq!((id, secret.len()), (key.id.as_str(), 43));
         assert!(verify(secret, &key.secret_hash));
-        assert!(!verify(&secret[1..], &key.secret_hash));
-        assert_ne!(generate().unwrap().token, key.token);
+        let other = generate().unwrap();
+        assert!(other.token != key.token && other.id != key.id);
+        assert!(!verify(secret, &other.secret_hash));
+        assert!(!verify(secret, &key.secret_hash[..31]));
     }
 
     #[test]
-    fn what_is_no_token_is_not_taken_for_one() {
-        for text in ["", "tl_", "tl_abc", "tl_abc_", "tl__0123456789abcdef", "sk_abc_0123456789abcdef"] {
-            assert_eq!(parse(text), None, "{text:?}");
+    fn what_is_no_token() {
+        let secret = "s".repeat(32);
+        assert!(parse(&format!("tl_id_{secret}")).is_some());
+        assert_eq!(parse(&format!("tl_id_a_b-{secret}")).unwrap().1, format!("a_b-{secret}"));
+        for token in [
+            String::new(),
+            "tl_".into(),
+            "tl__".into(),
+            secret.clone(),
+            format!("tl_{secret}"),
+            format!("tl__{secret}"),
+            format!("TL_id_{secret}"),
+            format!("tl_i-d_{secret}"),
+            format!("tl_id_{secret}\n"),
+            format!("tl_id_{secret}é"),
+            "tl_id_tooshort".into(),
+            format!("tl_id_{}", "s".repeat(257)),
+            format!("tl_{}_{secret}", "i".repeat(65)),
+        ] {
+            assert_eq!(parse(&token), None, "{token}");
         }
-        for text in ["tl_a-b_0123456789abcdef", "tl_abc_0123456789 abcdef", "tl_abc_tooshort"] {
-            assert_eq!(parse(text), None, "{text:?}");
+    }
+
+    #[test]
+    fn scopes_and_tenants() {
+        assert!(is_scope("runs:read") && is_scope("tools:mcp:time/now") && is_scope("admin"));
+        assert!(!is_scope("tools:") && !is_scope("runs:*") && !is_scope(""));
+        assert!(is_tenant("default") && is_tenant("0-a_b") && is_tenant(&"x".repeat(64)));
+        assert!(
+            !is_tenant("") && !is_tenant("-a") && !is_tenant("A") && !is_tenant("a/b") && !is_tenant(&"x".repeat(65))
+        );
+    }
+
+    proptest! {
+        #[test]
+        fn parsing_never_panics_and_loses_nothing(token in "(tl_)?[a-zA-Z0-9_é-]{0,90}") {
+            if let Some((id, secret)) = parse(&token) {
+                prop_assert_eq!(format!("tl_{id}_{secret}"), token);
+            }
         }
-        assert_eq!(parse("tl_abc_0123456789_abcdef"), Some(("abc", "0123456789_abcdef")));
     }
 }

@@ -1,118 +1,143 @@
-//! Commands on runs: start, cancel; the worker that drives every run.
+//! Commands on runs: start, cancel, resume; the worker that drives every run; this replica's part in
+//! the queue and the leases.
 //!
-//! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s.
+//! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
+//! inside a run the engine's.
 
 pub mod keys;
+mod live;
+mod loaded;
+mod replica;
+mod start;
+mod worker;
 
-use std::collections::BTreeMap;
+use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Duration;
 
-use serde_json::Value;
+use tokio::sync::{Semaphore, broadcast};
+use tokio_util::sync::CancellationToken;
+use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::event::{Event, ValidationError};
+use crate::agents::{Catalogue, Definition};
+use crate::engine::{FoldError, Lease, Rules, State};
+use crate::event::Event;
 use crate::message::Conversation;
-use crate::run::{Caller, Overrides, RunKind};
-use crate::store::{CancelOutcome, RunRecord, StoreError};
+use crate::providers::router::Router;
+use crate::store::writer::Writer;
+use crate::store::{CancelOutcome, Store, StoreError};
+use crate::tools::registry::Registry;
 
-/// A run to start.
+pub use replica::HeartbeatStore;
+pub use start::{StartError, StartRequest, Started, WaitError};
+
+/// Events that a slow listener may be behind before it loses some.
+const BUS: usize = 4096;
+
+/// What the runtime goes by.
 #[derive(Debug, Clone)]
-pub struct StartRequest {
-    /// Who asks; the run keeps these scopes.
-    pub caller: Arc<Caller>,
-    /// The agent's name.
-    pub agent: String,
-    /// Single shot or loop.
-    pub kind: RunKind,
-    /// The run's id, where the caller chose one.
-    pub run_id: Option<Uuid>,
-    /// Inputs, an object.
-    pub inputs: Value,
-    /// Labels.
-    pub metadata: BTreeMap<String, String>,
-    /// The session, where the caller names one.
-    pub session_id: Option<String>,
-    /// What the request narrows.
-    pub overrides: Overrides,
+pub struct Settings {
+    /// Runs at once on this replica.
+    pub max_concurrent_runs: usize,
+    /// Runs from the queue at once on this replica.
+    pub queue_workers: usize,
+    /// A replica that is silent for longer than this is dead.
+    pub lease: Duration,
+    /// How long a running run waits for a store that went away.
+    pub store_patience: Duration,
+    /// Crashes of its replica after which a run is given up.
+    pub max_crashes: u32,
+    /// The directory that all runs' files lie beneath.
+    pub workspace: PathBuf,
 }
 
-/// Why no run was started.
-#[derive(Debug, thiserror::Error)]
-pub enum StartError {
-    /// No agent of that name.
-    #[error("there is no agent named {0:?}")]
-    UnknownAgent(String),
-    /// The inputs miss the agent's schema.
-    #[error("the inputs do not match the agent's input schema")]
-    InvalidInputs(Vec<ValidationError>),
-    /// An override is out of range or cannot work; pointers are into the request body.
-    #[error("{}", .0.message)]
-    InvalidOverride(ValidationError),
-    /// The chosen run id exists.
-    #[error("the run id {0} is taken")]
-    RunIdTaken(Uuid),
-    /// Too many runs at once.
-    #[error("too many runs are in progress")]
-    Overloaded,
-    /// The service is stopping.
-    #[error("the service is shutting down")]
-    Draining,
-    /// The run could not be stored.
-    #[error(transparent)]
-    Store(#[from] StoreError),
-}
-
-/// Why a started run's end could not be told.
-#[derive(Debug, thiserror::Error)]
-pub enum WaitError {
-    /// Another replica took over, the store went away, or the service is stopping. The run goes on
-    /// or is recovered; ask for it by id.
-    #[error("run {0} goes on without this connection")]
-    Detached(Uuid),
-}
-
-/// A run that was accepted.
-pub struct Started {
-    /// Its id.
-    pub run_id: Uuid,
-}
-
-impl Started {
-    /// Resolves when the run has ended and its end is durable. Dropping it does not stop the run.
-    pub async fn finished(self) -> Result<RunRecord, WaitError> {
-        Err(WaitError::Detached(self.run_id))
-    }
+struct Inner {
+    store: Arc<dyn Store>,
+    writer: Writer,
+    catalogue: Arc<Catalogue>,
+    router: Arc<Router>,
+    loaded: loaded::LoadedAgents,
+    settings: Settings,
+    owner: Arc<str>,
+    lease: Arc<Lease>,
+    live: live::Live,
+    slots: Arc<Semaphore>,
+    tasks: TaskTracker,
+    bus: broadcast::Sender<Arc<Event>>,
+    draining: AtomicBool,
+    stop: CancellationToken,
 }
 
 /// The service behind the API; cheap to clone.
 #[derive(Clone)]
-pub struct Runtime {}
+pub struct Runtime {
+    inner: Arc<Inner>,
+}
 
 impl Runtime {
-    /// Checks everything that can be refused, then starts the run on this replica.
-    pub async fn start(&self, request: StartRequest) -> Result<Started, StartError> {
-        Err(StartError::UnknownAgent(request.agent))
+    /// Puts the parts together; [`Runtime::join`] makes this process a replica.
+    pub fn new(
+        store: Arc<dyn Store>,
+        catalogue: Arc<Catalogue>,
+        router: Arc<Router>,
+        registry: Arc<Registry>,
+        settings: Settings,
+    ) -> Self {
+        let owner: Arc<str> = Uuid::now_v7().to_string().into();
+        let inner = Inner {
+            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience),
+            store,
+            catalogue,
+            router,
+            loaded: loaded::LoadedAgents::new(registry),
+            slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
+            lease: Arc::new(Lease::new(settings.lease)),
+            settings,
+            owner,
+            live: live::Live::default(),
+            tasks: TaskTracker::new(),
+            bus: broadcast::channel(BUS).0,
+            draining: AtomicBool::new(false),
+            stop: CancellationToken::new(),
+        };
+        Self { inner: Arc::new(inner) }
     }
 
     /// Cancels a run. `None`: no such run of this tenant.
-    pub async fn cancel(
-        &self,
-        tenant: &str,
-        run: Uuid,
-        reason: Option<&str>,
-    ) -> Result<Option<CancelOutcome>, StoreError> {
-        let _ = (tenant, run, reason);
-        Ok(None)
+    pub async fn cancel(&self, tenant: &str, run: Uuid, reason: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
+        let outcome = self.inner.store.request_cancel(tenant, run, reason).await?;
+        if let Some(CancelOutcome::Requested(_)) = &outcome {
+            if let Some(control) = self.inner.live.get(run) {
+                control.cancel(reason.map(str::to_owned));
+            }
+        }
+        Ok(outcome)
+    }
+
+    /// Events of all runs on this replica, as they become durable.
+    pub fn events(&self) -> broadcast::Receiver<Arc<Event>> {
+        self.inner.bus.subscribe()
     }
 
     /// Whether the service is stopping.
     pub fn is_draining(&self) -> bool {
-        false
+        self.inner.draining.load(Ordering::Relaxed)
     }
 }
 
-/// The conversation that a journal tells of, for reading.
-pub fn conversation(events: &[Event]) -> Conversation {
-    let _ = events;
-    Conversation::default()
+/// Why a definition cannot run with these tools, if it cannot.
+pub fn check_tools(registry: &Registry, definition: &Definition) -> Result<(), String> {
+    loaded::executor(registry, definition).map(|_| ()).map_err(|e| e.to_string())
+}
+
+/// The messages of a run, from its journal; complete turns only.
+///
+/// # Errors
+/// [`FoldError`] where the journal is damaged.
+pub fn conversation(events: &[Event]) -> Result<Conversation, FoldError> {
+    let mut state = State::new(Rules::default());
+    events.iter().try_for_each(|event| state.apply(event))?;
+    Ok(state.conversation().clone())
 }

@@ -114,10 +114,11 @@ pub trait Store: Send + Sync {
     ) -> Result<Option<CancelOutcome>, StoreError>;
     /// Running runs of this owner that were asked to cancel, with the reason.
     async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
-    /// Puts a running run of this owner back into the queue (shutdown); no crash is counted.
-    async fn release(&self, owner: &str) -> Result<u64, StoreError>;
+    /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
+    /// counted. A run with a dispatched `once` call goes to review instead.
+    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
 
-    /// Registers a replica under a fresh id.
+    /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;

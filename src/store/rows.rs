@@ -37,7 +37,7 @@ pub struct NewRun {
     /// [`RunStatus::Running`] (owned by the committing replica, epoch 1) or [`RunStatus::Queued`] (epoch 0).
     pub status: RunStatus,
     /// The validated inputs.
-    pub inputs: Value,
+    pub inputs: Arc<Value>,
     /// The request's overrides, as they were sent.
     pub overrides: Value,
     /// The session, where the caller named one.
@@ -62,7 +62,7 @@ pub struct RunWrite {
     /// Who started the run: tenant and subject of every row.
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
-    pub new: Option<Box<NewRun>>,
+    pub new: Option<Arc<NewRun>>,
     /// What happened, consecutive numbers.
     pub events: Vec<Event>,
     /// Audit records of the calls in `events`.

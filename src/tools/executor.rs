@@ -1,1 +1,470 @@
-//! Placeholder.
+//! One tool call, from the arguments that a model wrote to the result that it reads.
+//!
+//! Before the write-ahead event ([`Executor::prepare`]): resolve, parse, check against the schema, ask
+//! the tool what the call would do, ask the gate. After it ([`Executor::execute`]): run under a timeout
+//! and cancellation, cap the result, note it for the audit log. Whatever goes wrong in a call becomes its
+//! result; only a fault of the service itself ends the run. Appending events, and deciding what happens
+//! next, is the engine's.
+
+use std::collections::BTreeSet;
+use std::fmt::Write as _;
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::Utc;
+use futures::FutureExt;
+use jsonschema::Validator;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
+use crate::governance::{Call, Decision, Gate, Permit, Verdict};
+use crate::message::{CallTarget, ToolCall};
+use crate::run::{Caller, Effect};
+
+/// Bytes of a result; of a longer one head and tail are kept.
+pub const MAX_RESULT: usize = 64 * 1024;
+/// Bytes of arguments in the audit log.
+const MAX_AUDITED: usize = 4096;
+/// Schema errors told to the model in one result.
+const MAX_SCHEMA_ERRORS: usize = 8;
+/// Parts of names of arguments that the audit log does not keep.
+const SECRETS: [&str; 9] =
+    ["token", "password", "passwd", "secret", "api_key", "apikey", "api-key", "authorization", "private_key"];
+
+/// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
+pub struct Executor {
+    tools: Vec<Offered>,
+    gate: Gate,
+}
+
+struct Offered {
+    tool: Arc<dyn Tool>,
+    arguments: Validator,
+}
+
+/// A tool's input schema is none.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("the input schema of {tool} is invalid: {message}")]
+pub struct SchemaError {
+    /// The tool.
+    pub tool: String,
+    /// Why.
+    pub message: String,
+}
+
+/// What the calls of one run have in common.
+#[derive(Debug, Clone)]
+pub struct RunScope {
+    /// The run.
+    pub run_id: Uuid,
+    /// Who started it.
+    pub caller: Arc<Caller>,
+    /// Where its files lie.
+    pub workspace: Workspace,
+    /// How long one call may take.
+    pub timeout: Duration,
+    /// Names of the tools that it may use; others are unknown to it.
+    pub tools: Arc<BTreeSet<String>>,
+}
+
+/// Where in a run a call stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The call within the response, 0-based.
+    pub index: u32,
+}
+
+/// A call that has been looked at.
+#[derive(Debug)]
+pub enum Prepared {
+    /// It has its result, and is not executed.
+    Answered(Finished),
+    /// It may be executed, once its start is stored.
+    Ready(Ready),
+}
+
+/// A call that the gate let pass.
+#[derive(Debug)]
+pub struct Ready {
+    started: ToolCallStarted,
+    /// Index into the executor's tools.
+    tool: usize,
+    permit: Permit,
+    arguments: Value,
+    context: ToolContext,
+    rule: &'static str,
+    /// For the audit log.
+    shown_arguments: String,
+}
+
+impl Ready {
+    /// The event to store before the call is executed.
+    pub fn started(&self) -> &ToolCallStarted {
+        &self.started
+    }
+
+    /// What this call does to the world.
+    pub fn effect(&self) -> Effect {
+        self.started.effect
+    }
+}
+
+/// A call with its result.
+#[derive(Debug)]
+pub struct Finished {
+    /// `tool_call.completed` or `tool_call.blocked`.
+    pub event: RunEvent,
+    /// For the audit log; none where nothing was decided or executed.
+    pub audit: Option<AuditRecord>,
+}
+
+/// The service failed, not the call: the run ends. The call has its result all the same.
+#[derive(Debug, thiserror::Error)]
+#[error("{tool}: {message}")]
+pub struct FatalToolError {
+    /// The tool.
+    pub tool: String,
+    /// The private cause, for the log.
+    pub message: String,
+    /// What the call is answered with.
+    pub finished: Box<Finished>,
+}
+
+/// How a guarded piece of a tool's work failed.
+enum Failure {
+    /// The model is told.
+    Told(CallFailure, String),
+    /// The run ends.
+    Fatal(String),
+}
+
+impl Executor {
+    /// Compiles the tools' schemas.
+    ///
+    /// # Errors
+    /// The first schema that is none, or that refers to something outside itself.
+    pub fn new(tools: Vec<Arc<dyn Tool>>, gate: Gate) -> Result<Self, SchemaError> {
+        let offer = |tool: Arc<dyn Tool>| match jsonschema::validator_for(&tool.info().input_schema) {
+            Ok(arguments) => Ok(Offered { tool, arguments }),
+            Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
+        };
+        Ok(Self { tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?, gate })
+    }
+
+    /// The tools, in the order they were given.
+    pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
+        self.tools.iter().map(|offered| offered.tool.info())
+    }
+
+    /// Takes a call up to the point where it may be executed, or answers it.
+    ///
+    /// # Errors
+    /// [`FatalToolError`] where the tool cannot even look at what the call would do.
+    pub async fn prepare(&self, call: &ToolCall, slot: Slot, scope: &RunScope) -> Result<Prepared, FatalToolError> {
+        let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
+        let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
+        let Some((index, Offered { tool, arguments: validator })) = known else {
+            return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
+        };
+        let arguments = match parse(&call.arguments).and_then(|arguments| check(validator, arguments)) {
+            Ok(arguments) => arguments,
+            Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
+        };
+        let canonical = canonical(&arguments);
+        let context = ToolContext {
+            run_id: scope.run_id,
+            call_id: call.id,
+            effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
+            workspace: scope.workspace.clone(),
+        };
+        let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
+            Ok(actions) => actions,
+            Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
+            Err(Failure::Fatal(message)) => return Err(fatal(&call.name, message, fault(call.id, &call.name), None)),
+        };
+        let declared = tool.info().effect;
+        let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
+        let shown_arguments = shown(&arguments, canonical);
+        Ok(match self.gate.judge(&scope.caller.scopes, Call { tool: &call.name, effect: declared, actions }) {
+            Verdict::Pass { permit, decision, rule, reason } => {
+                let started = ToolCallStarted {
+                    call_id: call.id,
+                    tool: call.name.clone(),
+                    effect,
+                    effect_key: context.effect_key.clone(),
+                    decision: decision.as_str().to_owned(),
+                    reason,
+                };
+                Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
+            }
+            Verdict::Stop { decision, rule, reason } => {
+                Prepared::Answered(stopped(call, decision, rule, reason, shown_arguments))
+            }
+        })
+    }
+
+    /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
+    /// errors are results.
+    ///
+    /// # Errors
+    /// [`FatalToolError`] where the tool says that the service is at fault.
+    pub async fn execute(
+        &self,
+        ready: Ready,
+        scope: &RunScope,
+        cancel: &CancellationToken,
+    ) -> Result<Finished, FatalToolError> {
+        let Ready { started, tool, permit, arguments, context, rule, shown_arguments } = ready;
+        let since = Instant::now();
+        let work = async {
+            match self.tools.get(tool) {
+                Some(offered) => offered.tool.execute(permit, arguments, &context).await,
+                None => Err(ToolError::Fatal("the call was prepared by another executor".into())),
+            }
+        };
+        let result = cancel.run_until_cancelled(guarded(scope.timeout, work)).await.unwrap_or_else(|| {
+            let known = if started.effect == Effect::Read { "" } else { "; it is unknown whether it took effect" };
+            Err(Failure::Told(CallFailure::Cancelled, format!("The run was cancelled during this call{known}.")))
+        });
+        let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
+        let outcome = match &result {
+            Ok(_) => "succeeded",
+            Err(Failure::Told(CallFailure::Cancelled, _)) => "cancelled",
+            Err(_) => "failed",
+        };
+        let audit = AuditRecord {
+            at: Utc::now(),
+            call_id: started.call_id,
+            tool: started.tool.clone(),
+            rule: rule.to_owned(),
+            decision: started.decision,
+            reason: started.reason,
+            arguments: shown_arguments,
+            outcome: outcome.to_owned(),
+            duration_ms: Some(duration_ms),
+        };
+        let completed = |content: String, failure| ToolCallCompleted {
+            call_id: started.call_id,
+            tool: started.tool.clone(),
+            target: CallTarget::Tool,
+            content,
+            failure,
+            duration_ms,
+            cached: false,
+        };
+        match result {
+            Ok(text) => Ok(finished(completed(capped(text), None), Some(audit))),
+            Err(Failure::Told(failure, message)) => {
+                Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
+            }
+            Err(Failure::Fatal(message)) => {
+                let completed = ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
+                Err(fatal(&started.tool, message, completed, Some(audit)))
+            }
+        }
+    }
+}
+
+/// A tool's work, bounded in time and with its panics caught.
+async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolError>>) -> Result<T, Failure> {
+    match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
+        Ok(Ok(Ok(done))) => Ok(done),
+        Ok(Ok(Err(ToolError::ForModel(message)))) => Err(Failure::Told(CallFailure::ToolError, message)),
+        Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
+        Ok(Err(_panic)) => {
+            let message = "The tool crashed on this call; try other arguments or another tool.";
+            Err(Failure::Told(CallFailure::Panicked, message.into()))
+        }
+        Err(_elapsed) => {
+            let message = format!("The tool did not finish within {} seconds and was stopped.", limit.as_secs_f64());
+            Err(Failure::Told(CallFailure::Timeout, message))
+        }
+    }
+}
+
+/// The arguments as an object. Some models write nothing where there is nothing to say.
+fn parse(arguments: &str) -> Result<Value, String> {
+    let text = if arguments.trim().is_empty() { "{}" } else { arguments };
+    match serde_json::from_str(text) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        Ok(_) => Err("The arguments must be a JSON object.".into()),
+        Err(e) => Err(format!("The arguments are not valid JSON: {e}.")),
+    }
+}
+
+fn check(validator: &Validator, arguments: Value) -> Result<Value, String> {
+    if validator.is_valid(&arguments) {
+        return Ok(arguments);
+    }
+    let mut errors = validator.iter_errors(&arguments).map(|error| {
+        let pointer = error.instance_path().as_str().to_owned();
+        let place = if pointer.is_empty() { "the arguments".to_owned() } else { pointer };
+        format!("\n- at {place}: {}", error.masked())
+    });
+    let mut message = "The arguments do not match the tool's schema:".to_owned();
+    message.extend(errors.by_ref().take(MAX_SCHEMA_ERRORS));
+    let more = errors.count();
+    if more > 0 {
+        let _ = write!(message, "\n- and {more} more");
+    }
+    Err(message)
+}
+
+/// Sorted keys, no white space: the same for equal arguments.
+fn canonical(arguments: &Value) -> String {
+    let mut sorted = arguments.clone();
+    sorted.sort_all_objects();
+    sorted.to_string()
+}
+
+fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {
+    let Slot { attempt, iteration, index } = slot;
+    let key = format!("{run_id}\0{attempt}\0{iteration}\0{index}\0{tool}\0{canonical_arguments}");
+    Sha256::digest(key).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+/// The arguments as the audit log keeps them: without what looks like a secret by its name, and capped.
+fn shown(arguments: &Value, canonical: String) -> String {
+    let mut text = if names_secret(arguments) {
+        let mut redacted = arguments.clone();
+        redact(&mut redacted);
+        redacted.to_string()
+    } else {
+        canonical
+    };
+    if text.len() > MAX_AUDITED {
+        text.truncate(text.floor_char_boundary(MAX_AUDITED - '…'.len_utf8()));
+        text.push('…');
+    }
+    text
+}
+
+fn is_secret(key: &str) -> bool {
+    let key = key.to_ascii_lowercase();
+    SECRETS.iter().any(|secret| key.contains(secret))
+}
+
+fn names_secret(value: &Value) -> bool {
+    match value {
+        Value::Object(map) => map.iter().any(|(key, value)| is_secret(key) || names_secret(value)),
+        Value::Array(items) => items.iter().any(names_secret),
+        _ => false,
+    }
+}
+
+fn redact(value: &mut Value) {
+    match value {
+        Value::Object(map) => {
+            for (key, value) in map {
+                if is_secret(key) {
+                    *value = "[redacted]".into();
+                } else {
+                    redact(value);
+                }
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(redact),
+        _ => {}
+    }
+}
+
+/// A result as it may be stored and read: without NUL characters, which no store takes, and capped.
+fn capped(mut text: String) -> String {
+    if text.contains('\0') {
+        text.retain(|c| c != '\0');
+    }
+    if text.len() <= MAX_RESULT {
+        return text;
+    }
+    // The note about the middle is shorter than the room kept for it.
+    let half = (MAX_RESULT - 256) / 2;
+    let head = &text[..text.floor_char_boundary(half)];
+    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
+    let middle = &text[head.len()..text.len() - tail.len()];
+    let first = head.lines().count();
+    let last = first + middle.matches('\n').count();
+    format!(
+        "{head}\n[… {} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time …]\n{tail}",
+        middle.len()
+    )
+}
+
+fn error_text(message: &str) -> String {
+    capped(format!("Error: {message}"))
+}
+
+fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
+    Finished { event: RunEvent::ToolCallCompleted(completed), audit }
+}
+
+/// A call that was answered before anything was decided.
+fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
+    let completed = ToolCallCompleted {
+        call_id: call.id,
+        tool: capped(call.name.clone()),
+        target: call.target,
+        content: error_text(message),
+        failure: Some(failure),
+        duration_ms: 0,
+        cached: false,
+    };
+    Prepared::Answered(finished(completed, None))
+}
+
+/// A call that the gate stopped. Nobody can approve anything yet, so a question is a no.
+fn stopped(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> Finished {
+    let reason = match decision {
+        Decision::Escalated => format!("{reason} Nobody can give approvals here, so the call was not executed."),
+        _ => reason,
+    };
+    let blocked = ToolCallBlocked {
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: rule.to_owned(),
+        decision: decision.as_str().to_owned(),
+        reason: reason.clone(),
+        content: error_text(&reason),
+    };
+    let audit = AuditRecord {
+        at: Utc::now(),
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: rule.to_owned(),
+        decision: decision.as_str().to_owned(),
+        reason: Some(reason),
+        arguments,
+        outcome: "not_executed".into(),
+        duration_ms: None,
+    };
+    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+}
+
+/// What a call is answered with where the service failed; the cause is nobody's business but the log's.
+fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
+    ToolCallCompleted {
+        call_id,
+        tool: tool.to_owned(),
+        target: CallTarget::Tool,
+        content: error_text("The tool cannot work at the moment, through no fault of the call."),
+        failure: Some(CallFailure::ToolError),
+        duration_ms: 0,
+        cached: false,
+    }
+}
+
+fn fatal(tool: &str, message: String, completed: ToolCallCompleted, audit: Option<AuditRecord>) -> FatalToolError {
+    FatalToolError { tool: tool.to_owned(), message, finished: Box::new(finished(completed, audit)) }
+}

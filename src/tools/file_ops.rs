@@ -1,1 +1,280 @@
-//! Placeholder.
+//! `file_ops`: reads and changes files of the run's workspace.
+//!
+//! This file is the tool as the model sees it (description, arguments) and as the gate sees it: every
+//! operation declares which resolved paths it reads and writes, and whether something would be lost.
+//! Execution takes its paths from the permit and never from the arguments, so what was judged is what is
+//! done. The operations themselves are in `file_ops/`; everything that can take long runs on the blocking
+//! pool and stops when nobody waits for it any more.
+
+mod finding;
+mod reading;
+mod writing;
+
+#[cfg(test)]
+#[path = "file_ops/file_ops_tests.rs"]
+mod file_ops_tests;
+
+use std::io;
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use rustix::io::Errno;
+use serde::Deserialize;
+use serde_json::{Value, json};
+use tokio_util::sync::CancellationToken;
+
+use super::workspace::{Kind, PathError, Resolved};
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use crate::governance::{Action, ActionKind, Permit};
+use crate::run::Effect;
+
+/// Entries of a directory that are moved with it, at most.
+const MAX_MOVED: usize = 1000;
+
+const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation` says what; the other arguments \
+    depend on it:\n\
+    - read: path; optional offset, limit (lines). Answers the file's text.\n\
+    - write: path, content. Makes the file (and its directories) or replaces it.\n\
+    - append: path, content. Adds to the end, makes the file if it is missing.\n\
+    - edit: path, old, new; optional replace_all. Replaces exact text that occurs exactly once.\n\
+    - list: optional path. Names in a directory, one a line; directories end with /.\n\
+    - glob: pattern; optional path. Paths that match, e.g. **/*.md.\n\
+    - search: pattern (regular expression); optional path, glob. Matching lines as path:line: text.\n\
+    - stat: path. Kind, size and time of change, as JSON.\n\
+    - mkdir: path. Makes a directory, parents included.\n\
+    - move: path, to. Renames or moves a file or directory.\n\
+    - delete: path. Deletes a file or an empty directory.\n\
+    Paths are relative to the workspace, with / between names; never absolute.";
+
+/// The arguments, by operation. Arguments of other operations are ignored.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(tag = "operation", rename_all = "lowercase")]
+enum Operation<'a> {
+    Read { path: &'a str, offset: Option<u64>, limit: Option<u64> },
+    Write { path: &'a str, content: &'a str },
+    Append { path: &'a str, content: &'a str },
+    Edit { path: &'a str, old: &'a str, new: &'a str, replace_all: Option<bool> },
+    List { path: Option<&'a str> },
+    Glob { pattern: &'a str, path: Option<&'a str> },
+    Search { pattern: &'a str, path: Option<&'a str>, glob: Option<&'a str> },
+    Stat { path: &'a str },
+    Mkdir { path: &'a str },
+    Move { path: &'a str, to: &'a str },
+    Delete { path: &'a str },
+}
+
+/// The tool.
+pub struct FileOps {
+    info: ToolInfo,
+}
+
+impl FileOps {
+    /// The tool, for any workspace.
+    #[expect(clippy::new_without_default, reason = "there is nothing default about it")]
+    pub fn new() -> Self {
+        let operations =
+            ["read", "write", "append", "edit", "list", "glob", "search", "stat", "mkdir", "move", "delete"];
+        let input_schema = json!({
+            "type": "object",
+            "properties": {
+                "operation": {"type": "string", "enum": operations},
+                "path": {"type": "string", "description": "File or directory, relative to the workspace. \
+                    Needed by all but list, glob and search, where it defaults to the whole workspace."},
+                "offset": {"type": "integer", "minimum": 1, "description": "read: first line, counted from 1."},
+                "limit": {"type": "integer", "minimum": 1, "description": "read: number of lines."},
+                "content": {"type": "string", "description": "write, append: the text."},
+                "old": {"type": "string", "minLength": 1, "description": "edit: text to replace, exactly as in the file."},
+                "new": {"type": "string", "description": "edit: what to put there."},
+                "replace_all": {"type": "boolean", "description": "edit: replace every occurrence."},
+                "pattern": {"type": "string", "minLength": 1, "description": "glob: a glob; search: a regular expression."},
+                "glob": {"type": "string", "minLength": 1, "description": "search: only in files that match, e.g. *.rs."},
+                "to": {"type": "string", "description": "move: the new path."}
+            },
+            "required": ["operation"],
+            "additionalProperties": false
+        });
+        let info = ToolInfo {
+            name: "file_ops".into(),
+            description: DESCRIPTION.into(),
+            input_schema: Arc::new(input_schema),
+            effect: Effect::Once,
+            source: "builtin".into(),
+        };
+        Self { info }
+    }
+}
+
+#[async_trait]
+impl Tool for FileOps {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    async fn actions(&self, arguments: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        match Operation::parse(arguments)? {
+            // Moving a directory names all that is in it, writing compares with what is there.
+            Operation::Move { .. } | Operation::Write { .. } => {
+                let (workspace, arguments) = (context.workspace.clone(), arguments.clone());
+                blocking(move |_| Operation::parse(&arguments)?.actions(&workspace)).await
+            }
+            quick => quick.actions(&context.workspace),
+        }
+    }
+
+    async fn execute(&self, permit: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
+        if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)?
+            && let Some(text) = reading::read_small(&context.workspace, path_of(&permit, 0)?, offset, limit)?
+        {
+            return Ok(text);
+        }
+        let workspace = context.workspace.clone();
+        blocking(move |stop| Operation::parse(&arguments)?.perform(&workspace, &permit, stop)).await
+    }
+}
+
+impl<'a> Operation<'a> {
+    fn parse(arguments: &'a Value) -> Result<Self, ToolError> {
+        Self::deserialize(arguments).map_err(|e| {
+            let operation = arguments["operation"].as_str().unwrap_or("file_ops");
+            ToolError::ForModel(format!("{operation}: {e}"))
+        })
+    }
+
+    /// What this would do. Looks at links and at what exists, touches nothing.
+    fn actions(self, workspace: &Workspace) -> Result<Vec<Action>, ToolError> {
+        let read = |path: &str| Ok::<_, PathError>(reads(workspace.resolve(path)?.path));
+        Ok(match self {
+            Self::Read { path, .. } | Self::Stat { path } => vec![read(path)?],
+            Self::List { path } | Self::Glob { path, .. } | Self::Search { path, .. } => {
+                vec![read(path.unwrap_or("."))?]
+            }
+            Self::Write { path, content } => {
+                let Resolved { path, kind } = workspace.resolve(path)?;
+                let destructive = kind == Some(Kind::File) && !writing::holds(workspace, &path, content);
+                vec![writes(path, Effect::Idempotent, destructive)]
+            }
+            Self::Append { path, .. } => vec![writes(workspace.resolve(path)?.path, Effect::Once, false)],
+            Self::Edit { path, .. } => {
+                let path = workspace.resolve(path)?.path;
+                vec![writes(path.clone(), Effect::Once, false), reads(path)]
+            }
+            Self::Mkdir { path } => vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)],
+            Self::Move { path, to } => {
+                let (from, to) = (workspace.resolve_entry(path)?, workspace.resolve_entry(to)?);
+                if from.path == "." || to.path == "." {
+                    return Err(refused(".", &io::ErrorKind::InvalidInput.into()));
+                }
+                let onto_something = !matches!(to.kind, None | Some(Kind::Directory)) && to.path != from.path;
+                let mut actions = vec![
+                    writes(from.path.clone(), Effect::Once, false),
+                    writes(to.path.clone(), Effect::Once, onto_something),
+                    reads(from.path.clone()),
+                ];
+                if from.kind == Some(Kind::Directory) {
+                    // What moves along is moved too: a rule about a file holds wherever its directory goes.
+                    for entry in finding::everything_in(workspace, &from.path, MAX_MOVED)? {
+                        let (old, new) = (format!("{}/{entry}", from.path), format!("{}/{entry}", to.path));
+                        actions.extend([
+                            writes(old.clone(), Effect::Once, false),
+                            writes(new, Effect::Once, false),
+                            reads(old),
+                        ]);
+                    }
+                }
+                actions
+            }
+            Self::Delete { path } => vec![writes(workspace.resolve_entry(path)?.path, Effect::Once, true)],
+        })
+    }
+
+    /// Does it, on the permitted paths.
+    fn perform(self, workspace: &Workspace, permit: &Permit, stop: &CancellationToken) -> Result<String, ToolError> {
+        let path = path_of(permit, 0)?;
+        match self {
+            Self::Read { offset, limit, .. } => reading::read(workspace, path, offset, limit, stop),
+            Self::Stat { .. } => reading::stat(workspace, path),
+            Self::List { .. } => finding::list(workspace, path, permit),
+            Self::Glob { pattern, .. } => finding::glob(workspace, path, pattern, permit, stop),
+            Self::Search { pattern, glob, .. } => finding::search(workspace, path, pattern, glob, permit, stop),
+            Self::Write { content, .. } => writing::write(workspace, path, content, permit, stop),
+            Self::Append { content, .. } => writing::append(workspace, path, content),
+            Self::Edit { old, new, replace_all, .. } => {
+                let occurrences =
+                    if replace_all == Some(true) { writing::Occurrences::All } else { writing::Occurrences::One };
+                writing::edit(workspace, path, old, new, occurrences, stop)
+            }
+            Self::Mkdir { .. } => writing::mkdir(workspace, path),
+            Self::Move { .. } => {
+                if self.actions(workspace)? != permit.actions() {
+                    return Err(ToolError::ForModel(format!(
+                        "{path:?} changed while it was about to be moved; look again"
+                    )));
+                }
+                writing::rename(workspace, path, path_of(permit, 1)?, permit)
+            }
+            Self::Delete { .. } => writing::delete(workspace, path),
+        }
+    }
+}
+
+fn reads(path: String) -> Action {
+    Action { what: ActionKind::Read(path), effect: Effect::Read, destructive: false }
+}
+
+fn writes(path: String, effect: Effect, destructive: bool) -> Action {
+    Action { what: ActionKind::Write(path), effect, destructive }
+}
+
+/// The path of one of the permitted actions.
+fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
+    match permit.actions().get(index).map(|a| &a.what) {
+        Some(ActionKind::Read(path) | ActionKind::Write(path)) => Ok(path),
+        _ => Err(ToolError::Fatal("a permit of file_ops names no path".into())),
+    }
+}
+
+/// Runs on the blocking pool. The work is told to stop when the caller is dropped.
+async fn blocking<T: Send + 'static>(
+    work: impl FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
+) -> Result<T, ToolError> {
+    let stop = CancellationToken::new();
+    let _stop_when_dropped = stop.clone().drop_guard();
+    match tokio::task::spawn_blocking(move || work(&stop)).await {
+        Ok(done) => done,
+        Err(failed) => match failed.try_into_panic() {
+            Ok(panic) => std::panic::resume_unwind(panic),
+            Err(_) => Err(stopped()),
+        },
+    }
+}
+
+/// Nobody waits any more.
+fn stopped() -> ToolError {
+    ToolError::ForModel("the operation was stopped".into())
+}
+
+/// What the model is told where the system refused something.
+fn refused(path: &str, error: &io::Error) -> ToolError {
+    const LINK: Option<i32> = Some(Errno::LOOP.raw_os_error());
+    ToolError::ForModel(match error.kind() {
+        _ if path == "." => "the workspace itself cannot be used like that".to_owned(),
+        io::ErrorKind::NotFound => format!("{path:?} does not exist"),
+        io::ErrorKind::IsADirectory => format!("{path:?} is a directory"),
+        io::ErrorKind::NotADirectory => format!("{path:?} is not a directory, or goes through something that is none"),
+        io::ErrorKind::AlreadyExists => format!("{path:?} exists already"),
+        io::ErrorKind::DirectoryNotEmpty => format!("{path:?} is a directory that is not empty"),
+        _ if error.raw_os_error() == LINK => format!("{path:?} is a symbolic link now and was none before; look again"),
+        kind => format!("{path:?} was refused by the system: {kind}"),
+    })
+}
+
+/// What the model is told of devices, FIFOs and sockets.
+fn special(path: &str) -> ToolError {
+    ToolError::ForModel(format!("{path:?} is a device, FIFO or socket; only files and directories can be used"))
+}
+
+impl From<PathError> for ToolError {
+    fn from(error: PathError) -> Self {
+        Self::ForModel(error.to_string())
+    }
+}

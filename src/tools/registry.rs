@@ -1,1 +1,69 @@
-//! Placeholder.
+//! All tools by name, and which of them a definition means.
+//!
+//! A name or glob that means no tool is an error when a definition is loaded, and not a surprise in a run.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use globset::Glob;
+
+use super::file_ops::FileOps;
+use super::{Tool, ToolInfo};
+
+/// A name or glob of a definition that no tool has.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("there is no tool named {0:?}")]
+pub struct UnknownTool(pub String);
+
+/// The tools of the service.
+#[derive(Default)]
+pub struct Registry {
+    tools: BTreeMap<String, Arc<dyn Tool>>,
+}
+
+impl Registry {
+    /// The tools that need no configuration.
+    pub fn builtin() -> Self {
+        let mut registry = Self::default();
+        registry.add(Arc::new(FileOps::new()));
+        registry
+    }
+
+    /// Adds a tool, in place of one of the same name.
+    pub fn add(&mut self, tool: Arc<dyn Tool>) {
+        self.tools.insert(tool.info().name.clone(), tool);
+    }
+
+    /// The tools that a list of names and globs means, each once, in the order of the list.
+    ///
+    /// # Errors
+    /// The first entry that means no tool.
+    pub fn resolve(&self, names: &[String]) -> Result<Vec<Arc<dyn Tool>>, UnknownTool> {
+        let mut meant: Vec<&str> = Vec::new();
+        for name in names {
+            let unknown = || UnknownTool(name.clone());
+            let before = meant.len();
+            if let Some((name, _)) = self.tools.get_key_value(name) {
+                meant.push(name);
+            } else {
+                let glob = Glob::new(name).map_err(|_| unknown())?.compile_matcher();
+                meant.extend(self.tools.keys().map(String::as_str).filter(|tool| glob.is_match(tool)));
+            }
+            if meant.len() == before {
+                return Err(unknown());
+            }
+        }
+        let mut tools: Vec<Arc<dyn Tool>> = Vec::with_capacity(meant.len());
+        for (index, name) in meant.iter().enumerate() {
+            if !meant[..index].contains(name) {
+                tools.extend(self.tools.get(*name).cloned());
+            }
+        }
+        Ok(tools)
+    }
+
+    /// What is known of every tool, by name.
+    pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
+        self.tools.values().map(|tool| tool.info())
+    }
+}

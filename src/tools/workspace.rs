@@ -1,4 +1,313 @@
-//! Placeholder.
-/// Placeholder.
+//! The directory that a run's files lie beneath, and the only way from a path to a file.
+//!
+//! Paths are relative text with `/`. [`Workspace::resolve`] turns what a model wrote into the path that
+//! it really names, symbolic links followed, so that rules judge the real thing. What is judged is then
+//! opened component by component without following any link ([`Workspace::holder`]): a link that is
+//! swapped in between is refused and never followed. Everything goes through `cap-std` directory
+//! handles, so even a wrong path cannot leave the workspace.
+//!
+//! It does not decide what may be read or written, and knows no operation.
+
+use std::io;
+use std::path::Path;
+use std::sync::Arc;
+
+use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
+use cap_std::ambient_authority;
+use cap_std::fs::{Dir, File, Metadata, OpenOptions};
+
+/// Bytes of a path.
+pub const MAX_PATH: usize = 4096;
+/// Bytes of one name in a path; file systems have this limit.
+const MAX_NAME: usize = 255;
+/// Links followed for one path, as many as Linux follows.
+const MAX_LINKS: usize = 40;
+
+/// A directory of one tenant. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Workspace;
+pub struct Workspace(Arc<Dir>);
+
+/// Why a workspace could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum WorkspaceError {
+    /// The tenant or the directory is not a plain relative path.
+    #[error("the workspace directory {0:?} must be a relative path without `..`")]
+    InvalidDirectory(String),
+    /// The directory cannot be made or opened.
+    #[error("the workspace {path:?} cannot be opened: {source}")]
+    Io {
+        /// Beneath the root of all workspaces.
+        path: String,
+        /// Why.
+        source: io::Error,
+    },
+}
+
+/// Why a path names nothing that a tool may touch.
+#[derive(Debug, PartialEq, Eq, thiserror::Error)]
+#[expect(missing_docs, reason = "the messages are the documentation")]
+pub enum PathError {
+    #[error("the path {0:?} is absolute; give a path relative to the workspace")]
+    Absolute(String),
+    #[error("the path {0:?} leaves the workspace")]
+    Leaves(String),
+    #[error("the path has the control character {0:?}")]
+    ControlCharacter(char),
+    #[error("the path is {0} bytes long; at most {MAX_PATH} are possible")]
+    TooLong(usize),
+    #[error("the path has a name of {0} bytes; at most {MAX_NAME} are possible")]
+    NameTooLong(usize),
+    #[error("{0:?} is a symbolic link that leaves the workspace")]
+    LinkLeaves(String),
+    #[error("{0:?} goes through more than {MAX_LINKS} symbolic links")]
+    LinkLoop(String),
+    #[error("{path:?} cannot be looked up: {reason}")]
+    Unreadable { path: String, reason: String },
+}
+
+/// What is at a path.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// A regular file.
+    File,
+    /// A directory.
+    Directory,
+    /// A symbolic link that was not followed.
+    Link,
+    /// A device, FIFO or socket.
+    Special,
+}
+
+impl Kind {
+    /// The kind of what was looked at.
+    pub fn of(metadata: &Metadata) -> Self {
+        if metadata.is_file() {
+            Self::File
+        } else if metadata.is_dir() {
+            Self::Directory
+        } else if metadata.is_symlink() {
+            Self::Link
+        } else {
+            Self::Special
+        }
+    }
+}
+
+/// A path as it really is: no symbolic link in it, `.` for the workspace itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Resolved {
+    /// Relative to the workspace, normalised.
+    pub path: String,
+    /// What is there; `None` where there is nothing yet.
+    pub kind: Option<Kind>,
+}
+
+impl Workspace {
+    /// Opens `root/tenant/directory`, made where it is missing. `directory` may be `.`.
+    ///
+    /// # Errors
+    /// [`WorkspaceError`]; a symbolic link that leads out of the tenant's directory is one.
+    pub fn open(root: &Path, tenant: &str, directory: &str) -> Result<Self, WorkspaceError> {
+        let invalid = |path: &str| WorkspaceError::InvalidDirectory(path.to_owned());
+        if matches!(tenant, "" | "." | "..") || tenant.contains('/') {
+            return Err(invalid(tenant));
+        }
+        let beneath = normalise(directory).map_err(|_| invalid(directory))?;
+        if directory.split('/').any(|part| part == "..") {
+            return Err(invalid(directory));
+        }
+        let failed = |source| WorkspaceError::Io { path: format!("{tenant}/{directory}"), source };
+        let open_root = || Dir::open_ambient_dir(root, ambient_authority());
+        let root = match open_root() {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                Dir::create_ambient_dir_all(root, ambient_authority()).and_then(|()| open_root())
+            }
+            opened => opened,
+        };
+        let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
+        let directory = if beneath == "." { tenant } else { open_or_make(&tenant, &beneath).map_err(failed)? };
+        Ok(Self(Arc::new(directory)))
+    }
+
+    /// What a path as a model wrote it really names, its last link followed too.
+    ///
+    /// # Errors
+    /// [`PathError`], before anything is touched.
+    pub fn resolve(&self, path: &str) -> Result<Resolved, PathError> {
+        let asked = path;
+        let mut path = normalise(path)?;
+        for _ in 0..MAX_LINKS {
+            match self.first_link(&path)? {
+                Found::End(kind) => return Ok(Resolved { path, kind }),
+                Found::Link(end) => path = self.through_link(&path, end)?,
+            }
+        }
+        Err(PathError::LinkLoop(asked.to_owned()))
+    }
+
+    /// As [`Workspace::resolve`], but a link in the last place is named and not followed.
+    ///
+    /// # Errors
+    /// [`PathError`].
+    pub fn resolve_entry(&self, path: &str) -> Result<Resolved, PathError> {
+        let path = normalise(path)?;
+        let (parent, name) = split(&path);
+        let parent = self.resolve(parent)?.path;
+        let path = if parent == "." { name.to_owned() } else { format!("{parent}/{name}") };
+        let kind = self.look(&path)?;
+        Ok(Resolved { path, kind })
+    }
+
+    /// The directory that holds a resolved path's last name, opened without following a link.
+    ///
+    /// # Errors
+    /// What the system says; `.` has no holder and is invalid input.
+    pub fn holder<'p>(&self, path: &'p str) -> io::Result<(Arc<Dir>, &'p str)> {
+        self.walk(path, |dir, name| dir.open_dir_nofollow(name))
+    }
+
+    /// As [`Workspace::holder`], with directories made where they are missing.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn holder_made<'p>(&self, path: &'p str) -> io::Result<(Arc<Dir>, &'p str)> {
+        self.walk(path, |dir, name| match dir.open_dir_nofollow(name) {
+            Err(e) if e.kind() == io::ErrorKind::NotFound => {
+                match dir.create_dir(name) {
+                    Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+                    _ => {}
+                }
+                dir.open_dir_nofollow(name)
+            }
+            opened => opened,
+        })
+    }
+
+    /// A resolved path opened for reading. Never waits (for the other end of a FIFO, say).
+    ///
+    /// # Errors
+    /// What the system says; a link is one.
+    pub fn open_file(&self, path: &str) -> io::Result<File> {
+        let (dir, name) = self.holder(path)?;
+        open_for_reading(&dir, name)
+    }
+
+    /// A resolved path opened as a directory.
+    ///
+    /// # Errors
+    /// What the system says; a link is one.
+    pub fn open_dir(&self, path: &str) -> io::Result<Arc<Dir>> {
+        if path == "." {
+            return Ok(Arc::clone(&self.0));
+        }
+        let (dir, name) = self.holder(path)?;
+        dir.open_dir_nofollow(name).map(Arc::new)
+    }
+
+    fn walk<'p>(&self, path: &'p str, step: impl Fn(&Dir, &str) -> io::Result<Dir>) -> io::Result<(Arc<Dir>, &'p str)> {
+        let (parent, name) = split(path);
+        if name == "." {
+            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is the workspace itself"));
+        }
+        let mut dir = Arc::clone(&self.0);
+        for part in parent.split('/').filter(|part| *part != ".") {
+            dir = Arc::new(step(&dir, part)?);
+        }
+        Ok((dir, name))
+    }
+
+    /// What is at a path whose directories are resolved.
+    fn look(&self, path: &str) -> Result<Option<Kind>, PathError> {
+        match self.0.symlink_metadata(path) {
+            Ok(metadata) => Ok(Some(Kind::of(&metadata))),
+            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
+            Err(e) => Err(PathError::Unreadable { path: path.to_owned(), reason: e.kind().to_string() }),
+        }
+    }
+
+    /// Walks a normalised path to its end or to the first link on it.
+    fn first_link(&self, path: &str) -> Result<Found, PathError> {
+        let ends = path.match_indices('/').map(|(end, _)| end).chain([path.len()]);
+        let mut kind = None;
+        for end in ends {
+            kind = self.look(&path[..end])?;
+            match kind {
+                Some(Kind::Link) => return Ok(Found::Link(end)),
+                Some(Kind::Directory) => {}
+                Some(Kind::File | Kind::Special) if end < path.len() => return Ok(Found::End(None)),
+                Some(Kind::File | Kind::Special) | None => return Ok(Found::End(kind)),
+            }
+        }
+        Ok(Found::End(kind))
+    }
+
+    /// The path that one leads to by way of the link at `path[..end]`.
+    fn through_link(&self, path: &str, end: usize) -> Result<String, PathError> {
+        let (link, rest) = path.split_at(end);
+        let leaves = || PathError::LinkLeaves(link.to_owned());
+        let target = self
+            .0
+            .read_link_contents(link)
+            .map_err(|e| PathError::Unreadable { path: link.to_owned(), reason: e.kind().to_string() })?;
+        let target = target.to_str().filter(|t| !t.starts_with('/')).ok_or_else(leaves)?;
+        normalise(&format!("{}/{target}{rest}", split(link).0)).map_err(|e| match e {
+            PathError::Leaves(_) => leaves(),
+            other => other,
+        })
+    }
+}
+
+enum Found {
+    End(Option<Kind>),
+    /// A link at the first that many bytes of the path.
+    Link(usize),
+}
+
+/// A file of a directory opened for reading, neither through a link nor waiting.
+///
+/// # Errors
+/// What the system says.
+pub fn open_for_reading(dir: &Dir, name: &str) -> io::Result<File> {
+    dir.open_with(name, OpenOptions::new().read(true).follow(FollowSymlinks::No).nonblock(true))
+}
+
+/// A path without empty, `.` and `..` parts; `.` where nothing is left.
+///
+/// # Errors
+/// [`PathError`] where the text cannot be a path beneath the workspace.
+pub fn normalise(path: &str) -> Result<String, PathError> {
+    if path.len() > MAX_PATH {
+        return Err(PathError::TooLong(path.len()));
+    }
+    if let Some(control) = path.chars().find(|c| c.is_control()) {
+        return Err(PathError::ControlCharacter(control));
+    }
+    if path.starts_with('/') {
+        return Err(PathError::Absolute(path.to_owned()));
+    }
+    let mut parts = Vec::new();
+    for part in path.split('/') {
+        match part {
+            ".." if parts.pop().is_none() => return Err(PathError::Leaves(path.to_owned())),
+            "" | "." | ".." => {}
+            name if name.len() > MAX_NAME => return Err(PathError::NameTooLong(name.len())),
+            name => parts.push(name),
+        }
+    }
+    Ok(if parts.is_empty() { ".".to_owned() } else { parts.join("/") })
+}
+
+/// Directory and last name of a normalised path.
+fn split(path: &str) -> (&str, &str) {
+    path.rsplit_once('/').unwrap_or((".", path))
+}
+
+fn open_or_make(dir: &Dir, path: &str) -> io::Result<Dir> {
+    match dir.open_dir(path) {
+        Err(e) if e.kind() == io::ErrorKind::NotFound => {
+            dir.create_dir_all(path)?;
+            dir.open_dir(path)
+        }
+        opened => opened,
+    }
+}

@@ -1,0 +1,139 @@
+//! A definition together with everything that is compiled from it once.
+//!
+//! Schemas and templates are compiled when a definition is loaded, or when a run is recovered from
+//! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
+
+use std::fmt::Write as _;
+
+use chrono::{DateTime, Utc};
+use jsonschema::Validator;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::Definition;
+use super::checks::{self, compile_schema};
+use super::prompt::Templates;
+use super::yaml::{self, DefinitionError};
+use crate::event::ValidationError;
+
+/// Errors that one validation reports at most.
+const MAX_ERRORS: usize = 20;
+/// Bytes of one error's message at most: a message may quote the offending value.
+const MAX_MESSAGE: usize = 400;
+
+/// An agent, ready to run.
+#[derive(Debug)]
+pub struct Agent {
+    /// Its definition.
+    pub definition: Definition,
+    /// The definition as JSON text: the snapshot that runs keep.
+    pub json: String,
+    /// SHA-256 of `json`, hex.
+    pub hash: String,
+    /// When this version was loaded.
+    pub loaded_at: DateTime<Utc>,
+    inputs_validator: Option<Validator>,
+    output_validator: Option<Validator>,
+    pub(super) templates: Templates,
+}
+
+impl Agent {
+    /// An agent from the text of its file, whose stem is `name`.
+    ///
+    /// # Errors
+    /// What is wrong, with line, column and key.
+    pub fn from_yaml(name: &str, text: &str) -> Result<Self, DefinitionError> {
+        let definition: Definition = yaml::read(text)?;
+        let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        if definition.name != name {
+            let message = format!("{:?} does not equal the file's name, {name:?}", definition.name);
+            return Err(DefinitionError::at("name", message).located_in(text));
+        }
+        Self::compile(definition, json).map_err(|e| e.located_in(text))
+    }
+
+    /// An agent from a run's snapshot.
+    ///
+    /// # Errors
+    /// What is wrong: the snapshot is damaged, or was made by an incompatible version.
+    pub fn from_json(json: &str) -> Result<Self, DefinitionError> {
+        let definition = serde_json::from_str(json).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        Self::compile(definition, json.to_owned())
+    }
+
+    fn compile(definition: Definition, json: String) -> Result<Self, DefinitionError> {
+        checks::check(&definition)?;
+        let inputs_validator = definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
+        let output_validator =
+            definition.output.as_ref().map(|o| compile_schema("output.schema", &o.schema)).transpose()?;
+        let templates = Templates::compile(&definition)?;
+        if json.contains("\\u0000") {
+            return Err(DefinitionError::at("", "NUL characters cannot be stored"));
+        }
+        let hash = sha256_hex(&json);
+        let loaded_at = Utc::now();
+        Ok(Self { definition, json, hash, loaded_at, inputs_validator, output_validator, templates })
+    }
+
+    /// Checks a request's inputs. Without a schema any object will do.
+    ///
+    /// # Errors
+    /// What is wrong, with JSON pointers into the inputs.
+    pub fn check_inputs(&self, inputs: &Value) -> Result<(), Vec<ValidationError>> {
+        if !inputs.is_object() {
+            let message = "inputs must be an object".to_owned();
+            return Err(vec![ValidationError { pointer: String::new(), message }]);
+        }
+        self.inputs_validator.as_ref().map_or(Ok(()), |schema| validate(schema, inputs))
+    }
+
+    /// Checks a proposed output against the schema of the contract. A text contract accepts all.
+    ///
+    /// # Errors
+    /// What is wrong, with JSON pointers into the output.
+    pub fn check_output(&self, output: &Value) -> Result<(), Vec<ValidationError>> {
+        self.output_validator.as_ref().map_or(Ok(()), |schema| validate(schema, output))
+    }
+
+    /// The directory of a run's files, relative to its tenant's. A run without a session has the
+    /// place of a session to itself. Session ids come from callers: one that could be read as more
+    /// than a name is replaced by its hash.
+    pub fn workspace_of(&self, run: Uuid, session: Option<&str>) -> String {
+        let workspace = self.definition.workspace.replace("{run_id}", &run.to_string());
+        if !workspace.contains("{session_id}") {
+            return workspace;
+        }
+        let is_name = |id: &str| {
+            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        };
+        let session = match session {
+            None => run.to_string(),
+            Some(id) if is_name(id) => id.to_owned(),
+            Some(id) => sha256_hex(id),
+        };
+        workspace.replace("{session_id}", &session)
+    }
+}
+
+fn sha256_hex(text: &str) -> String {
+    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
+        let _ = write!(hex, "{byte:02x}");
+        hex
+    })
+}
+
+fn validate(schema: &Validator, value: &Value) -> Result<(), Vec<ValidationError>> {
+    if schema.is_valid(value) {
+        return Ok(());
+    }
+    let describe = |error: jsonschema::ValidationError<'_>| {
+        let mut message = error.to_string();
+        if message.len() > MAX_MESSAGE {
+            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
+            message.push('…');
+        }
+        ValidationError { pointer: error.instance_path().to_string(), message }
+    };
+    Err(schema.iter_errors(value).take(MAX_ERRORS).map(describe).collect())
+}

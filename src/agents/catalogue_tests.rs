@@ -1,0 +1,255 @@
+use std::fmt::Write as _;
+use std::fs;
+
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::run::{Autonomy, ToolChoicePolicy};
+
+const FULL: &str = r#"
+name: repo-guide
+version: 1.2.0
+description: Explains a repository.
+model: scripted/repo-guide
+instructions: |
+  You explain {{ inputs.project }}.
+inputs: {type: object, required: [project], properties: {project: {type: string}}}
+output:
+  tool: {name: report}
+  schema: {type: object, required: [notes], properties: {notes: {type: array, items: {type: string}, minItems: 1}}}
+tools: [file_ops, "mcp:time/now"]
+sampling: {temperature: 1, max_output_tokens: 4096}
+tool_choice: {tool: file_ops}
+parallel_tool_calls: true
+limits: {max_attempts: 2}
+enable_double_confirmation: false
+workspace: "reports/{run_id}"
+governance:
+  autonomy: read-only
+  paths: {read: ["./**"], deny: ["**/.env"]}
+  tool_policies: {file_ops: allow, "mcp:time/*": ask}
+  budget: {max_tool_calls: 10}
+owner: {team: platform}
+"#;
+
+fn error(yaml: &str) -> String {
+    Agent::from_yaml("repo-guide", yaml).unwrap_err().to_string()
+}
+
+fn catalogue(dir: &Path) -> Catalogue {
+    Catalogue::load(dir, Box::new(|_| Ok(())))
+}
+
+fn minimal(name: &str, version: &str) -> String {
+    format!("name: {name}\nversion: {version}\nmodel: scripted/x\n")
+}
+
+#[test]
+fn a_full_definition_loads_and_survives_its_snapshot() {
+    let agent = Agent::from_yaml("repo-guide", FULL).unwrap();
+    let d = &agent.definition;
+    assert_eq!(d.tool_choice, ToolChoicePolicy::Tool("file_ops".into()));
+    assert_eq!((d.limits.max_attempts, d.limits.max_iterations), (2, 20));
+    assert_eq!(d.sampling.temperature, Some(1.0));
+    assert_eq!(d.governance.autonomy, Autonomy::ReadOnly);
+    assert_eq!(d.output.as_ref().unwrap().tool.name, "report");
+
+    let again = Agent::from_json(&agent.json).unwrap();
+    assert_eq!((&again.definition, &again.json, &again.hash), (d, &agent.json, &agent.hash));
+    assert_eq!(agent.hash.len(), 64);
+}
+
+#[test]
+fn tool_choice_has_both_forms() {
+    for (yaml, choice) in [
+        ("auto", ToolChoicePolicy::Auto),
+        ("none", ToolChoicePolicy::None),
+        ("first_required", ToolChoicePolicy::FirstRequired),
+        ("{tool: a}", ToolChoicePolicy::Tool("a".into())),
+    ] {
+        let yaml = format!("name: x1\nmodel: a/b\ntools: [a]\ntool_choice: {yaml}\n");
+        assert_eq!(Agent::from_yaml("x1", &yaml).unwrap().definition.tool_choice, choice);
+    }
+}
+
+#[test]
+fn inputs_and_outputs_are_checked_with_pointers() {
+    let agent = Agent::from_yaml("repo-guide", FULL).unwrap();
+    assert_eq!(agent.check_inputs(&json!({"project": "x", "more": 1})), Ok(()));
+    let errors = agent.check_inputs(&json!({"project": 5})).unwrap_err();
+    assert_eq!(errors[0].pointer, "/project");
+    assert_eq!(errors[0].message, r#"5 is not of type "string""#);
+    assert_eq!(agent.check_inputs(&json!([])).unwrap_err()[0].message, "inputs must be an object");
+    let errors = agent.check_output(&json!({"notes": [1, "x".repeat(1000), 2]})).unwrap_err();
+    assert_eq!(errors.iter().map(|e| e.pointer.as_str()).collect::<Vec<_>>(), ["/notes/0", "/notes/2"]);
+    let long = agent.check_inputs(&json!({"project": ["x".repeat(1000)]})).unwrap_err();
+    assert!(long[0].message.len() < 410);
+
+    let free = Agent::from_yaml("free", "name: free\nmodel: a/b\n").unwrap();
+    assert_eq!(free.check_inputs(&json!({"anything": 1})), Ok(()));
+    assert!(free.check_inputs(&json!("text")).is_err());
+}
+
+#[test]
+fn a_workspace_is_one_directory_whatever_the_session_is_called() {
+    let of = |workspace: &str, session| {
+        let yaml = format!("name: x1\nmodel: a/b\nworkspace: '{workspace}'\n");
+        Agent::from_yaml("x1", &yaml).unwrap().workspace_of(uuid::Uuid::nil(), session)
+    };
+    let run = uuid::Uuid::nil().to_string();
+    assert_eq!(of(".", Some("s")), ".");
+    assert_eq!(of("r/{run_id}", None), format!("r/{run}"));
+    assert_eq!(of("{session_id}", Some("s-1")), "s-1");
+    assert_eq!(of("{session_id}", None), run);
+    for hostile in ["../up", "a/b", "", "{run_id}", "ä"] {
+        let directory = of("{session_id}", Some(hostile));
+        assert_eq!(directory.len(), 64, "{directory}");
+    }
+}
+
+#[test]
+fn errors_name_line_column_and_key() {
+    let with = |extra: &str| error(&format!("name: repo-guide\nmodel: a/b\n{extra}"));
+    let mut bomb = String::from("inputs:\n  l0: &l0 [x, x]\n");
+    for level in 1..12 {
+        let _ = writeln!(bomb, "  l{level}: &l{level} [{}]", vec![format!("*l{}", level - 1); 9].join(", "));
+    }
+    let messages: Vec<String> = vec![
+        error(""),
+        error("name: [unclosed\n"),
+        error("name: repo-guide\n"),
+        error("name: other\nmodel: a/b\n"),
+        error("name: repo-guide\nmodel: gpt\n"),
+        with("colour: red\n"),
+        with("limits:\n  max_attempts: many\n"),
+        with("limits:\n  max_attempt: 1\n"),
+        with("limits:\n  max_iterations: 2\n  max_attempts: 101\n"),
+        with("enable_double_confirmation: yes\n"),
+        with("sampling: {temperature: 2.5}\n"),
+        with("inputs:\n  type: object\n  properties: {a: {type: strng}}\n"),
+        with("inputs: {$ref: 'http://127.0.0.1:1/x'}\n"),
+        with("output: {schema: {type: array}}\n"),
+        with("output:\n  schema: {type: object, required: 1}\n"),
+        with("output: {tool: {name: 'a b'}, schema: {type: object}}\n"),
+        with("tools: [output]\noutput: {schema: {type: object}}\n"),
+        with("tools: [a, a]\n"),
+        with("tools: [a, 'b c']\n"),
+        with("tool_choice: sometimes\n"),
+        with("tool_choice: required\n"),
+        with("tool_choice: none\noutput: {schema: {type: object}}\n"),
+        with("tool_choice: {tool: nope}\n"),
+        with("instructions: 'Hello {{ inputs.name'\n"),
+        with("instructions: |\n  fine\n  {{ skills }}\n"),
+        with("prompt: '{% for x in %}'\n"),
+        with("workspace: ../up\n"),
+        with("workspace: '{tenant}'\n"),
+        with("governance:\n  paths:\n    write:\n      - ok/**\n      - '[z-a]'\n"),
+        with("governance: {paths: {read: [/etc/**]}}\n"),
+        with("governance: {tool_policies: {'mcp:{': deny}}\n"),
+        with("governance: {tool_policies: {shell: maybe}}\n"),
+        with("governance: {budget: {max_duration_seconds: 0}}\n"),
+        with("description: \"a\\0b\"\n"),
+        with(&bomb),
+    ];
+    insta::assert_snapshot!(messages.join("\n"));
+}
+
+#[test]
+fn files_come_and_go_and_break() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(name);
+    fs::write(file("good.yaml"), minimal("good", "1.0.0")).unwrap();
+    fs::write(file("bad.yaml"), "name: bad\n").unwrap();
+    fs::write(file("notes.txt"), "not yaml").unwrap();
+    fs::write(file(".good.yaml"), "hidden").unwrap();
+    let catalogue = catalogue(dir.path());
+    assert_eq!(catalogue.agents().len(), 1);
+    assert_eq!(catalogue.problems().iter().map(|p| p.file.as_str()).collect::<Vec<_>>(), ["bad.yaml"]);
+    assert!(catalogue.refresh().is_empty(), "nothing has changed");
+
+    let first = catalogue.agent("good").unwrap();
+    fs::write(file("good.yaml"), minimal("good", "1.1.0")).unwrap();
+    let changes = catalogue.refresh();
+    assert!(matches!(&changes[..], [Change::Loaded(agent)] if agent.definition.version == "1.1.0"));
+    assert_eq!(first.definition.version, "1.0.0", "who holds the old version keeps it");
+
+    fs::write(file("good.yaml"), "name: good\nmodel: nonsense\n").unwrap();
+    assert!(matches!(&catalogue.refresh()[..], [Change::Broken(problem)] if problem.file == "good.yaml"));
+    assert!(catalogue.refresh().is_empty(), "a problem is news once");
+    assert_eq!(catalogue.agent("good").unwrap().definition.version, "1.1.0", "the last good version stays");
+    assert_eq!(catalogue.problems().len(), 2);
+
+    fs::write(file("good.yaml"), minimal("good", "1.1.0")).unwrap();
+    assert!(catalogue.refresh().is_empty(), "the same definition is the same version");
+    assert_eq!(catalogue.problems().len(), 1);
+
+    fs::remove_file(file("good.yaml")).unwrap();
+    fs::remove_file(file("bad.yaml")).unwrap();
+    assert!(matches!(&catalogue.refresh()[..], [Change::Removed(name)] if name == "good"));
+    assert!(catalogue.agent("good").is_none() && catalogue.problems().is_empty());
+}
+
+#[test]
+fn names_that_cannot_be_agents_and_doubles_are_problems() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("Upper.yaml"), minimal("upper", "1")).unwrap();
+    fs::write(dir.path().join("twice.yaml"), minimal("twice", "1")).unwrap();
+    fs::write(dir.path().join("twice.yml"), minimal("twice", "2")).unwrap();
+    fs::write(dir.path().join("binary.yaml"), [0xff, 0xfe]).unwrap();
+    let catalogue = catalogue(dir.path());
+    assert_eq!(catalogue.agent("twice").unwrap().definition.version, "1");
+    let problems: Vec<_> = catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
+    insta::assert_snapshot!(problems.join("\n"));
+}
+
+#[test]
+fn a_directory_may_be_missing_or_appear_later() {
+    let dir = tempfile::tempdir().unwrap();
+    let agents = dir.path().join("agents");
+    let catalogue = catalogue(&agents);
+    assert!(catalogue.agents().is_empty() && catalogue.problems().is_empty());
+    fs::create_dir(&agents).unwrap();
+    fs::write(agents.join("late.yml"), minimal("late", "1")).unwrap();
+    assert_eq!(catalogue.refresh().len(), 1);
+    assert!(catalogue.agent("late").is_some());
+}
+
+#[test]
+fn the_outside_has_a_say() {
+    let dir = tempfile::tempdir().unwrap();
+    fs::write(dir.path().join("lost.yaml"), minimal("lost", "1")).unwrap();
+    let check = |d: &Definition| Err(format!("model: there is no provider for {}", d.model));
+    let catalogue = Catalogue::load(dir.path(), Box::new(check));
+    assert!(catalogue.agents().is_empty());
+    assert_eq!(catalogue.problems()[0].error, "model: there is no provider for scripted/x");
+}
+
+#[tokio::test]
+async fn watching_picks_up_changes_until_it_is_stopped() {
+    let dir = tempfile::tempdir().unwrap();
+    let catalogue = Arc::new(catalogue(dir.path()));
+    let stop = CancellationToken::new();
+    let watcher = tokio::spawn(watch(Arc::clone(&catalogue), Duration::from_millis(1), stop.clone()));
+    fs::write(dir.path().join("fresh.yaml"), minimal("fresh", "1")).unwrap();
+    let seen = async {
+        while catalogue.agent("fresh").is_none() {
+            tokio::task::yield_now().await;
+        }
+    };
+    tokio::time::timeout(Duration::from_secs(20), seen).await.unwrap();
+    stop.cancel();
+    watcher.await.unwrap();
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig::with_cases(200))]
+
+    #[test]
+    fn no_text_makes_reading_panic(tail in "[a-z:{}\\[\\]\"'|>&*%!,#\\\\ \n0-9.-]{0,80}") {
+        let result = Agent::from_yaml("x1", &format!("name: x1\nmodel: a/b\n{tail}"));
+        if let Ok(agent) = result {
+            prop_assert_eq!(agent.definition.name, "x1");
+        }
+    }
+}

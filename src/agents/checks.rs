@@ -1,0 +1,177 @@
+//! What is wrong with a definition that serde cannot see: ranges, names, globs, contradictions.
+//!
+//! Pure. Whether a provider or a tool exists is not asked here; it depends on the service, and a
+//! definition must load the same way from a run's snapshot on any replica.
+
+use std::fmt::Display;
+use std::ops::RangeInclusive;
+use std::path::{Component, Path};
+
+use globset::Glob;
+use jsonschema::error::ValidationErrorKind;
+use jsonschema::{Draft, Validator};
+use serde_json::Value;
+
+use super::Definition;
+use super::yaml::DefinitionError;
+use crate::run::ToolChoicePolicy;
+
+type Check = Result<(), DefinitionError>;
+
+/// Whether this may be an agent's name: `^[a-z][a-z0-9-]{1,63}$`.
+pub fn is_agent_name(name: &str) -> bool {
+    (2..=64).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
+/// Why a tool choice could never end under a contract; `None` where it can.
+pub fn tool_choice_conflict(choice: &ToolChoicePolicy, structured: bool) -> Option<&'static str> {
+    match (choice, structured) {
+        (ToolChoicePolicy::Required, false) => Some(
+            "\"required\" needs a structured output: a text answer, which alone could end the run, would be forbidden",
+        ),
+        (ToolChoicePolicy::None, true) => Some(
+            "\"none\" needs a text contract: the call of the output tool, which alone could end the run, would be forbidden",
+        ),
+        _ => None,
+    }
+}
+
+/// Checks everything that needs no compiling.
+pub(super) fn check(definition: &Definition) -> Check {
+    let d = definition;
+    if !is_agent_name(&d.name) {
+        return Err(DefinitionError::at("name", format!("{:?} does not match ^[a-z][a-z0-9-]{{1,63}}$", d.name)));
+    }
+    if d.version.is_empty() || d.version.len() > 64 {
+        return Err(DefinitionError::at("version", "must have 1 to 64 characters"));
+    }
+    let model = d.model.split_once('/');
+    if !model.is_some_and(|(provider, model)| is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)) {
+        let message = format!("{:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini", d.model);
+        return Err(DefinitionError::at("model", message));
+    }
+    check_tools(d)?;
+    check_output(d)?;
+    check_ranges(d)?;
+    check_workspace(&d.workspace)?;
+    let paths = &d.governance.paths;
+    for (key, globs) in [("read", &paths.read), ("write", &paths.write), ("deny", &paths.deny)] {
+        for (i, glob) in globs.iter().enumerate() {
+            check_path_glob(&format!("governance.paths.{key}[{i}]"), glob)?;
+        }
+    }
+    for pattern in d.governance.tool_policies.keys() {
+        let key = format!("governance.tool_policies.{pattern}");
+        Glob::new(pattern).map_err(|e| DefinitionError::at(key, e.to_string()))?;
+    }
+    Ok(())
+}
+
+fn check_tools(d: &Definition) -> Check {
+    for (i, tool) in d.tools.iter().enumerate() {
+        let key = format!("tools[{i}]");
+        if !is_word(tool, "-_.:/*") || tool.len() > 256 {
+            return Err(DefinitionError::at(key, format!("{tool:?} is not the name of a tool")));
+        }
+        if d.tools.iter().take(i).any(|earlier| earlier == tool) {
+            return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
+        }
+    }
+    if let ToolChoicePolicy::Tool(name) = &d.tool_choice {
+        let is_output = d.output.as_ref().is_some_and(|o| o.tool.name == *name);
+        if !is_output && !d.tools.contains(name) {
+            return Err(DefinitionError::at("tool_choice.tool", format!("{name:?} is not one of this agent's tools")));
+        }
+    }
+    match tool_choice_conflict(&d.tool_choice, d.output.is_some()) {
+        Some(reason) => Err(DefinitionError::at("tool_choice", reason)),
+        None => Ok(()),
+    }
+}
+
+fn check_output(d: &Definition) -> Check {
+    let Some(output) = &d.output else { return Ok(()) };
+    let name = &output.tool.name;
+    let sendable = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
+    if name.is_empty() || name.len() > 64 || !sendable {
+        return Err(DefinitionError::at(
+            "output.tool.name",
+            format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$"),
+        ));
+    }
+    if d.tools.contains(name) {
+        return Err(DefinitionError::at("output.tool.name", format!("{name:?} is also one of this agent's tools")));
+    }
+    if output.schema.get("type").and_then(Value::as_str) != Some("object") {
+        return Err(DefinitionError::at("output.schema", "must have `type: object`"));
+    }
+    Ok(())
+}
+
+fn check_ranges(d: &Definition) -> Check {
+    fn within<T: PartialOrd + Copy + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Check {
+        if range.contains(&value) {
+            return Ok(());
+        }
+        let message = format!("{value} is not between {} and {}", range.start(), range.end());
+        Err(DefinitionError::at(key, message))
+    }
+    let (limits, budget) = (&d.limits, &d.governance.budget);
+    within("limits.max_attempts", limits.max_attempts, 1..=100)?;
+    within("limits.max_iterations", limits.max_iterations, 1..=10_000)?;
+    within("limits.max_iterations_per_attempt", limits.max_iterations_per_attempt, 1..=10_000)?;
+    within("limits.max_tool_calls_per_iteration", limits.max_tool_calls_per_iteration, 1..=128)?;
+    within("limits.tool_call_timeout_seconds", limits.tool_call_timeout_seconds, 1..=86_400)?;
+    within("limits.error_threshold", limits.error_threshold, 1..=1_000)?;
+    within("governance.budget.max_iterations", budget.max_iterations, 1..=1_000_000)?;
+    within("governance.budget.max_duration_seconds", budget.max_duration_seconds, 1..=31_536_000)?;
+    within("governance.budget.max_tool_calls", budget.max_tool_calls, 0..=1_000_000)?;
+    within("governance.budget.max_total_tokens", budget.max_total_tokens.unwrap_or(1), 1..=1_000_000_000_000)?;
+    within("sampling.temperature", d.sampling.temperature.unwrap_or(0.0), 0.0..=2.0)?;
+    within("sampling.max_output_tokens", d.sampling.max_output_tokens.unwrap_or(1), 1..=10_000_000)
+}
+
+/// A relative directory; `{run_id}` and `{session_id}` are the only braces.
+fn check_workspace(workspace: &str) -> Check {
+    let plain = workspace.replace("{run_id}", "x").replace("{session_id}", "x");
+    let inside = Path::new(&plain).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    if plain.is_empty() || !inside || plain.contains(['{', '}', '\\', '\0']) {
+        let message = format!(
+            "{workspace:?} is not a relative directory without `..`; the placeholders are {{run_id}} and {{session_id}}"
+        );
+        return Err(DefinitionError::at("workspace", message));
+    }
+    Ok(())
+}
+
+fn check_path_glob(key: &str, glob: &str) -> Check {
+    if glob.is_empty() || glob.starts_with('/') || glob.split('/').any(|part| part == "..") {
+        return Err(DefinitionError::at(key, format!("{glob:?} must be relative to the workspace, without `..`")));
+    }
+    Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+}
+
+/// Compiles a JSON Schema 2020-12. References to other documents are refused.
+pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
+    jsonschema::options().with_draft(Draft::Draft202012).build(schema).map_err(|error| {
+        if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
+            return DefinitionError::at(
+                key,
+                "has a $ref that leads nowhere; references to other documents are not followed",
+            );
+        }
+        let inside = error.instance_path().to_string();
+        let inside = if inside.is_empty() { inside } else { format!("at {inside}: ") };
+        DefinitionError::at(key, format!("is not a JSON Schema: {inside}{error}"))
+    })
+}
+
+fn is_word(text: &str, others: &str) -> bool {
+    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || others.contains(c))
+}
+
+fn has_blanks(text: &str) -> bool {
+    text.chars().any(|c| c.is_whitespace() || c.is_control())
+}

@@ -1,0 +1,297 @@
+use secrecy::ExposeSecret as _;
+
+use super::*;
+
+fn load(file: &str, env: &[(&str, &str)], flags: &Flags) -> Result<Config, ConfigError> {
+    let env = env.iter().map(|(k, v)| ((*k).to_owned(), (*v).to_owned()));
+    Config::load(Some((Path::new("conf/toolloop.toml"), file)), env, flags)
+}
+
+fn from_file(file: &str) -> Result<Config, ConfigError> {
+    load(file, &[], &Flags::default())
+}
+
+fn from_env(env: &[(&str, &str)]) -> Result<Config, ConfigError> {
+    load("", env, &Flags::default())
+}
+
+#[test]
+fn nothing_is_required() {
+    let config = Config::load(None, std::iter::empty(), &Flags::default()).unwrap();
+    assert_eq!(config.server.listen, "127.0.0.1:8080".parse().unwrap());
+    assert_eq!(config.server.body_limit, 1_048_576);
+    assert_eq!(config.server.request_timeout, Duration::from_mins(10));
+    assert_eq!(config.database.url.expose_secret(), "sqlite://toolloop.db");
+    assert_eq!(config.auth.mode, AuthMode::ApiKey);
+    assert_eq!(config.runtime.lease, Duration::from_secs(15));
+    assert_eq!(config.agents_dir, Path::new("agents"));
+    assert!(config.notices.is_empty() && config.admin_key.is_none());
+    let Model::Openai(openai) = &config.models["openai"] else { panic!("openai is not openai") };
+    assert_eq!(openai.base_url, "https://api.openai.com/v1");
+    assert!(openai.api_key.is_none());
+    let Model::Scripted { dir } = &config.models["scripted"] else { panic!("scripted is not scripted") };
+    assert_eq!(dir, Path::new("scenarios"));
+}
+
+#[test]
+fn a_provider_of_ones_own_has_the_documented_defaults() {
+    let config = from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"").unwrap();
+    let (Model::Openai(own), Model::Openai(documented)) = (&config.models["own"], &config.models["openai"]) else {
+        panic!("both are openai")
+    };
+    assert_eq!(own.base_url, "http://127.0.0.1:1/v1");
+    assert_eq!(
+        (own.timeout, own.connect_timeout, own.max_retries),
+        (documented.timeout, documented.connect_timeout, documented.max_retries)
+    );
+}
+
+#[test]
+fn every_setting_is_in_the_annotated_file() {
+    let sections = ["", "server", "database", "auth", "runtime", "tools", "governance", "models.openai"];
+    for section in sections {
+        let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
+        let error = from_file(&format!("{header}zzz = 1")).unwrap_err().to_string();
+        let (_, known) = error.split_once("expected ").unwrap();
+        let keys: Vec<&str> = known.split('`').skip(1).step_by(2).collect();
+        assert!(!keys.is_empty(), "{error}");
+        for key in keys {
+            let documented = [format!("{key} = "), format!("[{key}]"), format!("[{key}.")];
+            assert!(
+                documented.iter().any(|d| DEFAULT_TOML.contains(d)),
+                "{section}.{key} is not in src/config/default.toml: describe it there"
+            );
+        }
+    }
+}
+
+#[test]
+fn the_environment_beats_the_file_and_flags_beat_both() {
+    let file = "agents_dir = \"a\"\n[server]\nlisten = \"127.0.0.1:1\"\n[database]\nurl = \"sqlite://f.db\"";
+    let env = [
+        ("TOOLLOOP_SERVER__LISTEN", "127.0.0.1:2"),
+        ("TOOLLOOP_AGENTS_DIR", "b"),
+        ("DATABASE_URL", "sqlite://e.db"),
+        ("TOOLLOOP_DATABASE__MAX_CONNECTIONS", "7"),
+        ("TOOLLOOP_RUNTIME__LEASE", ""),
+    ];
+    let config = load(file, &env, &Flags::default()).unwrap();
+    assert_eq!(config.server.listen.port(), 2);
+    assert_eq!(config.agents_dir, Path::new("b"));
+    assert_eq!(config.database.url.expose_secret(), "sqlite://e.db");
+    assert_eq!(config.database.max_connections, 7);
+    assert_eq!(config.runtime.lease, Duration::from_secs(15));
+
+    let flags = Flags {
+        config: None,
+        listen: Some("127.0.0.1:3".into()),
+        database_url: Some("postgres://u:p@h/d".into()),
+        agents_dir: Some("c".into()),
+    };
+    let config = load(file, &env, &flags).unwrap();
+    assert_eq!(config.server.listen.port(), 3);
+    assert_eq!(config.agents_dir, Path::new("c"));
+    assert_eq!(config.database.url.expose_secret(), "postgres://u:p@h/d");
+
+    let both = [("DATABASE_URL", "sqlite://e.db"), ("TOOLLOOP_DATABASE__URL", "sqlite://t.db")];
+    assert_eq!(from_env(&both).unwrap().database.url.expose_secret(), "sqlite://t.db");
+}
+
+#[test]
+fn paths_are_relative_to_what_names_them() {
+    let config = from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();
+    assert_eq!(config.tools.workspace, Path::new("conf/w"));
+    assert_eq!(config.agents_dir, Path::new("conf/agents"));
+    assert_eq!(config.database.url.expose_secret(), "sqlite://conf/toolloop.db");
+    assert!(matches!(&config.models["scripted"], Model::Scripted { dir } if dir == Path::new("/abs")));
+
+    for (written, meant) in [
+        ("sqlite://d/x.db?mode=rw", "sqlite://conf/d/x.db?mode=rw"),
+        ("sqlite:x.db", "sqlite://conf/x.db"),
+        ("sqlite:///x.db", "sqlite:///x.db"),
+        ("sqlite::memory:", "sqlite::memory:"),
+    ] {
+        let config = from_file(&format!("[database]\nurl = \"{written}\"")).unwrap();
+        assert_eq!(config.database.url.expose_secret(), meant);
+    }
+    let config = from_env(&[("TOOLLOOP_TOOLS__WORKSPACE", "w")]).unwrap();
+    assert_eq!(config.tools.workspace, Path::new("w"));
+}
+
+#[test]
+fn variables_find_their_keys() {
+    let file = "[models.my-llm]\nkind = \"openai\"\nbase_url = \"http://x/v1\"";
+    let env = [
+        ("TOOLLOOP_MODELS__MY_LLM__BASE_URL", "http://y/v1"),
+        ("TOOLLOOP_MODELS__MY_LLM__MAX_RETRIES", "0"),
+        ("TOOLLOOP_MODELS__MY_LLM__HEADERS", "{ x-team = \"a\" }"),
+        ("TOOLLOOP_MODELS__FRESH__KIND", "scripted"),
+        ("TOOLLOOP_MODELS__FRESH__DIR", "123"),
+    ];
+    let config = load(file, &env, &Flags::default()).unwrap();
+    let Model::Openai(own) = &config.models["my-llm"] else { panic!("my-llm is not openai") };
+    assert_eq!((own.base_url.as_str(), own.max_retries), ("http://y/v1", 0));
+    assert_eq!(own.headers["x-team"].expose_secret(), "a");
+    assert!(matches!(&config.models["fresh"], Model::Scripted { dir } if dir == Path::new("123")));
+}
+
+#[test]
+fn names_that_are_no_settings_are_left_alone() {
+    let config = from_env(&[
+        ("TOOLLOOP_ADMIN_KEY", "tl_a_b"),
+        ("TOOLLOOP_LOG", "debug"),
+        ("TOOLLOOP_PORT", "tcp://10.0.0.1:8080"),
+        ("TOOLLOOP_SERVER", "x"),
+        ("HOME", "/"),
+    ])
+    .unwrap();
+    assert_eq!(config.admin_key.unwrap().expose_secret(), "tl_a_b");
+}
+
+#[test]
+fn secrets_do_not_print() {
+    let file = "[database]\nurl = \"postgres://u:hunter2@h/d\"\n\
+                [models.own]\nkind = \"openai\"\nbase_url = \"http://x/v1\"\napi_key_env = \"OWN\"\nheaders = {a = \"hunter2\"}";
+    let config = load(file, &[("OWN", "hunter2"), ("TOOLLOOP_ADMIN_KEY", "hunter2")], &Flags::default()).unwrap();
+    let Model::Openai(own) = &config.models["own"] else { panic!("own is not openai") };
+    assert_eq!(own.api_key.as_ref().unwrap().expose_secret(), "hunter2");
+    assert!(!format!("{config:?}").contains("hunter2"));
+}
+
+#[test]
+fn settings_without_effect_are_noted() {
+    let config = from_file("skills_dir = \"s\"").unwrap();
+    assert_eq!(config.notices, ["skills_dir is set to s, but this version does not read it"]);
+}
+
+#[test]
+fn errors_in_the_file_name_file_line_and_key() {
+    let table = [
+        ("x = ", "conf/toolloop.toml:1: "),
+        ("[server]\nlisten = 1\nlisten = 2", "conf/toolloop.toml:3: duplicate key"),
+        (
+            "\nagent_dir = \"x\"",
+            "conf/toolloop.toml:2: agent_dir: unknown key `agent_dir`, expected one of `agents_dir`",
+        ),
+        (
+            "[server]\n\nlisten = \"localhost\"",
+            "conf/toolloop.toml:3: server.listen: \"localhost\" is not an address with a port",
+        ),
+        ("[server]\nbody_limit = \"1MB\"", "conf/toolloop.toml:2: server.body_limit: \"1MB\" is not a size"),
+        ("[server]\nbody_limit = 10", "conf/toolloop.toml:2: server.body_limit: 10 is not between 1024 and 1073741824"),
+        (
+            "[server]\nrequest_timeout = \"0s\"",
+            "conf/toolloop.toml:2: server.request_timeout: \"0s\" is not between 1s and 604800s",
+        ),
+        (
+            "[server]\nshutdown_grace = 30",
+            "conf/toolloop.toml:2: server.shutdown_grace: invalid type: integer `30`, expected a string",
+        ),
+        (
+            "[runtime]\nlease = \"1999ms\"",
+            "conf/toolloop.toml:2: runtime.lease: \"1999ms\" is not between 2s and 3600s",
+        ),
+        ("[runtime]\nqueue_workers = -1", "conf/toolloop.toml:2: runtime.queue_workers: invalid value"),
+        ("[runtime]\nmax_crashes = 0", "conf/toolloop.toml:2: runtime.max_crashes: 0 is not between 1 and 100"),
+        ("[database]\nmax_connections = \"16\"", "conf/toolloop.toml:2: database.max_connections: invalid type"),
+        (
+            "[database]\nurl = \"mysql://x\"",
+            "conf/toolloop.toml:2: database.url: must start with sqlite:// or postgres://",
+        ),
+        ("[database]\nurl = \"sqlite://\"", "conf/toolloop.toml:2: database.url: names no file"),
+        ("[database]\nurl = \"postgres://[\"", "conf/toolloop.toml:2: database.url: is not a URL"),
+        (
+            "[auth]\nmode = \"jwt\"",
+            "conf/toolloop.toml:2: auth.mode: unknown variant `jwt`, expected `api_key` or `none`",
+        ),
+        ("server = 1", "conf/toolloop.toml:1: server: invalid type"),
+        (
+            "[server]\nlisten = \"0.0.0.0:1\"\n[auth]\nmode = \"none\"",
+            "conf/toolloop.toml:4: auth.mode: \"none\" is for loopback addresses only, and server.listen is 0.0.0.0:1",
+        ),
+        ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
+        ("[models.x]\nkind = \"anthropic\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `anthropic`"),
+        ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),
+        ("[models.x]\nkind = \"openai\"", "conf/toolloop.toml:1: models.x.base_url: is missing"),
+        (
+            "[models.x]\nkind = \"openai\"\nbase_url = \"ftp://x\"",
+            "conf/toolloop.toml:3: models.x.base_url: must be an http or https URL",
+        ),
+        (
+            "[models.x]\nkind = \"openai\"\nbase_url = \"http://u:p@x\"",
+            "conf/toolloop.toml:3: models.x.base_url: must not hold credentials",
+        ),
+        ("[models.x]\nkind = \"openai\"\nbase_url = \"x\"", "conf/toolloop.toml:3: models.x.base_url: "),
+        (
+            "[models.openai]\ndir = \"x\"",
+            "conf/toolloop.toml:2: models.openai.dir: has no meaning where kind is \"openai\"",
+        ),
+        (
+            "[models.scripted]\nbase_url = \"http://x\"",
+            "conf/toolloop.toml:2: models.scripted.base_url: has no meaning",
+        ),
+        ("[models.x]\nkind = \"scripted\"", "conf/toolloop.toml:1: models.x.dir: is missing"),
+        ("[models.\"a/b\"]\nkind = \"scripted\"\ndir = \"x\"", "conf/toolloop.toml:1: models.a/b: a provider's name"),
+        (
+            "[models.openai]\n\nheaders = {\"a b\" = \"x\"}",
+            "conf/toolloop.toml:3: models.openai.headers: \"a b\" is not a valid header",
+        ),
+        (
+            "[models.openai]\ntimeout = \"1ms\"",
+            "conf/toolloop.toml:2: models.openai.timeout: \"1ms\" is not between 100ms and 3600s",
+        ),
+    ];
+    for (file, expected) in table {
+        let error = from_file(file).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{file:?} says {error}");
+    }
+}
+
+#[test]
+fn errors_elsewhere_name_the_variable_or_the_flag() {
+    let table = [
+        (
+            ("TOOLLOOP_SERVER__LISTEN", "x"),
+            "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"x\" is not an address",
+        ),
+        (("TOOLLOOP_SERVER__LISTN", "x"), "environment variable TOOLLOOP_SERVER__LISTN: server.listn: unknown key"),
+        (
+            ("TOOLLOOP_RUNTIME__QUEUE_WORKERS", "many"),
+            "environment variable TOOLLOOP_RUNTIME__QUEUE_WORKERS: runtime.queue_workers: invalid type",
+        ),
+        (
+            ("TOOLLOOP_RUNTIME__QUEUE_WORKERS", "0"),
+            "environment variable TOOLLOOP_RUNTIME__QUEUE_WORKERS: runtime.queue_workers: 0 is not between",
+        ),
+        (
+            ("TOOLLOOP_MODELS__X__DIR", "d"),
+            "environment variable TOOLLOOP_MODELS__X__DIR: models.x: missing field `kind`",
+        ),
+        (("DATABASE_URL", "mysql://u:hunter2@h/d"), "environment variable DATABASE_URL: database.url: must start with"),
+    ];
+    for ((name, value), expected) in table {
+        let error = from_env(&[(name, value)]).unwrap_err().to_string();
+        assert!(error.starts_with(expected), "{name} says {error}");
+        assert!(!error.contains("hunter2"));
+    }
+    let flags = Flags { listen: Some("x".into()), ..Flags::default() };
+    let error = load("", &[], &flags).unwrap_err().to_string();
+    assert_eq!(error, "--listen: \"x\" is not an address with a port; write e.g. \"127.0.0.1:8080\"");
+}
+
+#[test]
+fn directories_that_were_named_must_exist() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = dir.path().join("toolloop.toml");
+    let flags = Flags { config: Some(file.clone()), ..Flags::default() };
+    let error = Config::read(&flags).unwrap_err().to_string();
+    assert!(error.starts_with(&format!("{}: cannot be read: ", file.display())), "{error}");
+
+    std::fs::write(&file, "\nagents_dir = \"a\"\n").unwrap();
+    let error = Config::read(&flags).unwrap_err().to_string();
+    let agents = dir.path().join("a");
+    assert_eq!(error, format!("{}:2: agents_dir: there is no directory {}", file.display(), agents.display()));
+
+    std::fs::create_dir(&agents).unwrap();
+    assert_eq!(Config::read(&flags).unwrap().agents_dir, agents);
+}

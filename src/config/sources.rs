@@ -1,0 +1,251 @@
+//! The layers that settings come from, and where each value was written.
+//!
+//! Values are merged into one tree, and every key remembers its origin, so that a complaint can name
+//! file and line, variable or flag. What the keys mean is [`super`]'s.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use toml::de::{DeTable, DeValue};
+
+/// Why the service cannot be configured. The text names the place and the key.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum ConfigError {
+    /// The file cannot be read.
+    #[error("{}: {message}", file.display())]
+    Unreadable {
+        /// The file.
+        file: PathBuf,
+        /// The system's reason.
+        message: String,
+    },
+    /// The file is not TOML.
+    #[error("{}:{line}: {message}", file.display())]
+    Syntax {
+        /// The file.
+        file: PathBuf,
+        /// 1-based.
+        line: usize,
+        /// The parser's reason.
+        message: String,
+    },
+    /// A value that the file holds.
+    #[error("{}:{line}: {key}: {message}", file.display())]
+    File {
+        /// The file.
+        file: PathBuf,
+        /// 1-based.
+        line: usize,
+        /// E.g. `server.listen`.
+        key: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A value of the environment.
+    #[error("environment variable {variable}: {key}: {message}")]
+    Variable {
+        /// The variable's name.
+        variable: String,
+        /// E.g. `server.listen`.
+        key: String,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A value of the command line.
+    #[error("{flag}: {message}")]
+    Flag {
+        /// E.g. `--listen`.
+        flag: &'static str,
+        /// What is wrong with it.
+        message: String,
+    },
+    /// A value that nobody wrote down.
+    #[error("{key}: {message}")]
+    BuiltIn {
+        /// E.g. `server.listen`.
+        key: String,
+        /// What is wrong with it.
+        message: String,
+    },
+}
+
+/// Where a value was written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) enum Origin {
+    /// Nowhere: a built-in value.
+    BuiltIn,
+    /// In the file, at this line.
+    File(usize),
+    /// In this environment variable.
+    Variable(String),
+    /// In this flag.
+    Flag(&'static str),
+}
+
+/// All values, and where they were written.
+pub(super) struct Sources {
+    root: Value,
+    origins: BTreeMap<String, Origin>,
+    file: PathBuf,
+}
+
+impl Sources {
+    /// Starts with the built-in values, `text` being TOML that lies in no file of the user's.
+    pub(super) fn built_in(text: &str) -> Result<Self, ConfigError> {
+        let mut sources = Self { root: Value::Object(Map::new()), origins: BTreeMap::new(), file: PathBuf::new() };
+        sources.add(text, |_| Origin::BuiltIn)?;
+        Ok(sources)
+    }
+
+    /// Lays a file's values over what is there.
+    pub(super) fn add_file(&mut self, file: &Path, text: &str) -> Result<(), ConfigError> {
+        file.clone_into(&mut self.file);
+        self.add(text, Origin::File)
+    }
+
+    fn add(&mut self, text: &str, origin: impl Fn(usize) -> Origin) -> Result<(), ConfigError> {
+        let line = |offset: usize| text.bytes().take(offset).filter(|b| *b == b'\n').count() + 1;
+        let table = DeTable::parse(text).map_err(|e| ConfigError::Syntax {
+            file: self.file.clone(),
+            line: line(e.span().map_or(0, |span| span.start)),
+            message: e.message().to_owned(),
+        })?;
+        self.add_table(&mut Vec::new(), table.get_ref(), &|offset| origin(line(offset)));
+        Ok(())
+    }
+
+    fn add_table(&mut self, path: &mut Vec<String>, table: &DeTable<'_>, origin: &dyn Fn(usize) -> Origin) {
+        for (key, value) in table {
+            path.push(key.get_ref().to_string());
+            let origin_here = origin(key.span().start);
+            match value.get_ref() {
+                DeValue::Table(inner) => {
+                    self.set(path, Value::Object(Map::new()), origin_here);
+                    self.add_table(path, inner, origin);
+                }
+                other => self.set(path, to_json(other), origin_here),
+            }
+            path.pop();
+        }
+    }
+
+    /// Lays one variable of the environment over what is there. `TOOLLOOP_A__B` is `a.b`; where a
+    /// key exists that differs in case or in `-` for `_` only, that one is meant.
+    pub(super) fn add_variable(&mut self, name: &str, segments: &str, text: String) {
+        let mut path: Vec<String> = Vec::new();
+        let mut here = Some(&self.root);
+        for segment in segments.split("__") {
+            let object = here.and_then(Value::as_object);
+            let known = object.and_then(|o| o.keys().find(|k| k.replace('-', "_").eq_ignore_ascii_case(segment)));
+            let key = known.cloned().unwrap_or_else(|| segment.to_ascii_lowercase());
+            here = object.and_then(|o| o.get(&key));
+            path.push(key);
+        }
+        self.set(&path, Value::String(text), Origin::Variable(name.to_owned()));
+    }
+
+    /// Lays one flag over what is there.
+    pub(super) fn add_flag(&mut self, flag: &'static str, path: [&str; 2], text: &str) {
+        let path: Vec<String> = path.iter().filter(|p| !p.is_empty()).map(|p| (*p).to_owned()).collect();
+        self.set(&path, Value::String(text.to_owned()), Origin::Flag(flag));
+    }
+
+    /// Puts a value at its place. A table is merged into the table that is there; tables on the way
+    /// are made.
+    fn set(&mut self, path: &[String], value: Value, origin: Origin) {
+        let mut node = &mut self.root;
+        for (depth, segment) in path.iter().enumerate() {
+            if !node.is_object() {
+                *node = Value::Object(Map::new());
+            }
+            let Value::Object(object) = node else { return };
+            node = object.entry(segment.clone()).or_insert_with(|| {
+                let key = path.get(..=depth).unwrap_or_default().join(".");
+                self.origins.insert(key, origin.clone());
+                Value::Null
+            });
+        }
+        if !(node.is_object() && value.is_object()) {
+            *node = value;
+        }
+        self.origins.insert(path.join("."), origin);
+    }
+
+    /// Reads the tree as `T`. Variables are text; where text does not fit, the variable is read as a
+    /// TOML value (a number, a list, a table) instead.
+    pub(super) fn read<T: DeserializeOwned>(&mut self) -> Result<T, ConfigError> {
+        let mut reinterpreted: Vec<String> = Vec::new();
+        loop {
+            let error = match serde_path_to_error::deserialize::<_, T>(&self.root) {
+                Ok(settings) => return Ok(settings),
+                Err(error) => error,
+            };
+            let key = error.path().to_string();
+            let path: Vec<String> = key.split('.').map(str::to_owned).collect();
+            let node = self.root.pointer_mut(&format!("/{}", path.join("/")));
+            match (self.origins.get(&key), node) {
+                (Some(Origin::Variable(_)), Some(node)) if !reinterpreted.contains(&key) => {
+                    if let Some(value) =
+                        node.as_str().and_then(|text| DeValue::parse(text).ok().map(|v| to_json(v.get_ref())))
+                    {
+                        *node = value;
+                    }
+                    reinterpreted.push(key);
+                }
+                _ => return Err(self.error(&key, error.inner().to_string().replace("unknown field", "unknown key"))),
+            }
+        }
+    }
+
+    /// Where the value of this key, or else the section around it, was written.
+    pub(super) fn origin(&self, key: &str) -> &Origin {
+        let mut key = key;
+        loop {
+            if let Some(origin) = self.origins.get(key) {
+                return origin;
+            }
+            match key.rfind(['.', '[']) {
+                Some(end) => key = key.get(..end).unwrap_or_default(),
+                None => return &Origin::BuiltIn,
+            }
+        }
+    }
+
+    /// A complaint about the value of this key.
+    pub(super) fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
+        let (key, message) = (key.to_owned(), message.into());
+        match self.origin(&key) {
+            Origin::BuiltIn => ConfigError::BuiltIn { key, message },
+            Origin::File(line) => ConfigError::File { file: self.file.clone(), line: *line, key, message },
+            Origin::Variable(variable) => ConfigError::Variable { variable: variable.clone(), key, message },
+            Origin::Flag(flag) => ConfigError::Flag { flag, message },
+        }
+    }
+
+    /// A path that was written as the value of this key, as seen from the current directory.
+    pub(super) fn resolve(&self, key: &str, path: &Path) -> PathBuf {
+        match (self.origin(key), self.file.parent()) {
+            (Origin::BuiltIn | Origin::File(_), Some(directory)) => directory.join(path),
+            _ => path.to_owned(),
+        }
+    }
+}
+
+/// TOML as JSON; a date stays text.
+fn to_json(value: &DeValue<'_>) -> Value {
+    match value {
+        DeValue::String(text) => Value::String(text.to_string()),
+        DeValue::Integer(i) => {
+            i64::from_str_radix(i.as_str(), i.radix()).map_or_else(|_| Value::String(i.to_string()), Value::from)
+        }
+        DeValue::Float(f) => f.as_str().parse::<f64>().map_or_else(|_| Value::String(f.to_string()), Value::from),
+        DeValue::Boolean(b) => Value::Bool(*b),
+        DeValue::Datetime(d) => Value::String(d.to_string()),
+        DeValue::Array(items) => Value::Array(items.iter().map(|item| to_json(item.get_ref())).collect()),
+        DeValue::Table(table) => {
+            Value::Object(table.iter().map(|(k, v)| (k.get_ref().to_string(), to_json(v.get_ref()))).collect())
+        }
+    }
+}

@@ -1,0 +1,133 @@
+//! How single values are written: durations, sizes, bounded counts.
+//!
+//! Pure parsing with messages for the person who wrote the value. Which key a value belongs to, and
+//! where it was written, is known to [`super::sources`] only.
+
+use std::time::Duration;
+
+use serde::de::{Deserialize, Deserializer, Error as _};
+use serde_json::Value;
+
+/// Reads `500ms`, `15s`, `10m`, `24h`, `7d`.
+pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+    let (number, unit) = split_unit(text);
+    let unit_ms: u64 = match unit {
+        "ms" => 1,
+        "s" => 1000,
+        "m" => 60_000,
+        "h" => 3_600_000,
+        "d" => 86_400_000,
+        _ => return Err(format!("{text:?} is not a duration; write e.g. \"500ms\", \"15s\", \"10m\" or \"24h\"")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
+    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("{text:?} is too long"))
+}
+
+/// Reads `64KiB`, `1MiB`, `1GiB`, `512B` or a plain number of bytes.
+pub(super) fn parse_size(text: &str) -> Result<u64, String> {
+    let (number, unit) = split_unit(text);
+    let unit_bytes: u64 = match unit {
+        "" | "B" => 1,
+        "KiB" => 1 << 10,
+        "MiB" => 1 << 20,
+        "GiB" => 1 << 30,
+        _ => return Err(format!("{text:?} is not a size; write e.g. \"64KiB\", \"1MiB\" or a number of bytes")),
+    };
+    let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
+    number.checked_mul(unit_bytes).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// Digits, and what follows them.
+fn split_unit(text: &str) -> (&str, &str) {
+    let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
+    let (number, unit) = text.split_at(end);
+    (number, unit.trim_start())
+}
+
+/// A duration between `MIN_MS` and `MAX_S`.
+pub(super) fn duration<'de, const MIN_MS: u64, const MAX_S: u64, D>(deserializer: D) -> Result<Duration, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    let value = parse_duration(&text).map_err(D::Error::custom)?;
+    let (min, max) = (Duration::from_millis(MIN_MS), Duration::from_secs(MAX_S));
+    if value < min || value > max {
+        return Err(D::Error::custom(format!("{text:?} is not between {min:?} and {MAX_S}s")));
+    }
+    Ok(value)
+}
+
+/// As [`duration`], for settings that may be absent.
+pub(super) fn some_duration<'de, const MIN_MS: u64, const MAX_S: u64, D>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    duration::<MIN_MS, MAX_S, D>(deserializer).map(Some)
+}
+
+/// A size in bytes between `MIN` and `MAX`, as text or as a number.
+pub(super) fn size<'de, const MIN: u64, const MAX: u64, D>(deserializer: D) -> Result<usize, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let bytes = match Value::deserialize(deserializer)? {
+        Value::Number(n) => n.as_u64().ok_or_else(|| D::Error::custom(format!("{n} is not a size")))?,
+        Value::String(text) => parse_size(&text).map_err(D::Error::custom)?,
+        other => return Err(D::Error::custom(format!("{other} is not a size"))),
+    };
+    within(bytes, MIN, MAX)
+}
+
+/// A count between `MIN` and `MAX`.
+pub(super) fn count<'de, const MIN: u64, const MAX: u64, T, D>(deserializer: D) -> Result<T, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    within(u64::deserialize(deserializer)?, MIN, MAX)
+}
+
+/// As [`count`], for settings that may be absent.
+pub(super) fn some_count<'de, const MIN: u64, const MAX: u64, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+where
+    T: TryFrom<u64>,
+    D: Deserializer<'de>,
+{
+    count::<MIN, MAX, T, D>(deserializer).map(Some)
+}
+
+fn within<T: TryFrom<u64>, E: serde::de::Error>(value: u64, min: u64, max: u64) -> Result<T, E> {
+    T::try_from(value)
+        .ok()
+        .filter(|_| (min..=max).contains(&value))
+        .ok_or_else(|| E::custom(format!("{value} is not between {min} and {max}")))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn durations() {
+        for (text, ms) in [("500ms", 500), ("15s", 15_000), ("10m", 600_000), ("24h", 86_400_000), ("7 d", 604_800_000)]
+        {
+            assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
+        }
+        for text in ["", "15", "s", "1.5s", "-1s", "15 seconds", "99999999999999999999s", "9999999999999999999h"] {
+            assert!(parse_duration(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in [("0", 0), ("512B", 512), ("64KiB", 65_536), ("1MiB", 1_048_576), ("2 GiB", 1 << 31)] {
+            assert_eq!(parse_size(text), Ok(bytes), "{text}");
+        }
+        for text in ["", "KiB", "1kb", "1MB", "-1", "1.5MiB", "99999999999GiB"] {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+}

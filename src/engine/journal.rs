@@ -1,0 +1,65 @@
+//! The loop's way to the journal: hand over now, wait for durability later.
+//!
+//! It keeps the order of hand-overs and knows which are not durable yet. Where entries go is the
+//! runtime's business; when they must be durable is [`super::run`]'s.
+
+use futures::future::BoxFuture;
+
+use crate::event::{AuditRecord, Event};
+use crate::run::Totals;
+
+/// What is handed over together and becomes durable together.
+#[derive(Debug)]
+pub struct Entry {
+    /// Consecutive events, at least one.
+    pub events: Vec<Event>,
+    /// Audit records of calls in them.
+    pub audit: Vec<AuditRecord>,
+    /// The totals after the last event.
+    pub totals: Totals,
+}
+
+/// Why an entry is not durable. The run must not go on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum AppendFailed {
+    /// Another replica owns the run.
+    #[error("another replica owns the run")]
+    Fenced,
+    /// A new run's id is taken.
+    #[error("the run id is taken")]
+    IdTaken,
+    /// The store did not come back in time.
+    #[error("the store is unavailable")]
+    Unavailable,
+}
+
+/// Resolves when an entry is durable.
+pub type Ack = BoxFuture<'static, Result<(), AppendFailed>>;
+
+/// The journal of one run.
+pub struct Journal {
+    append: Box<dyn FnMut(Entry) -> Ack + Send>,
+    in_flight: Vec<Ack>,
+}
+
+impl Journal {
+    /// `append` is called synchronously, in order, and must not block.
+    pub fn new(append: impl FnMut(Entry) -> Ack + Send + 'static) -> Self {
+        Self { append: Box::new(append), in_flight: Vec::new() }
+    }
+
+    /// Hands an entry over without waiting.
+    pub fn append(&mut self, entry: Entry) {
+        let ack = (self.append)(entry);
+        self.in_flight.push(ack);
+    }
+
+    /// Waits until everything handed over is durable.
+    pub async fn settle(&mut self) -> Result<(), AppendFailed> {
+        while let Some(ack) = self.in_flight.first_mut() {
+            ack.await?;
+            drop(self.in_flight.remove(0));
+        }
+        Ok(())
+    }
+}

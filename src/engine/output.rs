@@ -1,0 +1,57 @@
+//! From a model's text to an output object.
+
+use serde_json::{Map, Value};
+
+/// The output of a text answer: one Markdown code fence is stripped, a JSON object is the output,
+/// everything else becomes `{"result": "<text>"}`.
+pub fn from_text(text: &str) -> Value {
+    let body = strip_fence(text);
+    match serde_json::from_str::<Value>(body) {
+        Ok(Value::Object(object)) => Value::Object(object),
+        _ => Value::Object(Map::from_iter([("result".to_owned(), Value::String(body.to_owned()))])),
+    }
+}
+
+/// The JSON object that a text holds, after stripping one code fence.
+pub fn object_from_text(text: &str) -> Option<Value> {
+    serde_json::from_str(strip_fence(text)).ok().filter(Value::is_object)
+}
+
+/// The text without one surrounding Markdown code fence, and without surrounding white space.
+pub fn strip_fence(text: &str) -> &str {
+    let trimmed = text.trim();
+    let Some(opened) = trimmed.strip_prefix("```") else { return trimmed };
+    let Some(inner) = opened.strip_suffix("```") else { return trimmed };
+    match inner.split_once('\n') {
+        Some((info, body)) if !info.contains('`') => body.trim(),
+        _ => trimmed,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn text_becomes_an_object() {
+        let table = [
+            ("plain words", json!({"result": "plain words"})),
+            ("  padded \n", json!({"result": "padded"})),
+            (r#"{"a": 1}"#, json!({"a": 1})),
+            ("```json\n{\"a\": 1}\n```", json!({"a": 1})),
+            ("```\n{\"a\": 1}\n```\n", json!({"a": 1})),
+            ("```\nnot json\n```", json!({"result": "not json"})),
+            ("[1, 2]", json!({"result": "[1, 2]"})),
+            ("42", json!({"result": "42"})),
+            ("", json!({"result": ""})),
+            ("```", json!({"result": "```"})),
+            ("see ```x``` here", json!({"result": "see ```x``` here"})),
+            ("```json\n{\"a\": 1}", json!({"result": "```json\n{\"a\": 1}"})),
+        ];
+        for (text, expected) in table {
+            assert_eq!(from_text(text), expected, "{text:?}");
+        }
+    }
+}

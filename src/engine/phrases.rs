@@ -1,0 +1,52 @@
+//! What the loop itself says to a model. Prompts of agents are made in `agents::prompt`.
+
+use std::fmt::Write as _;
+
+use crate::event::ValidationError;
+
+/// Asks for a second look before a first text answer is accepted.
+pub const CONFIRM: &str = "Before this is accepted as your final answer: check that every part of the task is complete and \
+     that the results were verified. If something is missing, continue working with the tools. Otherwise restate your \
+     final answer in full.";
+
+/// Asks for the rest of an answer that was cut off.
+pub const CONTINUE: &str = "Your answer was cut off by the output limit. Continue exactly where it stopped, without repeating \
+     what you already wrote.";
+
+/// The result of an output call that was accepted.
+pub const OUTPUT_ACCEPTED: &str = "The output was accepted.";
+
+/// The result of an output call that another one replaced.
+pub const OUTPUT_SUPERSEDED: &str = "Not validated: a later call proposed another output.";
+
+/// The result of a call that a run's end left open.
+pub const RUN_ENDED: &str = "Error: not executed, the run ended first.";
+
+/// The result of a call in a response that was cut off.
+pub const CUT_OFF: &str = "Error: the response was cut off by the output limit, so this call was not executed. Call again with \
+     shorter arguments.";
+
+/// The result of one call too many.
+pub fn too_many_calls(limit: u32) -> String {
+    format!("Error: not executed, only {limit} tool calls are executed per response. Call again in the next response.")
+}
+
+/// What is wrong with an output, one line an error.
+pub fn errors(errors: &[ValidationError]) -> String {
+    let mut text = String::from("Error: the output is not valid.");
+    for error in errors {
+        let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
+        let _ = write!(text, "\n- {at}: {}", error.message);
+    }
+    text
+}
+
+/// The request for another attempt.
+pub fn another_attempt(list: &[ValidationError], output_tool: &str) -> String {
+    format!("{}\nCorrect every point and call `{output_tool}` again with the complete output.", errors(list))
+}
+
+/// The request to use the output tool after an answer in plain text.
+pub fn use_output_tool(output_tool: &str) -> String {
+    format!("Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output.")
+}

@@ -1,0 +1,283 @@
+//! What a run executes: a definition narrowed by a request.
+//!
+//! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can only
+//! shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::agents::Agent;
+use crate::agents::prompt::{self, Opening, PromptError, Terms};
+use crate::event::ValidationError;
+use crate::providers::{ToolOffer, WireNames};
+use crate::run::{Budget, Limits, Overrides, RunKind, ToolChoicePolicy};
+use crate::tools::ToolInfo;
+
+/// What an acceptable output is.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Contract {
+    /// Any text.
+    Text {
+        /// Whether the first text answer is met with the request to verify it.
+        confirm: bool,
+    },
+    /// What the output tool's schema accepts.
+    Structured {
+        /// Our name of the output tool.
+        tool: String,
+    },
+}
+
+/// What the state machine decides by.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Rules {
+    /// Exactly one model call, no tools: `/invoke`, or a loop that has nothing to loop with.
+    pub single_shot: bool,
+    /// What an acceptable output is.
+    pub contract: Contract,
+    /// When the model must call a tool.
+    pub tool_choice: ToolChoicePolicy,
+    /// Limits of the loop.
+    pub limits: Limits,
+    /// Consumption caps.
+    pub budget: Budget,
+}
+
+/// Everything about a run that does not change while it runs.
+#[derive(Debug)]
+pub struct Plan {
+    /// The definition, compiled.
+    pub agent: Arc<Agent>,
+    /// `provider/model`.
+    pub model: String,
+    /// 0..=2.
+    pub temperature: Option<f64>,
+    /// Tokens.
+    pub max_output_tokens: Option<u32>,
+    /// Passed through.
+    pub parallel_tool_calls: Option<bool>,
+    /// What the model is offered: the agent's tools, then the output tool.
+    pub offers: Vec<ToolOffer>,
+    /// Their names on the wire.
+    pub names: WireNames,
+    /// What the loop goes by.
+    pub rules: Rules,
+    /// What the caller should know.
+    pub warnings: Vec<String>,
+}
+
+/// A setting that cannot work.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{}", .0.message)]
+pub struct PlanError(pub ValidationError);
+
+const DEGRADED: &str = "No tools are available to this agent: the loop was reduced to a single model call.";
+
+impl Default for Rules {
+    /// The rules of a reader: enough to fold a journal, nothing is decided by them.
+    fn default() -> Self {
+        Self {
+            single_shot: false,
+            contract: Contract::Text { confirm: false },
+            tool_choice: ToolChoicePolicy::Auto,
+            limits: Limits::default(),
+            budget: Budget::default(),
+        }
+    }
+}
+
+impl Plan {
+    /// Narrows a definition. `tools` are those that the definition names, in its order.
+    ///
+    /// # Errors
+    /// [`PlanError`] with a pointer into the request for a value out of range or a combination that
+    /// could never end.
+    pub fn new<'a>(
+        agent: Arc<Agent>,
+        tools: impl Iterator<Item = &'a ToolInfo>,
+        overrides: &Overrides,
+        kind: RunKind,
+    ) -> Result<Self, PlanError> {
+        let definition = &agent.definition;
+        let single = kind == RunKind::Single;
+        let wanted = overrides.tools.as_deref();
+        let mut offers: Vec<ToolOffer> = tools
+            .filter(|tool| !single && wanted.is_none_or(|wanted| wanted.contains(&tool.name)))
+            .map(|tool| ToolOffer {
+                name: tool.name.clone(),
+                description: tool.description.clone(),
+                input_schema: Arc::clone(&tool.input_schema),
+            })
+            .collect();
+        let has_tools = !offers.is_empty();
+        let contract = match &definition.output {
+            None => Contract::Text {
+                confirm: has_tools
+                    && overrides.enable_double_confirmation.unwrap_or(definition.enable_double_confirmation),
+            },
+            Some(output) => {
+                if !single {
+                    offers.push(ToolOffer {
+                        name: output.tool.name.clone(),
+                        description: output.tool.description.clone(),
+                        input_schema: Arc::clone(&output.schema),
+                    });
+                }
+                Contract::Structured { tool: output.tool.name.clone() }
+            }
+        };
+        let single_shot = single || offers.is_empty();
+        let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
+        Ok(Self {
+            model: overrides.model.clone().unwrap_or_else(|| definition.model.clone()),
+            temperature: temperature(overrides)?.or(definition.sampling.temperature),
+            max_output_tokens: definition.sampling.max_output_tokens,
+            parallel_tool_calls: overrides.parallel_tool_calls.or(definition.parallel_tool_calls),
+            names: WireNames::new(offers.iter().map(|offer| offer.name.as_str())),
+            rules: Rules {
+                single_shot,
+                contract,
+                tool_choice,
+                limits: narrowed_limits(definition.limits, overrides)?,
+                budget: narrowed_budget(definition.governance.budget, overrides)?,
+            },
+            warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
+            offers,
+            agent,
+        })
+    }
+
+    /// The opening of the conversation.
+    ///
+    /// # Errors
+    /// [`PromptError`] where a template cannot be rendered with these inputs.
+    pub fn opening(&self, inputs: &Value) -> Result<Opening, PromptError> {
+        let Rules { single_shot, limits, budget, .. } = &self.rules;
+        let terms = Terms { single_shot: *single_shot, has_tools: self.tools().next().is_some(), limits, budget };
+        prompt::opening(&self.agent, inputs, &terms)
+    }
+
+    /// The names of the tools that the run may call.
+    pub fn callable(&self) -> BTreeSet<String> {
+        self.tools().map(str::to_owned).collect()
+    }
+
+    fn tools(&self) -> impl Iterator<Item = &str> {
+        let output_tool = self.output_tool();
+        self.offers.iter().map(|offer| offer.name.as_str()).filter(move |name| output_tool != Some(*name))
+    }
+
+    /// The schema of a single shot's answer, for providers that can be held to one.
+    pub fn single_shot_schema(&self) -> Option<&Value> {
+        let output = self.agent.definition.output.as_ref().filter(|_| self.rules.single_shot)?;
+        Some(&output.schema)
+    }
+
+    /// Our name of the output tool, where the contract has one.
+    pub fn output_tool(&self) -> Option<&str> {
+        match &self.rules.contract {
+            Contract::Structured { tool } => Some(tool),
+            Contract::Text { .. } => None,
+        }
+    }
+}
+
+fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
+    PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
+}
+
+fn temperature(overrides: &Overrides) -> Result<Option<f64>, PlanError> {
+    match overrides.temperature {
+        Some(t) if !(0.0..=2.0).contains(&t) => Err(refused("/temperature", "temperature must be between 0 and 2")),
+        other => Ok(other),
+    }
+}
+
+fn tool_choice(
+    overrides: &Overrides,
+    defined: &ToolChoicePolicy,
+    contract: &Contract,
+    offers: &[ToolOffer],
+    single_shot: bool,
+) -> Result<ToolChoicePolicy, PlanError> {
+    if single_shot {
+        return Ok(ToolChoicePolicy::Auto);
+    }
+    let choice = overrides.tool_choice.as_ref().unwrap_or(defined);
+    let problem = match (choice, contract) {
+        (ToolChoicePolicy::Required, Contract::Text { .. }) => {
+            "tool_choice required can never end under a text contract: use first_required"
+        }
+        (ToolChoicePolicy::None, Contract::Structured { .. }) => {
+            "tool_choice none can never end under a structured contract: the output is a tool call"
+        }
+        (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
+            return Err(refused("/tool_choice", format!("tool_choice names {name:?}, which is not offered")));
+        }
+        _ => return Ok(choice.clone()),
+    };
+    Err(refused("/tool_choice", problem))
+}
+
+/// The smaller of two, where the request's is in range.
+fn narrowed<T: PartialOrd + Copy + std::fmt::Display>(
+    field: &str,
+    defined: T,
+    wanted: Option<T>,
+    least: T,
+) -> Result<T, PlanError> {
+    match wanted {
+        Some(wanted) if wanted < least => Err(refused(field, format!("{} must be at least {least}", &field[1..]))),
+        Some(wanted) if wanted < defined => Ok(wanted),
+        _ => Ok(defined),
+    }
+}
+
+fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
+    Ok(Limits {
+        max_attempts: narrowed("/max_attempts", limits.max_attempts, o.max_attempts, 1)?,
+        max_iterations: narrowed("/max_iterations", limits.max_iterations, o.max_iterations, 1)?,
+        max_iterations_per_attempt: narrowed(
+            "/max_iterations_per_attempt",
+            limits.max_iterations_per_attempt,
+            o.max_iterations_per_attempt,
+            1,
+        )?,
+        max_tool_calls_per_iteration: narrowed(
+            "/max_tool_calls_per_iteration",
+            limits.max_tool_calls_per_iteration,
+            o.max_tool_calls_per_iteration,
+            1,
+        )?,
+        tool_call_timeout_seconds: narrowed(
+            "/tool_call_timeout_seconds",
+            limits.tool_call_timeout_seconds,
+            o.tool_call_timeout_seconds,
+            1,
+        )?,
+        error_threshold: narrowed("/error_threshold", limits.error_threshold, o.error_threshold, 1)?,
+    })
+}
+
+fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
+    let Some(wanted) = &o.budget else { return Ok(budget) };
+    Ok(Budget {
+        max_iterations: narrowed("/budget/max_iterations", budget.max_iterations, wanted.max_iterations, 1)?,
+        max_duration_seconds: narrowed(
+            "/budget/max_duration_seconds",
+            budget.max_duration_seconds,
+            wanted.max_duration_seconds,
+            1,
+        )?,
+        max_tool_calls: narrowed("/budget/max_tool_calls", budget.max_tool_calls, wanted.max_tool_calls, 0)?,
+        max_total_tokens: match (budget.max_total_tokens, wanted.max_total_tokens) {
+            (None, Some(0)) => return Err(refused("/budget/max_total_tokens", "max_total_tokens must be at least 1")),
+            (None, wanted) => wanted,
+            (Some(defined), wanted) => Some(narrowed("/budget/max_total_tokens", defined, wanted, 1)?),
+        },
+    })
+}

@@ -1,0 +1,300 @@
+//! The thin shell around the state machine: performs one step, journals what happened, asks again.
+//!
+//! It decides only *when* things must be durable: everything earlier before a model's answer is used,
+//! a call's `tool_call.started` before the tool runs (unless it only reads), everything before the
+//! end is told. A model call overlaps the commit of what came before it.
+
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use chrono::{DateTime, SubsecRound, Utc};
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+
+use super::journal::{AppendFailed, Entry, Journal};
+use super::lease::Lease;
+use super::plan::Plan;
+use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
+use crate::agents::prompt::Opening;
+use crate::drivers::{Driver, Place};
+use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError};
+use crate::message::{Turn, Usage};
+use crate::providers::router::{Answer, ModelFailure, Router};
+use crate::providers::{FailureKind, ModelRequest, ToolChoice};
+use crate::run::{Effect, TerminationReason};
+use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
+
+/// A read that takes longer than this is journalled as started before it has ended.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// How others reach a run that is under way.
+#[derive(Debug, Default)]
+pub struct RunControl {
+    token: CancellationToken,
+    reason: OnceLock<Option<String>>,
+    lost: CancellationToken,
+}
+
+impl RunControl {
+    /// Asks the run to end. The first reason counts.
+    pub fn cancel(&self, reason: Option<String>) {
+        let _ = self.reason.set(reason);
+        self.token.cancel();
+    }
+
+    /// Tells the run that it belongs to somebody else: it stops at once and writes nothing more.
+    pub fn lose(&self) {
+        self.lost.cancel();
+    }
+
+    /// Resolves when the run was lost.
+    pub async fn lost(&self) {
+        self.lost.cancelled().await;
+    }
+
+    fn requested(&self) -> Option<RunEvent> {
+        self.token.is_cancelled().then(|| RunEvent::RunCancelRequested { reason: self.reason.get().cloned().flatten() })
+    }
+}
+
+/// Why a run stopped without an end; it goes on elsewhere or later.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum Stopped {
+    /// The journal did not take an entry.
+    #[error(transparent)]
+    Journal(#[from] AppendFailed),
+    /// The state did not take an event: our own error.
+    #[error("the journal does not fit the state: {0}")]
+    Fold(#[from] FoldError),
+}
+
+/// One run under way on this replica.
+pub struct Run {
+    /// What it executes.
+    pub plan: Arc<Plan>,
+    /// Its tools.
+    pub executor: Arc<Executor>,
+    /// What its tools are told.
+    pub scope: RunScope,
+    /// Its models.
+    pub router: Arc<Router>,
+    /// How it talks to them.
+    pub driver: &'static dyn Driver,
+    /// Its inputs.
+    pub inputs: Arc<Value>,
+    /// How others reach it.
+    pub control: Arc<RunControl>,
+    /// Whether this replica may act.
+    pub lease: Arc<Lease>,
+    /// Where it is recorded.
+    pub journal: Journal,
+    /// What happened so far.
+    pub state: State,
+    /// Events that are applied and not handed over yet.
+    pub outbox: Vec<Event>,
+    /// Their audit records.
+    pub audit: Vec<AuditRecord>,
+}
+
+impl Run {
+    /// Runs until the end is durable.
+    pub async fn drive(&mut self) -> Result<(), Stopped> {
+        loop {
+            if !self.state.is_cancel_requested() && self.state.ending().is_none() {
+                if let Some(request) = self.control.requested() {
+                    self.record(request)?;
+                }
+            }
+            match self.state.next(Utc::now()) {
+                Step::Open => match self.plan.opening(&self.inputs) {
+                    Ok(opening) => self.open(opening)?,
+                    Err(error) => self.record(RunEvent::interrupted(error.to_string()))?,
+                },
+                Step::Record(events) => self.record_all(events)?,
+                Step::CallModel(choice) => self.call_model(choice).await?,
+                Step::CallTool(pending) => self.call_tool(pending).await?,
+                Step::Check(proposal) => {
+                    let errors = self.errors_of(&proposal);
+                    let events = self.state.judged(&proposal, errors, Utc::now());
+                    self.record_all(events)?;
+                }
+                Step::Done => return self.persist().await,
+            }
+        }
+    }
+
+    /// Applies what happened and keeps it for the next hand-over.
+    pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
+        let at = Utc::now().trunc_subsecs(6);
+        let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
+        self.state.apply(&event)?;
+        self.outbox.push(event);
+        Ok(())
+    }
+
+    /// Hands over what is recorded and waits until all of it is durable.
+    pub async fn persist(&mut self) -> Result<(), Stopped> {
+        self.hand_over();
+        Ok(self.journal.settle().await?)
+    }
+
+    /// Records the opening of the conversation.
+    pub fn open(&mut self, opening: Opening) -> Result<(), FoldError> {
+        let turns = vec![Turn::User(opening.user)];
+        let (single_shot, warnings) = (self.plan.rules.single_shot, self.plan.warnings.clone());
+        self.record(RunEvent::RunStarted { system: opening.system, turns, single_shot, warnings })
+    }
+
+    fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
+        events.into_iter().try_for_each(|event| self.record(event))
+    }
+
+    fn hand_over(&mut self) {
+        if !self.outbox.is_empty() {
+            let events = std::mem::take(&mut self.outbox);
+            let audit = std::mem::take(&mut self.audit);
+            self.journal.append(Entry { events, audit, totals: self.state.totals().clone() });
+        }
+    }
+
+    fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
+        match &proposal.malformed {
+            Some(message) => vec![ValidationError { pointer: String::new(), message: message.clone() }],
+            None => self.plan.agent.check_output(&proposal.output).err().unwrap_or_default(),
+        }
+    }
+
+    async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
+        self.hand_over();
+        let deadline = self.state.deadline().map(instant_of);
+        let plan = Arc::clone(&self.plan);
+        let inputs = Arc::clone(&self.inputs);
+        let base = ModelRequest {
+            model: &plan.model,
+            conversation: self.state.conversation(),
+            tools: &plan.offers,
+            names: &plan.names,
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: plan.parallel_tool_calls,
+            temperature: plan.temperature,
+            max_output_tokens: plan.max_output_tokens,
+            output_schema: plan.single_shot_schema(),
+            inputs: &inputs,
+            step: self.state.model_step(),
+        };
+        let request = self.driver.request(base, choice);
+        let answer = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => None,
+            () = until(deadline) => None,
+            answer = self.router.complete(&plan.model, request.clone(), deadline) => Some(answer),
+        };
+        let happened = match answer {
+            None => Vec::new(),
+            Some(Ok(answer)) => vec![self.responded(answer, &request)],
+            Some(Err(failure)) => self.state.model_failed(fault(failure), Utc::now()),
+        };
+        self.journal.settle().await?;
+        Ok(self.record_all(happened)?)
+    }
+
+    fn responded(&self, answer: Answer, request: &ModelRequest<'_>) -> RunEvent {
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
+        let place = Place { run_id: self.scope.run_id, attempt, iteration };
+        let finish_reason = answer.completion.finish_reason;
+        let usage = answer.completion.usage.unwrap_or(Usage { estimated: true, ..Usage::default() });
+        RunEvent::ModelResponded(ModelResponded {
+            attempt,
+            iteration,
+            message: self.driver.parse(answer.completion, request, place, self.plan.output_tool()),
+            finish_reason,
+            usage,
+            provider: answer.provider,
+            model: answer.model,
+            latency_ms: answer.latency_ms,
+            retries: answer.retries,
+            fallback: answer.fallback,
+        })
+    }
+
+    async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
+        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
+        let ready = match self.executor.prepare(&pending.call, slot, &self.scope).await {
+            Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
+            Ok(Prepared::Ready(ready)) => ready,
+            Err(fault) => return self.fail(fault),
+        };
+        self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+        if ready.effect() != Effect::Read {
+            self.persist().await?;
+            self.lease.held().await;
+        }
+        match self.execute(ready).await {
+            Ok(finished) => Ok(self.finish(finished)?),
+            Err(fault) => self.fail(fault),
+        }
+    }
+
+    /// A fault of the service in a tool: the call is answered, the run ends.
+    fn fail(&mut self, fault: FatalToolError) -> Result<(), Stopped> {
+        tracing::error!(run_id = %self.scope.run_id, tool = %fault.tool, error = %fault.message, "tool fault");
+        self.finish(*fault.finished)?;
+        let events = self.state.tool_fault(&fault.tool, Utc::now());
+        Ok(self.record_all(events)?)
+    }
+
+    /// Executes a call; what was recorded before is handed over as soon as the call takes a while.
+    async fn execute(&mut self, ready: Ready) -> Result<Finished, FatalToolError> {
+        let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
+        let stop = self.control.token.child_token();
+        let deadline = self.state.deadline().map(instant_of);
+        let mut execution = std::pin::pin!(executor.execute(ready, &scope, &stop));
+        tokio::select! {
+            biased;
+            finished = &mut execution => return finished,
+            () = tokio::time::sleep(LINGER) => self.hand_over(),
+        }
+        tokio::select! {
+            biased;
+            finished = &mut execution => finished,
+            () = until(deadline) => {
+                stop.cancel();
+                execution.await
+            }
+        }
+    }
+
+    fn finish(&mut self, finished: Finished) -> Result<(), FoldError> {
+        self.audit.extend(finished.audit);
+        self.record(finished.event)
+    }
+}
+
+fn fault(failure: ModelFailure) -> ModelFault {
+    let reason = match failure.error.kind {
+        FailureKind::ContextLength => TerminationReason::ContextOverflow,
+        FailureKind::ContentFilter => TerminationReason::ModelRefused,
+        _ => TerminationReason::ModelError,
+    };
+    let error = failure.error;
+    ModelFault {
+        reason,
+        provider: failure.provider,
+        status: error.status,
+        code: error.code,
+        message: error.message,
+        attempts: failure.attempts,
+    }
+}
+
+/// The monotonic instant of a wall-clock time.
+fn instant_of(at: DateTime<Utc>) -> tokio::time::Instant {
+    tokio::time::Instant::now() + (at - Utc::now()).to_std().unwrap_or_default()
+}
+
+async fn until(deadline: Option<tokio::time::Instant>) {
+    match deadline {
+        Some(deadline) => tokio::time::sleep_until(deadline).await,
+        None => std::future::pending().await,
+    }
+}

@@ -1,0 +1,302 @@
+//! Decisions: what to do next, and how a run ends.
+//!
+//! Every limit is checked here and nowhere else, in the order of the loop's specification: cancelled,
+//! deadline, budget, iterations of the run, iterations of the attempt. A limit that strikes between
+//! the calls of one response answers the rest of them, so that no call is ever left open.
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+
+use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step};
+use crate::engine::{Contract, output, phrases};
+use crate::event::{CallFailure, RunEvent, ToolCallCompleted, ValidationError};
+use crate::message::{CallTarget, FinishReason, ToolCall};
+use crate::providers::ToolChoice;
+use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
+
+/// A model call that failed for good.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ModelFault {
+    /// [`TerminationReason::ModelError`], `ModelRefused` or `ContextOverflow`.
+    pub reason: TerminationReason,
+    /// The provider.
+    pub provider: String,
+    /// HTTP status, where there was an answer.
+    pub status: Option<u16>,
+    /// The provider's own error code.
+    pub code: Option<String>,
+    /// The provider's own message.
+    pub message: String,
+    /// Tries made.
+    pub attempts: u32,
+}
+
+impl State {
+    /// What to do next, at this time.
+    pub fn next(&self, now: DateTime<Utc>) -> Step {
+        match &self.phase {
+            Phase::Ended { .. } => return Step::Done,
+            _ if self.cancel.is_some() => return self.cancelled(now),
+            Phase::Opening => return Step::Open,
+            _ => {}
+        }
+        if self.deadline().is_some_and(|deadline| now >= deadline) {
+            return self.out_of_time(now);
+        }
+        match &self.phase {
+            Phase::Opening | Phase::Ended { .. } => Step::Done,
+            Phase::BetweenAttempts => Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }]),
+            Phase::BetweenIterations => self.next_iteration(now),
+            Phase::Calling => Step::CallModel(self.choice()),
+            Phase::Acting(turn) => self.next_call(turn, now),
+            Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
+        }
+    }
+
+    /// What a judged proposal means: an empty list of errors accepts it.
+    pub fn judged(&self, proposal: &Proposal, errors: Vec<ValidationError>, now: DateTime<Utc>) -> Vec<RunEvent> {
+        if errors.is_empty() {
+            let output = proposal.output.clone();
+            return vec![self.ended(now, self.completed(output))];
+        }
+        let feedback = phrases::another_attempt(&errors, self.output_tool());
+        self.attempt_failed(proposal.call_id, errors, feedback, TerminationReason::ValidationFailed, now)
+    }
+
+    /// What a model call that failed for good means.
+    pub fn model_failed(&self, fault: ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
+            "provider_code": fault.code, "provider_message": fault.message});
+        let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
+        let message = format!("The model call failed{status} after {} tries: {}", fault.attempts, fault.message);
+        vec![self.failed(now, fault.reason, message, context)]
+    }
+
+    /// What a fault of the service in a tool means, once its call is answered.
+    pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let message = format!("The tool {tool} failed because of a fault of the service.");
+        let mut events = self.not_executed("the run ended");
+        events.push(self.failed(now, TerminationReason::ToolFailure, message, json!({"tool": tool})));
+        events
+    }
+
+    fn choice(&self) -> ToolChoice {
+        if self.single_shot {
+            return ToolChoice::Auto;
+        }
+        match &self.rules.tool_choice {
+            ToolChoicePolicy::None => ToolChoice::None,
+            ToolChoicePolicy::Required => ToolChoice::Required,
+            ToolChoicePolicy::FirstRequired if self.iteration == 1 => ToolChoice::Required,
+            ToolChoicePolicy::Tool(name) if self.iteration == 1 => ToolChoice::Tool(name.clone()),
+            ToolChoicePolicy::Auto | ToolChoicePolicy::FirstRequired | ToolChoicePolicy::Tool(_) => ToolChoice::Auto,
+        }
+    }
+
+    fn next_iteration(&self, now: DateTime<Utc>) -> Step {
+        let (limits, totals) = (&self.rules.limits, &self.totals);
+        let budget = &self.rules.budget;
+        let end = if self.failures_in_a_row >= limits.error_threshold {
+            self.too_many_failures(now)
+        } else if budget.max_total_tokens.is_some_and(|max| totals.usage.total_tokens() >= max) {
+            self.over_budget(now, "max_total_tokens", totals.usage.total_tokens(), budget.max_total_tokens)
+        } else if totals.iterations >= limits.max_iterations {
+            self.too_many_iterations(now, totals.iterations, limits.max_iterations)
+        } else if self.iteration >= limits.max_iterations_per_attempt {
+            self.too_many_iterations(now, self.iteration, limits.max_iterations_per_attempt)
+        } else if u64::from(totals.iterations) >= budget.max_iterations {
+            self.over_budget(now, "max_iterations", totals.iterations.into(), Some(budget.max_iterations))
+        } else {
+            RunEvent::IterationStarted { attempt: self.attempt, iteration: self.iteration + 1 }
+        };
+        Step::Record(vec![end])
+    }
+
+    fn next_call(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Step {
+        if self.failures_in_a_row >= self.rules.limits.error_threshold {
+            let end = self.too_many_failures(now);
+            return self.end_mid_turn("the error threshold was reached", end);
+        }
+        let Some((index, call)) = turn.open_call() else {
+            return turn.proposal.clone().map_or_else(|| self.next_iteration(now), Step::Check);
+        };
+        match call.target {
+            _ if turn.cut_off => {
+                Step::Record(vec![unexecuted(call, CallFailure::Truncated, phrases::CUT_OFF.to_owned())])
+            }
+            CallTarget::Output | CallTarget::Submit => Step::Record(vec![self.proposal(call)]),
+            CallTarget::Tool if turn.dispatched_once.contains(&call.id) => Step::Record(vec![unknown_outcome(call)]),
+            CallTarget::Tool if !self.has_tool_calls_left(turn, index) => {
+                let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
+                Step::Record(vec![unexecuted(call, CallFailure::Excess, content)])
+            }
+            CallTarget::Tool if u64::from(self.totals.tool_calls_made) >= self.rules.budget.max_tool_calls => {
+                let (made, max) = (self.totals.tool_calls_made.into(), self.rules.budget.max_tool_calls);
+                let end = self.over_budget(now, "max_tool_calls", made, Some(max));
+                self.end_mid_turn("the budget for tool calls is used up", end)
+            }
+            CallTarget::Tool => Step::CallTool(PendingCall {
+                call: call.clone(),
+                attempt: self.attempt,
+                iteration: self.iteration,
+                index: u32::try_from(index).unwrap_or(u32::MAX),
+            }),
+        }
+    }
+
+    fn proposal(&self, call: &ToolCall) -> RunEvent {
+        let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
+        let (output, problem) = match serde_json::from_str::<Value>(arguments) {
+            Ok(output) => (output, None),
+            Err(error) => (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}"))),
+        };
+        RunEvent::OutputProposed { call_id: Some(call.id), attempt: self.attempt, output, problem }
+    }
+
+    fn text_answer(&self, finish_reason: FinishReason, now: DateTime<Utc>) -> Step {
+        let text = self.raw_response.as_str();
+        let end = match (finish_reason, &self.rules.contract) {
+            (FinishReason::Refusal, _) => {
+                let context = json!({"provider_message": text});
+                self.failed(now, TerminationReason::ModelRefused, "The model refused to answer.", context)
+            }
+            (FinishReason::Length, _) => self.invalid_response(now, "The model's answer was cut off by the output limit."),
+            (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
+                RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
+            }
+            (_, Contract::Text { .. }) => self.ended(now, self.completed(output::from_text(text))),
+            (_, Contract::Structured { .. }) if self.single_shot => match output::object_from_text(text) {
+                Some(output) => return Step::Check(Proposal { call_id: None, output, malformed: None }),
+                None => self.invalid_response(now, "The model's answer is not a JSON object."),
+            },
+            (_, Contract::Structured { tool }) => {
+                let message = "answered in plain text instead of calling the output tool".to_owned();
+                let errors = vec![ValidationError { pointer: String::new(), message }];
+                let reason = TerminationReason::InvalidResponse;
+                let feedback = phrases::use_output_tool(tool);
+                return Step::Record(self.attempt_failed(None, errors, feedback, reason, now));
+            }
+        };
+        Step::Record(vec![end])
+    }
+
+    fn attempt_failed(
+        &self,
+        call_id: Option<uuid::Uuid>,
+        errors: Vec<ValidationError>,
+        feedback: String,
+        reason: TerminationReason,
+        now: DateTime<Utc>,
+    ) -> Vec<RunEvent> {
+        let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
+        let context = json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
+        let failed = RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
+        if !last {
+            return vec![failed];
+        }
+        let message = match reason {
+            TerminationReason::InvalidResponse => "No attempt proposed an output.",
+            _ => "No attempt produced a valid output.",
+        };
+        vec![failed, self.failed(now, reason, message, context)]
+    }
+
+    fn cancelled(&self, now: DateTime<Utc>) -> Step {
+        let phase = match &self.phase {
+            Phase::Opening => "queued",
+            Phase::Calling => "model_call",
+            Phase::Acting(turn) if turn.open_call().is_some() => "tool_call",
+            Phase::Acting(_) => "validation",
+            _ => "iteration",
+        };
+        let reason = self.cancel.as_ref().and_then(Option::as_deref);
+        let raw = self.raw_response.clone();
+        let end = RunEvent::cancelled(phase, reason, raw, self.elapsed_ms(now));
+        self.end_mid_turn("the run was cancelled", end)
+    }
+
+    fn out_of_time(&self, now: DateTime<Utc>) -> Step {
+        let max = self.rules.budget.max_duration_seconds;
+        let context = json!({"limit": "max_duration_seconds", "max_duration_seconds": max,
+            "elapsed_seconds": self.elapsed_ms(now) / 1000});
+        let message = format!("The run took longer than {max} seconds.");
+        let end = self.failed(now, TerminationReason::DurationExceeded, message, context);
+        self.end_mid_turn("the run's time is up", end)
+    }
+
+    /// Answers the calls that are still open, then ends the run.
+    fn end_mid_turn(&self, why: &str, end: RunEvent) -> Step {
+        let mut events = self.not_executed(why);
+        events.push(end);
+        Step::Record(events)
+    }
+
+    fn not_executed(&self, why: &str) -> Vec<RunEvent> {
+        let Phase::Acting(turn) = &self.phase else { return Vec::new() };
+        let open =
+            turn.message.tool_calls.iter().filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
+        open.map(|call| unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))).collect()
+    }
+
+    fn too_many_iterations(&self, now: DateTime<Utc>, count: u32, max: u32) -> RunEvent {
+        let context = json!({"attempt": self.attempt, "iteration_count": count, "max_iterations": max});
+        let message = format!("The limit of {max} iterations was reached.");
+        self.failed(now, TerminationReason::MaxIterations, message, context)
+    }
+
+    fn too_many_failures(&self, now: DateTime<Utc>) -> RunEvent {
+        let threshold = self.rules.limits.error_threshold;
+        let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold});
+        let message = format!("{threshold} tool calls failed in a row.");
+        self.failed(now, TerminationReason::Error, message, context)
+    }
+
+    fn over_budget(&self, now: DateTime<Utc>, limit: &str, used: u64, max: Option<u64>) -> RunEvent {
+        let context = json!({"limit": limit, "used": used, "max": max});
+        self.failed(now, TerminationReason::BudgetExceeded, format!("The budget {limit} is used up."), context)
+    }
+
+    fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {
+        self.failed(now, TerminationReason::InvalidResponse, message, json!({"attempt": self.attempt}))
+    }
+
+    fn completed(&self, output: Value) -> Outcome {
+        let raw_response = self.raw_response.clone();
+        Outcome::Completed { output, raw_response, reason: TerminationReason::Completed, partial: false }
+    }
+
+    fn failed(
+        &self,
+        now: DateTime<Utc>,
+        reason: TerminationReason,
+        message: impl Into<String>,
+        context: Value,
+    ) -> RunEvent {
+        self.ended(now, Outcome::failed(reason, message, context, self.raw_response.clone()))
+    }
+
+    fn ended(&self, now: DateTime<Utc>, outcome: Outcome) -> RunEvent {
+        RunEvent::ended(outcome, self.elapsed_ms(now))
+    }
+}
+
+/// The result of a call that was never executed.
+fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
+    RunEvent::ToolCallCompleted(ToolCallCompleted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        target: call.target,
+        content,
+        failure: Some(failure),
+        duration_ms: 0,
+        cached: false,
+    })
+}
+
+/// What a crash leaves of a call that was dispatched and must not be repeated.
+fn unknown_outcome(call: &ToolCall) -> RunEvent {
+    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
+                   before you repeat it."
+        .to_owned();
+    unexecuted(call, CallFailure::UnknownOutcome, content)
+}

@@ -1,0 +1,241 @@
+//! Facts: how each event changes the state.
+//!
+//! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
+//! means that the journal is not ours or was damaged.
+
+use std::collections::BTreeMap;
+
+use super::{OpenTurn, Phase, Proposal, State};
+use crate::engine::phrases;
+use crate::event::{CallFailure, Event, ModelResponded, RunEvent};
+use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
+use crate::run::Effect;
+
+/// A journal that cannot be read.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum FoldError {
+    /// A number is missing or repeated.
+    #[error("event {got} follows event {last}")]
+    Gap {
+        /// The last number applied.
+        last: i64,
+        /// The number that came.
+        got: i64,
+    },
+    /// An event that cannot happen in this phase.
+    #[error("event {seq} ({kind}) cannot follow what came before")]
+    Misplaced {
+        /// Its number.
+        seq: i64,
+        /// Its type.
+        kind: &'static str,
+    },
+}
+
+impl State {
+    /// Adds one fact.
+    ///
+    /// # Errors
+    /// [`FoldError`]; the state is unchanged in that case only for a gap.
+    pub fn apply(&mut self, event: &Event) -> Result<(), FoldError> {
+        if event.seq != self.last_seq + 1 {
+            return Err(FoldError::Gap { last: self.last_seq, got: event.seq });
+        }
+        self.last_seq = event.seq;
+        self.totals.apply(&event.what);
+        let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
+        match &event.what {
+            RunEvent::RunStarted { system, turns, single_shot, .. } => {
+                self.started_at = Some(event.at);
+                self.single_shot = *single_shot;
+                self.conversation = opening(system, turns).ok_or(misplaced)?;
+                self.phase = Phase::BetweenAttempts;
+            }
+            RunEvent::AttemptStarted { attempt } => {
+                (self.attempt, self.iteration) = (*attempt, 0);
+                self.phase = Phase::BetweenIterations;
+            }
+            RunEvent::IterationStarted { iteration, .. } => {
+                self.iteration = *iteration;
+                self.phase = Phase::Calling;
+            }
+            RunEvent::ModelResponded(response) => self.responded(response),
+            RunEvent::ToolCallStarted(call) => {
+                let turn = self.turn(misplaced)?;
+                if call.effect == Effect::Once {
+                    turn.dispatched_once.push(call.call_id);
+                }
+            }
+            RunEvent::ToolCallCompleted(call) => {
+                self.count(call.failure);
+                self.answer(call.call_id, &call.content, call.failure.is_some(), misplaced)?;
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                self.failures_in_a_row += 1;
+                self.answer(call.call_id, &call.content, true, misplaced)?;
+            }
+            RunEvent::OutputProposed { call_id, output, problem, .. } => {
+                let proposal = Proposal { call_id: *call_id, output: output.clone(), malformed: problem.clone() };
+                self.proposed(proposal, misplaced)?;
+            }
+            RunEvent::ValidationFailed { call_id, errors, feedback, .. } => {
+                self.close_turn(*call_id, &phrases::errors(errors), true);
+                self.conversation.push_user(feedback.as_str());
+                self.phase = Phase::BetweenAttempts;
+            }
+            RunEvent::ConfirmationRequested { prompt } => {
+                self.confirmed = true;
+                self.close_turn(None, "", false);
+                self.conversation.push_user(prompt.as_str());
+                self.phase = Phase::BetweenIterations;
+            }
+            RunEvent::RunCancelRequested { reason } => self.cancel = Some(reason.clone()),
+            RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
+                let accepted = match &self.phase {
+                    Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
+                    _ => None,
+                };
+                self.close_turn(accepted, phrases::OUTPUT_ACCEPTED, false);
+                self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
+            }
+            RunEvent::RunQueued {} | RunEvent::RunResumed { .. } => {}
+        }
+        Ok(())
+    }
+
+    fn turn(&mut self, misplaced: FoldError) -> Result<&mut OpenTurn, FoldError> {
+        match &mut self.phase {
+            Phase::Acting(turn) => Ok(turn),
+            _ => Err(misplaced),
+        }
+    }
+
+    fn count(&mut self, failure: Option<CallFailure>) {
+        match failure {
+            None => self.failures_in_a_row = 0,
+            Some(failure) if failure.counts_as_failing() => self.failures_in_a_row += 1,
+            Some(_) => {}
+        }
+    }
+
+    fn responded(&mut self, response: &ModelResponded) {
+        let mut message = response.message.clone();
+        if self.single_shot {
+            message.tool_calls.clear(); // none were offered, and there is no second call to tell the model so
+        }
+        if message.tool_calls.is_empty() {
+            self.answered(message, response.finish_reason);
+            return;
+        }
+        self.unfinished = None;
+        if !message.text.is_empty() {
+            self.raw_response.clone_from(&message.text);
+        }
+        self.phase = Phase::Acting(OpenTurn {
+            message,
+            cut_off: response.finish_reason == FinishReason::Length,
+            answers: BTreeMap::new(),
+            dispatched_once: Vec::new(),
+            proposal: None,
+        });
+    }
+
+    /// A response without tool calls. The first one that was cut off, and a pause, go back at once.
+    fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
+        let beginning = self.unfinished.take();
+        let cut_off_again = beginning.is_some() || self.single_shot;
+        self.raw_response = beginning.unwrap_or_default() + &message.text;
+        match finish_reason {
+            FinishReason::Length if !cut_off_again => {
+                self.unfinished = Some(self.raw_response.clone());
+                self.push_turn(message, Vec::new());
+                self.conversation.push_user(phrases::CONTINUE);
+                self.phase = Phase::BetweenIterations;
+            }
+            FinishReason::Pause if !self.single_shot => {
+                self.push_turn(message, Vec::new());
+                self.phase = Phase::BetweenIterations;
+            }
+            _ => self.phase = Phase::Answered { message, finish_reason },
+        }
+    }
+
+    /// Records a call's result; the last one closes the turn, unless an output waits to be judged.
+    fn answer(
+        &mut self,
+        call_id: uuid::Uuid,
+        content: &str,
+        is_error: bool,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
+        let turn = self.turn(misplaced.clone())?;
+        if !turn.message.tool_calls.iter().any(|call| call.id == call_id) {
+            return Err(misplaced);
+        }
+        turn.answers.insert(call_id, ToolResult { call_id, content: content.to_owned(), is_error });
+        if turn.open_call().is_none() && turn.proposal.is_none() {
+            self.close_turn(None, "", false);
+            self.phase = Phase::BetweenIterations;
+        }
+        Ok(())
+    }
+
+    fn proposed(&mut self, proposal: Proposal, misplaced: FoldError) -> Result<(), FoldError> {
+        if let Some(text) = proposal.malformed.as_ref().and(proposal.output.as_str()) {
+            self.raw_response = text.to_owned();
+        } else {
+            self.raw_response = proposal.output.to_string();
+        }
+        match (&mut self.phase, proposal.call_id) {
+            (Phase::Acting(turn), Some(call_id)) => {
+                let content = phrases::OUTPUT_SUPERSEDED.to_owned();
+                turn.answers.insert(call_id, ToolResult { call_id, content, is_error: false });
+                turn.proposal = Some(proposal);
+                Ok(())
+            }
+            _ => Err(misplaced),
+        }
+    }
+
+    /// Moves what the model said last, with a result for every call, into the conversation. `judged`
+    /// is the call whose proposal was judged, with the verdict as its result.
+    fn close_turn(&mut self, judged: Option<uuid::Uuid>, verdict: &str, is_error: bool) {
+        match std::mem::replace(&mut self.phase, Phase::BetweenIterations) {
+            Phase::Acting(mut turn) => {
+                let results = turn.message.tool_calls.iter().map(|call| {
+                    if judged == Some(call.id) {
+                        return ToolResult { call_id: call.id, content: verdict.to_owned(), is_error };
+                    }
+                    let open = || {
+                        let content = phrases::RUN_ENDED.to_owned();
+                        ToolResult { call_id: call.id, content, is_error: call.target == CallTarget::Tool }
+                    };
+                    turn.answers.remove(&call.id).unwrap_or_else(open)
+                });
+                let results = results.collect();
+                self.push_turn(turn.message, results);
+            }
+            Phase::Answered { message, .. } => self.push_turn(message, Vec::new()),
+            _ => {}
+        }
+    }
+
+    fn push_turn(&mut self, message: AssistantMessage, results: Vec<ToolResult>) {
+        let pushed = self.conversation.push_turn(message, results);
+        debug_assert!(pushed.is_ok(), "results are made from the message's calls, in order");
+    }
+}
+
+/// A conversation from its parts; `None` where a stored turn is not valid.
+fn opening(system: &str, turns: &[Turn]) -> Option<Conversation> {
+    let mut conversation = Conversation::new(system);
+    for turn in turns {
+        match turn {
+            Turn::User(text) => conversation.push_user(text.as_str()),
+            Turn::Assistant(turn) => {
+                conversation.push_turn(turn.message().clone(), turn.results().to_vec()).ok()?;
+            }
+        }
+    }
+    Some(conversation)
+}

@@ -1,0 +1,229 @@
+//! The loop as a state machine without I/O.
+//!
+//! It owns every decision ([`State::next`], in `decide.rs`) and every fact ([`State::apply`], in
+//! `fold.rs`). It is plain data: no clock (the time is told), no random number, no channel. The same
+//! fold builds it live, after a crash and for a reader of the journal, so recovery is the ordinary path.
+
+mod decide;
+mod fold;
+
+use std::collections::BTreeMap;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::plan::Rules;
+use crate::event::{Ending, RunEvent};
+use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
+use crate::providers::ToolChoice;
+use crate::run::{RunStatus, Totals};
+
+pub use decide::ModelFault;
+pub use fold::FoldError;
+
+/// What is to be done next.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Step {
+    /// Journal the opening: system prompt and first messages.
+    Open,
+    /// Journal these facts, then ask again.
+    Record(Vec<RunEvent>),
+    /// Call the model, then journal its answer or [`State::model_failed`].
+    CallModel(ToolChoice),
+    /// Execute one tool call, then journal its result.
+    CallTool(PendingCall),
+    /// Validate a proposed output, then journal [`State::judged`].
+    Check(Proposal),
+    /// It is over.
+    Done,
+}
+
+/// A tool call that waits for its execution.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct PendingCall {
+    /// The call.
+    pub call: ToolCall,
+    /// 1-based.
+    pub attempt: u32,
+    /// 1-based, within the attempt.
+    pub iteration: u32,
+    /// 0-based, within the response.
+    pub index: u32,
+}
+
+/// A proposed output.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Proposal {
+    /// The proposing call; none where a single shot's text is the proposal.
+    pub call_id: Option<Uuid>,
+    /// What was proposed; the raw text where it is not JSON.
+    pub output: Value,
+    /// Why the proposal is not JSON, if it is not.
+    pub malformed: Option<String>,
+}
+
+/// A response whose calls are being answered.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct OpenTurn {
+    message: AssistantMessage,
+    cut_off: bool,
+    answers: BTreeMap<Uuid, ToolResult>,
+    /// Dispatched calls that must not be repeated. Met without an answer only after a crash.
+    dispatched_once: Vec<Uuid>,
+    proposal: Option<Proposal>,
+}
+
+impl OpenTurn {
+    /// The first call that nobody has answered, with its place.
+    fn open_call(&self) -> Option<(usize, &ToolCall)> {
+        self.message.tool_calls.iter().enumerate().find(|(_, call)| !self.is_answered(call))
+    }
+
+    fn is_answered(&self, call: &ToolCall) -> bool {
+        self.answers.contains_key(&call.id)
+    }
+}
+
+/// Where the run stands between two events.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Phase {
+    /// Nothing happened yet.
+    Opening,
+    /// The next attempt is due.
+    BetweenAttempts,
+    /// The next iteration is due.
+    BetweenIterations,
+    /// A model call is due or under way.
+    Calling,
+    /// Tool calls are being answered, or the proposal among them validated.
+    Acting(OpenTurn),
+    /// The model answered in text.
+    Answered { message: AssistantMessage, finish_reason: FinishReason },
+    /// It is over.
+    Ended { ending: Ending, at: DateTime<Utc> },
+}
+
+/// Everything that the loop knows of one run.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct State {
+    rules: Rules,
+    conversation: Conversation,
+    totals: Totals,
+    last_seq: i64,
+    started_at: Option<DateTime<Utc>>,
+    single_shot: bool,
+    attempt: u32,
+    iteration: u32,
+    failures_in_a_row: u32,
+    confirmed: bool,
+    /// The beginning of an answer that was cut off, while its rest is asked for.
+    unfinished: Option<String>,
+    cancel: Option<Option<String>>,
+    raw_response: String,
+    phase: Phase,
+}
+
+impl State {
+    /// A run to which nothing has happened.
+    pub fn new(rules: Rules) -> Self {
+        Self {
+            rules,
+            conversation: Conversation::default(),
+            totals: Totals::default(),
+            last_seq: 0,
+            started_at: None,
+            single_shot: false,
+            attempt: 0,
+            iteration: 0,
+            failures_in_a_row: 0,
+            confirmed: false,
+            unfinished: None,
+            cancel: None,
+            raw_response: String::new(),
+            phase: Phase::Opening,
+        }
+    }
+
+    /// What the model has seen and said; complete turns only.
+    pub fn conversation(&self) -> &Conversation {
+        &self.conversation
+    }
+
+    /// What was consumed so far.
+    pub fn totals(&self) -> &Totals {
+        &self.totals
+    }
+
+    /// The number of the last event; 0 before the first.
+    pub fn last_seq(&self) -> i64 {
+        self.last_seq
+    }
+
+    /// When `run.started` happened.
+    pub fn started_at(&self) -> Option<DateTime<Utc>> {
+        self.started_at
+    }
+
+    /// The attempt under way, 1-based; 0 before the first.
+    pub fn attempt(&self) -> u32 {
+        self.attempt
+    }
+
+    /// The iteration within the attempt, 1-based; 0 before the first.
+    pub fn iteration(&self) -> u32 {
+        self.iteration
+    }
+
+    /// The number of the next model call within the run, failed tries included.
+    pub fn model_step(&self) -> u32 {
+        self.totals.iterations + self.totals.retries + 1
+    }
+
+    /// Whether cancelling has been asked for.
+    pub fn is_cancel_requested(&self) -> bool {
+        self.cancel.is_some()
+    }
+
+    /// How and when it ended, once it has.
+    pub fn ending(&self) -> Option<(&Ending, DateTime<Utc>)> {
+        match &self.phase {
+            Phase::Ended { ending, at } => Some((ending, *at)),
+            _ => None,
+        }
+    }
+
+    /// Queued before it starts, then running, then the terminal status.
+    pub fn status(&self) -> RunStatus {
+        match &self.phase {
+            Phase::Opening => RunStatus::Queued,
+            Phase::Ended { ending, .. } => ending.outcome.status(),
+            _ => RunStatus::Running,
+        }
+    }
+
+    /// When the wall-clock limit strikes.
+    pub fn deadline(&self) -> Option<DateTime<Utc>> {
+        let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
+        self.started_at?.checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)
+    }
+
+    /// Milliseconds from the start.
+    pub fn elapsed_ms(&self, now: DateTime<Utc>) -> u64 {
+        self.started_at.map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
+    }
+
+    fn output_tool(&self) -> &str {
+        match &self.rules.contract {
+            super::Contract::Structured { tool } => tool,
+            super::Contract::Text { .. } => "",
+        }
+    }
+
+    fn has_tool_calls_left(&self, turn: &OpenTurn, index: usize) -> bool {
+        let earlier = turn.message.tool_calls[..index].iter().filter(|c| c.target == CallTarget::Tool).count();
+        earlier < self.rules.limits.max_tool_calls_per_iteration as usize
+    }
+}

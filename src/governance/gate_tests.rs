@@ -1,0 +1,290 @@
+//! The gate's rules as tables: one row is one case.
+
+use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
+use crate::run::{Autonomy, Effect};
+use Decision::{Allowed, Blocked, Escalated};
+use Effect::{Idempotent, Once, Read};
+use ToolPolicy::{Allow, Ask, Deny};
+
+/// Everything is allowed, so that a table shows what its own rule says.
+fn permissive() -> Policy {
+    Policy { autonomy: Autonomy::Full, read: vec!["./**".into()], write: vec!["./**".into()], ..Policy::default() }
+}
+
+/// `r path` reads, `w path` writes, `x path` writes and loses what is there, `c name` calls.
+fn action(text: &str) -> Action {
+    let (kind, name) = text.split_once(' ').unwrap();
+    let (what, effect) = match kind {
+        "r" => (ActionKind::Read(name.into()), Read),
+        "w" | "x" => (ActionKind::Write(name.into()), Once),
+        "c" => (ActionKind::Call(name.into()), Once),
+        other => panic!("unknown action {other}"),
+    };
+    Action { what, effect, destructive: kind == "x" }
+}
+
+/// Decision, rule and reason of a call of `file_ops` that does `actions`.
+fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (Decision, &'static str, String) {
+    let scopes: Vec<String> = scopes.iter().map(ToString::to_string).collect();
+    let actions = actions.iter().map(|a| action(a)).collect();
+    match Gate::new(policy).unwrap().judge(&scopes, Call { tool, effect: Once, actions }) {
+        Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason.unwrap_or_default()),
+        Verdict::Stop { decision, rule, reason } => (decision, rule, reason),
+    }
+}
+
+#[test]
+fn tool_policies_go_by_name_and_the_strictest_match_wins() {
+    #[rustfmt::skip]
+    let table: [(&[(&str, ToolPolicy)], &str, Decision); 15] = [
+        (&[],                                              "file_ops",      Allowed),
+        (&[("file_ops", Allow)],                           "file_ops",      Allowed),
+        (&[("file_ops", Ask)],                             "file_ops",      Escalated),
+        (&[("file_ops", Deny)],                            "file_ops",      Blocked),
+        (&[("file_ops", Deny)],                            "file_ops2",     Allowed),
+        (&[("file_ops", Deny)],                            "FILE_OPS",      Allowed),
+        (&[("shell", Deny)],                               "file_ops",      Allowed),
+        (&[("*", Deny)],                                   "file_ops",      Blocked),
+        (&[("*", Deny), ("file_ops", Allow)],              "file_ops",      Blocked),
+        (&[("file_*", Ask), ("file_ops", Allow)],          "file_ops",      Escalated),
+        (&[("file_ops", Deny), ("file_*", Ask)],           "file_ops",      Blocked),
+        (&[("mcp:time/*", Deny)],                          "mcp:time/now",  Blocked),
+        (&[("mcp:time/*", Deny)],                          "mcp:timex/now", Allowed),
+        (&[("mcp:*", Deny)],                               "mcp:time/now",  Blocked),
+        (&[("*", Deny)],                                   "mcp:time/now",  Blocked),
+    ];
+    for (policies, tool, expected) in table {
+        let tool_policies = policies.iter().map(|(glob, policy)| ((*glob).to_owned(), *policy)).collect();
+        let (decision, rule, _) = judged(&Policy { tool_policies, ..permissive() }, &["tools:execute"], tool, &["r a"]);
+        assert_eq!(decision, expected, "{policies:?} on {tool}");
+        assert_eq!(rule == "tool_policy", expected != Allowed, "{policies:?} on {tool}");
+    }
+}
+
+#[test]
+fn autonomy_bounds_what_is_done_unasked() {
+    use Autonomy::{Full, ReadOnly, Supervised};
+    #[rustfmt::skip]
+    let table: [(Autonomy, &[&str], Decision); 15] = [
+        (ReadOnly,   &["r a"],          Allowed),
+        (ReadOnly,   &["r a", "r b"],   Allowed),
+        (ReadOnly,   &["w a"],          Blocked),
+        (ReadOnly,   &["x a"],          Blocked),
+        (ReadOnly,   &["r a", "w a"],   Blocked),
+        (ReadOnly,   &["c clock"],      Blocked),
+        (ReadOnly,   &[],               Blocked),
+        (Supervised, &["r a"],          Allowed),
+        (Supervised, &["w a"],          Allowed),
+        (Supervised, &["x a"],          Escalated),
+        (Supervised, &["w a", "x b"],   Escalated),
+        (Supervised, &[],               Allowed),
+        (Full,       &["r a"],          Allowed),
+        (Full,       &["w a", "x b"],   Allowed),
+        (Full,       &[],               Allowed),
+    ];
+    for (autonomy, actions, expected) in table {
+        let (decision, rule, _) = judged(&Policy { autonomy, ..permissive() }, &["admin"], "file_ops", actions);
+        assert_eq!(decision, expected, "{autonomy:?} {actions:?}");
+        assert_eq!(rule == "autonomy", expected != Allowed, "{autonomy:?} {actions:?}");
+    }
+}
+
+#[test]
+fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwise() {
+    let policy = Policy { autonomy: Autonomy::ReadOnly, ..permissive() };
+    let gate = Gate::new(&policy).unwrap();
+    let scopes = ["admin".to_owned()];
+    let mkdir = Action { what: ActionKind::Write("a".into()), effect: Idempotent, destructive: false };
+    let odd = Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true };
+    for (effect, actions, passes) in [
+        (Read, vec![], true),
+        (Idempotent, vec![], false),
+        (Read, vec![mkdir], false),
+        (Read, vec![odd], false),
+        (Once, vec![action("r a")], true),
+    ] {
+        let verdict = gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone() });
+        assert_eq!(matches!(verdict, Verdict::Pass { .. }), passes, "{effect:?} {actions:?}");
+    }
+}
+
+#[test]
+fn a_scope_for_tools_is_needed() {
+    #[rustfmt::skip]
+    let table: [(&[&str], &str, Decision); 11] = [
+        (&["tools:execute"],                  "file_ops",     Allowed),
+        (&["admin"],                          "file_ops",     Allowed),
+        (&["tools:file_ops"],                 "file_ops",     Allowed),
+        (&["agents:invoke", "tools:execute"], "file_ops",     Allowed),
+        (&["tools:mcp:time/now"],             "mcp:time/now", Allowed),
+        (&[],                                 "file_ops",     Blocked),
+        (&["agents:invoke"],                  "file_ops",     Blocked),
+        (&["tools:shell"],                    "file_ops",     Blocked),
+        (&["tools:file_op"],                  "file_ops",     Blocked),
+        (&["tools:*"],                        "file_ops",     Blocked),
+        (&["file_ops"],                       "file_ops",     Blocked),
+    ];
+    for (scopes, tool, expected) in table {
+        let (decision, rule, _) = judged(&permissive(), scopes, tool, &["r a"]);
+        assert_eq!(decision, expected, "{scopes:?} on {tool}");
+        assert_eq!(rule == "scope", expected != Allowed, "{scopes:?} on {tool}");
+    }
+}
+
+#[test]
+fn paths_need_a_glob_and_deny_beats_all() {
+    // read globs, write globs, deny globs, action, decision
+    type Row = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
+    #[rustfmt::skip]
+    let table: [Row; 53] = [
+        // everything
+        (&["./**"],        &[],            &[],              "r a.txt",           Allowed),
+        (&["./**"],        &[],            &[],              "r a/b/c.txt",       Allowed),
+        (&["./**"],        &[],            &[],              "r .hidden/x",       Allowed),
+        (&["./**"],        &[],            &[],              "r .",               Allowed),
+        (&["**"],          &[],            &[],              "r a/b",             Allowed),
+        // nothing is the default
+        (&[],              &[],            &[],              "r a.txt",           Blocked),
+        (&["./**"],        &[],            &[],              "w a.txt",           Blocked),
+        (&["./**"],        &[],            &[],              "x a.txt",           Blocked),
+        (&[],              &["./**"],      &[],              "r a.txt",           Blocked),
+        (&[],              &["./**"],      &[],              "w a.txt",           Allowed),
+        // one directory
+        (&["./**"],        &["./out/**"],  &[],              "w out/a.txt",       Allowed),
+        (&["./**"],        &["./out/**"],  &[],              "w out/a/b.txt",     Allowed),
+        (&["./**"],        &["./out/**"],  &[],              "w out",             Allowed),
+        (&["./**"],        &["./out/**"],  &[],              "w outer/a.txt",     Blocked),
+        (&["./**"],        &["./out/**"],  &[],              "w out.txt",         Blocked),
+        (&["./**"],        &["./out/**"],  &[],              "w a/out/b.txt",     Blocked),
+        (&["./**"],        &["./out/**"],  &[],              "w .",               Blocked),
+        (&["./**"],        &["out/"],      &[],              "w out/a.txt",       Allowed),
+        (&["./**"],        &["out/"],      &[],              "w out",             Allowed),
+        (&["./**"],        &["././out/**"], &[],             "w out/a",           Allowed),
+        // one level, one name, one kind
+        (&["docs/*"],      &[],            &[],              "r docs/a.md",       Allowed),
+        (&["docs/*"],      &[],            &[],              "r docs/a/b.md",     Blocked),
+        (&["docs/*"],      &[],            &[],              "r docs",            Blocked),
+        (&["./docs"],      &[],            &[],              "r docs",            Allowed),
+        (&["./docs"],      &[],            &[],              "r docs/a.md",       Blocked),
+        (&["."],           &[],            &[],              "r .",               Allowed),
+        (&["."],           &[],            &[],              "r a",               Blocked),
+        (&["**/*.md"],     &[],            &[],              "r a.md",            Allowed),
+        (&["**/*.md"],     &[],            &[],              "r a/b/c.md",        Allowed),
+        (&["**/*.md"],     &[],            &[],              "r a.txt",           Blocked),
+        (&["*.md"],        &[],            &[],              "r a/b.md",          Blocked),
+        (&["a?.txt"],      &[],            &[],              "r ab.txt",          Allowed),
+        (&["{a,b}/**"],    &[],            &[],              "r b/c",             Allowed),
+        (&["A/**"],        &[],            &[],              "r a/b",             Blocked),
+        (&["a/**", "b"],   &[],            &[],              "r b",               Allowed),
+        // deny
+        (&["./**"],        &["./**"],      &["**/.env"],     "r .env",            Blocked),
+        (&["./**"],        &["./**"],      &["**/.env"],     "r a/b/.env",        Blocked),
+        (&["./**"],        &["./**"],      &["**/.env"],     "w .env",            Blocked),
+        (&["./**"],        &["./**"],      &["**/.env"],     "r .env.example",    Allowed),
+        (&["./**"],        &["./**"],      &["**/.env"],     "r my.env",          Allowed),
+        (&["./**"],        &["./**"],      &["**/.env"],     "r .env/nested",     Blocked),
+        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .git/config",     Blocked),
+        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .git",            Blocked),
+        (&["./**"],        &["./**"],      &["**/.git/**"],  "r sub/.git/HEAD",   Blocked),
+        (&["./**"],        &["./**"],      &["**/.git/**"],  "r sub/.git",        Blocked),
+        (&["./**"],        &["./**"],      &["**/.git/**"],  "r .gitignore",      Allowed),
+        (&["./**"],        &["./**"],      &["secrets"],     "r secrets/deep/a",  Blocked),
+        (&["./**"],        &["./**"],      &["secrets"],     "r a/secrets",       Allowed),
+        (&["a/.env"],      &["./**"],      &["./**/.env"],   "r a/.env",          Blocked),
+        (&["./**"],        &["./**"],      &["./**"],        "r a",               Blocked),
+        // a path that is not normalised is denied, whatever the globs say
+        (&["./**"],        &["./**"],      &[],              "r ../a",            Blocked),
+        (&["./**"],        &["./**"],      &[],              "r /etc/passwd",     Blocked),
+        (&["./**"],        &["./**"],      &[],              "w a//b",            Blocked),
+    ];
+    let owned = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
+    for (read, write, deny, action, expected) in table {
+        let policy = Policy { read: owned(read), write: owned(write), deny: owned(deny), ..permissive() };
+        let (decision, rule, reason) = judged(&policy, &["admin"], "file_ops", &[action]);
+        assert_eq!(decision, expected, "read {read:?} write {write:?} deny {deny:?}: {action}: {reason}");
+        assert_eq!(rule == "path", expected != Allowed, "{action}");
+    }
+}
+
+#[test]
+fn every_action_of_a_call_must_pass() {
+    let policy = Policy { write: vec!["out/**".into()], ..permissive() };
+    let (decision, rule, reason) = judged(&policy, &["admin"], "file_ops", &["r src/a", "w out/a", "w src/a"]);
+    assert_eq!((decision, rule), (Blocked, "path"));
+    assert!(reason.contains("\"src/a\""), "{reason}");
+}
+
+#[test]
+fn the_strictest_decision_wins_and_the_first_rule_among_equals() {
+    let ask = vec![("file_ops".to_owned(), Ask)];
+    let deny = vec![("file_ops".to_owned(), Deny)];
+    #[rustfmt::skip]
+    let table = [
+        // asked by two rules, blocked by none
+        (Policy { tool_policies: ask.clone(), autonomy: Autonomy::Supervised, ..permissive() },  &["admin"][..], (Escalated, "tool_policy")),
+        // a later block beats an earlier question
+        (Policy { tool_policies: ask.clone(), write: vec![], ..permissive() },                   &["admin"][..], (Blocked, "path")),
+        (Policy { autonomy: Autonomy::Supervised, ..permissive() },                              &[][..],        (Blocked, "scope")),
+        // blocked by all
+        (Policy { tool_policies: deny, autonomy: Autonomy::ReadOnly, ..Policy::default() },      &[][..],        (Blocked, "tool_policy")),
+        (Policy { autonomy: Autonomy::ReadOnly, ..Policy::default() },                           &[][..],        (Blocked, "autonomy")),
+    ];
+    for (policy, scopes, expected) in table {
+        let (decision, rule, _) = judged(&policy, scopes, "file_ops", &["x a"]);
+        assert_eq!((decision, rule), expected, "{policy:?}");
+    }
+}
+
+#[test]
+fn reasons_are_sentences_that_name_the_rule() {
+    let policy = Policy { write: vec!["./out/**".into(), "tmp".into()], deny: vec!["**/.env".into()], ..permissive() };
+    let reason = |policy: &Policy, scopes: &[&str], action: &str| judged(policy, scopes, "file_ops", &[action]).2;
+    insta::assert_snapshot!(
+        [
+            reason(&policy, &["admin"], "w src/a"),
+            reason(&policy, &["admin"], "r .env"),
+            reason(&policy, &["agents:invoke"], "r a"),
+            reason(&policy, &["admin"], "r a/../b"),
+            reason(&Policy { autonomy: Autonomy::ReadOnly, ..permissive() }, &["admin"], "w a"),
+            reason(&Policy { autonomy: Autonomy::Supervised, ..permissive() }, &["admin"], "x a"),
+            reason(&Policy { tool_policies: vec![("file_*".into(), Ask)], ..permissive() }, &["admin"], "r a"),
+        ]
+        .join("\n"),
+        @r#"
+    Blocked by the path rule: "src/a" may not be written; what may be written is ./out/** and tmp.
+    Blocked by the path rule: ".env" may not be read, it is denied by **/.env; choose another path.
+    Blocked by the scope rule: whoever started this run holds neither the scope tools:execute nor tools:file_ops; answer without this tool.
+    Blocked by the path rule: it cannot decide: "a/../b" is not a normalised path.
+    Blocked by the autonomy rule: this agent is read-only and may not write, move or delete "a".
+    The autonomy rule asks for an approval: to write, move or delete "a" would lose what exists there.
+    The tool_policy rule asks for an approval: the policy for file_* asks before every call of file_ops; do without it.
+    "#
+    );
+}
+
+#[test]
+fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
+    let policy = Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
+    let verdict = Gate::new(&policy)
+        .unwrap()
+        .judge(&["admin".to_owned()], Call { tool: "file_ops", effect: Once, actions: vec![action("r src")] });
+    let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
+    assert_eq!((decision, rule, reason), (Allowed, "none", None));
+    assert_eq!(permit.actions(), [action("r src")]);
+    assert!(!permit.allows_destruction());
+    let shown = ["src/a", "src/keys", "src/keys/a", "other"].map(|path| permit.may_read(path));
+    assert_eq!(shown, [true, false, false, false]);
+    let entered = ["src/a", "src/keys", "other"].map(|path| permit.may_enter(path));
+    assert_eq!(entered, [true, false, true]);
+}
+
+#[test]
+fn a_pattern_that_means_nothing_is_refused() {
+    let with = |read: &str| Gate::new(&Policy { read: vec![read.into()], ..Policy::default() }).err();
+    for pattern in ["", "/etc/**", ".//etc", "../**", "a/../b", "a[", "{a"] {
+        let error: PolicyError = with(pattern).unwrap_or_else(|| panic!("{pattern:?} was accepted"));
+        assert_eq!((error.setting, error.pattern.as_str()), ("paths.read", pattern));
+    }
+    let tools = Policy { tool_policies: vec![("a[".into(), Deny)], ..Policy::default() };
+    assert_eq!(Gate::new(&tools).err().map(|e| e.setting), Some("tool_policies"));
+}

@@ -1,0 +1,129 @@
+//! Rule 7: which paths of the workspace may be read and written.
+//!
+//! `deny` beats everything and covers what lies beneath a denied directory. Reading needs a `read` glob,
+//! writing a `write` glob; an empty list permits nothing. Paths arrive resolved and normalised, relative
+//! to the workspace (`.` is its root); one that is not is a fault of the tool and is denied. The rule
+//! matches names and never looks at a disk.
+
+use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
+
+use super::gate::{PolicyError, Question, Ruling};
+use super::{ActionKind, Decision};
+
+/// The compiled lists.
+#[derive(Debug)]
+pub(super) struct PathRules {
+    read: Patterns,
+    write: Patterns,
+    deny: Patterns,
+}
+
+/// A list of globs; `patterns` as the operator wrote them, `set` with one or two globs for each.
+#[derive(Debug)]
+struct Patterns {
+    written: Vec<String>,
+    set: GlobSet,
+    /// Index into `written` for each glob of `set`.
+    origin: Vec<usize>,
+}
+
+impl PathRules {
+    pub(super) fn new(read: &[String], write: &[String], deny: &[String]) -> Result<Self, PolicyError> {
+        Ok(Self {
+            read: Patterns::new("paths.read", read)?,
+            write: Patterns::new("paths.write", write)?,
+            deny: Patterns::new("paths.deny", deny)?,
+        })
+    }
+
+    /// The pattern that denies the path or a directory above it.
+    pub(super) fn denied_by(&self, path: &str) -> Option<&str> {
+        if self.deny.written.is_empty() {
+            return None;
+        }
+        let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+        above.chain([path]).find_map(|path| self.deny.matching(path))
+    }
+
+    pub(super) fn may_read(&self, path: &str) -> bool {
+        self.read.matching(path).is_some() && self.denied_by(path).is_none()
+    }
+}
+
+impl Patterns {
+    fn new(setting: &'static str, written: &[String]) -> Result<Self, PolicyError> {
+        let mut set = GlobSetBuilder::new();
+        let mut origin = Vec::new();
+        for (index, pattern) in written.iter().enumerate() {
+            let wrong = |message: String| PolicyError { setting, pattern: pattern.clone(), message };
+            for glob in globs(pattern).map_err(|message| wrong(message.to_owned()))? {
+                let compiled = GlobBuilder::new(&glob).literal_separator(true).build();
+                set.add(compiled.map_err(|e| wrong(format!("is not a glob: {}", e.kind())))?);
+                origin.push(index);
+            }
+        }
+        let wrong = |error: globset::Error| PolicyError { setting, pattern: String::new(), message: error.to_string() };
+        Ok(Self { written: written.to_vec(), set: set.build().map_err(wrong)?, origin })
+    }
+
+    fn matching(&self, path: &str) -> Option<&str> {
+        let path = if path == "." { "" } else { path };
+        let first = *self.set.matches(path).first()?;
+        self.origin.get(first).and_then(|&index| self.written.get(index)).map(String::as_str)
+    }
+
+    /// For a reason: what would have been fine.
+    fn listed(&self) -> String {
+        match self.written.as_slice() {
+            [] => "nothing".to_owned(),
+            [some @ .., last] if some.is_empty() => last.clone(),
+            [some @ .., last] => format!("{} and {last}", some.join(", ")),
+        }
+    }
+}
+
+/// The globs that a written pattern stands for. `dir/**`, and `dir/` for short, include `dir` itself.
+fn globs(pattern: &str) -> Result<Vec<String>, &'static str> {
+    let mut relative = pattern;
+    while let Some(rest) = relative.strip_prefix("./") {
+        relative = rest;
+    }
+    if pattern.is_empty() {
+        return Err("is empty");
+    }
+    if relative.starts_with('/') {
+        return Err("is absolute, but paths are relative to the workspace");
+    }
+    if relative.split('/').any(|part| part == "..") {
+        return Err("has a `..`, but no path has one");
+    }
+    let tree = relative.strip_suffix("/**").or_else(|| relative.strip_suffix('/'));
+    Ok(match (relative, tree) {
+        ("" | ".", _) => vec![String::new()],
+        (_, Some(dir)) => vec![dir.to_owned(), format!("{dir}/**")],
+        _ => vec![relative.to_owned()],
+    })
+}
+
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
+    let rules = &question.policy.paths;
+    for action in &question.call.actions {
+        let (verb, path, allowed) = match &action.what {
+            ActionKind::Read(path) => ("read", path, &rules.read),
+            ActionKind::Write(path) => ("written", path, &rules.write),
+            ActionKind::Call(_) => continue,
+        };
+        if path != "." && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
+            return Ruling::Undecided(format!("{path:?} is not a normalised path"));
+        }
+        let reason = if let Some(pattern) = rules.denied_by(path) {
+            format!("{path:?} may not be {verb}, it is denied by {pattern}; choose another path")
+        } else if allowed.matching(path).is_none() {
+            format!("{path:?} may not be {verb}; what may be {verb} is {}", allowed.listed())
+        } else {
+            continue;
+        };
+        return Ruling::Objection(Decision::Blocked, reason);
+    }
+    Ruling::NoObjection
+}

@@ -1,0 +1,39 @@
+//! Rule 1: what the definition says of a tool by name: deny, ask or allow.
+//!
+//! `allow` is not a grant, only the absence of an objection: the other rules still judge.
+
+use globset::{Glob, GlobMatcher};
+
+use super::gate::{PolicyError, Question, Ruling};
+use super::{Decision, ToolPolicy};
+
+/// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no tool.
+pub(super) struct ToolPolicies(Vec<(GlobMatcher, ToolPolicy)>);
+
+impl ToolPolicies {
+    pub(super) fn new(policies: &[(String, ToolPolicy)]) -> Result<Self, PolicyError> {
+        let compile = |(pattern, policy): &(String, ToolPolicy)| match Glob::new(pattern) {
+            Ok(glob) => Ok((glob.compile_matcher(), *policy)),
+            Err(error) => Err(PolicyError {
+                setting: "tool_policies",
+                pattern: pattern.clone(),
+                message: format!("is not a glob: {}", error.kind()),
+            }),
+        };
+        policies.iter().map(compile).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
+    let tool = question.call.tool;
+    let matching = question.policy.tools.0.iter().filter(|(glob, _)| glob.is_match(tool));
+    let objections = matching.filter_map(|(glob, policy)| match policy {
+        ToolPolicy::Allow => None,
+        ToolPolicy::Ask => Some((Decision::Escalated, glob, "asks before")),
+        ToolPolicy::Deny => Some((Decision::Blocked, glob, "denies")),
+    });
+    objections.max_by_key(|(decision, ..)| *decision).map_or(Ruling::NoObjection, |(decision, glob, verb)| {
+        let reason = format!("the policy for {} {verb} every call of {tool}; do without it", glob.glob());
+        Ruling::Objection(decision, reason)
+    })
+}

@@ -1,0 +1,214 @@
+//! What a refused or broken model call means: its kind, the wait it asks for, a message fit to keep.
+//!
+//! One table for every provider that answers with HTTP statuses, and for scenarios that pretend to.
+//! Messages come from outside: they are capped, and secrets that a provider echoes are taken out.
+//! Whether and when to try again is the router's decision.
+
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use http::HeaderMap;
+use secrecy::{ExposeSecret, SecretString};
+use serde_json::Value;
+
+use super::FailureKind;
+
+/// Longest message that is kept, in bytes.
+const MESSAGE_CAP: usize = 1024;
+
+/// Phrases by which servers without an error code say that the input is too long.
+const CONTEXT_PHRASES: [&str; 7] = [
+    "maximum context length",
+    "context window",
+    "exceeds the available context size",
+    "exceeds the context length",
+    "exceed context length",
+    "longer than the maximum model length",
+    "prompt is too long",
+];
+
+/// Phrases by which a 429 says that waiting will not help.
+const QUOTA_PHRASES: [&str; 4] = ["exceeded your current quota", "spend limit", "spending limit", "credit balance"];
+
+/// What an error body says, in whichever of the usual shapes.
+#[derive(Debug, Default, PartialEq, Eq)]
+pub(super) struct Reported {
+    /// The provider's code, or the type where it has no code.
+    pub(super) code: Option<String>,
+    /// A status that the body itself carries.
+    pub(super) status: Option<u16>,
+    /// The message; empty where there is none.
+    pub(super) message: String,
+}
+
+/// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail": …}`
+/// and, failing all, the text itself.
+pub(super) fn read_body(body: &[u8]) -> Reported {
+    let Ok(value) = serde_json::from_slice::<Value>(body) else {
+        return Reported { message: String::from_utf8_lossy(body).trim().to_owned(), ..Reported::default() };
+    };
+    let error = value.get("error").filter(|e| !e.is_null()).unwrap_or(&value);
+    let code = error.get("code");
+    let message = error.as_str().or_else(|| error.get("message")?.as_str()).map(str::to_owned);
+    Reported {
+        code: code.and_then(Value::as_str).or_else(|| error.get("type")?.as_str()).map(str::to_owned),
+        status: code.and_then(Value::as_u64).and_then(|c| u16::try_from(c).ok()).filter(|c| (400..600).contains(c)),
+        message: message.or_else(|| Some(value.get("detail")?.to_string())).unwrap_or_default(),
+    }
+}
+
+/// The kind of a failure from its status, the provider's code and, for servers without codes, its words.
+pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> FailureKind {
+    match code {
+        Some("context_length_exceeded" | "exceed_context_size_error") => return FailureKind::ContextLength,
+        Some("content_filter" | "content_policy_violation" | "ResponsibleAIPolicyViolation") => {
+            return FailureKind::ContentFilter;
+        }
+        Some(
+            "insufficient_quota"
+            | "billing_hard_limit_reached"
+            | "billing_not_active"
+            | "billing_error"
+            | "quota_exceeded",
+        ) => return FailureKind::QuotaExhausted,
+        Some("model_not_found") => return FailureKind::NotFound,
+        _ => {}
+    }
+    let says = |phrases: &[&str]| {
+        let message = message.to_ascii_lowercase();
+        phrases.iter().any(|phrase| message.contains(phrase))
+    };
+    match status {
+        400 | 413 | 422 | 500 if says(&CONTEXT_PHRASES) => FailureKind::ContextLength,
+        429 if says(&QUOTA_PHRASES) => FailureKind::QuotaExhausted,
+        429 => FailureKind::RateLimited,
+        402 => FailureKind::QuotaExhausted,
+        401 | 403 => FailureKind::Unauthorized,
+        404 => FailureKind::NotFound,
+        408 | 409 | 425 | 500.. => FailureKind::Transient,
+        _ => FailureKind::BadRequest,
+    }
+}
+
+/// The wait that a server asks for: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP date.
+/// Garbage, negative waits and dates in the past are no wish at all.
+pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
+    let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
+    let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero());
+    if let Some(wait) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()).and_then(|ms| duration(ms / 1e3)) {
+        return Some(wait);
+    }
+    let wish = text("retry-after")?;
+    match wish.parse::<f64>() {
+        Ok(seconds) => duration(seconds),
+        Err(_) => (DateTime::parse_from_rfc2822(wish).ok()?.to_utc() - now).to_std().ok().filter(|w| !w.is_zero()),
+    }
+}
+
+/// A message fit to keep: without our secrets, without NUL, capped.
+pub(super) fn presentable(message: &str, secrets: &[SecretString]) -> String {
+    let mut message = message.replace('\0', "");
+    for secret in secrets.iter().map(ExposeSecret::expose_secret).filter(|s| !s.is_empty()) {
+        if message.contains(secret) {
+            message = message.replace(secret, "[redacted]");
+        }
+    }
+    message.truncate(message.floor_char_boundary(MESSAGE_CAP));
+    message
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use FailureKind::{
+        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient, Unauthorized,
+    };
+
+    #[test]
+    fn every_refusal_has_its_kind() {
+        let table: &[(u16, Option<&str>, &str, FailureKind)] = &[
+            (400, None, "bad", BadRequest),
+            (302, None, "moved", BadRequest),
+            (422, Some("invalid_request_error"), "bad", BadRequest),
+            (413, None, "body too large", BadRequest),
+            (401, Some("invalid_api_key"), "", Unauthorized),
+            (403, None, "", Unauthorized),
+            (402, None, "", QuotaExhausted),
+            (404, None, "", NotFound),
+            (400, Some("model_not_found"), "", NotFound),
+            (408, None, "", Transient),
+            (409, None, "", Transient),
+            (425, None, "", Transient),
+            (500, None, "", Transient),
+            (503, Some("overloaded"), "", Transient),
+            (529, None, "", Transient),
+            (429, Some("rate_limit_exceeded"), "Rate limit reached", RateLimited),
+            (429, None, "", RateLimited),
+            (429, Some("insufficient_quota"), "", QuotaExhausted),
+            (429, None, "You exceeded your current quota, please check your plan", QuotaExhausted),
+            (400, Some("context_length_exceeded"), "", ContextLength),
+            (400, Some("exceed_context_size_error"), "", ContextLength),
+            (400, None, "the request exceeds the available context size, try increasing it", ContextLength),
+            (400, None, "This model's maximum context length is 4096 tokens.", ContextLength),
+            (413, None, "prompt is too long: 210000 tokens", ContextLength),
+            (400, Some("content_filter"), "", ContentFilter),
+        ];
+        for (status, code, message, kind) in table {
+            assert_eq!(classify(*status, *code, message), *kind, "{status} {code:?} {message}");
+        }
+    }
+
+    #[test]
+    fn retry_after_is_read_in_every_form() {
+        let now = "2026-11-21T12:00:00Z".parse().unwrap();
+        let table: &[(&str, &str, Option<f64>)] = &[
+            ("retry-after", "2", Some(2.0)),
+            ("retry-after", " 1.5 ", Some(1.5)),
+            ("retry-after-ms", "250", Some(0.25)),
+            ("retry-after", "Sat, 21 Nov 2026 12:01:30 GMT", Some(90.0)),
+            ("retry-after", "Sat, 21 Nov 2026 11:00:00 GMT", None),
+            ("retry-after", "-3", None),
+            ("retry-after", "0", None),
+            ("retry-after", "soon", None),
+            ("retry-after", "NaN", None),
+            ("retry-after", "1e999", None),
+            ("retry-after", "", None),
+        ];
+        for (name, value, seconds) in table {
+            let headers = HeaderMap::from_iter([(name.parse().unwrap(), value.parse().unwrap())]);
+            let expected = seconds.map(Duration::from_secs_f64);
+            assert_eq!(retry_after(&headers, now), expected, "{name}: {value}");
+        }
+        let both = [("retry-after", "9"), ("retry-after-ms", "100")];
+        let both = both.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
+        assert_eq!(retry_after(&HeaderMap::from_iter(both), now), Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn error_bodies_are_read_in_every_shape() {
+        let table = [
+            (r#"{"error":{"message":"m","code":"c","type":"t"}}"#, "m", Some("c"), None),
+            (r#"{"error":{"message":"m","code":null,"type":"t"}}"#, "m", Some("t"), None),
+            (r#"{"error":{"message":"m","code":502}}"#, "m", None, Some(502)),
+            (r#"{"error":"model 'x' not found"}"#, "model 'x' not found", None, None),
+            (r#"{"object":"error","message":"m","type":"t","code":400}"#, "m", Some("t"), Some(400)),
+            (r#"{"detail":"Not Found"}"#, "\"Not Found\"", None, None),
+            ("<html>502</html>", "<html>502</html>", None, None),
+            ("", "", None, None),
+        ];
+        for (body, message, code, status) in table {
+            let expected = Reported { code: code.map(str::to_owned), status, message: message.to_owned() };
+            assert_eq!(read_body(body.as_bytes()), expected, "{body}");
+        }
+    }
+
+    #[test]
+    fn messages_are_capped_and_tell_no_secret() {
+        let secrets = [SecretString::from("sk-very-secret")];
+        assert_eq!(presentable("bad key sk-very-secret\0!", &secrets), "bad key [redacted]!");
+        let long = "é".repeat(2000);
+        assert_eq!(presentable(&long, &[]).len(), 1024);
+        let across_the_cap = "x".repeat(1020) + "sk-very-secret";
+        assert!(!presentable(&across_the_cap, &secrets).contains("sk-"));
+    }
+}

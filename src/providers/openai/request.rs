@@ -1,0 +1,241 @@
+//! A model request as the body of a Chat Completions call.
+//!
+//! Serialised from borrowed parts straight into bytes: a long conversation is never copied. Arguments
+//! go back exactly as the model wrote them, malformed or not; the API takes any string.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde::ser::{SerializeSeq, Serializer};
+use serde_json::Value;
+
+use crate::message::{ToolCall, Turn};
+use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    #[serde(serialize_with = "messages")]
+    messages: &'a ModelRequest<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<Tools<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<Choice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parallel_tool_calls: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_completion_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    response_format: Option<ResponseFormat<'a>>,
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum Message<'a> {
+    System {
+        content: &'a str,
+    },
+    User {
+        content: &'a str,
+    },
+    Assistant {
+        content: Option<&'a str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_calls: Option<Calls<'a>>,
+    },
+    Tool {
+        tool_call_id: &'a str,
+        content: &'a str,
+    },
+}
+
+/// `{"type": "function", "function": …}`, the shape of calls, offers and a named choice.
+#[derive(Serialize)]
+struct OfFunction<'a, F> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    r#type: &'static str,
+    function: F,
+}
+
+#[derive(Serialize)]
+struct Called<'a> {
+    name: Cow<'a, str>,
+    arguments: &'a str,
+}
+
+#[derive(Serialize)]
+struct Offered<'a> {
+    name: Cow<'a, str>,
+    description: &'a str,
+    parameters: &'a Value,
+}
+
+#[derive(Serialize)]
+struct Named<'a> {
+    name: Cow<'a, str>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Choice<'a> {
+    Mode(&'static str),
+    Tool(OfFunction<'a, Named<'a>>),
+}
+
+#[derive(Serialize)]
+struct ResponseFormat<'a> {
+    r#type: &'static str,
+    json_schema: JsonSchema<'a>,
+}
+
+#[derive(Serialize)]
+struct JsonSchema<'a> {
+    name: &'static str,
+    schema: &'a Value,
+    strict: bool,
+}
+
+struct Calls<'a> {
+    calls: &'a [ToolCall],
+    names: &'a WireNames,
+}
+
+struct Tools<'a> {
+    offers: &'a [ToolOffer],
+    names: &'a WireNames,
+}
+
+/// The request's JSON text.
+pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
+    let offered = !request.tools.is_empty();
+    serde_json::to_vec(&Body {
+        model: request.model,
+        messages: request,
+        tools: offered.then_some(Tools { offers: request.tools, names: request.names }),
+        tool_choice: offered.then(|| choice(request)),
+        parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
+        temperature: request.temperature,
+        max_completion_tokens: request.max_output_tokens,
+        response_format: request.output_schema.map(|schema| ResponseFormat {
+            r#type: "json_schema",
+            json_schema: JsonSchema { name: "output", schema, strict: qualifies_as_strict(schema) },
+        }),
+    })
+}
+
+fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<S::Ok, S::Error> {
+    let conversation = request.conversation;
+    let mut seq = serializer.serialize_seq(None)?;
+    if !conversation.system().is_empty() {
+        seq.serialize_element(&Message::System { content: conversation.system() })?;
+    }
+    for turn in conversation.turns() {
+        let turn = match turn {
+            Turn::User(content) => {
+                seq.serialize_element(&Message::User { content })?;
+                continue;
+            }
+            Turn::Assistant(turn) => turn,
+        };
+        let message = turn.message();
+        let calls = message.tool_calls.as_slice();
+        seq.serialize_element(&Message::Assistant {
+            content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
+            tool_calls: (!calls.is_empty()).then_some(Calls { calls, names: request.names }),
+        })?;
+        for (call, result) in calls.iter().zip(turn.results()) {
+            seq.serialize_element(&Message::Tool { tool_call_id: &call.provider_id, content: &result.content })?;
+        }
+    }
+    seq.end()
+}
+
+impl Serialize for Calls<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.calls.iter().map(|call| OfFunction {
+            id: Some(&call.provider_id),
+            r#type: "function",
+            function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
+        }))
+    }
+}
+
+impl Serialize for Tools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.offers.iter().map(|offer| OfFunction {
+            id: None,
+            r#type: "function",
+            function: Offered {
+                name: self.names.to_wire(&offer.name),
+                description: &offer.description,
+                parameters: &offer.input_schema,
+            },
+        }))
+    }
+}
+
+fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
+    match &request.tool_choice {
+        ToolChoice::Auto => Choice::Mode("auto"),
+        ToolChoice::None => Choice::Mode("none"),
+        ToolChoice::Required => Choice::Mode("required"),
+        ToolChoice::Tool(name) => Choice::Tool(OfFunction {
+            id: None,
+            r#type: "function",
+            function: Named { name: request.names.to_wire(name) },
+        }),
+    }
+}
+
+/// Whether a schema keeps to the subset that `strict: true` demands: only keywords that strict mode
+/// knows, every object closed, every property required.
+fn qualifies_as_strict(schema: &Value) -> bool {
+    fn strict(schema: &Value) -> bool {
+        let Value::Object(keywords) = schema else { return false };
+        keywords.iter().all(|(keyword, value)| match keyword.as_str() {
+            "type"
+            | "enum"
+            | "const"
+            | "description"
+            | "title"
+            | "$ref"
+            | "pattern"
+            | "format"
+            | "minimum"
+            | "maximum"
+            | "exclusiveMinimum"
+            | "exclusiveMaximum"
+            | "multipleOf"
+            | "minItems"
+            | "maxItems"
+            | "required"
+            | "additionalProperties" => true,
+            "items" => strict(value),
+            "anyOf" => value.as_array().is_some_and(|options| options.iter().all(strict)),
+            "properties" | "$defs" => value.as_object().is_some_and(|schemas| schemas.values().all(strict)),
+            _ => false,
+        }) && (!describes_objects(schema) || is_closed(schema))
+    }
+    fn describes_objects(schema: &Value) -> bool {
+        schema.get("properties").is_some()
+            || schema.get("type").is_some_and(|t| {
+                t == "object" || t.as_array().is_some_and(|types| types.iter().any(|each| each == "object"))
+            })
+    }
+    fn is_closed(schema: &Value) -> bool {
+        let required = schema.get("required").and_then(Value::as_array);
+        let properties = schema.get("properties").and_then(Value::as_object);
+        schema.get("additionalProperties") == Some(&Value::Bool(false))
+            && properties.is_none_or(|properties| {
+                properties.keys().all(|key| required.is_some_and(|names| names.iter().any(|name| name == key)))
+            })
+    }
+    schema.get("type").is_some_and(|t| t == "object") && strict(schema)
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,133 @@
+//! What goes over the wire, whole bodies at a time.
+
+use std::sync::Arc;
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::*;
+use crate::message::{AssistantMessage, CallTarget, Conversation, ToolResult};
+
+fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
+    ToolCall {
+        id: Uuid::from_u128(id),
+        provider_id: format!("call_{id}"),
+        name: name.into(),
+        arguments: arguments.into(),
+        target: CallTarget::Tool,
+    }
+}
+
+fn result(id: u128, content: &str) -> ToolResult {
+    ToolResult { call_id: Uuid::from_u128(id), content: content.into(), is_error: false }
+}
+
+fn sent(request: &ModelRequest<'_>) -> Value {
+    serde_json::from_slice(&body(request).unwrap()).unwrap()
+}
+
+fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
+    ModelRequest {
+        model: "m",
+        conversation,
+        tools: &[],
+        names,
+        tool_choice: ToolChoice::Required,
+        parallel_tool_calls: Some(false),
+        temperature: None,
+        max_output_tokens: None,
+        output_schema: None,
+        inputs: &Value::Null,
+        step: 1,
+    }
+}
+
+#[test]
+fn a_plain_question_holds_nothing_that_servers_could_refuse() {
+    let (conversation, names) = (Conversation::new("", "hello"), WireNames::default());
+    let expected = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]});
+    assert_eq!(sent(&plain(&conversation, &names)), expected);
+}
+
+#[test]
+fn a_history_with_calls_keeps_its_pairs_and_its_order() {
+    let mut conversation = Conversation::new("be kind", "hello");
+    let calls = vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
+    let asked = AssistantMessage { tool_calls: calls, ..AssistantMessage::default() };
+    conversation.push_turn(asked, vec![result(1, "noon"), result(2, "Error: Unknown tool")]).unwrap();
+    conversation.push_turn(AssistantMessage { text: "Noon.".into(), ..AssistantMessage::default() }, vec![]).unwrap();
+    conversation.push_turn(AssistantMessage::default(), vec![]).unwrap();
+    conversation.push_user("thanks");
+    let names = WireNames::new(["mcp:time/now"]);
+    let expected = json!([
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "hello"},
+        {"role": "assistant", "content": null, "tool_calls": [
+            {"id": "call_1", "type": "function", "function": {"name": "mcp__time__now", "arguments": "{\"tz\": \"UTC\"}"}},
+            {"id": "call_2", "type": "function", "function": {"name": "no_such_tool_", "arguments": "{\"broken"}},
+        ]},
+        {"role": "tool", "tool_call_id": "call_1", "content": "noon"},
+        {"role": "tool", "tool_call_id": "call_2", "content": "Error: Unknown tool"},
+        {"role": "assistant", "content": "Noon."},
+        {"role": "assistant", "content": ""},
+        {"role": "user", "content": "thanks"},
+    ]);
+    assert_eq!(sent(&plain(&conversation, &names))["messages"], expected);
+}
+
+#[test]
+fn tools_choice_and_sampling_are_passed_on() {
+    let (conversation, names) = (Conversation::new("", "hello"), WireNames::new(["mcp:time/now"]));
+    let schema = Arc::new(json!({"type": "object"}));
+    let tools = [ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }];
+    let mut request = ModelRequest {
+        tools: &tools,
+        temperature: Some(0.5),
+        max_output_tokens: Some(300),
+        ..plain(&conversation, &names)
+    };
+    let body = sent(&request);
+    let function = json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
+    assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
+    assert_eq!(body["temperature"], json!(0.5));
+    assert_eq!(body["max_completion_tokens"], json!(300));
+    assert_eq!(body["parallel_tool_calls"], json!(false));
+    let forced = json!({"type": "function", "function": {"name": "mcp__time__now"}});
+    let table = [
+        (ToolChoice::Auto, json!("auto")),
+        (ToolChoice::None, json!("none")),
+        (ToolChoice::Required, json!("required")),
+        (ToolChoice::Tool("mcp:time/now".into()), forced),
+    ];
+    for (choice, expected) in table {
+        request.tool_choice = choice;
+        assert_eq!(sent(&request)["tool_choice"], expected);
+    }
+}
+
+#[test]
+fn strict_is_asked_for_only_where_the_schema_qualifies() {
+    let closed = json!({"type": "object", "required": ["a"], "additionalProperties": false,
+        "properties": {"a": {"type": ["string", "null"], "description": "x"}}});
+    let nested = |inner: Value| {
+        json!({"type": "object", "required": ["a"], "additionalProperties": false,
+            "properties": {"a": {"type": "array", "items": inner}}})
+    };
+    let table = [
+        (closed.clone(), true),
+        (nested(closed.clone()), true),
+        (nested(json!({"type": "object"})), false),
+        (nested(json!({"type": "string", "minLength": 2})), false),
+        (json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "string"}}}), false),
+        (json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}), false),
+        (json!({"anyOf": [closed]}), false),
+        (json!(true), false),
+    ];
+    let (conversation, names) = (Conversation::new("", "hello"), WireNames::default());
+    for (schema, strict) in table {
+        let request = ModelRequest { output_schema: Some(&schema), ..plain(&conversation, &names) };
+        let expected = json!({"type": "json_schema",
+            "json_schema": {"name": "output", "schema": schema, "strict": strict}});
+        assert_eq!(sent(&request)["response_format"], expected);
+    }
+}

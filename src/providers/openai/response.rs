@@ -1,0 +1,232 @@
+//! A Chat Completions answer as a completion, from whichever compatible server it came.
+//!
+//! The presence of calls decides, not the finish reason. What servers leave out or repeat (call ids)
+//! is made up deterministically; what they send in odd shapes (content as parts, arguments as an
+//! object, no usage) is accepted. An answer without anything in it is a fault of transport.
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::message::{FinishReason, Usage};
+use crate::providers::failure::{self, Reported};
+use crate::providers::{Completion, RawToolCall};
+
+/// Why a 2xx answer is of no use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unusable {
+    /// It is not what the API answers.
+    Malformed(String),
+    /// It is an error that came with a success status.
+    Error(Reported),
+}
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(borrow)]
+    message: Option<Message<'a>>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    refusal: Option<String>,
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<Call<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct Call<'a> {
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function: Option<Function<'a>>,
+}
+
+#[derive(Deserialize)]
+struct Function<'a> {
+    name: Option<String>,
+    #[serde(borrow)]
+    arguments: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireUsage {
+    prompt_tokens: u64,
+    completion_tokens: u64,
+    prompt_tokens_details: Option<PromptDetails>,
+    completion_tokens_details: Option<CompletionDetails>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct PromptDetails {
+    cached_tokens: Option<u64>,
+    cache_write_tokens: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct CompletionDetails {
+    reasoning_tokens: Option<u64>,
+}
+
+/// Reads a whole answer. `step` makes up ids of calls that have none.
+pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
+    let answer: Answer = serde_json::from_slice(body)
+        .map_err(|error| Unusable::Malformed(format!("the answer is not a chat completion: {error}")))?;
+    let Some(choice) = answer.choices.and_then(|choices| choices.into_iter().next()) else {
+        return Err(match answer.error {
+            Some(_) => Unusable::Error(failure::read_body(body)),
+            None => Unusable::Malformed("empty choices: the answer has none".into()),
+        });
+    };
+    let Some(message) = choice.message else {
+        return Err(Unusable::Malformed("the first choice has no message".into()));
+    };
+    let tool_calls = tool_calls(message.tool_calls.unwrap_or_default(), step);
+    let content = message.content.map(text_of_content).transpose()?;
+    let refusal = message.refusal.filter(|text| !text.is_empty());
+    let finish_reason = finish_reason(choice.finish_reason.as_deref(), !tool_calls.is_empty(), refusal.is_some());
+    let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
+    if content.is_none() && tool_calls.is_empty() && !may_be_silent {
+        return Err(Unusable::Malformed("the message has neither content nor tool calls".into()));
+    }
+    let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
+    let thinking = message.reasoning_content.or(message.reasoning).and_then(string).filter(|text| !text.is_empty());
+    Ok(Completion {
+        text: without_nul(text),
+        thinking: thinking.map(without_nul),
+        tool_calls,
+        opaque: None,
+        finish_reason,
+        usage: answer.usage.and_then(usage),
+    })
+}
+
+fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishReason {
+    match said {
+        Some("length") => FinishReason::Length,
+        Some("content_filter") => FinishReason::Refusal,
+        _ if has_calls => FinishReason::ToolCalls,
+        _ if refused => FinishReason::Refusal,
+        Some("stop" | "tool_calls" | "function_call") => FinishReason::Stop,
+        _ => FinishReason::Other,
+    }
+}
+
+fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Vec<RawToolCall> {
+    let mut seen: Vec<RawToolCall> = Vec::with_capacity(calls.len());
+    for (index, call) in calls.into_iter().enumerate() {
+        let mut id = without_nul(call.id.and_then(string).unwrap_or_default());
+        if id.is_empty() || seen.iter().any(|earlier| earlier.id == id) {
+            id = format!("call_{step}_{index}");
+            while seen.iter().any(|earlier| earlier.id == id) {
+                id.push('_');
+            }
+        }
+        let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
+        seen.push(RawToolCall {
+            id,
+            wire_name: without_nul(name.unwrap_or_default()),
+            arguments: arguments.map(arguments_text).filter(|a| !a.trim().is_empty()).unwrap_or_else(|| "{}".into()),
+        });
+    }
+    seen
+}
+
+/// Arguments are a string that holds JSON; some servers send the JSON itself.
+fn arguments_text(raw: &RawValue) -> String {
+    without_escaped_nul(without_nul(string(raw).unwrap_or_else(|| raw.get().to_owned())))
+}
+
+fn text_of_content(raw: &RawValue) -> Result<String, Unusable> {
+    if let Some(text) = string(raw) {
+        return Ok(text);
+    }
+    let parts: Vec<Part> = serde_json::from_str(raw.get())
+        .map_err(|error| Unusable::Malformed(format!("the content is neither text nor parts: {error}")))?;
+    Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
+}
+
+fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
+}
+
+/// Accounting that we cannot read does not spoil an answer.
+fn usage(raw: &RawValue) -> Option<Usage> {
+    let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
+    let (input_tokens, output_tokens) = (said.prompt_tokens, said.completion_tokens);
+    let prompt = said.prompt_tokens_details.unwrap_or_default();
+    let completion = said.completion_tokens_details.unwrap_or_default();
+    Some(Usage {
+        input_tokens,
+        output_tokens,
+        cached_input_tokens: prompt.cached_tokens.unwrap_or_default().min(input_tokens),
+        cache_write_tokens: prompt.cache_write_tokens.unwrap_or_default().min(input_tokens),
+        reasoning_tokens: completion.reasoning_tokens.unwrap_or_default().min(output_tokens),
+        ..Usage::default()
+    })
+}
+
+fn without_nul(mut text: String) -> String {
+    if text.contains('\0') {
+        text.retain(|c| c != '\0');
+    }
+    text
+}
+
+/// Takes `\u0000` out of JSON text. Behind a broken `\u` escape the text is left alone: it is not JSON,
+/// and taking something out could make it JSON that holds NUL.
+fn without_escaped_nul(json: String) -> String {
+    const NUL: &str = "\\u0000";
+    if !json.contains(NUL) {
+        return json;
+    }
+    let mut clean = String::with_capacity(json.len());
+    let mut rest = json.as_str();
+    while let Some(at) = rest.find('\\') {
+        clean.push_str(&rest[..at]);
+        rest = &rest[at..];
+        if let Some(after) = rest.strip_prefix(NUL) {
+            rest = after;
+            continue;
+        }
+        let mut chars = rest.chars();
+        let escape_len = 1 + chars.nth(1).map_or(0, char::len_utf8);
+        let broken = rest.starts_with("\\u") && !rest.as_bytes().iter().skip(2).take(4).all(u8::is_ascii_hexdigit);
+        if broken {
+            break;
+        }
+        clean.push_str(&rest[..escape_len]);
+        rest = &rest[escape_len..];
+    }
+    clean.push_str(rest);
+    clean
+}
+
+#[cfg(test)]
+#[path = "response_tests.rs"]
+mod tests;

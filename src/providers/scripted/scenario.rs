@@ -1,0 +1,297 @@
+//! The format of a scenario file, and which of its steps a call gets.
+//!
+//! Everything that can be wrong with a file is found when it is parsed, with line and key: unknown
+//! keys, templates and conditions that do not compile, steps that say nothing or contradict themselves.
+
+use std::sync::{Arc, LazyLock};
+use std::time::Duration;
+
+use cel::{Context, Env, Program};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use serde_saphyr::Spanned;
+
+use super::render;
+use crate::message::{Conversation, FinishReason, Turn, Usage};
+use crate::providers::ModelRequest;
+
+static CEL: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+
+/// A checked scenario.
+#[derive(Debug)]
+pub(super) enum Scenario {
+    /// The same steps for every conversation.
+    Steps(Vec<Step>),
+    /// The first branch whose condition holds.
+    Match(Vec<Branch>),
+}
+
+/// Steps for the conversations that a condition holds for.
+#[derive(Debug)]
+pub(super) struct Branch {
+    when: Program,
+    steps: Vec<Step>,
+}
+
+/// One answer.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Step {
+    /// A template.
+    pub(super) text: Option<String>,
+    #[serde(default)]
+    pub(super) tool_calls: Vec<Call>,
+    /// Instead of an answer.
+    pub(super) error: Option<ErrorStep>,
+    /// Milliseconds before the answer or the error.
+    #[serde(default)]
+    pub(super) delay_ms: u64,
+    #[serde(default, deserialize_with = "finish_reason")]
+    pub(super) finish_reason: Option<FinishReason>,
+    /// Default: an estimate.
+    pub(super) usage: Option<StepUsage>,
+}
+
+/// One tool call, under our name of the tool.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct Call {
+    pub(super) tool: String,
+    /// A map whose strings are templates, or one template that gives the whole text.
+    #[serde(default)]
+    pub(super) arguments: Value,
+}
+
+/// A failure as a server would report it.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ErrorStep {
+    /// 400..=599.
+    pub(super) status: u16,
+    /// A template.
+    #[serde(default = "default_message")]
+    pub(super) message: String,
+    /// The provider's code, e.g. `insufficient_quota`.
+    pub(super) code: Option<String>,
+    /// Seconds.
+    #[serde(default, deserialize_with = "seconds")]
+    pub(super) retry_after: Option<Duration>,
+}
+
+/// Tokens that the model reports.
+#[derive(Debug, Clone, Copy, Deserialize)]
+#[serde(deny_unknown_fields)]
+#[expect(clippy::struct_field_names, reason = "these are the names in `Usage`")]
+pub(super) struct StepUsage {
+    input_tokens: u64,
+    output_tokens: u64,
+    #[serde(default)]
+    cached_input_tokens: u64,
+    #[serde(default)]
+    cache_write_tokens: u64,
+    #[serde(default)]
+    reasoning_tokens: u64,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct File {
+    steps: Option<Vec<Spanned<Step>>>,
+    r#match: Option<Vec<Spanned<FileBranch>>>,
+}
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct FileBranch {
+    when: String,
+    steps: Vec<Spanned<Step>>,
+}
+
+impl File {
+    fn parse(text: &str) -> Result<Self, String> {
+        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
+        let mut key = String::new();
+        let file = serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
+            serde_path_to_error::deserialize(yaml).map_err(|error| {
+                // `value` is where `Spanned` keeps what it wraps.
+                key = error.path().to_string().replace("].value", "]");
+                error.into_inner()
+            })
+        });
+        file.map_err(|error| if key.is_empty() || key == "." { error.to_string() } else { format!("{key}: {error}") })
+    }
+}
+
+impl Scenario {
+    /// Reads and checks a file's text. The error names line and key.
+    pub(super) fn parse(text: &str) -> Result<Self, String> {
+        let file = File::parse(text)?;
+        match (file.steps, file.r#match) {
+            (Some(steps), None) => Ok(Self::Steps(checked("steps", steps)?)),
+            (None, Some(branches)) => {
+                let branches = branches.into_iter().enumerate().map(|(index, branch)| {
+                    let line = branch.referenced.line();
+                    let when = CEL
+                        .compile(&branch.value.when)
+                        .map_err(|error| format!("line {line}: match[{index}].when: {error}"))?;
+                    Ok(Branch { when, steps: checked(&format!("match[{index}].steps"), branch.value.steps)? })
+                });
+                Ok(Self::Match(branches.collect::<Result<_, String>>()?))
+            }
+            (Some(_), Some(_)) => Err("it has both `steps` and `match`; choose one".into()),
+            (None, None) => Err("it has neither `steps` nor `match`".into()),
+        }
+    }
+
+    /// The step of a call, and its key; the last one repeats.
+    pub(super) fn step(&self, request: &ModelRequest<'_>) -> Result<(String, &Step), String> {
+        let (key, steps) = match self {
+            Self::Steps(steps) => ("steps".to_owned(), steps),
+            Self::Match(branches) => {
+                let index = matching(branches, request)?;
+                (format!("match[{index}].steps"), &branches[index].steps)
+            }
+        };
+        let wanted = usize::try_from(request.step.saturating_sub(1)).unwrap_or(usize::MAX);
+        let index = wanted.min(steps.len().saturating_sub(1));
+        let step = steps.get(index).ok_or_else(|| format!("{key} is empty"))?;
+        Ok((format!("{key}[{index}]"), step))
+    }
+}
+
+fn matching(branches: &[Branch], request: &ModelRequest<'_>) -> Result<usize, String> {
+    let mut context = Context::with_env(CEL.clone());
+    let variables = [
+        ("inputs", request.inputs.clone()),
+        ("messages", messages(request.conversation)),
+        ("step", i64::from(request.step).into()),
+    ];
+    for (name, value) in variables {
+        context.add_variable(name, value).map_err(|error| format!("{name}: {error}"))?;
+    }
+    for (index, branch) in branches.iter().enumerate() {
+        match branch.when.execute(&context) {
+            Ok(cel::Value::Bool(true)) => return Ok(index),
+            Ok(cel::Value::Bool(false)) => {}
+            Ok(other) => return Err(format!("match[{index}].when gives {other:?}, not true or false")),
+            Err(error) => return Err(format!("match[{index}].when: {error}")),
+        }
+    }
+    Err(format!("no branch of `match` fits step {}", request.step))
+}
+
+/// The conversation as conditions see it: `{role, content, tool_calls?, tool_call_id?, name?}`.
+fn messages(conversation: &Conversation) -> Value {
+    let mut messages = vec![json!({"role": "system", "content": conversation.system()})];
+    for turn in conversation.turns() {
+        let turn = match turn {
+            Turn::User(text) => {
+                messages.push(json!({"role": "user", "content": text}));
+                continue;
+            }
+            Turn::Assistant(turn) => turn,
+        };
+        let calls = &turn.message().tool_calls;
+        let written = calls.iter().map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
+        let written: Vec<Value> = written.collect();
+        messages.push(json!({"role": "assistant", "content": turn.message().text, "tool_calls": written}));
+        messages.extend(calls.iter().zip(turn.results()).map(|(call, result)| {
+            json!({"role": "tool", "content": result.content, "tool_call_id": call.id, "name": call.name})
+        }));
+    }
+    Value::Array(messages)
+}
+
+fn checked(key: &str, steps: Vec<Spanned<Step>>) -> Result<Vec<Step>, String> {
+    if steps.is_empty() {
+        return Err(format!("{key} is empty"));
+    }
+    let steps = steps.into_iter().enumerate().map(|(index, step)| {
+        let line = step.referenced.line();
+        check(&step.value).map_err(|problem| format!("line {line}: {key}[{index}]{problem}"))?;
+        Ok(step.value)
+    });
+    steps.collect()
+}
+
+/// The problem begins with the key within the step.
+fn check(step: &Step) -> Result<(), String> {
+    let answers = step.text.is_some() || !step.tool_calls.is_empty();
+    match &step.error {
+        Some(_) if answers => return Err(": it has an error besides an answer".into()),
+        Some(error) if !(400..600).contains(&error.status) => {
+            return Err(format!(".error.status: {} is not within 400..=599", error.status));
+        }
+        Some(error) => render::check(&error.message).map_err(|problem| format!(".error.message: {problem}"))?,
+        None if !answers && step.finish_reason.is_none() => {
+            return Err(": it needs text, tool_calls, error or finish_reason".into());
+        }
+        None => {}
+    }
+    if let Some(text) = &step.text {
+        render::check(text).map_err(|problem| format!(".text: {problem}"))?;
+    }
+    for (index, call) in step.tool_calls.iter().enumerate() {
+        check_arguments(&call.arguments)
+            .map_err(|(pointer, problem)| format!(".tool_calls[{index}].arguments{pointer}: {problem}"))?;
+    }
+    Ok(())
+}
+
+fn check_arguments(arguments: &Value) -> Result<(), (String, String)> {
+    match arguments {
+        Value::String(template) => render::check(template).map_err(|problem| (String::new(), problem)),
+        Value::Array(items) => items.iter().enumerate().try_for_each(|(index, item)| {
+            check_arguments(item).map_err(|(pointer, problem)| (format!("/{index}{pointer}"), problem))
+        }),
+        Value::Object(members) => members.iter().try_for_each(|(name, member)| {
+            check_arguments(member).map_err(|(pointer, problem)| (format!("/{name}{pointer}"), problem))
+        }),
+        _ => Ok(()),
+    }
+}
+
+impl From<StepUsage> for Usage {
+    fn from(said: StepUsage) -> Self {
+        Self {
+            input_tokens: said.input_tokens,
+            output_tokens: said.output_tokens,
+            cached_input_tokens: said.cached_input_tokens,
+            cache_write_tokens: said.cache_write_tokens,
+            reasoning_tokens: said.reasoning_tokens,
+            ..Self::default()
+        }
+    }
+}
+
+fn default_message() -> String {
+    "the scenario says so".into()
+}
+
+/// Our words, and `content_filter` for those who think of OpenAI's.
+fn finish_reason<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<FinishReason>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(rename_all = "snake_case")]
+    enum Word {
+        Stop,
+        ToolCalls,
+        Length,
+        #[serde(alias = "content_filter")]
+        Refusal,
+        Pause,
+        Other,
+    }
+    Ok(Some(match Word::deserialize(deserializer)? {
+        Word::Stop => FinishReason::Stop,
+        Word::ToolCalls => FinishReason::ToolCalls,
+        Word::Length => FinishReason::Length,
+        Word::Refusal => FinishReason::Refusal,
+        Word::Pause => FinishReason::Pause,
+        Word::Other => FinishReason::Other,
+    }))
+}
+
+fn seconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+    let seconds = f64::deserialize(deserializer)?;
+    Duration::try_from_secs_f64(seconds).map(Some).map_err(serde::de::Error::custom)
+}

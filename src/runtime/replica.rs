@@ -1,0 +1,179 @@
+//! This process as one of many: its lease, its share of the queue, what it does for dead replicas,
+//! and how it leaves.
+//!
+//! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
+//! them. The heartbeat has a thread and a connection of its own, so that busy runs cannot cost the lease.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use tokio::sync::broadcast::error::RecvError;
+
+use super::{Inner, Runtime};
+use crate::store::{Store, StoreError, Wakeup};
+
+/// How often the loop looks without being woken.
+const POLL: Duration = Duration::from_secs(1);
+
+/// Opens the store that the heartbeat thread uses, on that thread.
+pub type HeartbeatStore = Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send>;
+
+impl Runtime {
+    /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
+    /// heartbeat and the loop.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be reached.
+    pub async fn join(&self, heartbeat: HeartbeatStore) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let sent = Instant::now();
+        inner.store.register_replica(&inner.owner).await?;
+        inner.lease.renewed(sent);
+        if inner.store.kind() == "sqlite" {
+            self.sweep().await?; // whoever held the file before is gone
+        }
+        self.start_heartbeat(heartbeat);
+        let runtime = self.clone();
+        tokio::spawn(async move { runtime.tend().await });
+        Ok(())
+    }
+
+    /// Refuses new runs from now on.
+    pub fn drain(&self) {
+        self.inner.draining.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits up to `grace` for the runs of this replica, then gives the rest back to the queue.
+    pub async fn leave(&self, grace: Duration) {
+        let inner = &self.inner;
+        self.drain();
+        inner.tasks.close();
+        if tokio::time::timeout(grace, inner.tasks.wait()).await.is_err() {
+            tracing::warn!(runs = inner.live.len(), "runs are still in progress; other replicas, or the next start, go on with them");
+        }
+        inner.writer.shutdown().await;
+        inner.stop.cancel();
+        if let Err(error) = inner.store.release(&inner.owner, None).await {
+            tracing::warn!(%error, "the leases could not be given back; they expire");
+        }
+    }
+
+    async fn tend(&self) {
+        let inner = &self.inner;
+        let mut hints = inner.store.wakeups();
+        let mut poll = tokio::time::interval(POLL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut healthy_since = Instant::now();
+        loop {
+            let hint = tokio::select! {
+                () = inner.stop.cancelled() => return,
+                hint = hints.recv() => match hint {
+                    Ok(hint) => hint,
+                    Err(RecvError::Lagged(_)) => Wakeup::Resync,
+                    Err(RecvError::Closed) => return,
+                },
+                _ = poll.tick() => Wakeup::Resync,
+            };
+            if let Err(error) = self.attend(hint, healthy_since).await {
+                tracing::warn!(%error, "the queue cannot be reached");
+                healthy_since = Instant::now();
+            }
+        }
+    }
+
+    async fn attend(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
+        if hint == Wakeup::Resync {
+            self.give_back_abandoned().await?;
+            if healthy_since.elapsed() >= self.inner.settings.lease {
+                self.sweep().await?;
+            }
+        }
+        if hint != Wakeup::Queue {
+            self.hear_cancels().await?;
+        }
+        self.claim().await
+    }
+
+    async fn hear_cancels(&self) -> Result<(), StoreError> {
+        if self.inner.live.len() == 0 {
+            return Ok(());
+        }
+        for (id, reason) in self.inner.store.cancel_requests(&self.inner.owner).await? {
+            if let Some(control) = self.inner.live.get(id) {
+                control.cancel(reason);
+            }
+        }
+        Ok(())
+    }
+
+    async fn claim(&self) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let free = inner.settings.queue_workers.saturating_sub(inner.live.len());
+        let limit = u32::try_from(free.min(64)).unwrap_or(64);
+        if limit == 0 || self.is_draining() {
+            return Ok(());
+        }
+        for claimed in inner.store.claim(&inner.owner, limit).await? {
+            tracing::info!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
+            self.resume(claimed).await;
+        }
+        Ok(())
+    }
+
+    async fn give_back_abandoned(&self) -> Result<(), StoreError> {
+        for id in self.inner.live.take_abandoned() {
+            if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
+                self.inner.live.abandon(id);
+                return Err(error);
+            }
+        }
+        Ok(())
+    }
+
+    async fn sweep(&self) -> Result<(), StoreError> {
+        let settings = &self.inner.settings;
+        let swept = self.inner.store.sweep(settings.lease, settings.max_crashes).await?;
+        if swept.replicas > 0 {
+            tracing::warn!(?swept, "took over the runs of replicas that stopped");
+        }
+        Ok(())
+    }
+
+    fn start_heartbeat(&self, open: HeartbeatStore) {
+        let inner = Arc::clone(&self.inner);
+        let beat = async move {
+            let Inner { store, owner, stop, settings, live, lease, .. } = inner.as_ref();
+            let store = open().await.unwrap_or_else(|_| Arc::clone(store));
+            loop {
+                tokio::select! {
+                    () = stop.cancelled() => return,
+                    () = tokio::time::sleep(settings.lease / 3) => {}
+                }
+                let sent = Instant::now();
+                match store.heartbeat(owner).await {
+                    Ok(true) => lease.renewed(sent),
+                    Ok(false) => {
+                        tracing::error!("this replica was declared dead; its runs were taken over");
+                        live.lose_all();
+                        match store.register_replica(owner).await {
+                            Ok(()) => lease.renewed(sent),
+                            Err(error) => tracing::warn!(%error, "this replica cannot register again yet"),
+                        }
+                    }
+                    Err(error) => tracing::warn!(%error, "heartbeat failed"),
+                }
+            }
+        };
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
+            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(beat),
+                Err(error) => tracing::error!(%error, "no heartbeat: the lease will be lost"),
+            }
+        });
+        if let Err(error) = thread {
+            tracing::error!(%error, "no heartbeat: the lease will be lost");
+        }
+    }
+}

@@ -1,0 +1,307 @@
+//! The one way any run executes: owned by this replica, driven by the engine, journalled under a fence.
+//!
+//! Runs started here, claimed from the queue and recovered after a crash all pass through [`Owned`].
+//! Where to go on is the fold of the journal; what to do next is the engine's.
+
+use std::panic::AssertUnwindSafe;
+use std::sync::Arc;
+use std::time::Duration;
+
+use futures::FutureExt;
+use serde_json::Value;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use uuid::Uuid;
+
+use super::Runtime;
+use super::start::StartError;
+use crate::drivers::Native;
+use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
+use crate::event::{Event, RunEvent};
+use crate::run::{Caller, Overrides, Totals};
+use crate::store::writer::AppendError;
+use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, RunRecord, RunWrite, StoreError};
+use crate::tools::Workspace;
+use crate::tools::executor::{Executor, RunScope};
+
+/// Journal entries read at once during recovery.
+const PAGE: u32 = 500;
+
+/// What does not change while this replica owns a run.
+#[derive(Clone)]
+pub(super) struct Head {
+    pub(super) new: Arc<NewRun>,
+    pub(super) caller: Arc<Caller>,
+    pub(super) epoch: i64,
+}
+
+/// A run of this replica.
+pub(super) struct Owned {
+    runtime: Runtime,
+    pub(super) head: Head,
+    pub(super) run: Run,
+    _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// Why a claimed run cannot go on.
+#[derive(Debug, thiserror::Error)]
+enum ResumeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{0}")]
+    Unreadable(String),
+}
+
+impl Owned {
+    pub(super) fn new(
+        runtime: &Runtime,
+        head: Head,
+        plan: Arc<Plan>,
+        executor: Arc<Executor>,
+        workspace: Workspace,
+        state: State,
+        slot: Option<OwnedSemaphorePermit>,
+    ) -> Self {
+        let is_new = state.last_seq() == 0 && head.epoch == 1;
+        let scope = RunScope {
+            run_id: head.new.id,
+            caller: Arc::clone(&head.caller),
+            workspace,
+            timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
+            tools: Arc::new(plan.callable()),
+        };
+        let run = Run {
+            plan,
+            executor,
+            scope,
+            router: Arc::clone(&runtime.inner.router),
+            driver: &Native,
+            control: Arc::new(RunControl::default()),
+            lease: Arc::clone(&runtime.inner.lease),
+            journal: journal(runtime, &head, is_new),
+            inputs: Arc::clone(&head.new.inputs),
+            state,
+            outbox: Vec::new(),
+            audit: Vec::new(),
+        };
+        Self { runtime: runtime.clone(), head, run, _slot: slot }
+    }
+
+    /// Stores the run before anybody is told of it.
+    pub(super) async fn persist_first(&mut self) -> Result<(), StartError> {
+        match self.run.persist().await {
+            Ok(()) => Ok(()),
+            Err(Stopped::Journal(AppendFailed::IdTaken)) => Err(StartError::RunIdTaken(self.head.new.id)),
+            Err(other) => Err(StartError::Store(StoreError::Unavailable(other.to_string()))),
+        }
+    }
+
+    /// Drives the run in a task of its own and tells its end.
+    pub(super) fn spawn(mut self, tell: Option<oneshot::Sender<RunRecord>>) {
+        let (runtime, id) = (self.runtime.clone(), self.head.new.id);
+        runtime.inner.live.insert(id, Arc::clone(&self.run.control));
+        let task = async move {
+            let control = Arc::clone(&self.run.control);
+            let ended = tokio::select! {
+                ended = AssertUnwindSafe(self.run.drive()).catch_unwind() => ended,
+                () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced))),
+            };
+            self.runtime.inner.live.remove(id);
+            match ended {
+                Ok(Ok(())) => {
+                    if let (Some(tell), Some(record)) = (tell, record(&self.head, &self.run.state)) {
+                        let _ = tell.send(record);
+                    }
+                }
+                Ok(Err(Stopped::Journal(reason))) => {
+                    tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
+                    if reason == AppendFailed::Unavailable {
+                        self.runtime.inner.live.abandon(id);
+                    }
+                }
+                Ok(Err(Stopped::Fold(error))) => self.runtime.interrupt(&self.head, error.to_string()).await,
+                Err(_panic) => self.runtime.interrupt(&self.head, "the service failed while running it".into()).await,
+            }
+        };
+        runtime.inner.tasks.spawn(task);
+    }
+}
+
+impl Runtime {
+    /// Goes on with a run that was claimed from the queue.
+    pub(super) async fn resume(&self, claimed: ClaimedRun) {
+        let id = claimed.run.id;
+        let head = head_of(&claimed);
+        match self.recover(&claimed, head.clone()).await {
+            Ok(owned) => owned.spawn(None),
+            Err(ResumeError::Store(error)) => {
+                tracing::warn!(run_id = %id, %error, "run could not be read; it is tried again");
+                self.inner.live.abandon(id);
+            }
+            Err(ResumeError::Unreadable(reason)) => self.interrupt(&head, reason).await,
+        }
+    }
+
+    async fn recover(&self, claimed: &ClaimedRun, head: Head) -> Result<Owned, ResumeError> {
+        let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
+        let row = &claimed.run;
+        let loaded =
+            self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
+        let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
+        let plan = Plan::new(Arc::clone(&loaded.agent), loaded.executor.infos(), &overrides, row.kind)
+            .map_err(|e| unreadable(&e))?;
+        let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
+        let workspace =
+            Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
+        let mut state = State::new(plan.rules.clone());
+        for event in self.journal_of(&row.tenant, row.id).await? {
+            state.apply(&event).map_err(|e| unreadable(&e))?;
+        }
+        let started = state.started_at().is_some();
+        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, None);
+        if started {
+            let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
+            owned.run.record(resumed).map_err(|e| unreadable(&e))?;
+        }
+        if row.cancel_requested_at.is_some() {
+            owned.run.control.cancel(row.cancel_reason.clone());
+        }
+        Ok(owned)
+    }
+
+    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+        let mut events: Vec<Event> = Vec::new();
+        loop {
+            let after = events.last().map_or(0, |e| e.seq);
+            let page = self.inner.store.events(tenant, id, after, PAGE).await?;
+            let complete = page.len() < PAGE as usize;
+            events.extend(page);
+            if complete {
+                return Ok(events);
+            }
+        }
+    }
+
+    /// Ends a run that cannot go on, without its state machine.
+    async fn interrupt(&self, head: &Head, reason: String) {
+        tracing::error!(run_id = %head.new.id, %reason, "run interrupted");
+        let ended: Result<(), String> = async {
+            let events = self.journal_of(&head.caller.tenant, head.new.id).await.map_err(|e| e.to_string())?;
+            let mut totals = Totals::default();
+            events.iter().for_each(|event| totals.apply(&event.what));
+            let message = format!("The run cannot be resumed: {reason}");
+            let seq = events.last().map_or(0, |e| e.seq) + 1;
+            let at = chrono::Utc::now();
+            let end = Event { seq, at, run_id: head.new.id, what: RunEvent::interrupted(message) };
+            let write = write(head, None, Entry { events: vec![end], audit: Vec::new(), totals });
+            self.inner.writer.append(write).await.map_err(|e| e.to_string())
+        }
+        .await;
+        if let Err(error) = ended {
+            tracing::error!(run_id = %head.new.id, %error, "the interrupted run could not be ended");
+            self.inner.live.abandon(head.new.id);
+        }
+    }
+}
+
+/// The run's way to the writer; what is durable is published.
+fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
+    let head = head.clone();
+    let writer = runtime.inner.writer.clone();
+    let bus = runtime.inner.bus.clone();
+    let mut new = is_new.then(|| Arc::clone(&head.new));
+    Journal::new(move |entry| {
+        let heard = (bus.receiver_count() > 0).then(|| entry.events.clone());
+        let durable = writer.append(write(&head, new.take(), entry));
+        let bus = bus.clone();
+        Box::pin(async move {
+            durable.await.map_err(|error| match error {
+                AppendError::Fenced => AppendFailed::Fenced,
+                AppendError::IdTaken => AppendFailed::IdTaken,
+                AppendError::Unavailable => AppendFailed::Unavailable,
+            })?;
+            for event in heard.into_iter().flatten() {
+                let _ = bus.send(Arc::new(event));
+            }
+            Ok(())
+        })
+    })
+}
+
+fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
+    RunWrite {
+        run_id: head.new.id,
+        epoch: head.epoch,
+        caller: Arc::clone(&head.caller),
+        new,
+        events: entry.events,
+        audit: entry.audit,
+        totals: entry.totals,
+    }
+}
+
+fn head_of(claimed: &ClaimedRun) -> Head {
+    let row = &claimed.run;
+    let definition = DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
+    let new = NewRun {
+        id: row.id,
+        agent: row.agent.clone(),
+        agent_version: row.agent_version.clone(),
+        definition: Arc::new(definition),
+        kind: row.kind,
+        status: row.status,
+        inputs: Arc::new(row.inputs.clone()),
+        overrides: row.overrides.clone(),
+        session_id: row.session_id.clone(),
+        parent_run_id: row.parent_run_id,
+        metadata: row.metadata.clone(),
+        created_at: row.created_at,
+        deadline_at: row.deadline_at,
+    };
+    let scopes = claimed.scopes.clone();
+    let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
+    Head { new: Arc::new(new), caller: Arc::new(caller), epoch: row.epoch }
+}
+
+/// The ended run as the store has it, without asking the store.
+fn record(head: &Head, state: &State) -> Option<RunRecord> {
+    let (ending, finished_at) = state.ending()?;
+    let (new, totals, outcome) = (&head.new, state.totals(), &ending.outcome);
+    Some(RunRecord {
+        id: new.id,
+        tenant: head.caller.tenant.clone(),
+        agent: new.agent.clone(),
+        agent_version: new.agent_version.clone(),
+        definition_hash: new.definition.hash.clone(),
+        kind: new.kind,
+        status: outcome.status(),
+        subject: head.caller.subject.clone(),
+        inputs: Value::clone(&new.inputs),
+        overrides: new.overrides.clone(),
+        session_id: new.session_id.clone(),
+        parent_run_id: new.parent_run_id,
+        metadata: new.metadata.clone(),
+        output: outcome.output().cloned(),
+        raw_response: Some(outcome.raw_response().to_owned()),
+        error: outcome.error().cloned(),
+        termination_reason: Some(outcome.reason().as_str().to_owned()),
+        partial: outcome.is_partial(),
+        latency_ms: i64::try_from(ending.latency_ms).ok(),
+        model: totals.model.clone(),
+        attempts: totals.attempts,
+        iterations: totals.iterations,
+        tool_calls_made: totals.tool_calls_made,
+        tools_used: totals.tools_used.iter().cloned().collect(),
+        usage: totals.usage,
+        warnings: totals.warnings.clone(),
+        callback_errors: totals.callback_errors.clone(),
+        created_at: new.created_at,
+        started_at: state.started_at(),
+        finished_at: Some(finished_at),
+        deadline_at: new.deadline_at,
+        owner: None,
+        epoch: head.epoch,
+        crash_count: 0,
+        cancel_requested_at: None,
+        cancel_reason: None,
+    })
+}

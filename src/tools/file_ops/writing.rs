@@ -1,0 +1,262 @@
+//! `write`, `append`, `edit`, `mkdir`, `move` and `delete`.
+//!
+//! Whole files are written beside their place and put there in one step, so that a reader sees the old or
+//! the new text and never a half. Whether something may be lost is the permit's word alone: without it the
+//! last step is one that the system refuses where something is in the way, so a file that appears in
+//! between is safe. A file with more than one hard link is not written to.
+
+use std::io::{self, Read, Write};
+
+use cap_fs_ext::{FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
+use cap_std::fs::{Dir, File, Metadata, MetadataExt, OpenOptions};
+use rustix::fs::{RenameFlags, renameat_with};
+use rustix::io::Errno;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
+use crate::tools::workspace::open_for_reading;
+
+/// Bytes of a file that is edited.
+const MAX_EDITED: u64 = 16 * 1024 * 1024;
+
+/// How often a text may be replaced.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Occurrences {
+    /// It must occur once.
+    One,
+    /// Wherever it occurs.
+    All,
+}
+
+/// Whether a file holds exactly this text: writing it again would lose nothing.
+pub(super) fn holds(workspace: &Workspace, path: &str, content: &str) -> bool {
+    workspace.open_file(path).is_ok_and(|file| holds_text(file, content))
+}
+
+fn holds_text(file: File, content: &str) -> bool {
+    let as_long = file.metadata().is_ok_and(|m| m.is_file() && m.len() == content.len() as u64);
+    let mut bytes = Vec::new();
+    as_long && file.take(content.len() as u64 + 1).read_to_end(&mut bytes).is_ok() && bytes == content.as_bytes()
+}
+
+/// Makes a file or replaces it.
+pub(super) fn write(
+    workspace: &Workspace,
+    path: &str,
+    content: &str,
+    permit: &Permit,
+    stop: &CancellationToken,
+) -> Result<String, ToolError> {
+    let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
+    let existing = match dir.symlink_metadata(name) {
+        Ok(metadata) => Some(writable(path, metadata)?),
+        Err(e) if e.kind() == io::ErrorKind::NotFound => None,
+        Err(e) => return Err(refused(path, &e)),
+    };
+    let staged = Staged::new(&dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
+    if stop.is_cancelled() {
+        return Err(stopped());
+    }
+    let done = format!("Wrote {} bytes to {path}.", content.len());
+    if permit.allows_destruction() {
+        return staged.replace(name).map(|()| done).map_err(|e| refused(path, &e));
+    }
+    match staged.place(name) {
+        Ok(()) => Ok(done),
+        Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
+            if open_for_reading(&dir, name).is_ok_and(|file| holds_text(file, content)) {
+                return Ok(format!("{path} holds exactly this text already."));
+            }
+            Err(ToolError::ForModel(format!(
+                "{path:?} came into existence meanwhile and was not overwritten; look again"
+            )))
+        }
+        Err(e) => Err(refused(path, &e)),
+    }
+}
+
+/// Adds to the end of a file.
+pub(super) fn append(workspace: &Workspace, path: &str, content: &str) -> Result<String, ToolError> {
+    let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
+    let mut options = OpenOptions::new();
+    options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
+    let mut file = dir.open_with(name, &options).map_err(|e| match e.raw_os_error() {
+        Some(code) if code == Errno::NXIO.raw_os_error() => special(path),
+        _ => refused(path, &e),
+    })?;
+    // Of the open file, so nothing can be swapped between the look and the write.
+    let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
+    file.write_all(content.as_bytes()).and_then(|()| file.sync_data()).map_err(|e| refused(path, &e))?;
+    let length = before.len() + content.len() as u64;
+    Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
+}
+
+/// Replaces text in a file.
+pub(super) fn edit(
+    workspace: &Workspace,
+    path: &str,
+    old: &str,
+    new: &str,
+    occurrences: Occurrences,
+    stop: &CancellationToken,
+) -> Result<String, ToolError> {
+    if old == new {
+        return Err(ToolError::ForModel("old and new are the same text; nothing to edit".into()));
+    }
+    let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
+    let file = open_for_reading(&dir, name).map_err(|e| refused(path, &e))?;
+    let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
+    if before.len() > MAX_EDITED {
+        return Err(ToolError::ForModel(format!("{path:?} is larger than {MAX_EDITED} bytes, too large to edit")));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
+    let text = String::from_utf8(bytes)
+        .map_err(|_| ToolError::ForModel(format!("{path:?} is a binary file; only text can be edited")))?;
+    let count = text.matches(old).count();
+    if count == 0 {
+        return Err(ToolError::ForModel(format!(
+            "the old text occurs 0 times in {path:?}; read the file and copy the text exactly, white space included"
+        )));
+    }
+    if count > 1 && occurrences == Occurrences::One {
+        return Err(ToolError::ForModel(format!(
+            "the old text occurs {count} times in {path:?}; add lines around it until it occurs once, or set replace_all"
+        )));
+    }
+    let staged = Staged::new(&dir, &text.replace(old, new), Some(&before)).map_err(|e| refused(path, &e))?;
+    if stop.is_cancelled() {
+        return Err(stopped());
+    }
+    if !dir.symlink_metadata(name).is_ok_and(|now| same_version(&before, &now)) {
+        return Err(ToolError::ForModel(format!("{path:?} was changed by somebody else meanwhile; read it again")));
+    }
+    staged.replace(name).map_err(|e| refused(path, &e))?;
+    Ok(format!("Replaced {count} {} in {path}.", if count == 1 { "occurrence" } else { "occurrences" }))
+}
+
+/// Makes a directory.
+pub(super) fn mkdir(workspace: &Workspace, path: &str) -> Result<String, ToolError> {
+    if path != "." {
+        let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
+        let is_there = || dir.symlink_metadata(name).is_ok_and(|metadata| metadata.is_dir());
+        match dir.create_dir(name) {
+            Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_there() => {}
+            made => made.map_err(|e| refused(path, &e))?,
+        }
+    }
+    Ok(format!("{path} is a directory."))
+}
+
+/// Moves a file or directory.
+pub(super) fn rename(workspace: &Workspace, from: &str, to: &str, permit: &Permit) -> Result<String, ToolError> {
+    let (from_dir, from_name) = workspace.holder(from).map_err(|e| refused(from, &e))?;
+    let metadata = from_dir.symlink_metadata(from_name).map_err(|e| refused(from, &e))?;
+    if Kind::of(&metadata) == Kind::Special {
+        return Err(special(from));
+    }
+    if to == from || to.strip_prefix(from).is_some_and(|rest| rest.starts_with('/')) {
+        return Err(ToolError::ForModel(format!("{from:?} cannot be moved to {to:?}, which is itself or within it")));
+    }
+    let (to_dir, to_name) = workspace.holder_made(to).map_err(|e| refused(to, &e))?;
+    match to_dir.symlink_metadata(to_name).ok().map(|m| Kind::of(&m)) {
+        Some(Kind::Directory) => {
+            let hint = format!("{to:?} is a directory; give the full new path, e.g. {to}/{from_name}");
+            return Err(ToolError::ForModel(hint));
+        }
+        Some(Kind::Special) => return Err(special(to)),
+        Some(Kind::File | Kind::Link) | None => {}
+    }
+    let moved = if permit.allows_destruction() {
+        from_dir.rename(from_name, &to_dir, to_name)
+    } else {
+        rename_without_loss(&from_dir, from_name, &to_dir, to_name)
+    };
+    moved.map_err(|e| refused(to, &e))?;
+    Ok(format!("Moved {from} to {to}."))
+}
+
+/// Deletes a file, a link or an empty directory.
+pub(super) fn delete(workspace: &Workspace, path: &str) -> Result<String, ToolError> {
+    let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
+    let metadata = dir.symlink_metadata(name).map_err(|e| refused(path, &e))?;
+    let deleted = match Kind::of(&metadata) {
+        Kind::Directory => dir.remove_dir(name),
+        Kind::File | Kind::Link => dir.remove_file(name),
+        Kind::Special => return Err(special(path)),
+    };
+    deleted.map_err(|e| refused(path, &e))?;
+    Ok(format!("Deleted {path}."))
+}
+
+/// A regular file with one name, or why it is not written to.
+fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolError> {
+    match Kind::of(&metadata) {
+        Kind::File if metadata.nlink() > 1 => Err(ToolError::ForModel(format!(
+            "{path:?} has {} hard links; writing it would change files elsewhere",
+            metadata.nlink()
+        ))),
+        Kind::File => Ok(metadata),
+        Kind::Directory => Err(refused(path, &io::ErrorKind::IsADirectory.into())),
+        Kind::Link => Err(refused(path, &Errno::LOOP.into())),
+        Kind::Special => Err(special(path)),
+    }
+}
+
+fn same_version(before: &Metadata, now: &Metadata) -> bool {
+    let version = |m: &Metadata| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec());
+    version(before) == version(now)
+}
+
+/// A complete file that is not yet in its place; removed again unless it gets there.
+struct Staged<'d> {
+    dir: &'d Dir,
+    name: String,
+}
+
+impl<'d> Staged<'d> {
+    /// Writes the file, with the permissions of the one that it will replace.
+    fn new(dir: &'d Dir, content: &str, existing: Option<&Metadata>) -> io::Result<Self> {
+        let name = format!(".toolloop-{}.tmp", Uuid::new_v4().simple());
+        let mut file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
+        let staged = Self { dir, name };
+        if let Some(existing) = existing {
+            file.set_permissions(existing.permissions())?;
+        }
+        file.write_all(content.as_bytes())?;
+        file.sync_data()?;
+        Ok(staged)
+    }
+
+    /// Puts it in its place, whatever file is there.
+    fn replace(self, name: &str) -> io::Result<()> {
+        self.dir.rename(&self.name, self.dir, name)
+    }
+
+    /// Puts it in its place, unless something is there.
+    fn place(self, name: &str) -> io::Result<()> {
+        rename_without_loss(self.dir, &self.name, self.dir, name)
+    }
+}
+
+impl Drop for Staged<'_> {
+    fn drop(&mut self) {
+        // Gone already where it is in its place.
+        let _ = self.dir.remove_file(&self.name);
+    }
+}
+
+/// Renames unless something has the new name, in one step of the system.
+fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
+    match renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE) {
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => link_and_unlink(from_dir, from, to_dir, to),
+        renamed => renamed.map_err(io::Error::from),
+    }
+}
+
+/// The same for files on file systems without that step, e.g. NFS: a second name is never an existing one.
+fn link_and_unlink(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
+    from_dir.hard_link(from, to_dir, to)?;
+    from_dir.remove_file(from)
+}

@@ -1,0 +1,188 @@
+//! The rules of the house, as tests: who imports whom, no cycles, sizes, file headers, routes with a
+//! scope. Each failure says what to do. The table is the one in `ARCHITECTURE.md`.
+
+use std::collections::{BTreeMap, BTreeSet};
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Room and the rooms that it may import. The words may be imported by everybody but `config`.
+const ROOMS: &[(&str, &[&str])] = &[
+    ("message", &["run", "event"]),
+    ("run", &["message", "event"]),
+    ("event", &["message", "run"]),
+    ("config", &[]),
+    ("providers", &["message", "run", "event"]),
+    ("agents", &["message", "run", "event"]),
+    ("governance", &["message", "run", "event"]),
+    ("store", &["message", "run", "event"]),
+    ("drivers", &["message", "run", "event", "providers"]),
+    ("tools", &["message", "run", "event", "governance"]),
+    ("engine", &["message", "run", "event", "agents", "drivers", "providers", "tools"]),
+    ("runtime", &[
+        "message", "run", "event", "agents", "drivers", "providers", "tools", "governance", "store", "engine", "config",
+    ]),
+    ("http", &["message", "run", "event", "runtime", "store", "agents", "tools"]),
+    ("telemetry", &["message", "run", "event"]),
+];
+/// The only places that may import anything.
+const ASSEMBLY: &[&str] = &["app", "cli", "main", "lib"];
+const BANNED_NAMES: &[&str] = &["utils", "util", "common", "helpers", "core", "types", "manager"];
+const MAX_CODE_LINES: usize = 500;
+const MAX_BACKEND_LINES: usize = 700;
+
+struct Source {
+    path: String,
+    room: String,
+    text: String,
+    /// The text above the file's tests.
+    code: String,
+}
+
+fn sources() -> Vec<Source> {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let mut files = Vec::new();
+    collect(&root, &mut files);
+    let sources = files.into_iter().map(|file| {
+        let text = fs::read_to_string(&file).unwrap();
+        let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let room = path.split(['/', '.']).next().unwrap().to_owned();
+        let code = text.split("\n#[cfg(test)]").next().unwrap().to_owned();
+        Source { path, room, text, code }
+    });
+    sources.collect()
+}
+
+fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
+        let path = entry.unwrap().path();
+        if path.is_dir() {
+            collect(&path, files);
+        } else if path.extension().is_some_and(|e| e == "rs") {
+            files.push(path);
+        }
+    }
+}
+
+fn is_test_file(source: &Source) -> bool {
+    source.path.ends_with("_tests.rs")
+}
+
+/// The rooms that a text names after `crate::`, one by one or in braces; comments do not count.
+fn imports(code: &str) -> BTreeSet<String> {
+    let code: String = code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let mut found = BTreeSet::new();
+    for (at, _) in code.match_indices("crate::") {
+        let rest = &code[at + "crate::".len()..];
+        if let Some(list) = rest.strip_prefix('{') {
+            let end = list.find('}').unwrap_or(list.len());
+            found.extend(list[..end].split(',').map(|item| first_word(item.trim())));
+        } else {
+            found.insert(first_word(rest));
+        }
+    }
+    found.retain(|name| !name.is_empty());
+    found
+}
+
+fn first_word(text: &str) -> String {
+    text.chars().take_while(|c| c.is_alphanumeric() || *c == '_').collect()
+}
+
+#[test]
+fn rooms_import_only_what_the_table_allows() {
+    let table: BTreeMap<_, _> = ROOMS.iter().copied().collect();
+    let mut wrong = Vec::new();
+    for source in sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && !is_test_file(s)) {
+        let Some(allowed) = table.get(source.room.as_str()) else {
+            wrong.push(format!("src/{}: the room {:?} is not in the table of tests/it/house.rs", source.path, source.room));
+            continue;
+        };
+        for import in imports(&source.code) {
+            if import != source.room && !allowed.contains(&import.as_str()) {
+                wrong.push(format!("src/{} imports crate::{import}, which {} must not", source.path, source.room));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "move the code to the room that may know it, or pass in what it needs:\n{}", wrong.join("\n"));
+}
+
+#[test]
+fn the_table_has_no_cycles() {
+    let words = ["message", "run", "event"];
+    let table: BTreeMap<_, _> = ROOMS.iter().copied().collect();
+    for (room, _) in ROOMS.iter().filter(|(room, _)| !words.contains(room)) {
+        let mut reached = BTreeSet::new();
+        let mut open: Vec<&str> = table[room].to_vec();
+        while let Some(next) = open.pop() {
+            assert_ne!(next, *room, "{room} reaches itself");
+            if reached.insert(next) && !words.contains(&next) {
+                open.extend(table[next]);
+            }
+        }
+    }
+}
+
+#[test]
+fn sql_stays_in_the_store() {
+    for source in sources().iter().filter(|s| s.room != "store") {
+        assert!(!source.code.contains("sqlx::"), "src/{} uses sqlx: all SQL is in src/store/", source.path);
+    }
+}
+
+#[test]
+fn http_is_known_in_http_alone() {
+    for source in sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && s.room != "http") {
+        assert!(!source.code.contains("axum::"), "src/{} uses axum: routes and handlers are in src/http/", source.path);
+    }
+}
+
+#[test]
+fn files_are_small_and_open_with_a_header() {
+    let mut wrong = Vec::new();
+    for source in sources() {
+        let code = source.code.lines().filter(|l| !l.trim().is_empty() && !l.trim_start().starts_with("//")).count();
+        let limit = if source.path.starts_with("store/") { MAX_BACKEND_LINES } else { MAX_CODE_LINES };
+        if !is_test_file(&source) && code > limit {
+            wrong.push(format!("src/{}: {code} lines of code, at most {limit}: split it by noun", source.path));
+        }
+        let header = source.text.lines().take_while(|l| l.starts_with("//!")).count();
+        if !is_test_file(&source) && !(1..=20).contains(&header) {
+            wrong.push(format!("src/{}: open with a //! header that says what it decides and what not", source.path));
+        }
+        for name in source.path.trim_end_matches(".rs").split('/') {
+            if BANNED_NAMES.contains(&name) {
+                wrong.push(format!("src/{}: {name:?} says nothing, name the module after its noun", source.path));
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n"));
+}
+
+#[test]
+fn nothing_is_left_undone() {
+    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("unimple", "mented!"), concat!("to", "do!")];
+    for source in sources() {
+        for mark in marks {
+            assert!(!source.text.contains(mark), "src/{} holds {mark}: finish it, or file an issue", source.path);
+        }
+    }
+}
+
+/// Every handler names the scope that it needs as an argument type, except those that are public.
+#[test]
+fn every_handler_names_its_scope() {
+    let public = ["healthz", "readyz", "openapi_json"];
+    for source in sources().iter().filter(|s| s.room == "http") {
+        for (at, _) in source.code.match_indices("#[utoipa::path(") {
+            let Some(found) = source.code[at..].find("async fn ") else { continue };
+            let function = &source.code[at + found + "async fn ".len()..];
+            let name = first_word(function);
+            let signature = &function[..function.find('{').unwrap_or(function.len())];
+            assert!(
+                public.contains(&name.as_str()) || signature.contains("Scoped<"),
+                "src/{}: handler {name} takes no Scoped<…>: name the scope that it needs in its signature",
+                source.path
+            );
+        }
+    }
+}

@@ -1,0 +1,481 @@
+//! The loop's state machine, without tokio: one table row per situation, and the properties that hold
+//! for every script of model behaviour.
+
+use chrono::{DateTime, TimeDelta, Utc};
+use proptest::prelude::*;
+use serde_json::json;
+use toolloop::engine::state::{ModelFault, Step};
+use toolloop::engine::{Contract, Rules, State};
+use toolloop::event::{CallFailure, Event, ModelResponded, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError};
+use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
+use toolloop::run::{Budget, Effect, Limits, TerminationReason, Totals};
+use uuid::Uuid;
+
+/// What a model does next.
+#[derive(Debug, Clone)]
+enum Say {
+    Text(&'static str),
+    /// Names of tools; `bad` fails, `output:…` proposes the text after the colon.
+    Calls(Vec<&'static str>),
+    /// A text cut off by the output limit.
+    CutText(&'static str),
+    /// Calls cut off by the output limit.
+    CutCalls(Vec<&'static str>),
+    Refuse,
+    Pause,
+    Fail,
+}
+use Say::{Calls, CutCalls, CutText, Fail, Pause, Refuse, Text};
+
+/// A machine with a clock and a journal, driven by a script; the last line repeats.
+struct Bench {
+    state: State,
+    now: DateTime<Utc>,
+    journal: Vec<Event>,
+    script: Vec<Say>,
+    said: usize,
+    /// The event number after which cancelling is asked for.
+    cancel_after: Option<i64>,
+}
+
+impl Bench {
+    fn new(rules: Rules, script: Vec<Say>) -> Self {
+        let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
+        Self { state: State::new(rules), now, journal: Vec::new(), script, said: 0, cancel_after: None }
+    }
+
+    fn record(&mut self, what: RunEvent) {
+        let event = Event { seq: self.state.last_seq() + 1, at: self.now, run_id: Uuid::nil(), what };
+        self.state.apply(&event).unwrap();
+        self.journal.push(event);
+    }
+
+    fn run(&mut self, single_shot: bool) {
+        for _ in 0..10_000 {
+            self.now += TimeDelta::milliseconds(1);
+            let asked = self.cancel_after.is_some_and(|seq| self.state.last_seq() >= seq);
+            if asked && !self.state.is_cancel_requested() && self.state.ending().is_none() {
+                self.record(RunEvent::RunCancelRequested { reason: None });
+            }
+            match self.state.next(self.now) {
+                Step::Open => {
+                    let turns = vec![Turn::User("{}".into())];
+                    self.record(RunEvent::RunStarted { system: "s".into(), turns, single_shot, warnings: vec![] });
+                }
+                Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
+                Step::CallModel(_) => self.model(),
+                Step::CallTool(pending) => self.tool(&pending.call),
+                Step::Check(proposal) => {
+                    let valid = proposal.malformed.is_none() && proposal.output.get("ok").is_some();
+                    let error = ValidationError { pointer: "/ok".into(), message: "is missing".into() };
+                    let errors = if valid { vec![] } else { vec![error] };
+                    self.state.judged(&proposal, errors, self.now).into_iter().for_each(|event| self.record(event));
+                }
+                Step::Done => return,
+            }
+        }
+        panic!("the machine does not end");
+    }
+
+    fn model(&mut self) {
+        let say = self.script[self.said.min(self.script.len() - 1)].clone();
+        self.said += 1;
+        let (text, names, finish_reason) = match say {
+            Text(text) => (text, vec![], FinishReason::Stop),
+            CutText(text) => (text, vec![], FinishReason::Length),
+            Calls(names) => ("", names, FinishReason::ToolCalls),
+            CutCalls(names) => ("", names, FinishReason::Length),
+            Refuse => ("I will not.", vec![], FinishReason::Refusal),
+            Pause => ("…", vec![], FinishReason::Pause),
+            Fail => {
+                let fault = ModelFault {
+                    reason: TerminationReason::ModelError,
+                    provider: "mock".into(),
+                    status: Some(503),
+                    code: None,
+                    message: "busy".into(),
+                    attempts: 3,
+                };
+                self.state.model_failed(fault, self.now).into_iter().for_each(|event| self.record(event));
+                return;
+            }
+        };
+        let tool_calls = names.iter().enumerate().map(|(index, name)| call(self.said, index, name)).collect();
+        self.record(RunEvent::ModelResponded(ModelResponded {
+            attempt: self.state.attempt(),
+            iteration: self.state.iteration(),
+            provider: "mock".into(),
+            model: "m".into(),
+            message: AssistantMessage { text: text.into(), tool_calls, ..AssistantMessage::default() },
+            finish_reason,
+            usage: Usage { input_tokens: 10, output_tokens: 5, ..Usage::default() },
+            latency_ms: 1,
+            retries: 0,
+            fallback: false,
+        }));
+    }
+
+    fn tool(&mut self, call: &ToolCall) {
+        let failure = (call.name == "bad").then_some(CallFailure::ToolError);
+        if call.name != "unknown" {
+            self.record(RunEvent::ToolCallStarted(ToolCallStarted {
+                call_id: call.id,
+                tool: call.name.clone(),
+                effect: Effect::Read,
+                effect_key: "k".into(),
+                decision: "allowed".into(),
+                reason: None,
+            }));
+        }
+        self.record(RunEvent::ToolCallCompleted(ToolCallCompleted {
+            call_id: call.id,
+            tool: call.name.clone(),
+            target: call.target,
+            content: if failure.is_some() { "Error: no".into() } else { "fine".into() },
+            failure,
+            duration_ms: 1,
+            cached: false,
+        }));
+    }
+
+    fn reason(&self) -> &'static str {
+        self.state.ending().expect("ended").0.outcome.reason().as_str()
+    }
+}
+
+fn call(response: usize, index: usize, name: &str) -> ToolCall {
+    let (name, arguments, target) = match name.split_once(':') {
+        Some((name, arguments)) => (name, arguments, CallTarget::Output),
+        None => (name, "{}", CallTarget::Tool),
+    };
+    ToolCall {
+        id: Uuid::from_u128((response * 1000 + index) as u128),
+        provider_id: format!("call_{response}_{index}"),
+        name: name.into(),
+        arguments: arguments.into(),
+        target,
+    }
+}
+
+fn text() -> Rules {
+    Rules { contract: Contract::Text { confirm: false }, ..Rules::default() }
+}
+
+fn confirming() -> Rules {
+    Rules { contract: Contract::Text { confirm: true }, ..Rules::default() }
+}
+
+fn structured() -> Rules {
+    Rules { contract: Contract::Structured { tool: "output".into() }, ..Rules::default() }
+}
+
+fn limited(mut rules: Rules, change: impl FnOnce(&mut Limits, &mut Budget)) -> Rules {
+    change(&mut rules.limits, &mut rules.budget);
+    rules
+}
+
+const OK: &str = r#"output:{"ok":true}"#;
+const BAD: &str = r#"output:{"no":true}"#;
+
+/// What happens | rules | script | reason | attempts, iterations, tool calls.
+type Row = (&'static str, Rules, Vec<Say>, &'static str, (u32, u32, u32));
+
+fn text_contract() -> Vec<Row> {
+    vec![
+        ("a text ends the loop", text(), vec![Text("done")], "completed", (1, 1, 0)),
+        ("tool calls go on until a text", text(), vec![Calls(vec!["a"]), Text("done")], "completed", (1, 2, 1)),
+        ("calls win over nothing else to do", text(), vec![Calls(vec!["a", "b"]), Text("x")], "completed", (1, 2, 2)),
+        ("the first text is confirmed", confirming(), vec![Text("one"), Text("two")], "completed", (1, 2, 0)),
+        (
+            "tool calls after the confirmation re-arm nothing",
+            confirming(),
+            vec![Text("one"), Calls(vec!["a"]), Text("two")],
+            "completed",
+            (1, 3, 1),
+        ),
+        (
+            "a cut-off answer is continued once",
+            text(),
+            vec![CutText("first "), Text("second")],
+            "completed",
+            (1, 2, 0),
+        ),
+        ("cut off twice is invalid", text(), vec![CutText("a"), CutText("b")], "invalid_response", (1, 2, 0)),
+        ("cut off, calls, cut off may continue again", text(), vec![
+            CutText("a"), Calls(vec!["a"]), CutText("b"), Text("c"),
+        ], "completed", (1, 4, 1)),
+        ("a pause is sent back", text(), vec![Pause, Text("done")], "completed", (1, 2, 0)),
+        ("a refusal ends the run", text(), vec![Refuse], "model_refused", (1, 1, 0)),
+        ("a model error ends the run", text(), vec![Calls(vec!["a"]), Fail], "model_error", (1, 1, 1)),
+    ]
+}
+
+fn structured_contract() -> Vec<Row> {
+    vec![
+        ("a valid output ends the run", structured(), vec![Calls(vec![OK])], "completed", (1, 1, 0)),
+        ("tools first, then output", structured(), vec![Calls(vec!["a"]), Calls(vec![OK])], "completed", (1, 2, 1)),
+        (
+            "all calls of the proposing response are processed",
+            structured(),
+            vec![Calls(vec!["a", OK, "b"])],
+            "completed",
+            (1, 1, 2),
+        ),
+        ("the last proposal counts: good after bad", structured(), vec![Calls(vec![BAD, OK])], "completed", (1, 1, 0)),
+        (
+            "the last proposal counts: bad after good",
+            structured(),
+            vec![Calls(vec![OK, BAD]), Calls(vec![OK])],
+            "completed",
+            (2, 2, 0),
+        ),
+        ("an invalid output is tried again", structured(), vec![Calls(vec![BAD]), Calls(vec![OK])], "completed", (2, 2, 0)),
+        ("attempts run out", structured(), vec![Calls(vec![BAD])], "validation_failed", (3, 3, 0)),
+        ("text is a failed attempt", structured(), vec![Text("hm"), Calls(vec![OK])], "completed", (2, 2, 0)),
+        ("only text is an invalid response", structured(), vec![Text("hm")], "invalid_response", (3, 3, 0)),
+        (
+            "the last attempt's error counts",
+            structured(),
+            vec![Text("hm"), Calls(vec![BAD])],
+            "validation_failed",
+            (3, 3, 0),
+        ),
+        ("malformed output is an invalid output", structured(), vec![Calls(vec!["output:{nope"])], "validation_failed", (3, 3, 0)),
+        ("empty output arguments are an empty object", structured(), vec![Calls(vec!["output:"])], "validation_failed", (3, 3, 0)),
+    ]
+}
+
+fn limits() -> Vec<Row> {
+    let iterations = |n| limited(text(), |l, _| l.max_iterations = n);
+    let per_attempt = |n| limited(text(), |l, _| l.max_iterations_per_attempt = n);
+    vec![
+        ("the run's iterations", iterations(3), vec![Calls(vec!["a"])], "max_iterations", (1, 3, 3)),
+        ("the attempt's iterations", per_attempt(2), vec![Calls(vec!["a"])], "max_iterations", (1, 2, 2)),
+        ("an answer in the last iteration counts", iterations(2), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "the budget's iterations",
+            limited(text(), |_, b| b.max_iterations = 2),
+            vec![Calls(vec!["a"])],
+            "budget_exceeded",
+            (1, 2, 2),
+        ),
+        ("tokens", limited(text(), |_, b| b.max_total_tokens = Some(30)), vec![Calls(vec!["a"])], "budget_exceeded", (1, 2, 2)),
+        (
+            "tool calls, in the middle of a response",
+            limited(text(), |_, b| b.max_tool_calls = 3),
+            vec![Calls(vec!["a", "b"])],
+            "budget_exceeded",
+            (1, 2, 4),
+        ),
+        (
+            "calls beyond the cap are answered, not executed",
+            limited(text(), |l, _| l.max_tool_calls_per_iteration = 2),
+            vec![Calls(vec!["a", "b", "c", "d"]), Text("x")],
+            "completed",
+            (1, 2, 4),
+        ),
+        ("three failures in a row", text(), vec![Calls(vec!["bad"])], "error", (1, 3, 3)),
+        ("failures within one response", text(), vec![Calls(vec!["bad", "bad", "bad", "a"])], "error", (1, 1, 4)),
+        (
+            "a success resets the count",
+            text(),
+            vec![Calls(vec!["bad", "bad"]), Calls(vec!["a"]), Calls(vec!["bad", "bad"]), Text("x")],
+            "completed",
+            (1, 4, 5),
+        ),
+        ("calls in a cut-off response are not executed", text(), vec![CutCalls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        ("a model that is always cut off stops", text(), vec![CutCalls(vec!["a"])], "error", (1, 3, 3)),
+        (
+            "the threshold wins over a proposal",
+            limited(structured(), |l, _| l.error_threshold = 1),
+            vec![Calls(vec!["bad", OK])],
+            "error",
+            (1, 1, 1),
+        ),
+    ]
+}
+
+#[test]
+fn situations() {
+    for (what, rules, script, reason, counts) in [text_contract(), structured_contract(), limits()].concat() {
+        let mut bench = Bench::new(rules, script);
+        bench.run(false);
+        let totals = bench.state.totals();
+        assert_eq!(bench.reason(), reason, "{what}");
+        assert_eq!((totals.attempts, totals.iterations, totals.tool_calls_made), counts, "{what}");
+        check_journal(&bench, what);
+    }
+}
+
+#[test]
+fn single_shots() {
+    let table = [
+        ("text", text(), Text("hello"), "completed"),
+        ("calls that nobody offered are ignored", text(), Calls(vec!["a"]), "completed"),
+        ("no confirmation", confirming(), Text("hello"), "completed"),
+        ("cut off", text(), CutText("hel"), "invalid_response"),
+        ("refused", text(), Refuse, "model_refused"),
+        ("failed", text(), Fail, "model_error"),
+        ("structured", structured(), Text(r#"{"ok": 1}"#), "completed"),
+        ("structured in a fence", structured(), Text("```json\n{\"ok\": 1}\n```"), "completed"),
+        ("structured, not an object", structured(), Text("hello"), "invalid_response"),
+        ("structured, not valid", structured(), Text(r#"{"no": 1}"#), "validation_failed"),
+    ];
+    for (what, rules, say, reason) in table {
+        let mut bench = Bench::new(Rules { single_shot: true, ..rules }, vec![say]);
+        bench.run(true);
+        assert_eq!(bench.reason(), reason, "{what}");
+        assert_eq!(bench.said, 1, "{what}: exactly one model call");
+        check_journal(&bench, what);
+    }
+}
+
+#[test]
+fn time_is_up_before_and_between_calls() {
+    let rules = limited(text(), |_, budget| budget.max_duration_seconds = 1);
+    let mut bench = Bench::new(rules, vec![Calls(vec!["a"])]);
+    bench.record(RunEvent::RunStarted { system: "s".into(), turns: vec![Turn::User("x".into())], single_shot: false, warnings: vec![] });
+    bench.now += TimeDelta::seconds(2);
+    bench.run(false);
+    assert_eq!(bench.reason(), "duration_exceeded");
+    assert_eq!(bench.said, 0);
+}
+
+#[test]
+fn a_cut_off_answer_is_joined() {
+    let mut bench = Bench::new(text(), vec![CutText("first "), Text("second")]);
+    bench.run(false);
+    let (ending, _) = bench.state.ending().unwrap();
+    assert_eq!(ending.outcome.output(), Some(&json!({"result": "first second"})));
+    assert_eq!(ending.outcome.raw_response(), "first second");
+}
+
+#[test]
+fn feedback_is_the_result_of_the_proposing_call_and_the_next_user_message() {
+    let mut bench = Bench::new(structured(), vec![Calls(vec!["a", BAD]), Calls(vec![OK])]);
+    bench.run(false);
+    let turns = bench.state.conversation().turns();
+    let Turn::Assistant(first) = &turns[1] else { panic!("{turns:#?}") };
+    assert_eq!(first.results().len(), 2);
+    assert!(first.results()[1].is_error && first.results()[1].content.contains("/ok: is missing"));
+    let Turn::User(feedback) = &turns[2] else { panic!("{turns:#?}") };
+    assert!(feedback.contains("/ok: is missing") && feedback.contains("`output`"), "{feedback}");
+}
+
+#[test]
+fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
+    let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
+    bench.record(RunEvent::RunStarted { system: "s".into(), turns: vec![Turn::User("x".into())], single_shot: false, warnings: vec![] });
+    bench.record(RunEvent::AttemptStarted { attempt: 1 });
+    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1 });
+    bench.model();
+    let Step::CallTool(pending) = bench.state.next(bench.now) else { panic!() };
+    bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
+        call_id: pending.call.id,
+        tool: "a".into(),
+        effect: Effect::Once,
+        effect_key: "k".into(),
+        decision: "allowed".into(),
+        reason: None,
+    }));
+    let Step::Record(events) = bench.state.next(bench.now) else { panic!("it must not be called again") };
+    let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(call.failure, Some(CallFailure::UnknownOutcome));
+}
+
+#[test]
+fn a_journal_with_a_gap_is_refused() {
+    let mut state = State::new(text());
+    let event = Event { seq: 2, at: Utc::now(), run_id: Uuid::nil(), what: RunEvent::RunQueued {} };
+    assert!(state.apply(&event).is_err());
+}
+
+/// What holds of every ended run.
+fn check_journal(bench: &Bench, what: &str) {
+    let terminal = bench.journal.iter().filter(|e| e.what.ending().is_some()).count();
+    assert_eq!(terminal, 1, "{what}: exactly one terminal event");
+    assert!(bench.journal.last().unwrap().what.ending().is_some(), "{what}: nothing follows the terminal event");
+    assert_valid(bench.state.conversation(), what);
+
+    let mut totals = Totals::default();
+    bench.journal.iter().for_each(|event| totals.apply(&event.what));
+    assert_eq!(&totals, bench.state.totals(), "{what}: totals are the sum of the events");
+    assert_eq!(totals.usage.total_tokens(), u64::from(totals.iterations) * 15, "{what}");
+
+    let mut again = State::new(Rules { single_shot: false, ..Rules::default() });
+    for event in &bench.journal {
+        let stored = serde_json::to_string(event).unwrap();
+        again.apply(&serde_json::from_str(&stored).unwrap()).unwrap();
+    }
+    assert_eq!(again.conversation(), bench.state.conversation(), "{what}: the journal alone gives the conversation");
+}
+
+/// Every call has its result, and two assistant turns never meet unless the first was a pause or cut off.
+fn assert_valid(conversation: &Conversation, what: &str) {
+    for turn in conversation.turns() {
+        if let Turn::Assistant(turn) = turn {
+            let calls: Vec<_> = turn.message().tool_calls.iter().map(|c| c.id).collect();
+            let results: Vec<_> = turn.results().iter().map(|r| r.call_id).collect();
+            assert_eq!(calls, results, "{what}");
+        }
+    }
+    assert!(matches!(conversation.turns().first(), None | Some(Turn::User(_))), "{what}");
+}
+
+fn anything() -> impl Strategy<Value = Say> {
+    let name = prop::sample::select(vec!["a", "b", "bad", "unknown", OK, BAD, "output:{nope", "output:"]);
+    let names = prop::collection::vec(name, 1..8);
+    prop_oneof![
+        4 => names.clone().prop_map(Calls),
+        2 => prop::sample::select(vec!["done", "", r#"{"ok":1}"#]).prop_map(Text),
+        1 => names.prop_map(CutCalls),
+        1 => Just(CutText("cut")),
+        1 => Just(Pause),
+        1 => Just(Refuse),
+        1 => Just(Fail),
+    ]
+}
+
+fn any_rules() -> impl Strategy<Value = Rules> {
+    let contract = prop_oneof![
+        Just(Contract::Text { confirm: true }),
+        Just(Contract::Text { confirm: false }),
+        Just(Contract::Structured { tool: "output".into() }),
+    ];
+    (contract, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
+        |(contract, attempts, iterations, per_attempt, calls, threshold, budget)| Rules {
+            contract,
+            limits: Limits {
+                max_attempts: attempts,
+                max_iterations: iterations,
+                max_iterations_per_attempt: per_attempt,
+                max_tool_calls_per_iteration: calls,
+                error_threshold: threshold,
+                ..Limits::default()
+            },
+            budget: Budget { max_tool_calls: budget, ..Budget::default() },
+            ..Rules::default()
+        },
+    )
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn it_always_ends_within_its_limits(
+        rules in any_rules(),
+        script in prop::collection::vec(anything(), 1..10),
+        cancel_after in prop::option::of(1..40i64),
+    ) {
+        let mut bench = Bench::new(rules.clone(), script);
+        bench.cancel_after = cancel_after;
+        bench.run(false);
+        check_journal(&bench, "property");
+        let totals = bench.state.totals();
+        prop_assert!(totals.iterations <= rules.limits.max_iterations);
+        prop_assert!(totals.attempts <= rules.limits.max_attempts);
+        let started = bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallStarted(_))).count();
+        prop_assert!(started as u64 <= rules.budget.max_tool_calls);
+    }
+}

@@ -1,0 +1,455 @@
+//! A model server that speaks Chat Completions, and refuses what OpenAI would refuse.
+//!
+//! Tests say what it answers, and look at what it was asked. Every request is checked against the rules
+//! of the real API before an answer is taken from the script: a conversation that a provider would
+//! reject fails the test that sent it. It knows nothing of the code under test.
+
+#![allow(dead_code, reason = "a kit: not every test uses every part")]
+
+use std::collections::VecDeque;
+use std::convert::Infallible;
+use std::future::pending;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::State;
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use axum::routing::post;
+use futures::stream;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::sync::watch;
+use tokio::task::JoinHandle;
+
+/// How long a test waits for something that must happen.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// What the server does with one valid request.
+#[derive(Debug, Clone)]
+pub(crate) enum Reply {
+    /// A text answer.
+    Text(String),
+    /// Tool calls: wire name and arguments text; ids are made up.
+    ToolCalls(Vec<(String, String)>),
+    /// An error answer: status, headers, body.
+    Status { status: u16, headers: Vec<(&'static str, String)>, body: Value },
+    /// Never answers.
+    Hang,
+    /// Sends half an answer, then closes the connection.
+    Reset,
+    /// 200 with something that is not JSON.
+    Garbage,
+    /// 200 with an empty list of choices.
+    NoChoices,
+    /// 200 with this body.
+    Raw(String),
+    /// Waits first.
+    Delayed(Duration, Box<Reply>),
+}
+
+impl Reply {
+    pub(crate) fn text(text: &str) -> Self {
+        Self::Text(text.to_owned())
+    }
+
+    pub(crate) fn call(tool: &str, arguments: &Value) -> Self {
+        Self::ToolCalls(vec![(tool.to_owned(), arguments.to_string())])
+    }
+
+    /// An error in OpenAI's shape; the wait it asks for is in milliseconds.
+    pub(crate) fn error(status: u16, code: &str, retry_after_ms: Option<u64>) -> Self {
+        let headers = retry_after_ms.map(|ms| ("retry-after-ms", ms.to_string()));
+        let message = format!("{code} happened");
+        let body = json!({"error": {"message": message, "type": code, "param": null, "code": code}});
+        Self::Status { status, headers: headers.into_iter().collect(), body }
+    }
+}
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+pub(crate) struct Seen {
+    pub(crate) headers: HeaderMap,
+    pub(crate) body: Value,
+    /// Why it was refused, if it was.
+    pub(crate) refusal: Option<String>,
+}
+
+impl Seen {
+    pub(crate) fn messages(&self) -> &[Value] {
+        self.body["messages"].as_array().map_or(&[], Vec::as_slice)
+    }
+}
+
+/// Requests by what became of them.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub(crate) struct Counts {
+    pub(crate) started: usize,
+    /// The caller went away before the answer.
+    pub(crate) aborted: usize,
+    pub(crate) open: usize,
+}
+
+struct Shared {
+    script: Mutex<VecDeque<Reply>>,
+    always: Mutex<Option<Reply>>,
+    seen: Mutex<Vec<Seen>>,
+    counts: watch::Sender<Counts>,
+}
+
+/// A running server; it stops when dropped.
+pub(crate) struct MockModel {
+    base_url: String,
+    shared: Arc<Shared>,
+    server: JoinHandle<()>,
+}
+
+impl MockModel {
+    pub(crate) async fn start() -> Self {
+        let shared = Arc::new(Shared {
+            script: Mutex::default(),
+            always: Mutex::default(),
+            seen: Mutex::default(),
+            counts: watch::Sender::default(),
+        });
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
+        let app = Router::new().route("/v1/chat/completions", post(completions)).with_state(shared.clone());
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { base_url, shared, server }
+    }
+
+    /// What `base_url` in a configuration must be.
+    pub(crate) fn base_url(&self) -> &str {
+        &self.base_url
+    }
+
+    /// Appends to the queue of answers. A request that finds it empty is refused.
+    pub(crate) fn script(&self, replies: impl IntoIterator<Item = Reply>) {
+        self.shared.script.lock().unwrap().extend(replies);
+    }
+
+    /// What is answered when the queue is empty.
+    pub(crate) fn always(&self, reply: Reply) {
+        *self.shared.always.lock().unwrap() = Some(reply);
+    }
+
+    /// All requests so far, refused ones included.
+    pub(crate) fn requests(&self) -> Vec<Seen> {
+        self.shared.seen.lock().unwrap().clone()
+    }
+
+    /// Why requests were refused.
+    pub(crate) fn refusals(&self) -> Vec<String> {
+        self.requests().into_iter().filter_map(|seen| seen.refusal).collect()
+    }
+
+    pub(crate) fn counts(&self) -> Counts {
+        *self.shared.counts.borrow()
+    }
+
+    /// Waits until that many requests have come.
+    pub(crate) async fn wait_for_requests(&self, number: usize) {
+        self.wait_until(|counts| counts.started >= number).await;
+    }
+
+    /// Waits until a caller has gone away without its answer.
+    pub(crate) async fn wait_for_abort(&self) {
+        self.wait_until(|counts| counts.aborted > 0).await;
+    }
+
+    async fn wait_until(&self, condition: impl FnMut(&Counts) -> bool) {
+        let mut counts = self.shared.counts.subscribe();
+        let met = tokio::time::timeout(PATIENCE, counts.wait_for(condition)).await;
+        assert!(met.is_ok(), "the model server waited in vain: {:?}", self.counts());
+    }
+}
+
+impl Drop for MockModel {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+/// Counts a request as aborted unless its answer was made.
+struct Open {
+    shared: Arc<Shared>,
+    answered: bool,
+}
+
+impl Open {
+    fn new(shared: Arc<Shared>) -> Self {
+        shared.counts.send_modify(|counts| {
+            counts.started += 1;
+            counts.open += 1;
+        });
+        Self { shared, answered: false }
+    }
+}
+
+impl Drop for Open {
+    fn drop(&mut self) {
+        let aborted = usize::from(!self.answered);
+        self.shared.counts.send_modify(|counts| {
+            counts.open -= 1;
+            counts.aborted += aborted;
+        });
+    }
+}
+
+async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    let parsed: Result<Value, _> = serde_json::from_slice(&body);
+    let refusal = match &parsed {
+        Ok(body) => check(body).err(),
+        Err(error) => Some(format!("the body is not JSON: {error}")),
+    };
+    let body = parsed.unwrap_or_default();
+    let number = {
+        let mut seen = shared.seen.lock().unwrap();
+        seen.push(Seen { headers, body: body.clone(), refusal: refusal.clone() });
+        seen.len()
+    };
+    let mut open = Open::new(shared.clone());
+    let reply = if let Some(refusal) = refusal {
+        refuse(&refusal)
+    } else {
+        let scripted = shared.script.lock().unwrap().pop_front();
+        let fallback = || shared.always.lock().unwrap().clone();
+        scripted.or_else(fallback).unwrap_or_else(|| refuse("the test scripted no answer for this request"))
+    };
+    let response = answer(reply, number, &body).await;
+    open.answered = true;
+    response
+}
+
+fn refuse(message: &str) -> Reply {
+    let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
+    Reply::Status { status: 400, headers: Vec::new(), body: json!({ "error": error }) }
+}
+
+async fn answer(mut reply: Reply, number: usize, request: &Value) -> Response {
+    while let Reply::Delayed(delay, inner) = reply {
+        tokio::time::sleep(delay).await;
+        reply = *inner;
+    }
+    match reply {
+        Reply::Text(text) => completion(number, request, &json!({"role": "assistant", "content": text}), "stop"),
+        Reply::ToolCalls(calls) => {
+            let calls: Vec<Value> = (calls.into_iter().enumerate())
+                .map(|(index, (name, arguments))| {
+                    let id = format!("call_mock_{number}_{index}");
+                    json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
+                })
+                .collect();
+            let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
+            completion(number, request, &message, "tool_calls")
+        }
+        Reply::Status { status, headers, body } => {
+            let mut response = (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
+            for (name, value) in headers {
+                response.headers_mut().insert(name, value.parse().unwrap());
+            }
+            response
+        }
+        Reply::Hang => pending::<Infallible>().await.into_response(),
+        Reply::Reset => {
+            let half = Ok(Bytes::from_static(b"{\"choices\": [{\"message\": {\"content\": \"hal"));
+            let cut = Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset));
+            Body::from_stream(stream::iter([half, cut])).into_response()
+        }
+        Reply::Garbage => "<html>It works!</html>".into_response(),
+        Reply::NoChoices => json!({"id": "x", "object": "chat.completion", "choices": []}).to_string().into_response(),
+        Reply::Raw(body) => body.into_response(),
+        Reply::Delayed(..) => unreachable!("unwrapped above"),
+    }
+}
+
+fn completion(number: usize, request: &Value, message: &Value, finish_reason: &str) -> Response {
+    let prompt = request.to_string().len() / 4;
+    let written = message.to_string().len() / 4;
+    let body = json!({
+        "id": format!("chatcmpl-{number}"), "object": "chat.completion", "created": 0, "model": request["model"],
+        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason}],
+        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
+    });
+    body.to_string().into_response()
+}
+
+/// The rules of the real API; the message is what it would complain about.
+fn check(body: &Value) -> Result<(), String> {
+    const FIELDS: [&str; 9] = [
+        "model",
+        "messages",
+        "tools",
+        "tool_choice",
+        "parallel_tool_calls",
+        "temperature",
+        "max_completion_tokens",
+        "response_format",
+        "stream",
+    ];
+    let fields = body.as_object().ok_or("the body must be an object")?;
+    if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
+        return Err(format!("Unrecognized request argument supplied: {unknown}"));
+    }
+    if body["model"].as_str().is_none_or(str::is_empty) {
+        return Err("you must provide a model parameter".into());
+    }
+    let offered = check_tools(body.get("tools"))?;
+    match body.get("tool_choice") {
+        Some(_) if offered.is_empty() => return Err("'tool_choice' is only allowed when 'tools' are specified".into()),
+        Some(Value::String(mode)) if matches!(mode.as_str(), "none" | "auto" | "required") => {}
+        Some(choice) => {
+            let name = choice.pointer("/function/name").and_then(Value::as_str);
+            if choice["type"] != "function" || !name.is_some_and(|name| offered.contains(&name)) {
+                return Err(format!("'tool_choice' names no offered tool: {choice}"));
+            }
+        }
+        None => {}
+    }
+    if offered.is_empty() && body.get("parallel_tool_calls").is_some() {
+        return Err("'parallel_tool_calls' is only allowed when 'tools' are specified".into());
+    }
+    match body["messages"].as_array() {
+        Some(messages) if !messages.is_empty() => check_messages(messages),
+        _ => Err("'messages' must be a list of at least one message".into()),
+    }
+}
+
+/// The names of the offered tools.
+fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
+    let Some(tools) = tools else { return Ok(Vec::new()) };
+    let tools = tools.as_array().filter(|tools| !tools.is_empty()).ok_or("'tools' must be a list, and not empty")?;
+    let mut names = Vec::new();
+    for tool in tools {
+        let name = check_name(tool)?;
+        if !tool.pointer("/function/parameters").is_none_or(Value::is_object) {
+            return Err(format!("the parameters of {name} must be an object"));
+        }
+        if names.contains(&name) {
+            return Err(format!("the tool {name} is offered twice"));
+        }
+        names.push(name);
+    }
+    Ok(names)
+}
+
+/// The name in `{"type": "function", "function": {"name": …}}`.
+fn check_name(function: &Value) -> Result<&str, String> {
+    let name = function.pointer("/function/name").and_then(Value::as_str);
+    let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+    match name {
+        Some(name) if function["type"] == "function" && (1..=64).contains(&name.len()) && name.chars().all(allowed) => {
+            Ok(name)
+        }
+        _ => Err(format!("not a function with a name like ^[a-zA-Z0-9_-]{{1,64}}$: {function}")),
+    }
+}
+
+/// Every call is answered by exactly one tool message before anything else is said.
+fn check_messages(messages: &[Value]) -> Result<(), String> {
+    let mut unanswered: Vec<&str> = Vec::new();
+    for (index, message) in messages.iter().enumerate() {
+        let at = format!("messages[{index}]");
+        let role = message["role"].as_str().unwrap_or_default();
+        if role != "tool" && !unanswered.is_empty() {
+            return Err(format!("{at}: tool_call_ids did not have response messages: {unanswered:?}"));
+        }
+        let has_text = message["content"].is_string() || message["content"].is_array();
+        match role {
+            "system" | "developer" | "user" if has_text => {}
+            "assistant" => unanswered = check_assistant(message, &at, has_text)?,
+            "tool" if has_text => {
+                let id = message["tool_call_id"].as_str().ok_or(format!("{at}: missing 'tool_call_id'"))?;
+                let open = unanswered.iter().position(|waiting| *waiting == id);
+                let open = open.ok_or(format!("{at}: role 'tool' must be a response to a preceding tool call"))?;
+                unanswered.remove(open);
+            }
+            "system" | "developer" | "user" | "tool" => return Err(format!("{at}: content must be text")),
+            other => return Err(format!("{at}: '{other}' is not a role")),
+        }
+    }
+    if unanswered.is_empty() { Ok(()) } else { Err(format!("tool calls without a response: {unanswered:?}")) }
+}
+
+/// The ids of the calls.
+fn check_assistant<'a>(message: &'a Value, at: &str, has_text: bool) -> Result<Vec<&'a str>, String> {
+    let Some(calls) = message.get("tool_calls") else {
+        return if has_text { Ok(Vec::new()) } else { Err(format!("{at}: content is null without tool calls")) };
+    };
+    let calls = calls.as_array().filter(|calls| !calls.is_empty());
+    let mut ids = Vec::new();
+    for call in calls.ok_or(format!("{at}: tool_calls must be a list, and not empty"))? {
+        check_name(call).map_err(|problem| format!("{at}: {problem}"))?;
+        if !call.pointer("/function/arguments").is_some_and(Value::is_string) {
+            return Err(format!("{at}: arguments must be a string"));
+        }
+        let id = call["id"].as_str().filter(|id| !id.is_empty()).ok_or(format!("{at}: a call without an id"))?;
+        if ids.contains(&id) {
+            return Err(format!("{at}: duplicate tool call id {id}"));
+        }
+        ids.push(id);
+    }
+    Ok(ids)
+}
+
+#[test]
+fn the_server_refuses_what_the_real_one_refuses() {
+    let user = json!({"role": "user", "content": "hi"});
+    let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "t", "arguments": "{}"}});
+    let asks = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
+    let tool = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "ok"});
+    let offer = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {}}});
+    let said = |messages: Value| json!({"model": "m", "messages": messages});
+    let offering = |more: Value| {
+        let mut body = said(json!([user]));
+        body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+        body
+    };
+    let good = [
+        said(json!([user, asks(json!([call("a"), call("b")])), tool("b"), tool("a"), user])),
+        offering(json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "t"}}})),
+    ];
+    for body in good {
+        assert_eq!(check(&body), Ok(()), "{body}");
+    }
+    let mut bad_arguments = call("a");
+    bad_arguments["function"]["arguments"] = json!({});
+    let mut bad_name = call("a");
+    bad_name["function"]["name"] = json!("mcp:time/now");
+    let bad = [
+        (json!([]), "must be an object"),
+        (said(json!([])), "at least one message"),
+        (json!({"model": "m"}), "at least one message"),
+        (json!({"messages": [user]}), "model"),
+        (offering(json!({"max_tokens": 3})), "max_tokens"),
+        (said(json!([{"role": "robot", "content": "x"}])), "not a role"),
+        (said(json!([{"role": "user", "content": null}])), "must be text"),
+        (said(json!([{"role": "assistant", "content": null}])), "without tool calls"),
+        (said(json!([user, asks(json!([]))])), "not empty"),
+        (said(json!([user, asks(json!([call("a")]))])), "without a response"),
+        (said(json!([user, asks(json!([call("a")])), user, tool("a")])), "did not have response"),
+        (said(json!([user, asks(json!([call("a"), call("b")])), tool("a"), user])), "did not have response"),
+        (said(json!([user, asks(json!([call("a")])), tool("a"), tool("a")])), "preceding tool call"),
+        (said(json!([user, tool("a")])), "preceding tool call"),
+        (said(json!([user, asks(json!([call("a"), call("a")]))])), "duplicate"),
+        (said(json!([user, asks(json!([bad_arguments]))])), "must be a string"),
+        (said(json!([user, asks(json!([bad_name]))])), "a name like"),
+        (offering(json!({"tools": []})), "not empty"),
+        (offering(json!({"tools": ["t"]})), "a name like"),
+        (offering(json!({"tools": [offer(&"x".repeat(65))]})), "a name like"),
+        (offering(json!({"tools": [offer("t"), offer("t")]})), "twice"),
+        (offering(json!({"tool_choice": "auto"})), "only allowed"),
+        (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
+        (
+            offering(json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "u"}}})),
+            "no offered tool",
+        ),
+    ];
+    for (body, complaint) in bad {
+        let refusal = check(&body).unwrap_err();
+        assert!(refusal.contains(complaint), "{body}\n{refusal}");
+    }
+}

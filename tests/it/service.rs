@@ -1,0 +1,263 @@
+//! The real binary as a child process, with a directory, a database and an administrator's key of its
+//! own. Tests speak to it over HTTP, kill it and start it again.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::process::Stdio;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use reqwest::{Method, StatusCode};
+use serde_json::Value;
+use tempfile::TempDir;
+use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
+use tokio::process::{Child, Command};
+use tokio::sync::oneshot;
+
+use crate::postgres_cluster;
+
+/// Which database the service runs on.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Db {
+    Sqlite,
+    Postgres,
+}
+
+/// The administrator of every test service.
+pub const ADMIN_KEY: &str = "tl_testadmin_0123456789abcdefghjkmnpqrstvwxyz0123456789abcdefghjk";
+
+/// What a service is started with.
+#[derive(Debug, Default)]
+pub struct Setup {
+    agents: BTreeMap<String, String>,
+    scenarios: BTreeMap<String, String>,
+    files: BTreeMap<String, String>,
+    config: String,
+}
+
+impl Setup {
+    pub fn new() -> Self {
+        Self::default()
+    }
+
+    /// `agents/<name>.yaml`; the name is put in front.
+    pub fn agent(mut self, name: &str, yaml: &str) -> Self {
+        self.agents.insert(name.into(), format!("name: {name}\n{yaml}"));
+        self
+    }
+
+    /// `scenarios/<name>.yaml`
+    pub fn scenario(mut self, name: &str, yaml: &str) -> Self {
+        self.scenarios.insert(name.into(), yaml.into());
+        self
+    }
+
+    /// A file in the workspace of the tenant `default`.
+    pub fn file(mut self, path: &str, content: &str) -> Self {
+        self.files.insert(path.into(), content.into());
+        self
+    }
+
+    /// Lines of `toolloop.toml`.
+    pub fn config(mut self, toml: &str) -> Self {
+        self.config.push_str(toml);
+        self.config.push('\n');
+        self
+    }
+
+    pub async fn start(self, db: Db) -> Service {
+        let dir = TempDir::new().unwrap();
+        for (kind, files) in [("agents", &self.agents), ("scenarios", &self.scenarios)] {
+            std::fs::create_dir(dir.path().join(kind)).unwrap();
+            for (name, yaml) in files {
+                std::fs::write(dir.path().join(kind).join(format!("{name}.yaml")), yaml).unwrap();
+            }
+        }
+        for (path, content) in &self.files {
+            let path = dir.path().join("workspace/default").join(path);
+            std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+            std::fs::write(path, content).unwrap();
+        }
+        std::fs::write(dir.path().join("toolloop.toml"), &self.config).unwrap();
+        let database_url = match db {
+            Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
+            Db::Postgres => postgres_cluster::fresh_database().await,
+        };
+        let process = Process::start(dir.path(), &database_url, ADMIN_KEY).await;
+        Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
+    }
+}
+
+struct Process {
+    child: Child,
+    address: String,
+    log: Arc<Mutex<Vec<String>>>,
+}
+
+impl Process {
+    async fn start(dir: &Path, database_url: &str, admin_key: &str) -> Self {
+        let mut child = command(dir)
+            .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--database-url", database_url])
+            .env("TOOLLOOP_ADMIN_KEY", admin_key)
+            .spawn()
+            .unwrap();
+        let log = Arc::<Mutex<Vec<String>>>::default();
+        let (tell, address) = oneshot::channel();
+        tokio::spawn(collect(child.stderr.take().unwrap(), Arc::clone(&log), Some(tell)));
+        tokio::spawn(collect(child.stdout.take().unwrap(), Arc::clone(&log), None));
+        let address = tokio::time::timeout(Duration::from_secs(30), address).await;
+        let Ok(Ok(address)) = address else {
+            panic!("the service did not start:\n{}", log.lock().unwrap().join("\n"));
+        };
+        Self { child, address, log }
+    }
+}
+
+/// The binary, told nothing by this process's environment.
+pub fn command(dir: &Path) -> Command {
+    let mut command = Command::new(env!("CARGO_BIN_EXE_toolloop"));
+    command.current_dir(dir).kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("TOOLLOOP_") || key == "DATABASE_URL") {
+        command.env_remove(key);
+    }
+    command
+}
+
+async fn collect(pipe: impl AsyncRead + Unpin, log: Arc<Mutex<Vec<String>>>, tell: Option<oneshot::Sender<String>>) {
+    let mut tell = tell;
+    let mut lines = BufReader::new(pipe).lines();
+    while let Ok(Some(line)) = lines.next_line().await {
+        let address = serde_json::from_str::<Value>(&line)
+            .ok()
+            .and_then(|line| Some(line.pointer("/fields/address")?.as_str()?.to_owned()));
+        log.lock().unwrap().push(line);
+        if let Some(address) = address {
+            if let Some(tell) = tell.take() {
+                let _ = tell.send(address);
+            }
+        }
+    }
+}
+
+/// A running service.
+pub struct Service {
+    pub dir: TempDir,
+    pub database_url: String,
+    /// The bearer token of the requests that follow.
+    pub key: String,
+    pub http: reqwest::Client,
+    process: Process,
+}
+
+/// An answer: status, headers, JSON body (null where there is none).
+#[derive(Debug)]
+pub struct Answer {
+    pub status: StatusCode,
+    pub headers: reqwest::header::HeaderMap,
+    pub body: Value,
+}
+
+impl Service {
+    pub fn url(&self, path: &str) -> String {
+        format!("http://{}{path}", self.process.address)
+    }
+
+    pub fn address(&self) -> &str {
+        &self.process.address
+    }
+
+    /// A request with the key of this service.
+    pub fn request(&self, method: Method, path: &str) -> reqwest::RequestBuilder {
+        self.http.request(method, self.url(path)).bearer_auth(&self.key)
+    }
+
+    pub async fn get(&self, path: &str) -> Answer {
+        answer(self.request(Method::GET, path)).await
+    }
+
+    pub async fn post(&self, path: &str, body: &Value) -> Answer {
+        answer(self.request(Method::POST, path).json(body)).await
+    }
+
+    pub async fn delete(&self, path: &str) -> Answer {
+        answer(self.request(Method::DELETE, path)).await
+    }
+
+    /// The loop; asserts that a run was started.
+    pub async fn run(&self, agent: &str, body: &Value) -> Value {
+        let answer = self.post(&format!("/v1/agents/{agent}/invoke-iterative"), body).await;
+        assert_eq!(answer.status, 200, "{:#}\n{}", answer.body, self.log());
+        answer.body
+    }
+
+    /// Asks until the answer satisfies, at most 30 seconds.
+    pub async fn until(&self, path: &str, what: impl Fn(&Value) -> bool) -> Value {
+        let mut last = Value::Null;
+        for _ in 0..3000 {
+            last = self.get(path).await.body;
+            if what(&last) {
+                return last;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{path} never became what was expected: {last:#}\n{}", self.log());
+    }
+
+    /// SIGKILL, as a crash would.
+    pub async fn kill(&mut self) {
+        self.process.child.kill().await.unwrap();
+    }
+
+    /// SIGTERM; answers the exit code.
+    pub async fn terminate(&mut self) -> Option<i32> {
+        let pid = self.process.child.id().unwrap().to_string();
+        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        self.process.child.wait().await.unwrap().code()
+    }
+
+    /// Starts it again on the same directory and database, at a new port.
+    pub async fn restart(&mut self) {
+        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
+    }
+
+    /// A second process on the same directory and database.
+    pub async fn second(&self) -> Service {
+        let process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
+        let dir = TempDir::new().unwrap();
+        Service { dir, database_url: self.database_url.clone(), process, key: self.key.clone(), http: self.http.clone() }
+    }
+
+    /// Everything that it logged.
+    pub fn log(&self) -> String {
+        self.process.log.lock().unwrap().join("\n")
+    }
+
+    pub fn write(&self, path: &str, content: &str) {
+        std::fs::write(self.dir.path().join(path), content).unwrap();
+    }
+
+    pub fn read(&self, path: &str) -> String {
+        std::fs::read_to_string(self.dir.path().join("workspace/default").join(path)).unwrap()
+    }
+}
+
+pub async fn answer(request: reqwest::RequestBuilder) -> Answer {
+    let response = request.send().await.unwrap();
+    let (status, headers) = (response.status(), response.headers().clone());
+    let text = response.text().await.unwrap();
+    let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
+    Answer { status, headers, body }
+}
+
+/// One test per story and database.
+macro_rules! on_both_stores {
+    ($($story:ident),+ $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test] async fn $story() { super::$story(crate::service::Db::Sqlite).await; })+
+        }
+        mod postgres {
+            $(#[tokio::test] async fn $story() { super::$story(crate::service::Db::Postgres).await; })+
+        }
+    };
+}
+pub(crate) use on_both_stores;

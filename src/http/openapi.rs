@@ -26,9 +26,9 @@ use super::problem::{Code, ProblemBody};
     get, path = "/openapi.json", tag = "health",
     responses((status = 200, description = "An OpenAPI 3.1 document.", body = Object, example = json!({"openapi": "3.1.0"}))),
 )]
-pub(crate) async fn get_openapi() -> ([(HeaderName, HeaderValue); 1], Bytes) {
+pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
     static JSON: OnceLock<Bytes> = OnceLock::new();
-    let json = JSON.get_or_init(|| serde_json::to_vec(&super::openapi()).unwrap_or_default().into());
+    let json = JSON.get_or_init(|| super::openapi_json().into());
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json.clone())
 }
 

@@ -17,7 +17,7 @@ fn operations() -> Vec<(String, Value)> {
 #[test]
 fn the_committed_document_is_the_generated_one() {
     let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("openapi/openapi.json");
-    let generated = serde_json::to_string_pretty(&crate::http::openapi()).unwrap() + "\n";
+    let generated = crate::http::openapi_json() + "\n";
     if std::env::var_os("UPDATE_OPENAPI").is_some() {
         std::fs::write(&file, &generated).unwrap();
     }

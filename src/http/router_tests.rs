@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::Event;
+use crate::runtime;
 use crate::store::*;
 
 /// A store that cannot be reached.
@@ -48,7 +49,7 @@ impl Store for Away {
     async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         away()
     }
-    async fn release(&self, _: &str) -> Result<u64, StoreError> {
+    async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
         away()
     }
     async fn register_replica(&self, _: &str) -> Result<(), StoreError> {
@@ -105,10 +106,22 @@ fn state(auth: Auth) -> HttpState {
         effect: crate::run::Effect::Read,
         source: "mcp:time".into(),
     };
+    let store: Arc<dyn Store> = Arc::new(Away);
+    let catalogue = Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Box::new(|_| Ok(()))));
+    let registry = Arc::new(crate::tools::registry::Registry::builtin());
+    let settings = runtime::Settings {
+        max_concurrent_runs: 1,
+        queue_workers: 1,
+        lease: Duration::from_secs(15),
+        store_patience: Duration::ZERO,
+        max_crashes: 3,
+        workspace: std::env::temp_dir(),
+    };
+    let router = Arc::new(crate::providers::router::Router::default());
     HttpState {
-        runtime: Runtime {},
-        store: Arc::new(Away),
-        catalogue: Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"))),
+        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings),
+        store,
+        catalogue,
         tools: Arc::new(vec![tool]),
         auth,
     }

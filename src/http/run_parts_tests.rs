@@ -14,7 +14,8 @@ fn a_conversation_reads_as_messages_with_our_ids_only() {
         target: CallTarget::Tool,
     };
     let result = |call_id, content: &str| ToolResult { call_id, content: content.into(), is_error: false };
-    let mut conversation = Conversation::new("You help.", "{\"task\":\"t\"}");
+    let mut conversation = Conversation::new("You help.");
+    conversation.push_user("{\"task\":\"t\"}");
     let message = AssistantMessage {
         text: "Let me look.".into(),
         tool_calls: vec![call(first, "{\"path\":\".\"}"), call(second, "{oops")],
@@ -43,5 +44,5 @@ fn a_conversation_reads_as_messages_with_our_ids_only() {
 
 #[test]
 fn a_run_that_has_not_begun_has_no_messages() {
-    assert_eq!(messages(&Conversation::default()), []);
+    assert_eq!(messages(&Conversation::new("")), []);
 }

@@ -6,11 +6,14 @@ use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
 
 use super::App;
 use super::auth::{AgentsRead, Scoped};
 use super::extract::{Name, Params};
+use super::openapi::{one_object, properties};
 use super::page::{Listing, PARTS, PartParams, by_number};
 use super::problem::Problem;
 use crate::agents::{Agent, Definition};
@@ -37,14 +40,35 @@ pub(crate) struct AgentSummary {
     loaded_at: DateTime<Utc>,
 }
 
-/// An agent with its definition.
-#[derive(Debug, Serialize, ToSchema)]
+/// An agent's definition with all defaults filled in, and the version that is loaded.
+#[derive(Debug, Serialize)]
 pub(crate) struct AgentDetail {
     #[serde(flatten)]
-    summary: AgentSummary,
-    /// The definition with all defaults filled in.
-    #[schema(example = json!({"name": "repo-guide", "model": "openai/gpt-4.1-mini"}))]
     definition: Definition,
+    #[serde(flatten)]
+    version: LoadedVersion,
+}
+
+/// Which version of a definition runs use.
+#[derive(Debug, Serialize, ToSchema)]
+struct LoadedVersion {
+    /// Identifies the definition's text.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    hash: String,
+    /// When it was loaded.
+    loaded_at: DateTime<Utc>,
+}
+
+impl ToSchema for AgentDetail {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Definition::schemas(schemas);
+    }
+}
+
+impl PartialSchema for AgentDetail {
+    fn schema() -> RefOr<Schema> {
+        one_object(properties::<Definition>().chain(properties::<LoadedVersion>()))
+    }
 }
 
 impl From<&Agent> for AgentSummary {
@@ -93,5 +117,6 @@ pub(crate) async fn get_agent(
 ) -> Result<Json<AgentDetail>, Problem> {
     params.finish()?;
     let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
-    Ok(Json(AgentDetail { summary: agent.as_ref().into(), definition: agent.definition.clone() }))
+    let version = LoadedVersion { hash: agent.hash.clone(), loaded_at: agent.loaded_at };
+    Ok(Json(AgentDetail { definition: agent.definition.clone(), version }))
 }

@@ -21,12 +21,12 @@ const OUTCOMES: [&str; 4] = ["succeeded", "failed", "cancelled", "not_executed"]
 
 /// One audit record.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(as = AuditRecord)]
+#[schema(as = AuditRecord, example = json!({"arguments": {"operation": "read", "path": "secret/token"}}))]
 pub(crate) struct AuditView {
     id: Uuid,
     at: DateTime<Utc>,
     /// Key id or token subject on whose behalf the call was made.
-    #[schema(example = "5f2a9c01d3e47b6812")]
+    #[schema(example = "5f2a9c01d3e47b68")]
     subject: String,
     run_id: Uuid,
     #[schema(example = "file_ops")]
@@ -40,7 +40,6 @@ pub(crate) struct AuditView {
     #[schema(example = "`secret/token` may not be read.")]
     reason: Option<String>,
     /// A text where they are no JSON or were cut.
-    #[schema(example = json!({"operation": "read", "path": "secret/token"}))]
     arguments: Value,
     /// `succeeded`, `failed`, `cancelled` or `not_executed`.
     #[schema(example = "not_executed")]

@@ -143,8 +143,7 @@ impl KeyRing {
 
     /// An empty ring.
     pub(crate) fn new() -> Self {
-        let local = Caller { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] };
-        Self { read: Mutex::default(), local: Arc::new(local) }
+        Self { read: Mutex::default(), local: Arc::new(Caller::local()) }
     }
 
     /// Forgets a key that was just revoked.

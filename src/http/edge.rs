@@ -77,7 +77,3 @@ fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
         _ => "no message",
     }
 }
-
-#[cfg(test)]
-#[path = "edge_tests.rs"]
-mod tests;

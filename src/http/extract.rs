@@ -128,27 +128,18 @@ fn escapes_nul(json: &[u8]) -> bool {
 
 /// Reads an object into a type; the error's pointer names the offending field, also an unknown one.
 pub(crate) fn fields<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T, ValidationError> {
-    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| {
-        let mut pointer = pointer(error.path());
-        let message = error.into_inner().to_string();
-        if let Some((field, _)) = message.strip_prefix("unknown field `").and_then(|m| m.split_once('`')) {
-            pointer = format!("{pointer}/{}", escaped(field));
-        }
-        ValidationError { pointer, message }
-    })
+    serde_path_to_error::deserialize(Value::Object(object))
+        .map_err(|error| ValidationError { pointer: pointer(error.path()), message: error.into_inner().to_string() })
 }
 
 fn pointer(path: &serde_path_to_error::Path) -> String {
     use serde_path_to_error::Segment;
-    let mut pointer = String::new();
-    for segment in path {
-        match segment {
-            Segment::Seq { index } => pointer.push_str(&format!("/{index}")),
-            Segment::Map { key } => pointer.push_str(&format!("/{}", escaped(key))),
-            Segment::Enum { .. } | Segment::Unknown => {}
-        }
-    }
-    pointer
+    let segments = path.iter().filter_map(|segment| match segment {
+        Segment::Seq { index } => Some(format!("/{index}")),
+        Segment::Map { key } => Some(format!("/{}", escaped(key))),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    });
+    segments.collect()
 }
 
 /// A key as a segment of a JSON pointer.
@@ -175,7 +166,8 @@ impl FromRequestParts<App> for Name {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Path(name) = Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
+        let Path(name) =
+            Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
         if name.contains('\0') { Err(Problem::not_found("path")) } else { Ok(Self(name)) }
     }
 }
@@ -235,7 +227,7 @@ impl Params {
     /// Takes a text.
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(n, _)| n == name)?;
-        Some(self.0.swap_remove(at).1)
+        Some(self.0.remove(at).1)
     }
 
     /// Takes a value that `read` understands; `what` says what that is.

@@ -51,7 +51,7 @@ pub(crate) struct Checks {
     get, path = "/healthz", tag = "health",
     responses((status = 200, description = "It does.", body = Liveness)),
 )]
-pub(crate) async fn get_liveness() -> Json<Liveness> {
+pub(crate) async fn healthz() -> Json<Liveness> {
     Json(Liveness { status: "ok" })
 }
 
@@ -63,7 +63,7 @@ pub(crate) async fn get_liveness() -> Json<Liveness> {
         (status = 503, description = "They should not: the store is away, or the service is stopping.", body = Readiness),
     ),
 )]
-pub(crate) async fn get_readiness(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
+pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
     let store = match tokio::time::timeout(STORE_PATIENCE, app.store.ping()).await {
         Ok(Ok(())) => "ok",
         Ok(Err(error)) => {

@@ -6,13 +6,14 @@
 use std::collections::BTreeMap;
 
 use serde::Deserialize;
-use serde_json::{Map, Value, json};
-use utoipa::openapi::schema::{AdditionalProperties, Object, Schema};
-use utoipa::openapi::{ObjectBuilder, RefOr, Type};
+use serde_json::{Map, Value};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
 use super::extract::{escaped, fields};
+use super::openapi::{one_object, properties};
 use super::problem::{Code, Problem};
 use crate::run::{Overrides, RunKind};
 
@@ -29,10 +30,13 @@ pub(crate) struct Invocation {
     pub(crate) overrides: Overrides,
 }
 
-/// The fields beside inputs and overrides.
+/// The fields beside the overrides.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct Envelope {
+    /// What the agent works on; must match the agent's input schema.
+    #[schema(example = json!({"task": "What is in here?"}))]
+    inputs: BTreeMap<String, Value>,
     /// The run's id, where the caller wants to know it beforehand.
     run_id: Option<Uuid>,
     /// Runs of one session share its history; 1 to 256 characters.
@@ -46,22 +50,20 @@ struct Envelope {
 impl Invocation {
     /// Reads the body of an invocation.
     pub(crate) fn read(kind: RunKind, mut body: Map<String, Value>) -> Result<Self, Problem> {
-        let inputs = body.remove("inputs").unwrap_or_else(|| json!({}));
-        if !inputs.is_object() {
-            return Err(Problem::at(Code::InvalidInputs, "", "The inputs must be a JSON object."));
-        }
+        let inputs = match body.remove("inputs") {
+            None => Value::Object(Map::new()),
+            Some(inputs @ Value::Object(_)) => inputs,
+            Some(_) => return Err(Problem::at(Code::InvalidInputs, "", "The inputs must be a JSON object.")),
+        };
         let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
         let mut envelope = Map::new();
         for name in ["run_id", "session_id", "metadata"] {
             envelope.extend(body.remove_entry(name));
         }
-        let Envelope { run_id, session_id, metadata } = fields(envelope).map_err(invalid)?;
+        let Envelope { run_id, session_id, metadata, .. } = fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
-        let overrides = match body.is_empty() {
-            true => Overrides::default(),
-            false => overrides(kind, body)?,
-        };
+        let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
         Ok(Self { inputs, run_id, session_id, metadata, overrides })
     }
 }
@@ -127,24 +129,8 @@ impl PartialSchema for InvokeIterativeRequest {
 }
 
 fn body_schema(takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
-    let inputs = ObjectBuilder::new()
-        .schema_type(Type::Object)
-        .description(Some("What the agent works on; must match the agent's input schema."))
-        .examples([json!({"task": "What is in here?"})]);
-    let mut body = ObjectBuilder::new().property("inputs", inputs).build();
-    body.properties.extend(properties::<Envelope>());
-    body.properties.extend(properties::<Overrides>().filter(|(name, _)| takes(name)));
-    body.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
-    RefOr::T(Schema::Object(body))
-}
-
-/// The properties of a type whose schema is an object.
-fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, RefOr<Schema>)> {
-    let object = match T::schema() {
-        RefOr::T(Schema::Object(object)) => object,
-        _ => Object::new(),
-    };
-    object.properties.into_iter()
+    let overrides = properties::<Overrides>().filter(|(name, _)| takes(name));
+    one_object(properties::<Envelope>().chain(overrides))
 }
 
 #[cfg(test)]

@@ -20,23 +20,6 @@ use crate::run::Caller;
 use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
 
-/// Scopes that a key can have, beside `tools:<name>`.
-const SCOPES: [&str; 13] = [
-    "agents:read",
-    "agents:invoke",
-    "runs:read",
-    "runs:cancel",
-    "runs:approve",
-    "sessions:read",
-    "sessions:write",
-    "tools:read",
-    "tools:execute",
-    "keys:admin",
-    "audit:read",
-    "metrics:read",
-    "admin",
-];
-
 /// A key to make.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
@@ -64,9 +47,8 @@ pub(crate) struct NewKeyRequest {
 /// A key without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
-#[expect(missing_docs, reason = "the names say it")]
 pub(crate) struct KeyView {
-    #[schema(example = "5f2a9c01d3e47b6812")]
+    #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
     #[schema(example = "ci")]
     name: String,
@@ -91,7 +73,7 @@ pub(crate) struct NewKey {
     #[serde(flatten)]
     about: KeyView,
     /// The whole key. It is not shown again.
-    #[schema(example = "tl_5f2a9c01d3e47b6812_…")]
+    #[schema(example = "tl_5f2a9c01d3e47b68_…")]
     key: String,
 }
 
@@ -121,27 +103,15 @@ fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
     };
     expect((1..=200).contains(&request.name.chars().count()), "/name", "must have 1 to 200 characters");
     let tenant = "must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit";
-    expect(request.tenant.as_deref().is_none_or(is_tenant), "/tenant", tenant);
+    expect(request.tenant.as_deref().is_none_or(keys::is_tenant), "/tenant", tenant);
     expect(!request.scopes.is_empty(), "/scopes", "must name at least one scope");
     for (at, scope) in request.scopes.iter().enumerate() {
-        expect(is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
+        expect(keys::is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
     }
     expect(request.expires_at.is_none_or(|expiry| expiry > now), "/expires_at", "must be in the future");
     expect(request.rate_limit_per_minute != Some(0), "/rate_limit_per_minute", "must be at least 1");
     expect(request.rate_limit_burst != Some(0), "/rate_limit_burst", "must be at least 1");
     faults
-}
-
-fn is_tenant(text: &str) -> bool {
-    let alphanumeric = |b: u8| b.is_ascii_lowercase() || b.is_ascii_digit();
-    (1..=64).contains(&text.len())
-        && text.bytes().next().is_some_and(alphanumeric)
-        && text.bytes().all(|b| alphanumeric(b) || b == b'_' || b == b'-')
-}
-
-fn is_scope(text: &str) -> bool {
-    let tool = |name: &str| (1..=200).contains(&name.len()) && name.bytes().all(|b| b.is_ascii_graphic());
-    SCOPES.contains(&text) || text.strip_prefix("tools:").is_some_and(tool)
 }
 
 /// Refuses a key that may do what its maker may not.
@@ -155,7 +125,7 @@ fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Pro
 
 /// Whether a scope is `tools:<name>`.
 fn is_tool(scope: &str) -> bool {
-    scope.starts_with("tools:") && !SCOPES.contains(&scope)
+    scope.starts_with("tools:") && !keys::SCOPES.contains(&scope)
 }
 
 /// Make an API key

@@ -26,13 +26,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
+use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::Store;
+use crate::store::{RunRecord, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
@@ -95,6 +96,16 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
     openapi::document(table().into_openapi())
 }
 
+/// The document as indented text, as it is served and committed.
+pub fn openapi_json() -> String {
+    serde_json::to_string_pretty(&openapi()).unwrap_or_default()
+}
+
+/// What the invocation of a run that ended answers, for callers that do not come by HTTP.
+pub fn answer(run: &RunRecord) -> Value {
+    serde_json::to_value(runs::Run::answer(run.clone())).unwrap_or_default()
+}
+
 /// The route table.
 fn table() -> OpenApiRouter<App> {
     OpenApiRouter::default()
@@ -115,9 +126,9 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(keys::list_keys))
         .routes(routes!(keys::revoke_key))
         .routes(routes!(audit::list_audit))
-        .routes(routes!(health::get_liveness))
-        .routes(routes!(health::get_readiness))
-        .routes(routes!(openapi::get_openapi))
+        .routes(routes!(health::healthz))
+        .routes(routes!(health::readyz))
+        .routes(routes!(openapi::openapi_json))
 }
 
 async fn unknown_path() -> Problem {
@@ -127,3 +138,6 @@ async fn unknown_path() -> Problem {
 async fn wrong_method() -> Problem {
     Problem::new(Code::MethodNotAllowed, "This path does not take that method; `Allow` lists those it takes.")
 }
+
+#[cfg(test)]
+mod router_tests;

@@ -4,17 +4,17 @@
 //! it: the errors that follow from what an operation takes, an example for every body (put together
 //! from the examples of its fields), the server and the security scheme.
 
+use std::collections::BTreeMap;
 use std::sync::OnceLock;
 
 use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
-use utoipa::openapi::path::{Operation, PathItem};
+use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
+use utoipa::openapi::schema::{AdditionalProperties, AllOf, Array, Object, Schema};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{
-    Components, Content, InfoBuilder, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server, Tag,
-};
+use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, ResponseBuilder, Server};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::{Code, ProblemBody};
@@ -26,8 +26,211 @@ use super::problem::{Code, ProblemBody};
     get, path = "/openapi.json", tag = "health",
     responses((status = 200, description = "An OpenAPI 3.1 document.", body = Object, example = json!({"openapi": "3.1.0"}))),
 )]
-pub(crate) async fn get_openapi() -> ([(HeaderName, HeaderValue); 1], Bytes) {
+pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
     static JSON: OnceLock<Bytes> = OnceLock::new();
-    let json = JSON.get_or_init(|| serde_json::to_vec(&super::openapi()).unwrap_or_default().into());
+    let json = JSON.get_or_init(|| super::openapi_json().into());
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json.clone())
 }
+
+/// Completes the document of the route table.
+pub(crate) fn document(mut api: OpenApi) -> OpenApi {
+    api.info = InfoBuilder::new()
+        .title("toolloop")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(env!("CARGO_PKG_DESCRIPTION")))
+        .license(Some(License::new("MIT OR Apache-2.0")))
+        .build();
+    api.servers = Some(vec![Server::new("/v1")]);
+    let components = api.components.get_or_insert_default();
+    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("An API key, `tl_<id>_<secret>`."));
+    components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
+    let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
+    ProblemBody::schemas(&mut schemas);
+    components.schemas.extend(schemas);
+    name_rows(&mut components.schemas);
+    let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();
+    for (name, schema) in &mut components.schemas {
+        if let RefOr::T(
+            Schema::Object(Object { example: Some(given), .. }) | Schema::AllOf(AllOf { example: Some(given), .. }),
+        ) = schema
+        {
+            *given = example(&schemas[name], &schemas);
+        }
+    }
+    for item in api.paths.paths.values_mut() {
+        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+            add_problems(operation);
+            add_examples(operation, &schemas);
+        }
+    }
+    api
+}
+
+/// A page's rows refer to their schema; the derived one repeats it, and a generated client would
+/// have no name for it.
+fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
+    for (name, schema) in schemas {
+        if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
+            page.properties.insert("data".into(), Array::new(Ref::from_schema_name(row)).into());
+        }
+    }
+}
+
+/// The errors that an operation can answer with, by what it takes.
+fn problems(operation: &Operation) -> Vec<Code> {
+    let mut codes = vec![Code::Internal];
+    let takes = |place: ParameterIn| {
+        let mut parameters = operation.parameters.iter().flatten();
+        parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
+    };
+    if operation.security.is_some() {
+        codes.extend([Code::Unauthenticated, Code::Forbidden, Code::InvalidParameter, Code::StoreUnavailable]);
+    }
+    if takes(ParameterIn::Path) {
+        codes.push(Code::NotFound);
+    }
+    if operation.request_body.is_some() {
+        codes.extend([Code::MalformedJson, Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType]);
+        codes.push(Code::InvalidInputs);
+    }
+    match operation.operation_id.as_deref() {
+        Some("invoke_agent" | "invoke_agent_iterative") => {
+            codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride]);
+            codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+        }
+        Some("list_events") => codes.push(Code::NotAcceptable),
+        _ => {}
+    }
+    codes
+}
+
+fn add_problems(operation: &mut Operation) {
+    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
+    for code in problems(operation) {
+        by_status.entry(code.status().as_u16()).or_default().push(code);
+    }
+    for (status, codes) in by_status {
+        let named: Vec<String> = codes.iter().map(|code| format!("{} (`{}`)", code.title(), code.name())).collect();
+        let mut content = Content::new(Some(Ref::from_schema_name("Problem")));
+        content.example = codes.first().map(|code| example_problem(*code));
+        let response = ResponseBuilder::new().description(format!("{}.", named.join("; ")));
+        let response = response.content("application/problem+json", content).build();
+        operation.responses.responses.entry(status.to_string()).or_insert(RefOr::T(response));
+    }
+}
+
+fn example_problem(code: Code) -> Value {
+    json!({
+        "type": format!("urn:toolloop:problem:{}", code.name()),
+        "title": code.title(),
+        "status": code.status().as_u16(),
+        "detail": "What went wrong this time.",
+        "instance": "/v1/…",
+        "code": code.name(),
+        "request_id": "0197000000007000800000000000000a",
+    })
+}
+
+fn add_examples(operation: &mut Operation, schemas: &Value) {
+    let contents = |content: &mut RefOr<Content>| {
+        if let RefOr::T(content) = content
+            && content.example.is_none()
+            && let Some(schema) = &content.schema
+        {
+            content.example = Some(example(&serde_json::to_value(schema).unwrap_or_default(), schemas));
+        }
+    };
+    if let Some(RefOr::T(body)) = &mut operation.request_body {
+        body.content.values_mut().for_each(|content| {
+            // An optional body may be absent; it may not be null.
+            if let RefOr::T(Content { schema: Some(schema), .. }) = content
+                && let RefOr::T(Schema::OneOf(choice)) = schema
+            {
+                *schema = choice.items.swap_remove(0);
+            }
+            contents(content);
+            if let RefOr::T(Content { example: Some(example), .. }) = content {
+                drop_nulls(example);
+            }
+        });
+    }
+    for response in operation.responses.responses.values_mut() {
+        if let RefOr::T(response) = response {
+            response.content.values_mut().for_each(contents);
+        }
+    }
+}
+
+/// What a caller would not write down.
+fn drop_nulls(body: &mut Value) {
+    if let Value::Object(fields) = body {
+        fields.values_mut().for_each(drop_nulls);
+        fields.retain(|_, value| !value.is_null() && *value != json!({}));
+    }
+}
+
+/// An example of a schema (as JSON), put together from those of its parts. An object's own example
+/// goes over it: it tells what the parts cannot tell by themselves.
+fn example(schema: &Value, schemas: &Value) -> Value {
+    let of = |part: &Value| example(part, schemas);
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return of(&schemas[name]);
+    }
+    let mut fields: Map<String, Value> = Map::new();
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        fields.extend(of(part).as_object().cloned().unwrap_or_default());
+    }
+    for (name, part) in schema["properties"].as_object().into_iter().flatten() {
+        fields.insert(name.clone(), of(part));
+    }
+    match (schema.get("example").or_else(|| schema["examples"].get(0)), fields.is_empty()) {
+        (Some(Value::Object(own)), false) => fields.extend(own.clone()),
+        (Some(own), _) => return own.clone(),
+        (None, true) => return example_of_value(schema, schemas),
+        (None, false) => {}
+    }
+    Value::Object(fields)
+}
+
+/// An example of something that is no object with properties.
+fn example_of_value(schema: &Value, schemas: &Value) -> Value {
+    if let Some(first) = schema["oneOf"].get(0) {
+        return example(first, schemas);
+    }
+    if let Some(first) = schema["enum"].get(0).or_else(|| schema.get("default")) {
+        return first.clone();
+    }
+    let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str()).unwrap_or_default();
+    match (kind, schema["format"].as_str()) {
+        ("object", _) => json!({}),
+        ("array", _) if schema["items"].get("$ref").is_some() => json!([example(&schema["items"], schemas)]),
+        ("array", _) => json!([]),
+        ("string", Some("uuid")) => json!("01970000-0000-7000-8000-000000000000"),
+        ("string", Some("date-time")) => json!("2026-01-31T12:00:00Z"),
+        ("string", _) => json!("…"),
+        ("integer" | "number", _) => json!(0),
+        ("boolean", _) => json!(false),
+        _ => Value::Null,
+    }
+}
+
+/// The properties of a type whose schema is an object.
+pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, RefOr<Schema>)> {
+    let object = match T::schema() {
+        RefOr::T(Schema::Object(object)) => object,
+        _ => Object::new(),
+    };
+    object.properties.into_iter()
+}
+
+/// One closed object of the properties of several types, as `serde(flatten)` writes it.
+pub(crate) fn one_object(properties: impl Iterator<Item = (String, RefOr<Schema>)>) -> RefOr<Schema> {
+    let mut object = Object::new();
+    object.properties = properties.collect();
+    object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+    RefOr::T(Schema::Object(object))
+}
+
+#[cfg(test)]
+#[path = "openapi_tests.rs"]
+mod tests;

@@ -30,11 +30,13 @@ pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
 
 /// One page of a list.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Page)]
 pub(crate) struct Listing<T> {
     /// The rows.
-    pub(crate) data: Vec<T>,
+    data: Vec<T>,
     /// Give it as `cursor` to get the next page; null on the last one.
-    pub(crate) next_cursor: Option<String>,
+    #[schema(example = json!(null))]
+    next_cursor: Option<String>,
 }
 
 impl<T> Listing<T> {

@@ -55,7 +55,9 @@ impl Code {
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
-            Self::UnsupportedMediaType => ("UNSUPPORTED_MEDIA_TYPE", StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type"),
+            Self::UnsupportedMediaType => {
+                ("UNSUPPORTED_MEDIA_TYPE", StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type")
+            }
             Self::InvalidInputs => ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs"),
             Self::InvalidOverride => ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override"),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
@@ -64,6 +66,21 @@ impl Code {
             Self::StoreUnavailable => ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
             Self::Timeout => ("TIMEOUT", StatusCode::GATEWAY_TIMEOUT, "Timeout"),
         }
+    }
+
+    /// The stable name.
+    pub(crate) fn name(self) -> &'static str {
+        self.meaning().0
+    }
+
+    /// The HTTP status.
+    pub(crate) fn status(self) -> StatusCode {
+        self.meaning().1
+    }
+
+    /// The name in words.
+    pub(crate) fn title(self) -> &'static str {
+        self.meaning().2
     }
 
     /// Seconds after which the same request may succeed.
@@ -186,7 +203,7 @@ impl Problem {
 
 impl IntoResponse for Problem {
     fn into_response(self) -> Response {
-        let mut response = self.code.meaning().1.into_response();
+        let mut response = self.code.status().into_response();
         let headers = response.headers_mut();
         if let Some(seconds) = self.code.retry_after() {
             headers.insert(RETRY_AFTER, seconds);

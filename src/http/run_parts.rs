@@ -8,8 +8,8 @@ use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
 use serde_json::{Value, json};
-use utoipa::openapi::schema::{ObjectBuilder, Schema, SchemaFormat, KnownFormat, Type};
 use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::{PartialSchema, ToSchema};
 use uuid::Uuid;
 
@@ -30,7 +30,6 @@ const JOURNAL_CHUNK: u32 = 1000;
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
-#[expect(missing_docs, reason = "the names say it")]
 pub(crate) struct Iteration {
     run_id: Uuid,
     #[schema(example = 1)]
@@ -74,8 +73,8 @@ impl From<IterationRecord> for Iteration {
 
 /// One tool call.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"arguments": {"operation": "list", "path": "."}}))]
 #[schema(as = ToolCall)]
-#[expect(missing_docs, reason = "the names say it")]
 pub(crate) struct ToolCallView {
     id: Uuid,
     run_id: Uuid,
@@ -88,7 +87,6 @@ pub(crate) struct ToolCallView {
     #[schema(example = "file_ops")]
     tool: String,
     /// As the model gave them; a text where they are no JSON.
-    #[schema(example = json!({"operation": "list", "path": "."}))]
     arguments: Value,
     #[schema(value_type = Option<Effect>)]
     effect: Option<String>,
@@ -147,6 +145,7 @@ pub(crate) enum Role {
 
 /// One message of the conversation.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
+#[schema(example = json!({"role": "assistant"}))]
 pub(crate) struct Message {
     role: Role,
     /// The text.
@@ -167,12 +166,12 @@ pub(crate) struct Message {
 
 /// A tool call in a message.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
+#[schema(example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct MessageCall {
     id: Uuid,
     #[schema(example = "file_ops")]
     name: String,
     /// As the model gave them; a text where they are no JSON.
-    #[schema(example = json!({"operation": "list", "path": "."}))]
     arguments: Value,
 }
 
@@ -338,7 +337,8 @@ pub(crate) async fn list_events(
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Json<Listing<JournalEntry>>, Problem> {
-    let after = params.value("after", "the number of an event", |text| text.parse().ok().filter(|seq| *seq >= 0_i64))?;
+    let after =
+        params.value("after", "the number of an event", |text| text.parse().ok().filter(|seq| *seq >= 0_i64))?;
     let page = by_number(&mut params, PARTS)?;
     if after.is_some() && page.after.is_some() {
         return Err(invalid_parameter("after", "cannot be given together with `cursor`"));

@@ -22,6 +22,8 @@ use crate::store::{CancelOutcome, RunFilter, RunRecord};
 
 /// How a run went; the answer of an invocation.
 #[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
+#[schema(example = json!({"status": "completed", "error": null, "output": {"summary": "A small web service."}}))]
 pub(crate) struct Run {
     /// UUID.
     run_id: Uuid,
@@ -34,7 +36,6 @@ pub(crate) struct Run {
     #[schema(value_type = Option<TerminationReason>)]
     termination_reason: Option<String>,
     /// The accepted output.
-    #[schema(example = json!({"summary": "A small web service."}))]
     output: Option<Value>,
     /// The model's last words as it wrote them.
     #[schema(example = "{\"summary\": \"A small web service.\"}")]
@@ -69,7 +70,6 @@ pub(crate) struct Run {
     /// Whether a limit forced the output.
     partial: bool,
     /// Why there is no output.
-    #[schema(example = json!(null))]
     error: Option<RunError>,
     /// What the caller should know although it did not end the run.
     warnings: Vec<String>,
@@ -80,7 +80,6 @@ pub(crate) struct Run {
 /// Tokens and cost. Cached and cache-write tokens are parts of the input, reasoning of the output.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Usage)]
-#[expect(missing_docs, reason = "the names say it")]
 pub(crate) struct UsageView {
     #[schema(example = 1000)]
     input_tokens: u64,
@@ -98,19 +97,20 @@ pub(crate) struct UsageView {
 
 /// A run with all that is kept about it.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"kind": "iterative", "inputs": {"task": "What is in here?"}, "overrides": {"max_iterations": 10}}))]
 pub(crate) struct RunDetail {
     #[serde(flatten)]
     run: Run,
     /// Single shot or loop.
     kind: RunKind,
     /// What it was given.
-    #[schema(value_type = Object, example = json!({"task": "What is in here?"}))]
+    #[schema(value_type = Object)]
     inputs: Value,
     /// What the request narrowed.
-    #[schema(value_type = Object, example = json!({"max_iterations": 10}))]
+    #[schema(value_type = Overrides)]
     overrides: Value,
     /// The caller's labels.
-    #[schema(value_type = Object, example = json!({"ticket": "42"}))]
+    #[schema(value_type = BTreeMap<String, String>, example = json!({"ticket": "42"}))]
     metadata: Value,
     /// The session it belongs to.
     #[schema(example = json!(null))]
@@ -145,7 +145,6 @@ pub(crate) struct BudgetView {
 
 /// What a run has consumed.
 #[derive(Debug, Serialize, ToSchema)]
-#[expect(missing_docs, reason = "the names are those of the caps")]
 pub(crate) struct BudgetUsed {
     #[schema(example = 4)]
     iterations: u32,
@@ -346,8 +345,7 @@ pub(crate) async fn cancel_run(
     RunId(id): RunId,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<RunDetail>), Problem> {
-    let request: CancelRequest =
-        fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    let request: CancelRequest = fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if request.reason.as_ref().is_some_and(|reason| reason.chars().count() > 1000) {
         return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
     }

@@ -17,13 +17,14 @@ use crate::tools::ToolInfo;
 
 /// A tool.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"effect": "once", "input_schema": {"type": "object"}}))]
 pub(crate) struct Tool {
     #[schema(example = "file_ops")]
     name: String,
     #[schema(example = "Reads and writes files of the workspace.")]
     description: String,
     /// JSON Schema of the arguments.
-    #[schema(value_type = Object, example = json!({"type": "object"}))]
+    #[schema(value_type = Object)]
     input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     effect: Effect,

@@ -1,0 +1,105 @@
+//! Bodies of invocations: what they may say.
+
+use serde_json::json;
+
+use super::*;
+
+fn read(kind: RunKind, body: &Value) -> Result<Invocation, Problem> {
+    Invocation::read(kind, body.as_object().unwrap().clone())
+}
+
+/// Code and pointer of the refusal.
+fn refusal(kind: RunKind, body: &Value) -> String {
+    format!("{:?}", read(kind, body).unwrap_err())
+}
+
+#[test]
+fn an_empty_body_asks_for_empty_inputs() {
+    let invocation = read(RunKind::Iterative, &json!({})).unwrap();
+    assert_eq!(invocation.inputs, json!({}));
+    assert_eq!(invocation.overrides, Overrides::default());
+    assert_eq!((invocation.run_id, invocation.session_id), (None, None));
+}
+
+#[test]
+fn everything_that_a_loop_takes_is_read() {
+    let id = Uuid::now_v7();
+    let body = json!({
+        "inputs": {"task": "t", "n": [1, {"x": null}]}, "run_id": id, "session_id": "s", "metadata": {"ticket": "42"},
+        "model": "scripted/x", "temperature": 0.3, "max_iterations": 2, "max_iterations_per_attempt": 2,
+        "max_attempts": 1, "max_tool_calls_per_iteration": 1, "tool_call_timeout_seconds": 5, "error_threshold": 1,
+        "enable_double_confirmation": false, "tool_choice": {"tool": "file_ops"}, "parallel_tool_calls": false,
+        "tools": ["file_ops"], "budget": {"max_total_tokens": 10},
+    });
+    let invocation = read(RunKind::Iterative, &body).unwrap();
+    assert_eq!(invocation.inputs, body["inputs"]);
+    assert_eq!(invocation.run_id, Some(id));
+    assert_eq!(invocation.metadata["ticket"], "42");
+    assert_eq!(invocation.overrides.budget.as_ref().unwrap().max_total_tokens, Some(10));
+    let mut overrides = body.as_object().unwrap().clone();
+    overrides.retain(|name, _| !["inputs", "run_id", "session_id", "metadata"].contains(&name.as_str()));
+    assert_eq!(serde_json::to_value(invocation.overrides).unwrap(), Value::Object(overrides));
+}
+
+#[test]
+fn null_means_absent_except_for_inputs() {
+    let body = json!({"run_id": null, "session_id": null, "metadata": null, "model": null, "budget": null});
+    assert_eq!(read(RunKind::Iterative, &body).unwrap(), read(RunKind::Iterative, &json!({})).unwrap());
+    assert!(refusal(RunKind::Iterative, &json!({"inputs": null})).contains("InvalidInputs"));
+}
+
+#[test]
+fn what_does_not_fit_is_refused_with_a_pointer() {
+    let cases = [
+        (json!({"inputs": []}), "InvalidInputs", "\"\""),
+        (json!({"inputs": "x"}), "InvalidInputs", "\"\""),
+        (json!({"input": {}}), "InvalidOverride", "\"/input\""),
+        (json!({"dry_run": false}), "InvalidOverride", "\"/dry_run\""),
+        (json!({"webhook": {"url": "https://x"}}), "InvalidOverride", "\"/webhook\""),
+        (json!({"max_iterations": "2"}), "InvalidOverride", "\"/max_iterations\""),
+        (json!({"max_iterations": 2.5}), "InvalidOverride", "\"/max_iterations\""),
+        (json!({"max_iterations": -1}), "InvalidOverride", "\"/max_iterations\""),
+        (json!({"budget": []}), "InvalidOverride", "\"/budget\""),
+        (json!({"budget": {"max_files": 1}}), "InvalidOverride", "\"/budget/max_files\""),
+        (json!({"tool_choice": "sometimes"}), "InvalidOverride", "\"/tool_choice\""),
+        (json!({"tools": "file_ops"}), "InvalidOverride", "\"/tools\""),
+        (json!({"run_id": "42"}), "InvalidOverride", "\"/run_id\""),
+        (json!({"session_id": ""}), "InvalidOverride", "\"/session_id\""),
+        (json!({"session_id": "s".repeat(257)}), "InvalidOverride", "\"/session_id\""),
+        (json!({"metadata": {"a": 1}}), "InvalidOverride", "\"/metadata/a\""),
+        (json!({"metadata": {"": "x"}}), "InvalidOverride", "\"/metadata/\""),
+        (json!({"metadata": {"a/b": "x".repeat(1025)}}), "InvalidOverride", "\"/metadata/a~1b\""),
+        (json!({"a/b": 1}), "InvalidOverride", "\"/a~1b\""),
+    ];
+    for (body, code, pointer) in cases {
+        let refusal = refusal(RunKind::Iterative, &body);
+        assert!(refusal.contains(code) && refusal.contains(&format!("pointer: {pointer}")), "{body}: {refusal}");
+    }
+    let labels: BTreeMap<String, &str> = (0..65).map(|n| (n.to_string(), "")).collect();
+    assert!(refusal(RunKind::Iterative, &json!({"metadata": labels})).contains("at most 64"));
+}
+
+#[test]
+fn a_single_shot_takes_no_settings_of_the_loop() {
+    let invocation = read(RunKind::Single, &json!({"model": "a/b", "temperature": 1.0})).unwrap();
+    assert_eq!(invocation.overrides.model.as_deref(), Some("a/b"));
+    for field in ["max_iterations", "tools", "budget", "tool_choice"] {
+        let refusal = refusal(RunKind::Single, &json!({ field: null }));
+        assert!(refusal.contains(&format!("pointer: \"/{field}\"")), "{refusal}");
+    }
+}
+
+#[test]
+fn the_document_lists_exactly_the_fields_that_are_read() {
+    let names = |schema: RefOr<Schema>| {
+        let schema = serde_json::to_value(schema).unwrap();
+        assert_eq!(schema["additionalProperties"], false);
+        schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
+    };
+    assert_eq!(names(InvokeRequest::schema()), ["inputs", "run_id", "session_id", "metadata", "model", "temperature"]);
+    for name in names(InvokeIterativeRequest::schema()) {
+        let value = if name == "inputs" { json!({}) } else { Value::Null };
+        assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
+    }
+    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 17);
+}

@@ -1,0 +1,48 @@
+//! Which keys can be made, and by whom.
+
+use super::*;
+
+fn request() -> NewKeyRequest {
+    NewKeyRequest { name: "ci".into(), scopes: vec!["runs:read".into()], ..NewKeyRequest::default() }
+}
+
+fn caller(scopes: &[&str]) -> Caller {
+    Caller {
+        subject: "k".into(),
+        tenant: "acme".into(),
+        scopes: scopes.iter().map(|scope| (*scope).to_owned()).collect(),
+    }
+}
+
+#[test]
+fn every_fault_of_a_request_is_pointed_at() {
+    let now = Utc::now();
+    assert_eq!(faults(&request(), now), []);
+    let bad = NewKeyRequest {
+        name: String::new(),
+        tenant: Some("Ac me".into()),
+        scopes: vec!["runs:read".into(), "runs:write".into()],
+        expires_at: Some(now),
+        rate_limit_per_minute: Some(0),
+        rate_limit_burst: Some(0),
+    };
+    let pointers: Vec<String> = faults(&bad, now).into_iter().map(|fault| fault.pointer).collect();
+    assert_eq!(
+        pointers,
+        ["/name", "/tenant", "/scopes/1", "/expires_at", "/rate_limit_per_minute", "/rate_limit_burst"]
+    );
+    assert_eq!(faults(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer, "/scopes");
+}
+
+#[test]
+fn nobody_makes_a_key_that_may_do_more_than_they_may() {
+    let may = |held: &[&str], tenant: &str, scope: &str| authorise(&caller(held), tenant, &[scope.to_owned()]).is_ok();
+    assert!(may(&["keys:admin", "runs:read"], "acme", "runs:read"));
+    assert!(may(&["keys:admin", "tools:execute"], "acme", "tools:shell"));
+    assert!(may(&["admin"], "other", "admin"));
+    assert!(!may(&["keys:admin", "runs:read"], "acme", "audit:read"));
+    assert!(!may(&["keys:admin", "runs:read"], "other", "runs:read"));
+    assert!(!may(&["keys:admin", "tools:execute"], "acme", "tools:read"));
+    assert!(!may(&["keys:admin", "tools:shell"], "acme", "tools:execute"));
+    assert!(!may(&["keys:admin"], "acme", "admin"));
+}

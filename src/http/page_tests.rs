@@ -1,0 +1,76 @@
+//! Cursors, limits and pages.
+
+use proptest::prelude::*;
+
+use super::*;
+
+fn params(query: &str) -> Params {
+    Params::parse(query).unwrap()
+}
+
+proptest! {
+    #[test]
+    fn a_cursor_leads_back_to_its_place(micros in 0_i64..4_000_000_000_000_000, id in any::<u128>(), number in 0_i64..1 << 40) {
+        let at = DateTime::from_timestamp_micros(micros).unwrap();
+        let id = Uuid::from_u128(id).to_string();
+        let page = by_time(&mut params(&format!("cursor={}", time_cursor(at, &id))), LISTS).unwrap();
+        prop_assert_eq!(page.after, Some(RunCursor { at, id }));
+        let page = by_number(&mut params(&format!("cursor={}", number_cursor(number))), PARTS).unwrap();
+        prop_assert_eq!(page.after, Some(number));
+    }
+
+    #[test]
+    fn a_made_up_cursor_is_refused_or_harmless(text in "[A-Za-z0-9_-]{0,40}") {
+        if let Ok(page) = by_number(&mut params(&format!("cursor={text}")), PARTS) {
+            prop_assert!(page.after.unwrap() >= 0);
+        }
+        if let Ok(page) = by_time(&mut params(&format!("cursor={text}")), LISTS) {
+            prop_assert!(Uuid::try_parse(&page.after.unwrap().id).is_ok());
+        }
+    }
+
+    #[test]
+    fn pages_put_together_are_the_list(length in 0_i64..50, size in 1_u32..20) {
+        let mut seen = Vec::new();
+        let mut query = format!("limit={size}");
+        loop {
+            let page = by_number(&mut params(&query), PARTS).unwrap();
+            let listing = Listing::of_all((0..length).collect(), &page);
+            prop_assert!(listing.data.len() <= size as usize);
+            seen.extend(listing.data);
+            let Some(next) = listing.next_cursor else { break };
+            query = format!("limit={size}&cursor={next}");
+        }
+        prop_assert_eq!(seen, (0..length).collect::<Vec<_>>());
+    }
+}
+
+#[test]
+fn a_cursor_of_another_list_is_refused() {
+    let at = DateTime::from_timestamp_micros(1).unwrap();
+    let foreign = time_cursor(at, &Uuid::nil().to_string());
+    assert!(by_number(&mut params(&format!("cursor={foreign}")), PARTS).is_err());
+    assert!(by_time(&mut params(&format!("cursor={}", number_cursor(3))), LISTS).is_err());
+    let key = time_cursor(at, "abc");
+    assert!(by_time(&mut params(&format!("cursor={key}")), LISTS).is_err());
+    assert!(by_time_and(&mut params(&format!("cursor={key}")), LISTS, |id| id == "abc").is_ok());
+}
+
+#[test]
+fn limits_have_bounds_and_a_default() {
+    for (query, limit) in [("", 51), ("limit=1", 2), ("limit=200", 201)] {
+        assert_eq!(by_time(&mut params(query), LISTS).unwrap().limit, limit, "{query}");
+    }
+    for query in ["limit=0", "limit=201", "limit=-1", "limit=ten", "limit="] {
+        assert!(by_time(&mut params(query), LISTS).is_err(), "{query}");
+    }
+}
+
+#[test]
+fn the_row_beyond_the_page_is_not_shown_but_makes_a_cursor() {
+    let page = by_number(&mut params("limit=2"), PARTS).unwrap();
+    let full = Listing::of(vec![1, 2, 3], &page, |last| format!("after {last}"), |row| row * 10);
+    assert_eq!((full.data, full.next_cursor.as_deref()), (vec![10, 20], Some("after 2")));
+    let last = Listing::of(vec![1, 2], &page, |last: &i32| format!("after {last}"), |row| row);
+    assert_eq!(last.next_cursor, None);
+}

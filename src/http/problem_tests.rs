@@ -1,0 +1,142 @@
+//! Problems: their bodies, headers and the errors that they come from.
+
+use axum::body::to_bytes;
+use axum::http::HeaderMap;
+use serde_json::{Value, json};
+use utoipa::PartialSchema;
+
+use super::*;
+
+const ALL: [Code; 18] = [
+    Code::MalformedJson,
+    Code::InvalidParameter,
+    Code::Unauthenticated,
+    Code::Forbidden,
+    Code::NotFound,
+    Code::MethodNotAllowed,
+    Code::NotAcceptable,
+    Code::RequestTimeout,
+    Code::RunIdTaken,
+    Code::PayloadTooLarge,
+    Code::UnsupportedMediaType,
+    Code::InvalidInputs,
+    Code::InvalidOverride,
+    Code::Internal,
+    Code::Overloaded,
+    Code::Draining,
+    Code::StoreUnavailable,
+    Code::Timeout,
+];
+
+async fn sent(problem: Problem) -> (StatusCode, HeaderMap, Value) {
+    let mut bare = problem.into_response();
+    let problem = bare.extensions_mut().remove::<Problem>().unwrap();
+    let (parts, body) = problem.finish(bare, "req-1", "/v1/somewhere").into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    assert_eq!(parts.headers[CONTENT_LENGTH], body.len().to_string());
+    assert_eq!(parts.headers[CONTENT_TYPE], "application/problem+json");
+    (parts.status, parts.headers, serde_json::from_slice(&body).unwrap())
+}
+
+#[test]
+fn codes_statuses_and_titles_are_a_contract() {
+    let table: Vec<String> = ALL
+        .iter()
+        .map(|code| {
+            let wait = code.retry_after().map_or(String::new(), |s| format!(" retry {}", s.to_str().unwrap()));
+            format!("{} {} {}{wait}", code.status().as_u16(), code.name(), code.title())
+        })
+        .collect();
+    insta::assert_snapshot!(table.join("\n"), @r"
+    400 MALFORMED_JSON Malformed JSON
+    400 INVALID_PARAMETER Invalid parameter
+    401 UNAUTHENTICATED Unauthenticated
+    403 FORBIDDEN Forbidden
+    404 NOT_FOUND Not found
+    405 METHOD_NOT_ALLOWED Method not allowed
+    406 NOT_ACCEPTABLE Not acceptable
+    408 REQUEST_TIMEOUT Request timeout
+    409 RUN_ID_TAKEN Run id taken
+    413 PAYLOAD_TOO_LARGE Payload too large
+    415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
+    422 INVALID_INPUTS Invalid inputs
+    422 INVALID_OVERRIDE Invalid override
+    500 INTERNAL Internal error
+    503 OVERLOADED Overloaded retry 1
+    503 DRAINING Shutting down retry 5
+    503 STORE_UNAVAILABLE Store unavailable retry 2
+    504 TIMEOUT Timeout
+    ");
+}
+
+#[test]
+fn the_documented_codes_are_the_ones_that_are_sent() {
+    let schema = serde_json::to_value(Code::schema()).unwrap();
+    let sent: Vec<&str> = ALL.iter().map(|code| code.name()).collect();
+    assert_eq!(schema["enum"], json!(sent));
+}
+
+#[tokio::test]
+async fn a_validation_problem_points_at_every_error() {
+    let errors = vec![
+        ValidationError { pointer: "/project".into(), message: "is missing".into() },
+        ValidationError { pointer: "/n".into(), message: "is not a number".into() },
+    ];
+    let (status, _, body) = sent(StartError::InvalidInputs(errors).into()).await;
+    assert_eq!(status, StatusCode::UNPROCESSABLE_ENTITY);
+    assert_eq!(
+        body,
+        json!({
+            "type": "urn:toolloop:problem:INVALID_INPUTS",
+            "title": "Invalid inputs",
+            "status": 422,
+            "detail": "/project: is missing",
+            "instance": "/v1/somewhere",
+            "code": "INVALID_INPUTS",
+            "errors": [
+                {"pointer": "/project", "message": "is missing"},
+                {"pointer": "/n", "message": "is not a number"},
+            ],
+            "request_id": "req-1",
+        })
+    );
+}
+
+#[tokio::test]
+async fn a_run_that_goes_on_is_named_in_body_and_header() {
+    let run = Uuid::now_v7();
+    let (_, headers, body) = sent(Problem::new(Code::Draining, "It goes on.").of_run(run)).await;
+    assert_eq!(body["run_id"], json!(run));
+    assert_eq!(headers["x-run-id"], run.to_string());
+    assert_eq!(headers[RETRY_AFTER], "5");
+}
+
+#[tokio::test]
+async fn a_cause_of_ours_is_not_told() {
+    for error in [StoreError::Unavailable("10.0.0.7 refused".into()), StoreError::Failed("column x".into())] {
+        let private = error.to_string();
+        let (status, _, body) = sent(error.into()).await;
+        assert!(status.is_server_error());
+        assert!(!body.to_string().contains(private.rsplit(": ").next().unwrap()), "{body}");
+    }
+}
+
+#[tokio::test]
+async fn who_is_not_known_is_told_how_to_prove_it() {
+    let (status, headers, _) = sent(Problem::new(Code::Unauthenticated, "Who?")).await;
+    assert_eq!(status, StatusCode::UNAUTHORIZED);
+    assert_eq!(headers[WWW_AUTHENTICATE], "Bearer");
+}
+
+#[test]
+fn every_way_not_to_start_has_its_code() {
+    let code = |error: StartError| Problem::from(error).code;
+    assert_eq!(code(StartError::UnknownAgent("x".into())), Code::NotFound);
+    assert_eq!(code(StartError::RunIdTaken(Uuid::nil())), Code::RunIdTaken);
+    assert_eq!(code(StartError::Overloaded), Code::Overloaded);
+    assert_eq!(code(StartError::Draining), Code::Draining);
+    assert_eq!(code(StartError::Store(StoreError::Unavailable(String::new()))), Code::StoreUnavailable);
+    assert_eq!(code(StartError::Store(StoreError::Failed(String::new()))), Code::Internal);
+    let error = ValidationError { pointer: "/model".into(), message: "is unknown".into() };
+    assert_eq!(code(StartError::InvalidOverride(error)), Code::InvalidOverride);
+}

@@ -1,0 +1,300 @@
+//! The routes in process, with a store that is away: who is let in, what is refused, and how.
+
+use std::time::Duration;
+
+use async_trait::async_trait;
+use axum::body::{Body, to_bytes};
+use axum::http::{HeaderMap, Request, StatusCode};
+use axum::routing::get;
+use serde_json::{Value, json};
+use tower::ServiceExt;
+use uuid::Uuid;
+
+use super::*;
+use crate::event::Event;
+use crate::runtime;
+use crate::store::*;
+
+/// A store that cannot be reached.
+struct Away;
+
+fn away<T>() -> Result<T, StoreError> {
+    Err(StoreError::Unavailable("nobody is there".into()))
+}
+
+#[async_trait]
+impl Store for Away {
+    fn kind(&self) -> &'static str {
+        "away"
+    }
+    async fn migrate(&self) -> Result<(), StoreError> {
+        away()
+    }
+    async fn ping(&self) -> Result<(), StoreError> {
+        away()
+    }
+    fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup> {
+        tokio::sync::broadcast::channel(1).1
+    }
+    async fn close(&self) {}
+    async fn commit(&self, _: &str, _: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
+        away()
+    }
+    async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        away()
+    }
+    async fn request_cancel(&self, _: &str, _: Uuid, _: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
+        away()
+    }
+    async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
+        away()
+    }
+    async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
+        away()
+    }
+    async fn register_replica(&self, _: &str) -> Result<(), StoreError> {
+        away()
+    }
+    async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
+        away()
+    }
+    async fn sweep(&self, _: Duration, _: u32) -> Result<Swept, StoreError> {
+        away()
+    }
+    async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {
+        away()
+    }
+    async fn runs(&self, _: &str, _: &RunFilter, _: &Page<RunCursor>) -> Result<Vec<RunRecord>, StoreError> {
+        away()
+    }
+    async fn events(&self, _: &str, _: Uuid, _: i64, _: u32) -> Result<Vec<Event>, StoreError> {
+        away()
+    }
+    async fn iterations(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+        away()
+    }
+    async fn tool_calls(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+        away()
+    }
+    async fn audit(&self, _: &str, _: &AuditFilter, _: &Page<RunCursor>) -> Result<Vec<AuditRow>, StoreError> {
+        away()
+    }
+    async fn insert_key(&self, _: &ApiKeyRecord) -> Result<bool, StoreError> {
+        away()
+    }
+    async fn has_keys(&self) -> Result<bool, StoreError> {
+        away()
+    }
+    async fn key(&self, _: &str) -> Result<Option<ApiKeyRecord>, StoreError> {
+        away()
+    }
+    async fn keys(&self, _: &str, _: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
+        away()
+    }
+    async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
+        away()
+    }
+}
+
+const SETTINGS: HttpSettings = HttpSettings { body_limit: 1024, request_timeout: Duration::from_millis(10) };
+
+fn state(auth: Auth) -> HttpState {
+    let tool = ToolInfo {
+        name: "mcp:time/now".into(),
+        description: String::new(),
+        input_schema: Arc::new(json!({"type": "object"})),
+        effect: crate::run::Effect::Read,
+        source: "mcp:time".into(),
+    };
+    let store: Arc<dyn Store> = Arc::new(Away);
+    let catalogue = Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Box::new(|_| Ok(()))));
+    let registry = Arc::new(crate::tools::registry::Registry::builtin());
+    let settings = runtime::Settings {
+        max_concurrent_runs: 1,
+        queue_workers: 1,
+        lease: Duration::from_secs(15),
+        store_patience: Duration::ZERO,
+        max_crashes: 3,
+        workspace: std::env::temp_dir(),
+    };
+    let router = Arc::new(crate::providers::router::Router::default());
+    HttpState {
+        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings),
+        store,
+        catalogue,
+        tools: Arc::new(vec![tool]),
+        auth,
+    }
+}
+
+async fn ask(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap, Value) {
+    let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
+    let body = to_bytes(body, usize::MAX).await.unwrap();
+    (parts.status, parts.headers, serde_json::from_slice(&body).unwrap_or(Value::Null))
+}
+
+fn request(method: &str, path: &str, body: impl Into<Body>) -> Request<Body> {
+    let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    request.body(body.into()).unwrap()
+}
+
+/// Status and code of a request by the local administrator.
+async fn refusal(method: &str, path: &str, body: impl Into<Body>) -> (u16, String) {
+    let (status, headers, body) = ask(router(state(Auth::None), SETTINGS), request(method, path, body)).await;
+    assert_eq!(headers["content-type"], "application/problem+json", "{method} {path}");
+    assert_eq!(body["status"], status.as_u16());
+    assert_eq!(body["instance"], path.split('?').next().unwrap());
+    (status.as_u16(), body["code"].as_str().unwrap().to_owned())
+}
+
+/// Every secured operation of the document, as a request line.
+fn secured() -> Vec<(String, String)> {
+    let api = serde_json::to_value(openapi()).unwrap();
+    let mut operations = Vec::new();
+    for (path, item) in api["paths"].as_object().unwrap() {
+        for (method, operation) in item.as_object().unwrap() {
+            if operation["security"].is_array() {
+                let path = path.replace("{id}", &Uuid::nil().to_string()).replace("{name}", "x");
+                operations.push((method.to_uppercase(), path));
+            }
+        }
+    }
+    operations
+}
+
+#[tokio::test]
+async fn no_secured_route_lets_a_stranger_in() {
+    assert!(secured().len() >= 16);
+    for (method, path) in secured() {
+        for prefix in ["", "/v1"] {
+            for token in [None, Some("Bearer nonsense"), Some("Basic dTpw"), Some("Bearer")] {
+                let mut request = request(&method, &format!("{prefix}{path}"), "");
+                if let Some(token) = token {
+                    request.headers_mut().insert("authorization", token.parse().unwrap());
+                }
+                let (status, headers, body) = ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
+                assert_eq!((status.as_u16(), &body["code"]), (401, &json!("UNAUTHENTICATED")), "{method} {path}");
+                assert_eq!(headers["www-authenticate"], "Bearer");
+            }
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
+    for (method, path) in secured() {
+        let mut request = request(&method, &path, "");
+        request.headers_mut().insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
+        let (status, headers, body) = ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
+        assert_eq!((status.as_u16(), &body["code"]), (503, &json!("STORE_UNAVAILABLE")), "{method} {path}");
+        assert_eq!(headers["retry-after"], "2");
+    }
+    let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/readyz", "")).await;
+    assert_eq!((status.as_u16(), &body["checks"]["store"]), (503, &json!("unavailable")));
+    let (status, ..) = ask(router(state(Auth::None), SETTINGS), request("GET", "/healthz", "")).await;
+    assert_eq!(status, StatusCode::OK);
+}
+
+#[tokio::test]
+async fn what_is_not_there_is_not_found() {
+    let run = Uuid::nil();
+    let paths = ["/", "/v1", "/v2/runs", "/v1/runs/", "/v1/runs/abc", "/v1/agents/nobody", "/v1/agents/%ff"];
+    for path in paths {
+        assert_eq!(refusal("GET", path, "").await, (404, "NOT_FOUND".into()), "{path}");
+    }
+    assert_eq!(refusal("DELETE", "/v1/keys/a%00b", "").await.0, 404);
+    assert_eq!(refusal("POST", &format!("/v1/runs/{run}0/cancel"), "").await.0, 404);
+}
+
+#[tokio::test]
+async fn a_wrong_method_is_told_the_right_ones() {
+    for (method, path, allowed) in [
+        ("PUT", "/v1/runs", "GET,HEAD"),
+        ("GET", "/v1/agents/a/invoke", "POST"),
+        ("PATCH", "/v1/keys", "POST,GET,HEAD"),
+        ("OPTIONS", "/keys/abc", "DELETE"),
+    ] {
+        let (status, headers, body) = ask(router(state(Auth::None), SETTINGS), request(method, path, "")).await;
+        assert_eq!((status.as_u16(), &body["code"]), (405, &json!("METHOD_NOT_ALLOWED")), "{method} {path}");
+        assert_eq!(headers["allow"], allowed, "{method} {path}");
+    }
+}
+
+#[tokio::test]
+async fn bodies_are_refused_before_anything_is_started() {
+    let path = "/v1/agents/a/invoke-iterative";
+    for (body, expected) in [
+        ("{", (400, "MALFORMED_JSON")),
+        ("[]", (400, "MALFORMED_JSON")),
+        (r#"{"inputs": {"a": "\u0000"}}"#, (400, "MALFORMED_JSON")),
+        (r#"{"inputs": 1}"#, (422, "INVALID_INPUTS")),
+        (r#"{"inpts": {}}"#, (422, "INVALID_OVERRIDE")),
+        ("{}", (404, "NOT_FOUND")),
+        ("", (404, "NOT_FOUND")),
+    ] {
+        let (status, code) = refusal("POST", path, body).await;
+        assert_eq!((status, code.as_str()), expected, "{body}");
+    }
+    assert_eq!(refusal("POST", path, " ".repeat(1025)).await, (413, "PAYLOAD_TOO_LARGE".into()));
+    assert_eq!(refusal("POST", "/v1/keys", "{}").await, (422, "INVALID_INPUTS".into()));
+    let mut request = request("POST", path, "{}");
+    request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
+    let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+    assert_eq!((status.as_u16(), &body["code"]), (415, &json!("UNSUPPORTED_MEDIA_TYPE")));
+}
+
+#[tokio::test]
+async fn parameters_and_accept_are_checked() {
+    for path in ["/v1/runs?colour=red", "/v1/runs?limit=0", "/v1/runs?cursor=x", "/v1/tools?a=1", "/v1/agents/a?b=1"] {
+        assert_eq!(refusal("GET", path, "").await, (400, "INVALID_PARAMETER".into()), "{path}");
+    }
+    for (method, path) in
+        [("POST", "/v1/agents/a/invoke"), ("GET", "/v1/runs/00000000-0000-0000-0000-000000000000/events")]
+    {
+        let mut request = request(method, path, "");
+        request.headers_mut().insert("accept", "text/event-stream".parse().unwrap());
+        let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+        assert_eq!((status.as_u16(), &body["code"]), (406, &json!("NOT_ACCEPTABLE")), "{path}");
+    }
+}
+
+#[tokio::test]
+async fn a_tool_is_found_by_its_encoded_name() {
+    let (status, _, tool) =
+        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/tools/mcp%3Atime%2Fnow", "")).await;
+    assert_eq!((status, &tool["name"], &tool["allowed"]), (StatusCode::OK, &json!("mcp:time/now"), &json!(true)));
+}
+
+#[tokio::test]
+async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
+    for (given, kept) in [(Some("abc-1.2_3:4"), true), (Some("a b"), false), (Some(""), false), (None, false)] {
+        let mut request = request("GET", "/nowhere", "");
+        if let Some(id) = given {
+            request.headers_mut().insert("x-request-id", id.parse().unwrap());
+        }
+        let (_, headers, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+        let id = headers["x-request-id"].to_str().unwrap();
+        assert_eq!(Some(id) == given, kept, "{given:?}");
+        assert!(!id.is_empty());
+        assert_eq!(body["request_id"], id);
+    }
+}
+
+async fn broken() -> &'static str {
+    panic!("a secret path")
+}
+
+#[tokio::test]
+async fn a_panic_and_an_endless_wait_are_answered() {
+    let shared = Shared { state: state(Auth::None), settings: SETTINGS, keys: auth::KeyRing::new() };
+    let app: App = Arc::new(shared);
+    let routes = Router::new()
+        .route("/panic", get(broken))
+        .route("/wait", get(std::future::pending::<&'static str>))
+        .layer(middleware::from_fn_with_state(app, edge::edge));
+    let (status, _, body) = ask(routes.clone(), request("GET", "/panic", "")).await;
+    assert_eq!((status.as_u16(), &body["code"]), (500, &json!("INTERNAL")));
+    assert!(!body.to_string().contains("secret"), "{body}");
+    let (status, _, body) = ask(routes, request("GET", "/wait", "")).await;
+    assert_eq!((status.as_u16(), &body["code"]), (504, &json!("TIMEOUT")));
+}

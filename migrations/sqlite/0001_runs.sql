@@ -25,14 +25,11 @@ CREATE TABLE runs (
     agent               TEXT    NOT NULL,
     agent_version       TEXT    NOT NULL,
     definition_hash     TEXT    NOT NULL,
-    kind                TEXT    NOT NULL CHECK (kind IN ('single', 'iterative')),
+    kind                TEXT    NOT NULL,
     session_id          TEXT,
     inputs              TEXT    NOT NULL,
     overrides           TEXT    NOT NULL,
     metadata            TEXT    NOT NULL,
-    idempotency_key     TEXT,
-    request_hash        BLOB,
-    engine_version      TEXT,
 
     epoch               INTEGER NOT NULL,
     next_seq            INTEGER NOT NULL,
@@ -53,8 +50,7 @@ CREATE TABLE runs (
     cancel_requested_at INTEGER,
     estimated           INTEGER NOT NULL DEFAULT 0,
     partial             INTEGER NOT NULL DEFAULT 0,
-    status              TEXT    NOT NULL CHECK (status IN ('queued', 'running', 'awaiting_approval',
-                            'awaiting_tool_results', 'needs_review', 'completed', 'failed', 'cancelled')),
+    status              TEXT    NOT NULL,
     owner               TEXT,
     model               TEXT,
     cancel_reason       TEXT,
@@ -66,11 +62,11 @@ CREATE TABLE runs (
     output              TEXT,
     raw_response        TEXT,
 
-    CONSTRAINT running_has_owner CHECK ((status = 'running') = (owner IS NOT NULL)),
-    CONSTRAINT ended_has_time CHECK ((status IN ('completed', 'failed', 'cancelled')) = (finished_at IS NOT NULL)),
-    CONSTRAINT queued_has_turn CHECK ((status = 'queued') = (available_at IS NOT NULL)),
-    CONSTRAINT completed_has_output CHECK (status <> 'completed' OR output IS NOT NULL),
-    CONSTRAINT failed_has_error CHECK (status NOT IN ('failed', 'cancelled') OR error IS NOT NULL)
+    CONSTRAINT status_fits CHECK (
+        (status = 'running') = (owner IS NOT NULL)
+        AND (status = 'queued') = (available_at IS NOT NULL)
+        AND (status IN ('completed', 'failed', 'cancelled')) = (finished_at IS NOT NULL)
+    )
 ) STRICT;
 
 CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
@@ -83,11 +79,10 @@ CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
-CREATE UNIQUE INDEX runs_by_idempotency_key ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 CREATE TABLE run_events (
     run_id TEXT    NOT NULL,
-    seq    INTEGER NOT NULL CHECK (seq > 0),
+    seq    INTEGER NOT NULL,
     epoch  INTEGER NOT NULL,
     at     INTEGER NOT NULL,
     type   TEXT    NOT NULL,
@@ -130,10 +125,9 @@ CREATE TABLE tool_calls (
     duration_ms  INTEGER,
     is_error     INTEGER NOT NULL,
     cached       INTEGER NOT NULL,
-    state        TEXT    NOT NULL CHECK (state IN ('proposed', 'denied', 'awaiting_approval', 'awaiting_client',
-                     'dispatched', 'succeeded', 'failed', 'unknown', 'cancelled')),
+    state        TEXT    NOT NULL,
     tool         TEXT    NOT NULL,
-    effect       TEXT    CHECK (effect IN ('read', 'idempotent', 'once')),
+    effect       TEXT,
     decision     TEXT,
     reason       TEXT,
     PRIMARY KEY (run_id, call_id)

@@ -33,9 +33,9 @@ pub struct Changes<'w> {
 pub struct RunChange<'w> {
     pub id: Uuid,
     pub epoch: i64,
-    /// The fence: the stored `next_seq`. `None` where the write has no events.
-    pub first_seq: Option<i64>,
-    pub next_seq: Option<i64>,
+    /// The fence: the stored `next_seq`.
+    pub first_seq: i64,
+    pub next_seq: i64,
     pub status: &'static str,
     #[serde(with = "ts_microseconds_option")]
     pub started_at: Option<DateTime<Utc>>,

@@ -26,7 +26,7 @@ use crate::run::{Caller, Outcome, RunKind, RunStatus};
 /// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
 ///
 /// # Errors
-/// [`StoreError::Failed`] where a value cannot be written as JSON.
+/// [`StoreError::Failed`] for a write without events, and where a value cannot be written as JSON.
 pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
     let mut changes = Changes::default();
     for write in batch {
@@ -54,7 +54,10 @@ pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
 
 fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
     let totals = &write.totals;
-    let ending = write.events.last().and_then(|event| Some((event.at, event.what.ending()?)));
+    let (Some(first), Some(last)) = (write.events.first(), write.events.last()) else {
+        return Err(StoreError::Failed(format!("a write of run {} has no events", write.run_id)));
+    };
+    let ending = last.what.ending().map(|ending| (last.at, ending));
     let status = match (ending, &write.new) {
         (Some((_, ending)), _) => ending.outcome.status(),
         (None, Some(new)) => new.status,
@@ -64,8 +67,8 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
     Ok(RunChange {
         id: write.run_id,
         epoch: write.epoch,
-        first_seq: write.events.first().map(|event| event.seq),
-        next_seq: write.events.last().map(|event| event.seq + 1),
+        first_seq: first.seq,
+        next_seq: last.seq + 1,
         status: status.as_str(),
         started_at: write.events.iter().find_map(started),
         attempts: totals.attempts,

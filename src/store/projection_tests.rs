@@ -124,7 +124,7 @@ fn a_whole_iteration_is_one_insert_a_row() {
     let asked = response(vec![output.clone(), done.clone(), denied.clone()]);
     let batch = [write(vec![asked, started(&done), answered(&done, None), blocked(&denied), answered(&output, None)])];
     let changes = project(&batch).unwrap();
-    assert_eq!((changes.runs[0].first_seq, changes.runs[0].next_seq), (Some(5), Some(10)));
+    assert_eq!((changes.runs[0].first_seq, changes.runs[0].next_seq), (5, 10));
     assert_eq!(changes.runs[0].status, "running");
     assert_eq!((changes.events.len(), changes.iterations.len(), changes.calls.len()), (5, 1, 2));
 
@@ -158,6 +158,11 @@ fn a_call_that_was_proposed_earlier_is_changed() {
         assert_eq!((changes.calls.len(), changes.calls[0].state), (1, state));
         assert!(changes.calls[0].proposed.is_none());
     }
+}
+
+#[test]
+fn a_write_without_events_is_refused() {
+    assert!(project(&[write(Vec::new())]).is_err());
 }
 
 #[test]

@@ -63,7 +63,7 @@ pub struct RunWrite {
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
-    /// What happened, consecutive numbers.
+    /// What happened, consecutive numbers; never empty.
     pub events: Vec<Event>,
     /// Audit records of the calls in `events`.
     pub audit: Vec<AuditRecord>,

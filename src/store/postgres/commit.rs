@@ -2,14 +2,19 @@
 //!
 //! `own` is the fence: it takes only rows that are still ours and stand exactly where the write
 //! begins, so a journal has no gap and a repeated write changes nothing. Everything else is written
-//! only for the runs that passed it. The `IN (SELECT …) IS TRUE` forms are deliberate: they stay
-//! hashed subplans, where a plain `IN` would become a join.
+//! only for the runs that passed it. The statement is put together from the parts that a batch needs,
+//! because PostgreSQL prepares every part of a plan, used or not, each time it runs; a batch has one
+//! of a dozen shapes, each prepared once per connection.
+//!
+//! The `IS TRUE` forms are deliberate: `IN (SELECT …) IS TRUE` stays a hashed subplan, where a plain
+//! `IN` would become a join, and a fence in that form leaves the planner no index but the primary key.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 
 use sqlx::postgres::{PgArguments, PgBindIterExt, PgConnection};
 use sqlx::query::Query;
-use sqlx::{Postgres, Row};
+use sqlx::{AssertSqlSafe, Postgres, Row};
 use uuid::Uuid;
 
 use crate::store::changes::{
@@ -18,27 +23,33 @@ use crate::store::changes::{
 };
 use crate::store::{RunWrite, StoreError};
 
-const COMMIT: &str = "
-WITH w AS (
-    SELECT * FROM unnest(
-        $2::uuid[], $3::bigint[], $4::bigint[], $5::bigint[], $6::text[], $7::timestamptz[], $8::bigint[], $9::bigint[],
-        $10::bigint[], $11::text[], $12::text[], $13::text[], $14::text[], $15::text[], $16::text[],
-        $17::bigint[], $18::bigint[], $19::bigint[], $20::bigint[], $21::bigint[], $22::bigint[], $23::boolean[],
-        $24::text[], $25::text[], $26::text[], $27::text[], $28::boolean[], $29::bigint[], $30::timestamptz[],
-        $31::text[], $32::text[], $33::text[], $34::text[], $35::text[], $36::text[], $37::text[], $38::text[],
-        $39::uuid[], $40::text[], $41::timestamptz[], $42::timestamptz[]
-    ) AS w (
-        id, epoch, first_seq, next_seq, status, started_at, attempts, iterations,
-        tool_calls_made, model, tools_used, warnings, callback_errors, tenant, subject,
-        input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated,
-        output, raw_response, error, termination_reason, partial, latency_ms, finished_at,
-        agent, agent_version, definition_hash, kind, scopes, inputs, overrides, session_id,
-        parent_run_id, metadata, created_at, deadline_at
-    )
-), own AS (
-    UPDATE runs r SET
-        next_seq = COALESCE(w.next_seq, r.next_seq), status = w.status,
-        owner = CASE WHEN w.status = 'running' THEN r.owner END,
+/// One common table expression over one list of rows.
+struct Part {
+    name: &'static str,
+    /// Up to the rows.
+    before: &'static str,
+    /// Name and type of each column of the rows, in the order in which they are bound.
+    columns: &'static str,
+    /// From the rows on; they are called `w`.
+    after: &'static str,
+}
+
+/// What a write says of a run's row, be it new or known.
+macro_rules! run_columns {
+    () => {
+        "id uuid, epoch bigint, first_seq bigint, next_seq bigint, status text, started_at timestamptz, \
+         attempts bigint, iterations bigint, tool_calls_made bigint, model text, tools_used text, warnings text, \
+         callback_errors text, input_tokens bigint, output_tokens bigint, cached_input_tokens bigint, \
+         cache_write_tokens bigint, reasoning_tokens bigint, cost_micro_usd bigint, estimated boolean, output text, \
+         raw_response text, error text, termination_reason text, partial boolean, latency_ms bigint, \
+         finished_at timestamptz"
+    };
+}
+
+const KNOWN_RUNS: Part = Part {
+    name: "own",
+    before: "UPDATE runs r SET
+        next_seq = w.next_seq, status = w.status, owner = CASE WHEN w.status = 'running' THEN r.owner END,
         started_at = COALESCE(r.started_at, w.started_at), attempts = w.attempts, iterations = w.iterations,
         tool_calls_made = w.tool_calls_made, model = w.model, tools_used = w.tools_used::json,
         warnings = w.warnings::json, callback_errors = w.callback_errors::json,
@@ -47,85 +58,128 @@ WITH w AS (
         cost_micro_usd = w.cost_micro_usd, estimated = w.estimated, output = w.output::json,
         raw_response = w.raw_response, error = w.error::json, termination_reason = w.termination_reason,
         partial = w.partial, latency_ms = w.latency_ms, finished_at = w.finished_at
-    FROM w
-    WHERE w.agent IS NULL AND r.id = w.id AND r.owner = $1 AND r.epoch = w.epoch AND r.status = 'running'
-        AND (w.first_seq IS NULL OR r.next_seq = w.first_seq)
-    RETURNING r.id
-), new AS (
-    INSERT INTO runs (
+    FROM",
+    columns: run_columns!(),
+    after: "WHERE r.id = w.id AND (r.owner = $1) IS TRUE AND (r.status = 'running') IS TRUE AND r.epoch = w.epoch
+        AND r.next_seq = w.first_seq
+    RETURNING r.id",
+};
+
+const NEW_RUNS: Part = Part {
+    name: "new",
+    before: "INSERT INTO runs (
         id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
-        tools_used, warnings, callback_errors, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
-        cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error,
-        termination_reason, partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes,
-        inputs, overrides, session_id, parent_run_id, metadata, created_at, deadline_at
+        tools_used, warnings, callback_errors, input_tokens, output_tokens, cached_input_tokens, cache_write_tokens,
+        reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason, partial,
+        latency_ms, finished_at, tenant, subject, agent, agent_version, definition_hash, kind, scopes, inputs,
+        overrides, session_id, parent_run_id, metadata, created_at, deadline_at
     )
     SELECT
-        id, epoch, COALESCE(next_seq, 1), status, CASE WHEN status = 'running' THEN $1 END,
-        CASE WHEN status = 'queued' THEN clock_timestamp() END, started_at, attempts, iterations, tool_calls_made, model,
-        tools_used::json, warnings::json, callback_errors::json, tenant, subject, input_tokens, output_tokens,
-        cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output::json, raw_response,
-        error::json, termination_reason, partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind,
-        scopes::json, inputs::json, overrides::json, session_id, parent_run_id, metadata::jsonb, created_at, deadline_at
-    FROM w WHERE w.agent IS NOT NULL
-    ON CONFLICT DO NOTHING
-    RETURNING id
-), done AS (
-    SELECT id FROM own UNION ALL SELECT id FROM new
-), journal AS (
-    INSERT INTO run_events (run_id, seq, epoch, at, type, data)
-    SELECT e.run_id, e.seq, e.epoch, e.at, e.type, e.data::json
-    FROM unnest($43::uuid[], $44::bigint[], $45::bigint[], $46::timestamptz[], $47::text[], $48::text[])
-        AS e (run_id, seq, epoch, at, type, data)
-    WHERE (e.run_id IN (SELECT id FROM done)) IS TRUE
-), responses AS (
-    INSERT INTO iterations (
+        id, epoch, next_seq, status, CASE WHEN status = 'running' THEN $1 END,
+        CASE WHEN status = 'queued' THEN clock_timestamp() END, started_at, attempts, iterations, tool_calls_made,
+        model, tools_used::json, warnings::json, callback_errors::json, input_tokens, output_tokens,
+        cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output::json,
+        raw_response, error::json, termination_reason, partial, latency_ms, finished_at, tenant, subject, agent,
+        agent_version, definition_hash, kind, scopes::json, inputs::json, overrides::json, session_id,
+        parent_run_id, metadata::jsonb, created_at, deadline_at
+    FROM",
+    columns: concat!(
+        run_columns!(),
+        ", tenant text, subject text, agent text, agent_version text, definition_hash text, kind text, scopes text, \
+         inputs text, overrides text, session_id text, parent_run_id uuid, metadata text, created_at timestamptz, \
+         deadline_at timestamptz"
+    ),
+    after: "ON CONFLICT DO NOTHING RETURNING id",
+};
+
+const EVENTS: Part = Part {
+    name: "journal",
+    before: "INSERT INTO run_events (run_id, seq, epoch, at, type, data)
+        SELECT run_id, seq, epoch, at, type, data::json FROM",
+    columns: "run_id uuid, seq bigint, epoch bigint, at timestamptz, type text, data text",
+    after: PASSED,
+};
+
+const ITERATIONS: Part = Part {
+    name: "responses",
+    before: "INSERT INTO iterations (
         run_id, attempt, number, seq, started_at, latency_ms, retries, fallback, provider, model, finish_reason,
         input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated
     )
-    SELECT i.* FROM unnest(
-        $49::uuid[], $50::bigint[], $51::bigint[], $52::bigint[], $53::timestamptz[], $54::bigint[], $55::bigint[],
-        $56::boolean[], $57::text[], $58::text[], $59::text[],
-        $60::bigint[], $61::bigint[], $62::bigint[], $63::bigint[], $64::bigint[], $65::bigint[], $66::boolean[]
-    ) AS i (
-        run_id, attempt, number, seq, started_at, latency_ms, retries, fallback, provider, model, finish_reason,
-        input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated
+    SELECT * FROM",
+    columns: "run_id uuid, attempt bigint, number bigint, seq bigint, started_at timestamptz, latency_ms bigint, \
+        retries bigint, fallback boolean, provider text, model text, finish_reason text, input_tokens bigint, \
+        output_tokens bigint, cached_input_tokens bigint, cache_write_tokens bigint, reasoning_tokens bigint, \
+        cost_micro_usd bigint, estimated boolean",
+    after: PASSED,
+};
+
+const NEW_CALLS: Part = Part {
+    name: "proposed",
+    before: "INSERT INTO tool_calls (
+        run_id, call_id, attempt, iteration, ordinal, tool, proposed_seq, result_seq, state, effect, decision,
+        reason, is_error, cached, started_at, finished_at, duration_ms
     )
-    WHERE (i.run_id IN (SELECT id FROM done)) IS TRUE
-), c AS (
-    SELECT * FROM unnest(
-        $67::uuid[], $68::uuid[], $69::bigint[], $70::bigint[], $71::bigint[], $72::text[], $73::bigint[], $74::bigint[],
-        $75::text[], $76::text[], $77::text[], $78::text[], $79::boolean[], $80::boolean[], $81::timestamptz[],
-        $82::timestamptz[], $83::bigint[]
-    ) AS c (
-        run_id, call_id, attempt, iteration, ordinal, tool, proposed_seq, result_seq,
-        state, effect, decision, reason, is_error, cached, started_at, finished_at, duration_ms
-    )
-    WHERE (c.run_id IN (SELECT id FROM done)) IS TRUE
-), proposed AS (
-    INSERT INTO tool_calls (
-        run_id, call_id, attempt, iteration, ordinal, tool, proposed_seq, result_seq,
-        state, effect, decision, reason, is_error, cached, started_at, finished_at, duration_ms
-    )
-    SELECT * FROM c WHERE c.tool IS NOT NULL
-), changed AS (
-    UPDATE tool_calls t SET
-        state = c.state, effect = COALESCE(c.effect, t.effect), decision = COALESCE(c.decision, t.decision),
-        reason = COALESCE(c.reason, t.reason), is_error = c.is_error, cached = c.cached,
-        started_at = COALESCE(c.started_at, t.started_at), finished_at = COALESCE(c.finished_at, t.finished_at),
-        duration_ms = COALESCE(c.duration_ms, t.duration_ms), result_seq = COALESCE(c.result_seq, t.result_seq)
-    FROM c WHERE c.tool IS NULL AND t.run_id = c.run_id AND t.call_id = c.call_id
-), audited AS (
-    INSERT INTO audit_log (
+    SELECT * FROM",
+    columns: "run_id uuid, call_id uuid, attempt bigint, iteration bigint, ordinal bigint, tool text, \
+        proposed_seq bigint, result_seq bigint, state text, effect text, decision text, reason text, \
+        is_error boolean, cached boolean, started_at timestamptz, finished_at timestamptz, duration_ms bigint",
+    after: PASSED,
+};
+
+const KNOWN_CALLS: Part = Part {
+    name: "settled",
+    before: "UPDATE tool_calls t SET
+        state = w.state, effect = COALESCE(w.effect, t.effect), decision = COALESCE(w.decision, t.decision),
+        reason = COALESCE(w.reason, t.reason), is_error = w.is_error, cached = w.cached,
+        started_at = COALESCE(w.started_at, t.started_at), finished_at = COALESCE(w.finished_at, t.finished_at),
+        duration_ms = COALESCE(w.duration_ms, t.duration_ms), result_seq = COALESCE(w.result_seq, t.result_seq)
+    FROM",
+    columns: "run_id uuid, call_id uuid, result_seq bigint, state text, effect text, decision text, reason text, \
+        is_error boolean, cached boolean, started_at timestamptz, finished_at timestamptz, duration_ms bigint",
+    after: "WHERE t.run_id = w.run_id AND t.call_id = w.call_id AND (w.run_id IN (SELECT id FROM done)) IS TRUE",
+};
+
+const AUDIT: Part = Part {
+    name: "audited",
+    before: "INSERT INTO audit_log (
         tenant, at, id, run_id, call_id, duration_ms, subject, tool, rule, decision, reason, outcome, arguments
     )
-    SELECT a.* FROM unnest(
-        $84::text[], $85::timestamptz[], $86::uuid[], $87::uuid[], $88::uuid[], $89::bigint[], $90::text[], $91::text[],
-        $92::text[], $93::text[], $94::text[], $95::text[], $96::text[]
-    ) AS a (tenant, at, id, run_id, call_id, duration_ms, subject, tool, rule, decision, reason, outcome, arguments)
-    WHERE (a.run_id IN (SELECT id FROM done)) IS TRUE
-    ON CONFLICT DO NOTHING
-)
-SELECT id FROM done";
+    SELECT * FROM",
+    columns: "tenant text, at timestamptz, id uuid, run_id uuid, call_id uuid, duration_ms bigint, subject text, \
+        tool text, rule text, decision text, reason text, outcome text, arguments text",
+    after: PASSED,
+};
+
+const PASSED: &str = "WHERE (w.run_id IN (SELECT id FROM done)) IS TRUE";
+
+/// The statement of some parts. Rows are arrays that `unnest` walks side by side in a select list:
+/// in `FROM` each array would be spooled on its own.
+fn compose(known: &[&Part], rest: &[&Part]) -> String {
+    let mut sql = String::from("WITH ");
+    let mut bound = 1;
+    let mut add = |sql: &mut String, part: &Part| {
+        let _ = write!(sql, "{} AS ({} (SELECT ", part.name, part.before);
+        for (index, column) in part.columns.split(", ").enumerate() {
+            let (name, kind) = column.split_once(' ').unwrap_or((column, "text"));
+            bound += 1;
+            let comma = if index > 0 { ", " } else { "" };
+            let _ = write!(sql, "{comma}unnest(${bound}::{kind}[]) AS {name}");
+        }
+        let _ = write!(sql, ") AS w {}), ", part.after);
+    };
+    for part in known {
+        add(&mut sql, part);
+    }
+    let done: Vec<String> = known.iter().map(|part| format!("SELECT id FROM {}", part.name)).collect();
+    let _ = write!(sql, "done AS ({}), ", done.join(" UNION ALL "));
+    for part in rest {
+        add(&mut sql, part);
+    }
+    sql.truncate(sql.len() - 2);
+    sql.push_str(" SELECT id FROM done");
+    sql
+}
 
 /// Writes of this batch that an earlier try has stored: their last event is in the journal.
 const STORED_EARLIER: &str = "
@@ -140,11 +194,31 @@ pub(super) async fn write(
     owner: &str,
     changes: &Changes<'_>,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let statement = bind_runs(sqlx::query(COMMIT).bind(owner), &changes.runs);
-    let statement = bind_iterations(bind_events(statement, &changes.events), &changes.iterations);
-    let statement = bind_audit(bind_calls(statement, &changes.calls), &changes.audit);
+    let (new_runs, known_runs): (Vec<_>, Vec<_>) = changes.runs.iter().partition(|run| run.new.is_some());
+    let (new_calls, known_calls): (Vec<_>, Vec<_>) = changes.calls.iter().partition(|call| call.proposed.is_some());
+    let present = |parts: &[(&'static Part, usize)]| {
+        parts.iter().filter(|(_, rows)| *rows > 0).map(|(part, _)| *part).collect::<Vec<_>>()
+    };
+    let sql = compose(
+        &present(&[(&KNOWN_RUNS, known_runs.len()), (&NEW_RUNS, new_runs.len())]),
+        &present(&[
+            (&EVENTS, changes.events.len()),
+            (&ITERATIONS, changes.iterations.len()),
+            (&NEW_CALLS, new_calls.len()),
+            (&KNOWN_CALLS, known_calls.len()),
+            (&AUDIT, changes.audit.len()),
+        ]),
+    );
+    let mut statement = sqlx::query(AssertSqlSafe(sql)).bind(owner);
+    statement = bind_runs(statement, &known_runs);
+    statement = bind_new_runs(statement, &new_runs);
+    statement = bind_events(statement, &changes.events);
+    statement = bind_iterations(statement, &changes.iterations);
+    statement = bind_new_calls(statement, &new_calls);
+    statement = bind_known_calls(statement, &known_calls);
+    statement = bind_audit(statement, &changes.audit);
     let rows = statement.fetch_all(connection).await?;
-    rows.iter().map(|row| row.try_get(0).map_err(StoreError::from)).collect()
+    rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
 /// Of writes that did not pass, those that are durable all the same.
@@ -162,56 +236,65 @@ pub(super) async fn stored_earlier(
     rows.iter().map(|row| row.try_get(0).map_err(StoreError::from)).collect()
 }
 
-fn bind_runs<'q>(statement: Statement<'q>, runs: &'q [RunChange<'q>]) -> Statement<'q> {
+// Each binds nothing where there are no rows, as its part is left out then.
+
+fn bind_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> Statement<'q> {
+    if runs.is_empty() {
+        return statement;
+    }
+    let runs = runs.iter().copied();
     let statement = statement
-        .bind(runs.iter().map(|r| r.id).bind_iter())
-        .bind(runs.iter().map(|r| r.epoch).bind_iter())
-        .bind(runs.iter().map(|r| r.first_seq).bind_iter())
-        .bind(runs.iter().map(|r| r.next_seq).bind_iter())
-        .bind(runs.iter().map(|r| r.status).bind_iter())
-        .bind(runs.iter().map(|r| r.started_at).bind_iter())
-        .bind(runs.iter().map(|r| i64::from(r.attempts)).bind_iter())
-        .bind(runs.iter().map(|r| i64::from(r.iterations)).bind_iter())
-        .bind(runs.iter().map(|r| i64::from(r.tool_calls_made)).bind_iter())
-        .bind(runs.iter().map(|r| r.model).bind_iter())
-        .bind(runs.iter().map(|r| r.tools_used.as_deref()).bind_iter())
-        .bind(runs.iter().map(|r| r.warnings.as_deref()).bind_iter())
-        .bind(runs.iter().map(|r| r.callback_errors.as_deref()).bind_iter())
-        .bind(runs.iter().map(|r| r.tenant).bind_iter())
-        .bind(runs.iter().map(|r| r.subject).bind_iter());
-    let statement = bind_usage(statement, runs.iter().map(|r| r.usage));
-    let ends = runs.iter().map(|r| r.end.as_ref());
-    let statement = statement
+        .bind(runs.clone().map(|r| r.id).bind_iter())
+        .bind(runs.clone().map(|r| r.epoch).bind_iter())
+        .bind(runs.clone().map(|r| r.first_seq).bind_iter())
+        .bind(runs.clone().map(|r| r.next_seq).bind_iter())
+        .bind(runs.clone().map(|r| r.status).bind_iter())
+        .bind(runs.clone().map(|r| r.started_at).bind_iter())
+        .bind(runs.clone().map(|r| i64::from(r.attempts)).bind_iter())
+        .bind(runs.clone().map(|r| i64::from(r.iterations)).bind_iter())
+        .bind(runs.clone().map(|r| i64::from(r.tool_calls_made)).bind_iter())
+        .bind(runs.clone().map(|r| r.model).bind_iter())
+        .bind(runs.clone().map(|r| r.tools_used.as_deref()).bind_iter())
+        .bind(runs.clone().map(|r| r.warnings.as_deref()).bind_iter())
+        .bind(runs.clone().map(|r| r.callback_errors.as_deref()).bind_iter());
+    let statement = bind_usage(statement, runs.clone().map(|r| r.usage));
+    let ends = runs.map(|r| r.end.as_ref());
+    statement
         .bind(ends.clone().map(|e| e.and_then(|e| e.output.as_deref())).bind_iter())
         .bind(ends.clone().map(|e| e.map(|e| &*e.raw_response)).bind_iter())
         .bind(ends.clone().map(|e| e.and_then(|e| e.error.as_deref())).bind_iter())
         .bind(ends.clone().map(|e| e.map(|e| e.termination_reason)).bind_iter())
         .bind(ends.clone().map(|e: Option<&EndColumns>| e.is_some_and(|e| e.partial)).bind_iter())
         .bind(ends.clone().map(|e| e.map(|e| e.latency_ms)).bind_iter())
-        .bind(ends.map(|e| e.map(|e| e.finished_at)).bind_iter());
-    bind_new(statement, runs.iter().map(|r| r.new.as_ref()))
+        .bind(ends.map(|e| e.map(|e| e.finished_at)).bind_iter())
 }
 
-fn bind_new<'q>(
-    statement: Statement<'q>,
-    new: impl Iterator<Item = Option<&'q NewColumns<'q>>> + Clone + 'q,
-) -> Statement<'q> {
-    statement
-        .bind(new.clone().map(|n| n.map(|n| n.agent)).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.agent_version)).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.definition_hash)).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.kind)).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.scopes.as_str())).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.inputs.as_str())).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.overrides.as_str())).bind_iter())
-        .bind(new.clone().map(|n| n.and_then(|n| n.session_id)).bind_iter())
-        .bind(new.clone().map(|n| n.and_then(|n| n.parent_run_id)).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.metadata.as_str())).bind_iter())
-        .bind(new.clone().map(|n| n.map(|n| n.created_at)).bind_iter())
-        .bind(new.map(|n| n.and_then(|n| n.deadline_at)).bind_iter())
+fn bind_new_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> Statement<'q> {
+    if runs.is_empty() {
+        return statement;
+    }
+    let new = runs.iter().filter_map(|r| r.new.as_ref());
+    bind_runs(statement, runs)
+        .bind(runs.iter().map(|r| r.tenant).bind_iter())
+        .bind(runs.iter().map(|r| r.subject).bind_iter())
+        .bind(new.clone().map(|n| n.agent).bind_iter())
+        .bind(new.clone().map(|n| n.agent_version).bind_iter())
+        .bind(new.clone().map(|n| n.definition_hash).bind_iter())
+        .bind(new.clone().map(|n| n.kind).bind_iter())
+        .bind(new.clone().map(|n| n.scopes.as_str()).bind_iter())
+        .bind(new.clone().map(|n| n.inputs.as_str()).bind_iter())
+        .bind(new.clone().map(|n| n.overrides.as_str()).bind_iter())
+        .bind(new.clone().map(|n| n.session_id).bind_iter())
+        .bind(new.clone().map(|n| n.parent_run_id).bind_iter())
+        .bind(new.clone().map(|n| n.metadata.as_str()).bind_iter())
+        .bind(new.clone().map(|n| n.created_at).bind_iter())
+        .bind(new.map(|n: &NewColumns| n.deadline_at).bind_iter())
 }
 
 fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> Statement<'q> {
+    if events.is_empty() {
+        return statement;
+    }
     statement
         .bind(events.iter().map(|e| e.run_id).bind_iter())
         .bind(events.iter().map(|e| e.seq).bind_iter())
@@ -222,6 +305,9 @@ fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> State
 }
 
 fn bind_iterations<'q>(statement: Statement<'q>, iterations: &'q [IterationInsert<'q>]) -> Statement<'q> {
+    if iterations.is_empty() {
+        return statement;
+    }
     let statement = statement
         .bind(iterations.iter().map(|i| i.run_id).bind_iter())
         .bind(iterations.iter().map(|i| i64::from(i.attempt)).bind_iter())
@@ -237,27 +323,44 @@ fn bind_iterations<'q>(statement: Statement<'q>, iterations: &'q [IterationInser
     bind_usage(statement, iterations.iter().map(|i| i.usage))
 }
 
-fn bind_usage<'q>(statement: Statement<'q>, usage: impl Iterator<Item = UsageColumns> + Clone + 'q) -> Statement<'q> {
+fn bind_usage<'q>(statement: Statement<'q>, usage: impl Iterator<Item = UsageColumns> + Clone) -> Statement<'q> {
     statement
-        .bind(usage.clone().map(|u| u.input_tokens).bind_iter())
-        .bind(usage.clone().map(|u| u.output_tokens).bind_iter())
-        .bind(usage.clone().map(|u| u.cached_input_tokens).bind_iter())
-        .bind(usage.clone().map(|u| u.cache_write_tokens).bind_iter())
-        .bind(usage.clone().map(|u| u.reasoning_tokens).bind_iter())
-        .bind(usage.clone().map(|u| u.cost_micro_usd).bind_iter())
-        .bind(usage.map(|u| u.estimated).bind_iter())
+        .bind(usage.clone().map(|u| u.input_tokens).collect::<Vec<_>>())
+        .bind(usage.clone().map(|u| u.output_tokens).collect::<Vec<_>>())
+        .bind(usage.clone().map(|u| u.cached_input_tokens).collect::<Vec<_>>())
+        .bind(usage.clone().map(|u| u.cache_write_tokens).collect::<Vec<_>>())
+        .bind(usage.clone().map(|u| u.reasoning_tokens).collect::<Vec<_>>())
+        .bind(usage.clone().map(|u| u.cost_micro_usd).collect::<Vec<_>>())
+        .bind(usage.map(|u| u.estimated).collect::<Vec<_>>())
 }
 
-fn bind_calls<'q>(statement: Statement<'q>, calls: &'q [CallChange<'q>]) -> Statement<'q> {
-    let proposed = calls.iter().map(|c| c.proposed.as_ref());
-    statement
+fn bind_new_calls<'q>(statement: Statement<'q>, calls: &[&'q CallChange<'q>]) -> Statement<'q> {
+    if calls.is_empty() {
+        return statement;
+    }
+    let proposed = calls.iter().filter_map(|c| c.proposed.as_ref());
+    let statement = statement
         .bind(calls.iter().map(|c| c.run_id).bind_iter())
         .bind(calls.iter().map(|c| c.call_id).bind_iter())
-        .bind(proposed.clone().map(|p| p.map(|p| i64::from(p.attempt))).bind_iter())
-        .bind(proposed.clone().map(|p| p.map(|p| i64::from(p.iteration))).bind_iter())
-        .bind(proposed.clone().map(|p| p.map(|p| p.ordinal)).bind_iter())
-        .bind(proposed.clone().map(|p: Option<&CallProposed>| p.map(|p| &*p.tool)).bind_iter())
-        .bind(proposed.map(|p| p.map(|p| p.seq)).bind_iter())
+        .bind(proposed.clone().map(|p| i64::from(p.attempt)).bind_iter())
+        .bind(proposed.clone().map(|p| i64::from(p.iteration)).bind_iter())
+        .bind(proposed.clone().map(|p| p.ordinal).bind_iter())
+        .bind(proposed.clone().map(|p| &*p.tool).bind_iter())
+        .bind(proposed.map(|p: &CallProposed| p.seq).bind_iter());
+    bind_call_states(statement, calls)
+}
+
+fn bind_known_calls<'q>(statement: Statement<'q>, calls: &[&'q CallChange<'q>]) -> Statement<'q> {
+    if calls.is_empty() {
+        return statement;
+    }
+    let statement =
+        statement.bind(calls.iter().map(|c| c.run_id).bind_iter()).bind(calls.iter().map(|c| c.call_id).bind_iter());
+    bind_call_states(statement, calls)
+}
+
+fn bind_call_states<'q>(statement: Statement<'q>, calls: &[&'q CallChange<'q>]) -> Statement<'q> {
+    statement
         .bind(calls.iter().map(|c| c.result_seq).bind_iter())
         .bind(calls.iter().map(|c| c.state).bind_iter())
         .bind(calls.iter().map(|c| c.effect).bind_iter())
@@ -271,6 +374,9 @@ fn bind_calls<'q>(statement: Statement<'q>, calls: &'q [CallChange<'q>]) -> Stat
 }
 
 fn bind_audit<'q>(statement: Statement<'q>, audit: &'q [AuditInsert<'q>]) -> Statement<'q> {
+    if audit.is_empty() {
+        return statement;
+    }
     statement
         .bind(audit.iter().map(|a| a.tenant).bind_iter())
         .bind(audit.iter().map(|a| a.at).bind_iter())

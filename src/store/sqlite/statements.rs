@@ -23,7 +23,7 @@ pub(super) const DEFINE: &str =
 /// The fence: only rows that are still ours and stand exactly where the write begins.
 pub(super) const UPDATE_RUNS: &str = "
 UPDATE runs SET
-    next_seq = COALESCE(w.value ->> 'next_seq', next_seq),
+    next_seq = w.value ->> 'next_seq',
     status = w.value ->> 'status',
     owner = CASE WHEN w.value ->> 'status' = 'running' THEN owner END,
     started_at = COALESCE(started_at, w.value ->> 'started_at'),
@@ -51,7 +51,7 @@ UPDATE runs SET
 FROM json_each($2) AS w
 WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND runs.owner = $1
     AND runs.epoch = w.value ->> 'epoch' AND runs.status = 'running'
-    AND runs.next_seq = COALESCE(w.value ->> 'first_seq', runs.next_seq)
+    AND runs.next_seq = w.value ->> 'first_seq'
 RETURNING id";
 
 pub(super) const INSERT_RUNS: &str = "
@@ -63,7 +63,7 @@ INSERT INTO runs (
     session_id, parent_run_id, metadata, created_at, deadline_at
 )
 SELECT
-    value ->> 'id', value ->> 'epoch', COALESCE(value ->> 'next_seq', 1), value ->> 'status',
+    value ->> 'id', value ->> 'epoch', value ->> 'next_seq', value ->> 'status',
     CASE WHEN value ->> 'status' = 'running' THEN $1 END, CASE WHEN value ->> 'status' = 'queued' THEN $3 END,
     value ->> 'started_at', value ->> 'attempts', value ->> 'iterations', value ->> 'tool_calls_made',
     value ->> 'model', value ->> 'tools_used', value ->> 'warnings', value ->> 'callback_errors', value ->> 'tenant',
@@ -134,8 +134,7 @@ SELECT
     value ->> 'tenant', value ->> 'at', value ->> 'id', value ->> 'run_id', value ->> 'call_id',
     value ->> 'duration_ms', value ->> 'subject', value ->> 'tool', value ->> 'rule', value ->> 'decision',
     value ->> 'reason', value ->> 'outcome', value ->> 'arguments'
-FROM json_each($1) WHERE true
-ON CONFLICT DO NOTHING";
+FROM json_each($1)";
 
 /// Whether an earlier try has stored a write: its last event is in the journal.
 pub(super) const STORED_EARLIER: &str =

@@ -79,7 +79,7 @@ CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
 CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
 CREATE INDEX runs_queue ON runs (available_at, id) WHERE status = 'queued';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
-    WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;

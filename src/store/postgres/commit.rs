@@ -323,7 +323,7 @@ fn bind_iterations<'q>(statement: Statement<'q>, iterations: &'q [IterationInser
     bind_usage(statement, iterations.iter().map(|i| i.usage))
 }
 
-fn bind_usage<'q>(statement: Statement<'q>, usage: impl Iterator<Item = UsageColumns> + Clone) -> Statement<'q> {
+fn bind_usage(statement: Statement<'_>, usage: impl Iterator<Item = UsageColumns> + Clone) -> Statement<'_> {
     statement
         .bind(usage.clone().map(|u| u.input_tokens).collect::<Vec<_>>())
         .bind(usage.clone().map(|u| u.output_tokens).collect::<Vec<_>>())

@@ -181,7 +181,7 @@ pub(super) const FORGET: &str =
 
 /// Statement one of a takeover: what is decided on must be read after the lock, by another statement.
 pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \
-     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED";
+     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1 FOR UPDATE SKIP LOCKED";
 
 pub(super) const LOCKED_RUNS: &str = concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
 

@@ -20,7 +20,8 @@ pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE s
 pub(super) const DEFINE: &str =
     "INSERT INTO definitions (hash, body, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
 
-/// The fence: only rows that are still ours and stand exactly where the write begins.
+/// The fence: only rows that are still ours and stand exactly where the write begins. The `+` keeps
+/// SQLite from looking through everything that is ours instead of looking up each id.
 pub(super) const UPDATE_RUNS: &str = "
 UPDATE runs SET
     next_seq = w.value ->> 'next_seq',
@@ -49,8 +50,8 @@ UPDATE runs SET
     latency_ms = w.value ->> '$.end.latency_ms',
     finished_at = w.value ->> '$.end.finished_at'
 FROM json_each($2) AS w
-WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND runs.owner = $1
-    AND runs.epoch = w.value ->> 'epoch' AND runs.status = 'running'
+WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND +runs.owner = $1
+    AND runs.epoch = w.value ->> 'epoch' AND +runs.status = 'running'
     AND runs.next_seq = w.value ->> 'first_seq'
 RETURNING id";
 
@@ -199,7 +200,7 @@ pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
 pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1";
 
 pub(super) const ORPHANS: &str = "SELECT * FROM runs WHERE status = 'running' \
-     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1";
+     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1";
 
 pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE id = $1";
 

@@ -25,6 +25,8 @@ use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
+/// How long runs without a waiting client may still take after the last request was answered.
+const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
@@ -102,30 +104,34 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 
-    let (runtime, grace) = (parts.runtime.clone(), config.server.shutdown_grace);
-    let drained = CancellationToken::new();
-    let stopping = {
-        let drained = drained.clone();
+    let runtime = parts.runtime.clone();
+    let told = CancellationToken::new();
+    let draining = {
+        let told = told.clone();
         async move {
             told_to_stop().await;
             tracing::info!("stopping: no new runs, waiting for those in progress");
             runtime.drain();
-            let out = tokio::time::sleep(grace);
-            tokio::spawn(async move {
-                out.await;
-                drained.cancel();
-            });
+            told.cancel();
         }
     };
-    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(stopping);
-    tokio::select! {
-        served = server => served.map_err(AppError::Serve)?,
-        () = drained.cancelled() => tracing::warn!("requests were still open when the grace period ended"),
-    }
+    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(draining);
+    let grace = config.server.shutdown_grace;
+    let grace_over = async {
+        told.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
+    let served = tokio::select! {
+        served = server => served.map_err(AppError::Serve),
+        () = grace_over => {
+            tracing::warn!("requests were still open when the grace period ended");
+            Ok(())
+        }
+    };
     stop.cancel();
-    parts.runtime.leave(Duration::from_secs(1)).await;
+    parts.runtime.leave(LAST_WAIT).await;
     parts.store.close().await;
-    Ok(())
+    served
 }
 
 /// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the

@@ -2,6 +2,12 @@
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 
+mod api;
+mod house;
+mod machine;
 mod mock_model;
+mod postgres_cluster;
 mod providers;
 mod samples;
+mod service;
+mod stories;

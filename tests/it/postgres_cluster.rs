@@ -1,0 +1,190 @@
+//! A real PostgreSQL for tests, made from the installed binaries.
+//!
+//! One server serves all test processes that run at the same time: the first to come starts it, each
+//! holds a lock while it lives, and a small watchdog stops it some seconds after the last lock is
+//! gone. Its directory stays, so that the next start is quick. Each test gets a database of its own.
+
+use std::fs::{self, File};
+use std::net::TcpListener;
+use std::os::unix::fs::{MetadataExt, PermissionsExt};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
+use tokio::sync::OnceCell;
+use uuid::Uuid;
+
+static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
+const PREFIX: &str = "toolloop_test_";
+
+struct Cluster {
+    port: u16,
+    /// Held for the life of this process; the watchdog waits for it.
+    _in_use: File,
+}
+
+/// The URL of a new, empty database.
+pub async fn fresh_database() -> String {
+    let cluster = CLUSTER.get_or_init(Cluster::join).await;
+    let name = format!("{PREFIX}{}", Uuid::now_v7().simple());
+    let mut admin = cluster.admin().await;
+    admin.execute(AssertSqlSafe(format!("CREATE DATABASE {name}"))).await.unwrap();
+    format!("postgres://postgres@127.0.0.1:{}/{name}", cluster.port)
+}
+
+impl Cluster {
+    /// Joins the running server, or starts it.
+    async fn join() -> Self {
+        let server = Server::find();
+        let in_use = open(&server.home.join("in-use"));
+        in_use.lock_shared().unwrap();
+        let starting = open(&server.home.join("starting"));
+        starting.lock().unwrap();
+        if let Some(port) = server.running() {
+            return Self { port, _in_use: in_use };
+        }
+        let cluster = Self { port: server.start(), _in_use: in_use };
+        server.watch();
+        let mut admin = cluster.admin().await;
+        let left: Vec<String> = sqlx::query_scalar("SELECT datname FROM pg_database WHERE starts_with(datname, $1)")
+            .bind(PREFIX)
+            .fetch_all(&mut admin)
+            .await
+            .unwrap();
+        for name in left {
+            admin.execute(AssertSqlSafe(format!("DROP DATABASE {name}"))).await.unwrap();
+        }
+        cluster
+    }
+
+    async fn admin(&self) -> PgConnection {
+        PgConnection::connect(&format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)).await.unwrap()
+    }
+}
+
+/// Where the binaries and the data are, and who runs them.
+struct Server {
+    bin: PathBuf,
+    home: PathBuf,
+    /// User and group, where this process is root: PostgreSQL refuses to run as root.
+    user: Option<(u32, u32)>,
+}
+
+impl Server {
+    fn find() -> Self {
+        let bin = binaries().unwrap_or_else(|| {
+            install();
+            binaries().expect("initdb is not found: install PostgreSQL, or put its bin directory into PATH")
+        });
+        let is_root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
+        let user = is_root.then(|| (id("-u"), id("-g")));
+        let home = home(user.is_some());
+        fs::create_dir_all(&home).unwrap();
+        if let Some((uid, gid)) = user {
+            std::os::unix::fs::chown(&home, Some(uid), Some(gid)).unwrap();
+        }
+        Self { bin, home, user }
+    }
+
+    fn data(&self) -> PathBuf {
+        self.home.join("data")
+    }
+
+    fn command(&self, program: &str) -> Command {
+        let mut command = Command::new(self.bin.join(program));
+        command.current_dir(&self.home).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        if let Some((uid, gid)) = self.user {
+            command.uid(uid).gid(gid);
+        }
+        command
+    }
+
+    /// The port of the server that runs on the data directory.
+    fn running(&self) -> Option<u16> {
+        let status = self.command("pg_ctl").arg("-D").arg(self.data()).arg("status").status().unwrap();
+        let pid_file = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
+        pid_file.lines().nth(3).filter(|_| status.success())?.parse().ok()
+    }
+
+    fn start(&self) -> u16 {
+        for _ in 0..3 {
+            if !self.data().join("PG_VERSION").exists() {
+                let mut init = self.command("initdb");
+                init.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"]);
+                assert!(init.arg(self.data()).status().unwrap().success(), "initdb failed in {}", self.home.display());
+            }
+            // Somebody may take the port before the server does; hence three tries.
+            let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+            let options = format!(
+                "-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off \
+                 -c full_page_writes=off -c max_connections=400 -c shared_buffers=64MB"
+            );
+            let mut start = self.command("pg_ctl");
+            start.arg("-D").arg(self.data()).arg("-l").arg(self.home.join("log")).args(["-w", "-o", &options, "start"]);
+            if start.status().unwrap().success() {
+                return port;
+            }
+            // Killed in the middle of something, most likely: nothing in it is worth keeping.
+            let _ = fs::remove_dir_all(self.data());
+        }
+        panic!("PostgreSQL does not start, see {}", self.home.join("log").display());
+    }
+
+    /// Stops the server when no test process has been there for a while.
+    fn watch(&self) {
+        let script = r#"while sleep 15; do
+            "$1" -D "$2" status >/dev/null || exit
+            flock --nonblock --exclusive "$3" "$1" -D "$2" -m fast stop && exit
+        done"#;
+        let mut watchdog = self.command("pg_ctl");
+        let pg_ctl = watchdog.get_program().to_owned();
+        watchdog = Command::new("sh");
+        watchdog.args(["-c", script, "sh"]).arg(pg_ctl).arg(self.data()).arg(self.home.join("in-use"));
+        watchdog.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
+        if let Some((uid, gid)) = self.user {
+            watchdog.uid(uid).gid(gid);
+        }
+        watchdog.spawn().unwrap();
+    }
+}
+
+/// Under `target/`, or where another user can reach it.
+fn home(other_user: bool) -> PathBuf {
+    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+    let open_to_others = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o001 != 0);
+    if !other_user || target.ancestors().all(open_to_others) {
+        return target.join("postgres");
+    }
+    let name = target.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+    std::env::temp_dir().join(format!("toolloop-postgres{name}"))
+}
+
+/// The newest installed version, or what is in `PATH`.
+fn binaries() -> Option<PathBuf> {
+    let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
+    let mut installed: Vec<PathBuf> = installed.map(|version| version.path().join("bin")).collect();
+    installed.sort_by_key(|bin| bin.parent().and_then(|v| v.file_name()?.to_str()?.parse::<u32>().ok()));
+    let path = std::env::var_os("PATH").unwrap_or_default();
+    installed.into_iter().rev().chain(std::env::split_paths(&path)).find(|bin| bin.join("initdb").exists())
+}
+
+/// Only where that asks nobody: as root on a system with apt.
+fn install() {
+    let script = "export DEBIAN_FRONTEND=noninteractive; apt-get update && apt-get install -y postgresql";
+    let _ = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).status();
+}
+
+fn id(which: &str) -> u32 {
+    let of = |user: &str| {
+        let output = Command::new("id").args([which, user]).output().ok().filter(|output| output.status.success())?;
+        String::from_utf8(output.stdout).ok()?.trim().parse().ok()
+    };
+    of("postgres").or_else(|| of("nobody")).expect("neither the user postgres nor nobody exists")
+}
+
+fn open(path: &Path) -> File {
+    let file = File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap();
+    file.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
+    file
+}

@@ -11,3 +11,4 @@ mod providers;
 mod samples;
 mod service;
 mod stories;
+mod store;

@@ -140,8 +140,7 @@ pub(super) const CLAIM: &str = concat!(
 );
 
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
-pub(super) const LOCK_OWNED: &str =
-    "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
+pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
 
 pub(super) const RELEASE: &str =
     "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
@@ -174,11 +173,11 @@ pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead \
 pub(super) const BURY: &str = "UPDATE replicas SET dead = true WHERE id = ANY($1)";
 
 /// At once, so that a replica which registers again does not find itself the owner of what it lost.
-pub(super) const DISOWN: &str =
-    "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
+pub(super) const DISOWN: &str = "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
 
 /// Rows of replicas that nobody misses any more.
-pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
+pub(super) const FORGET: &str =
+    "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
 
 /// Statement one of a takeover: what is decided on must be read after the lock, by another statement.
 pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \

@@ -8,7 +8,9 @@ use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
 use super::commit;
-use super::statements::{BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL};
+use super::statements::{
+    BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+};
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
@@ -54,8 +56,8 @@ pub(super) async fn release(
     run: Option<Uuid>,
 ) -> Result<u64, StoreError> {
     let now = Utc::now();
-    let owned = sqlx::query(OWNED).bind(owner).bind(run.map(|run| run.to_string()));
-    let rows = owned.fetch_all(&mut *connection).await?;
+    let select = sqlx::query(OWNED).bind(owner).bind(run.map(|run| run.to_string()));
+    let rows = select.fetch_all(&mut *connection).await?;
     for row in &rows {
         let mut run = Columns(row).locked()?;
         read_tail(connection, &mut run).await?;

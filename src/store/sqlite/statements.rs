@@ -175,8 +175,7 @@ pub(super) const CLAIM: &str = "UPDATE runs SET status = 'running', owner = $1, 
      RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
 
 /// `$2` may be NULL for all runs of the owner.
-pub(super) const OWNED: &str =
-    "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
+pub(super) const OWNED: &str = "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";

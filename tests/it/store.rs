@@ -1,0 +1,292 @@
+//! One conformance suite for the store, run against SQLite and PostgreSQL.
+//!
+//! A test takes a [`Db`] and says what every store promises; [`on_both`] runs it on each. What only
+//! one database has, such as its lock file or its backends, is tested beside, in the same files.
+
+mod group_commit;
+mod journal;
+mod lists;
+mod ownership;
+
+use std::sync::Arc;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use tempfile::TempDir;
+use toolloop::event::{
+    AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+};
+use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
+use toolloop::run::{Caller, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
+use toolloop::store::{self, DefinitionSnapshot, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
+use uuid::Uuid;
+
+use crate::postgres_cluster;
+
+/// A migrated store of its own.
+pub struct Db {
+    pub store: Arc<dyn Store>,
+    pub url: String,
+    _dir: Option<TempDir>,
+}
+
+/// A directory and the URL of a database in it that does not exist yet.
+pub fn fresh_sqlite() -> (TempDir, String) {
+    let dir = TempDir::new().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("data/toolloop.db").display());
+    (dir, url)
+}
+
+impl Db {
+    pub async fn sqlite() -> Self {
+        let (dir, url) = fresh_sqlite();
+        Self::open(url, Some(dir)).await
+    }
+
+    pub async fn postgres() -> Self {
+        Self::open(postgres_cluster::fresh_database().await, None).await
+    }
+
+    async fn open(url: String, dir: Option<TempDir>) -> Self {
+        let store = store::open(&url, 12).await.unwrap();
+        store.migrate().await.unwrap();
+        Self { store, url, _dir: dir }
+    }
+
+    /// Closes the store and opens it again, as a restart does.
+    async fn reopen(self) -> Self {
+        self.store.close().await;
+        Self::open(self.url, self._dir).await
+    }
+
+    async fn commit_one(&self, owner: &str, write: &RunWrite) -> WriteOutcome {
+        self.store.commit(owner, std::slice::from_ref(write)).await.unwrap()[0]
+    }
+
+    /// Commits what must be accepted.
+    async fn commit(&self, owner: &str, write: &RunWrite) {
+        assert_eq!(self.commit_one(owner, write).await, WriteOutcome::Committed);
+    }
+
+    async fn journal(&self, run: Uuid) -> Vec<Event> {
+        self.store.events(TENANT, run, 0, 1000).await.unwrap()
+    }
+
+    async fn status(&self, run: Uuid) -> RunStatus {
+        self.store.run(TENANT, run).await.unwrap().unwrap().status
+    }
+}
+
+/// Runs each test on both databases, as `sqlite::<name>` and `postgres::<name>`.
+macro_rules! on_both {
+    ($($name:ident),+ $(,)?) => {
+        mod sqlite {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::$name(crate::store::Db::sqlite().await).await })+
+        }
+        mod postgres {
+            $(#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+            async fn $name() { super::$name(crate::store::Db::postgres().await).await })+
+        }
+    };
+}
+use on_both;
+
+const TENANT: &str = "acme";
+
+fn now() -> DateTime<Utc> {
+    DateTime::from_timestamp_micros(Utc::now().timestamp_micros()).unwrap()
+}
+
+fn page<C>(limit: u32, after: Option<C>) -> Page<C> {
+    Page { limit, after }
+}
+
+/// A run under construction: numbers events, keeps totals, and makes the writes of its owner.
+struct Script {
+    id: Uuid,
+    epoch: i64,
+    next_seq: i64,
+    totals: Totals,
+    caller: Arc<Caller>,
+    new: Option<Arc<NewRun>>,
+}
+
+impl Script {
+    /// A run that starts owned.
+    fn owned() -> Self {
+        Self::with(|_| {})
+    }
+
+    /// A run that starts in the queue.
+    fn queued() -> Self {
+        let mut script = Self::with(|new| new.status = RunStatus::Queued);
+        script.epoch = 0;
+        script
+    }
+
+    fn with(change: impl FnOnce(&mut NewRun)) -> Self {
+        let id = Uuid::now_v7();
+        let definition = DefinitionSnapshot { hash: "d1".repeat(32), json: r#"{"name":"reader"}"#.into() };
+        let mut new = NewRun {
+            id,
+            agent: "reader".into(),
+            agent_version: "1".into(),
+            definition: Arc::new(definition),
+            kind: RunKind::Iterative,
+            status: RunStatus::Running,
+            inputs: Arc::new(json!({"task": "count"})),
+            overrides: json!({}),
+            session_id: None,
+            parent_run_id: None,
+            metadata: json!({}),
+            created_at: now(),
+            deadline_at: None,
+        };
+        change(&mut new);
+        let scopes = vec!["agents:invoke".into(), "tools:execute".into()];
+        let caller = Arc::new(Caller { subject: "key-1".into(), tenant: TENANT.into(), scopes });
+        Self { id: new.id, epoch: 1, next_seq: 1, totals: Totals::default(), caller, new: Some(Arc::new(new)) }
+    }
+
+    fn write(&mut self, happened: Vec<RunEvent>) -> RunWrite {
+        let mut events = Vec::new();
+        for what in happened {
+            self.totals.apply(&what);
+            events.push(Event { seq: self.next_seq, at: now(), run_id: self.id, what });
+            self.next_seq += 1;
+        }
+        RunWrite {
+            run_id: self.id,
+            epoch: self.epoch,
+            caller: self.caller.clone(),
+            new: self.new.take(),
+            events,
+            audit: Vec::new(),
+            totals: self.totals.clone(),
+        }
+    }
+
+    /// The write that begins it.
+    fn start(&mut self) -> RunWrite {
+        match &self.new {
+            Some(new) if new.status == RunStatus::Queued => self.write(vec![RunEvent::RunQueued {}]),
+            _ => self.write(vec![started(), RunEvent::AttemptStarted { attempt: 1 }]),
+        }
+    }
+}
+
+fn started() -> RunEvent {
+    let turns = vec![Turn::User("{\"task\":\"count\"}".into())];
+    RunEvent::RunStarted { system: "Count.".into(), turns, single_shot: false, warnings: vec!["careful".into()] }
+}
+
+fn call(tool: &str, arguments: &str) -> ToolCall {
+    let target = CallTarget::Tool;
+    ToolCall { id: Uuid::now_v7(), provider_id: "p1".into(), name: tool.into(), arguments: arguments.into(), target }
+}
+
+fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
+    let tool_calls: Vec<ToolCall> = tool_calls.iter().copied().cloned().collect();
+    RunEvent::ModelResponded(ModelResponded {
+        attempt: 1,
+        iteration,
+        provider: "openai".into(),
+        model: "gpt".into(),
+        finish_reason: if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls },
+        message: AssistantMessage { text: "Let me see.".into(), tool_calls, ..AssistantMessage::default() },
+        usage: Usage { input_tokens: 100, output_tokens: 20, cost_micro_usd: Some(7), ..Usage::default() },
+        latency_ms: 12,
+        retries: 1,
+        fallback: false,
+    })
+}
+
+fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
+    RunEvent::ToolCallStarted(ToolCallStarted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        effect,
+        effect_key: "k".into(),
+        decision: "allowed".into(),
+        reason: None,
+    })
+}
+
+fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
+    RunEvent::ToolCallCompleted(ToolCallCompleted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        target: call.target,
+        content: format!("result of {}", call.name),
+        failure,
+        duration_ms: 3,
+        cached: false,
+    })
+}
+
+fn blocked(call: &ToolCall) -> RunEvent {
+    RunEvent::ToolCallBlocked(ToolCallBlocked {
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: "autonomy".into(),
+        decision: "blocked".into(),
+        reason: "read only".into(),
+        content: "Blocked: read only".into(),
+    })
+}
+
+fn completed(output: Value) -> RunEvent {
+    let reason = TerminationReason::Completed;
+    RunEvent::ended(Outcome::Completed { output, raw_response: "17".into(), reason, partial: false }, 40)
+}
+
+fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
+    AuditRecord {
+        at: now(),
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: "none".into(),
+        decision: decision.into(),
+        reason: None,
+        arguments: call.arguments.clone(),
+        outcome: "succeeded".into(),
+        duration_ms: Some(3),
+    }
+}
+
+#[tokio::test]
+async fn a_url_of_another_scheme_is_refused_without_repeating_it() {
+    for url in ["mysql://root:hunter2@db/x", "nonsense hunter2", "postgres://u:hunter2@[broken"] {
+        let error = store::open(url, 4).await.err().unwrap();
+        assert!(matches!(error, StoreError::Failed(_)), "{error}");
+        assert!(!error.to_string().contains("hunter2"), "{error}");
+    }
+}
+
+#[tokio::test]
+async fn a_second_process_on_the_same_file_is_refused() {
+    let db = Db::sqlite().await;
+    let error = store::open(&db.url, 4).await.err().unwrap();
+    assert!(matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")), "{error}");
+    db.reopen().await.store.ping().await.unwrap();
+}
+
+#[tokio::test]
+async fn a_store_that_is_not_migrated_does_not_answer_pings() {
+    for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::fresh_database().await)] {
+        let store = store::open(&url.1, 10).await.unwrap();
+        assert!(store.ping().await.is_err());
+        store.migrate().await.unwrap();
+        store.migrate().await.unwrap();
+        store.ping().await.unwrap();
+    }
+}
+
+#[tokio::test]
+async fn nobody_behind_the_url_is_a_failure_that_may_pass() {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    let error = store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10).await.err().unwrap();
+    assert!(error.is_transient(), "{error}");
+    assert!(!error.to_string().contains("hunter2"), "{error}");
+}

@@ -1,0 +1,158 @@
+//! The writer over a real store: many runs at once, each with its own answer, in its own order.
+
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection};
+use tokio::task::JoinSet;
+use toolloop::store::writer::{AppendError, Writer};
+
+use super::*;
+
+on_both! {
+    many_runs_share_commits_and_one_is_fenced,
+    writes_of_a_run_stay_in_order_without_waiting,
+    a_refused_write_fails_alone,
+    an_id_taken_in_the_same_breath_is_refused,
+    a_shutdown_commits_what_is_queued,
+    a_closed_store_is_reported_when_patience_ends,
+}
+
+const PATIENCE: Duration = Duration::from_secs(20);
+
+fn writer(db: &Db) -> Writer {
+    Writer::spawn(db.store.clone(), "me".into(), PATIENCE)
+}
+
+/// Drives a whole run through the writer, waiting for each write.
+async fn drive(writer: Writer, mut script: Script) -> Result<Uuid, AppendError> {
+    writer.append(script.start()).await?;
+    for iteration in 1..=3 {
+        let read = call("file_ops", "{}");
+        let happened = vec![responded(iteration, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)];
+        writer.append(script.write(happened)).await?;
+    }
+    writer.append(script.write(vec![completed(json!({"n": 17}))])).await?;
+    Ok(script.id)
+}
+
+async fn many_runs_share_commits_and_one_is_fenced(db: Db) {
+    let writer = writer(&db);
+    let mut stolen = Script::owned();
+    db.commit("you", &stolen.start()).await;
+    stolen.new = None;
+    let mut runs = JoinSet::new();
+    for _ in 0..200 {
+        runs.spawn(drive(writer.clone(), Script::owned()));
+    }
+    assert_eq!(writer.append(stolen.write(vec![responded(1, &[])])).await, Err(AppendError::Fenced));
+    let finished = runs.join_all().await;
+    assert_eq!(finished.len(), 200);
+    for run in finished {
+        let run = run.unwrap();
+        assert_eq!(db.status(run).await, RunStatus::Completed);
+        let seqs: Vec<i64> = db.journal(run).await.iter().map(|event| event.seq).collect();
+        assert_eq!(seqs, (1..=12).collect::<Vec<_>>());
+    }
+    assert_eq!(db.journal(stolen.id).await.len(), 2);
+}
+
+async fn writes_of_a_run_stay_in_order_without_waiting(db: Db) {
+    let writer = writer(&db);
+    let mut appends = Vec::new();
+    let mut scripts: Vec<Script> = (0..20).map(|_| Script::owned()).collect();
+    for round in 0..10 {
+        for script in &mut scripts {
+            let write = if round == 0 { script.start() } else { script.write(vec![responded(round, &[])]) };
+            appends.push(writer.append(write));
+        }
+    }
+    for append in appends {
+        assert_eq!(append.await, Ok(()));
+    }
+    for script in &scripts {
+        assert_eq!(db.journal(script.id).await.len(), 11);
+    }
+}
+
+async fn a_refused_write_fails_alone(db: Db) {
+    let writer = writer(&db);
+    let mut bad = Script::owned();
+    writer.append(bad.start()).await.unwrap();
+    writer.append(bad.write(vec![responded(1, &[])])).await.unwrap();
+    let mut appends = JoinSet::new();
+    for _ in 0..20 {
+        appends.spawn(drive(writer.clone(), Script::owned()));
+    }
+    // The same iteration twice: a row that the database refuses.
+    assert_eq!(writer.append(bad.write(vec![responded(1, &[])])).await, Err(AppendError::Unavailable));
+    assert!(appends.join_all().await.iter().all(Result::is_ok));
+    assert!(writer.is_available());
+    assert_eq!(db.journal(bad.id).await.len(), 3);
+}
+
+async fn an_id_taken_in_the_same_breath_is_refused(db: Db) {
+    let writer = writer(&db);
+    let mut first = Script::owned();
+    let mut second = Script::with(|new| new.id = first.id);
+    let (first, second) = (writer.append(first.start()), writer.append(second.start()));
+    assert_eq!((first.await, second.await), (Ok(()), Err(AppendError::IdTaken)));
+}
+
+async fn a_shutdown_commits_what_is_queued(db: Db) {
+    let writer = writer(&db);
+    let mut scripts: Vec<Script> = (0..30).map(|_| Script::owned()).collect();
+    // Nobody waits for these: dropping the future does not undo the write.
+    for script in &mut scripts {
+        drop(writer.append(script.start()));
+        drop(writer.append(script.write(vec![responded(1, &[])])));
+    }
+    writer.shutdown().await;
+    for script in &mut scripts {
+        assert_eq!(db.journal(script.id).await.len(), 3);
+    }
+    assert_eq!(writer.append(scripts[0].write(vec![completed(json!(1))])).await, Err(AppendError::Unavailable));
+}
+
+async fn a_closed_store_is_reported_when_patience_ends(db: Db) {
+    let writer = Writer::spawn(db.store.clone(), "me".into(), Duration::from_millis(200));
+    db.store.close().await;
+    assert_eq!(writer.append(Script::owned().start()).await, Err(AppendError::Unavailable));
+    assert!(!writer.is_available());
+}
+
+/// Connections are cut in the middle of everything; nothing acknowledged is lost, nothing is doubled.
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn postgres_cutting_connections_harms_no_run() {
+    let db = Db::postgres().await;
+    let writer = writer(&db);
+    let mut runs = JoinSet::new();
+    for _ in 0..60 {
+        runs.spawn(drive(writer.clone(), Script::owned()));
+    }
+    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+               WHERE datname = current_database() AND pid <> pg_backend_pid()";
+    let mut killer = PgConnection::connect(&db.url).await.unwrap();
+    let mut killed = 0;
+    while !runs.is_empty() {
+        killed += sqlx::query_scalar::<_, i64>(cut).fetch_one(&mut killer).await.unwrap();
+        // As many runs as end until the next cut.
+        for _ in 0..20 {
+            let Some(run) = runs.join_next().await else { break };
+            let run = run.unwrap().unwrap();
+            assert_eq!(db.journal_patiently(run).await.len(), 12);
+        }
+    }
+    assert!(killed >= 2, "only {killed} connections were cut");
+}
+
+impl Db {
+    /// Reads again where the connection was one of those that were cut.
+    async fn journal_patiently(&self, run: Uuid) -> Vec<Event> {
+        loop {
+            match self.store.events(TENANT, run, 0, 100).await {
+                Err(error) if error.is_transient() => {}
+                journal => return journal.unwrap(),
+            }
+        }
+    }
+}

@@ -1,0 +1,197 @@
+//! Lists: every filter alone and together, pages that hold still while rows arrive, keys.
+
+use chrono::TimeDelta;
+use serde_json::json;
+use toolloop::store::{ApiKeyRecord, AuditFilter, RunCursor, RunFilter, RunRecord};
+
+use super::*;
+
+on_both! {
+    every_filter_of_runs_selects,
+    pages_hold_still_while_runs_arrive,
+    runs_of_one_instant_are_all_listed,
+    a_forged_cursor_is_harmless,
+    every_filter_of_audit_selects,
+    keys_are_kept_listed_and_revoked,
+}
+
+async fn listed(db: &Db, filter: RunFilter) -> Vec<Uuid> {
+    let runs = db.store.runs(TENANT, &filter, &page(50, None)).await.unwrap();
+    runs.into_iter().map(|run| run.id).collect()
+}
+
+async fn every_filter_of_runs_selects(db: Db) {
+    let parent = Uuid::now_v7();
+    let noon = now();
+    let at = |minutes| noon + TimeDelta::minutes(minutes);
+    let mut plain = Script::with(|new| new.created_at = at(1));
+    let mut child = Script::with(|new| {
+        new.agent = "child".into();
+        new.parent_run_id = Some(parent);
+        new.session_id = Some("s-1".into());
+        new.created_at = at(2);
+    });
+    let mut labelled = Script::with(|new| {
+        new.metadata = json!({"ticket": "42", "we\"ird.key": "o'hara"});
+        new.created_at = at(3);
+    });
+    let mut queued = Script::with(|new| {
+        new.status = RunStatus::Queued;
+        new.created_at = at(4);
+    });
+    queued.epoch = 0;
+    for script in [&mut plain, &mut child, &mut labelled, &mut queued] {
+        db.commit("me", &script.start()).await;
+    }
+    let failure = Outcome::failed(TerminationReason::MaxIterations, "too many", json!({}), String::new());
+    db.commit("me", &child.write(vec![RunEvent::ended(failure, 1)])).await;
+    db.commit("me", &labelled.write(vec![completed(json!(1))])).await;
+
+    let any = RunFilter::default;
+    let label = |key: &str, value: &str| (key.to_owned(), value.to_owned());
+    let cases = [
+        (any(), vec![&queued, &labelled, &child, &plain]),
+        (RunFilter { agent: Some("child".into()), ..any() }, vec![&child]),
+        (RunFilter { agent: Some("chil".into()), ..any() }, vec![]),
+        (RunFilter { status: Some(RunStatus::Running), ..any() }, vec![&plain]),
+        (RunFilter { status: Some(RunStatus::Queued), ..any() }, vec![&queued]),
+        (RunFilter { status: Some(RunStatus::Failed), ..any() }, vec![&child]),
+        (RunFilter { status: Some(RunStatus::Completed), ..any() }, vec![&labelled]),
+        (RunFilter { session_id: Some("s-1".into()), ..any() }, vec![&child]),
+        (RunFilter { parent_run_id: Some(parent), ..any() }, vec![&child]),
+        (RunFilter { termination_reason: Some("max_iterations".into()), ..any() }, vec![&child]),
+        (RunFilter { termination_reason: Some("completed".into()), ..any() }, vec![&labelled]),
+        (RunFilter { created_after: Some(at(2)), ..any() }, vec![&queued, &labelled]),
+        (RunFilter { created_before: Some(at(2)), ..any() }, vec![&plain]),
+        (RunFilter { metadata: vec![label("ticket", "42")], ..any() }, vec![&labelled]),
+        (RunFilter { metadata: vec![label("ticket", "42"), label("we\"ird.key", "o'hara")], ..any() }, vec![&labelled]),
+        (RunFilter { metadata: vec![label("ticket", "42"), label("other", "42")], ..any() }, vec![]),
+        (RunFilter { agent: Some("reader".into()), status: Some(RunStatus::Queued), ..any() }, vec![&queued]),
+    ];
+    for (filter, expected) in cases {
+        let expected: Vec<Uuid> = expected.iter().map(|script| script.id).collect();
+        assert_eq!(listed(&db, filter.clone()).await, expected, "{filter:?}");
+    }
+}
+
+fn cursor(run: &RunRecord) -> Option<RunCursor> {
+    Some(RunCursor { at: run.created_at, id: run.id.to_string() })
+}
+
+async fn pages_hold_still_while_runs_arrive(db: Db) {
+    let noon = now();
+    let mut before = Vec::new();
+    for second in 0..9 {
+        let mut script = Script::with(|new| new.created_at = noon + TimeDelta::seconds(second));
+        db.commit("me", &script.start()).await;
+        before.insert(0, script.id);
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    loop {
+        let runs = db.store.runs(TENANT, &RunFilter::default(), &page(2, after.clone())).await.unwrap();
+        let Some(last) = runs.last() else { break };
+        after = cursor(last);
+        seen.extend(runs.iter().map(|run| run.id));
+        // A newer one arrives between two pages.
+        db.commit("me", &Script::with(|new| new.created_at = noon + TimeDelta::hours(1)).start()).await;
+    }
+    assert_eq!(seen, before);
+}
+
+async fn runs_of_one_instant_are_all_listed(db: Db) {
+    let noon = now();
+    let mut all = Vec::new();
+    for _ in 0..7 {
+        let mut script = Script::with(|new| new.created_at = noon);
+        db.commit("me", &script.start()).await;
+        all.insert(0, script.id);
+    }
+    let (mut seen, mut after) = (Vec::new(), None);
+    while seen.len() < all.len() {
+        let runs = db.store.runs(TENANT, &RunFilter::default(), &page(3, after.clone())).await.unwrap();
+        after = cursor(runs.last().expect("a page is missing"));
+        seen.extend(runs.iter().map(|run| run.id));
+    }
+    assert_eq!(seen, all);
+}
+
+async fn a_forged_cursor_is_harmless(db: Db) {
+    db.commit("me", &Script::owned().start()).await;
+    let forged = RunCursor { at: now() + TimeDelta::days(1), id: "'; DROP TABLE runs; --".into() };
+    let runs = db.store.runs(TENANT, &RunFilter::default(), &page(5, Some(forged.clone()))).await.unwrap();
+    assert_eq!(runs.len(), 1);
+    assert!(db.store.keys(TENANT, &page(5, Some(forged))).await.unwrap().is_empty());
+}
+
+async fn every_filter_of_audit_selects(db: Db) {
+    let mut script = Script::owned();
+    let mut other = Script::owned();
+    other.caller = Arc::new(Caller { subject: "key-2".into(), ..Caller::clone(&other.caller) });
+    let (read, shell) = (call("file_ops", "{}"), call("shell", "{\"x\":1}"));
+    let mut first = script.start();
+    first.audit = vec![audited(&read, "allowed")];
+    db.commit("me", &first).await;
+    let mut second = other.start();
+    second.audit = vec![AuditRecord { outcome: "not_executed".into(), ..audited(&shell, "blocked") }];
+    db.commit("me", &second).await;
+    let (early, late) = (first.audit[0].at, second.audit[0].at);
+    let any = AuditFilter::default;
+    let cases = [
+        (any(), vec!["shell", "file_ops"]),
+        (AuditFilter { run_id: Some(script.id), ..any() }, vec!["file_ops"]),
+        (AuditFilter { tool: Some("shell".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { decision: Some("blocked".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { decision: Some("allowed".into()), ..any() }, vec!["file_ops"]),
+        (AuditFilter { subject: Some("key-2".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { outcome: Some("not_executed".into()), ..any() }, vec!["shell"]),
+        (AuditFilter { created_after: Some(early), ..any() }, vec!["shell"]),
+        (AuditFilter { created_before: Some(late), ..any() }, vec!["file_ops"]),
+    ];
+    for (filter, expected) in cases {
+        let rows = db.store.audit(TENANT, &filter, &page(10, None)).await.unwrap();
+        let tools: Vec<_> = rows.iter().map(|row| row.record.tool.as_str()).collect();
+        assert_eq!(tools, expected, "{filter:?}");
+    }
+    let newest = db.store.audit(TENANT, &any(), &page(1, None)).await.unwrap().remove(0);
+    assert_eq!((newest.run_id, newest.subject.as_str(), &newest.record), (other.id, "key-2", &second.audit[0]));
+    let after = Some(RunCursor { at: newest.record.at, id: newest.id.to_string() });
+    let rest = db.store.audit(TENANT, &any(), &page(10, after)).await.unwrap();
+    assert_eq!(rest.len(), 1);
+    assert_eq!(rest[0].record, first.audit[0]);
+}
+
+async fn keys_are_kept_listed_and_revoked(db: Db) {
+    let store = &db.store;
+    assert!(!store.has_keys().await.unwrap());
+    let key = |id: &str, tenant: &str| ApiKeyRecord {
+        id: id.into(),
+        name: "ci".into(),
+        tenant: tenant.into(),
+        scopes: vec!["runs:read".into(), "tools:file_ops".into()],
+        secret_hash: vec![0, 1, 255],
+        created_at: now(),
+        expires_at: Some(now() + TimeDelta::days(1)),
+        revoked_at: None,
+        rate_limit_per_minute: Some(60),
+        rate_limit_burst: None,
+    };
+    let (first, second, foreign) = (key("a", TENANT), key("b", TENANT), key("c", "rival"));
+    for key in [&first, &second, &foreign] {
+        assert!(store.insert_key(key).await.unwrap());
+    }
+    assert!(!store.insert_key(&key("a", "rival")).await.unwrap(), "a taken id");
+    assert!(store.has_keys().await.unwrap());
+    assert_eq!(store.key("a").await.unwrap(), Some(first.clone()));
+    assert_eq!(store.key("x").await.unwrap(), None);
+    let newest = store.keys(TENANT, &page(1, None)).await.unwrap();
+    assert_eq!(newest, std::slice::from_ref(&second));
+    let after = Some(RunCursor { at: second.created_at, id: second.id.clone() });
+    assert_eq!(store.keys(TENANT, &page(5, after)).await.unwrap(), std::slice::from_ref(&first));
+
+    assert!(!store.revoke_key(TENANT, "c").await.unwrap(), "another tenant's");
+    assert!(store.revoke_key(TENANT, "a").await.unwrap());
+    let revoked = store.key("a").await.unwrap().unwrap();
+    assert!(revoked.revoked_at.is_some());
+    assert!(store.revoke_key(TENANT, "a").await.unwrap());
+    assert_eq!(store.key("a").await.unwrap(), Some(revoked), "revoking twice keeps the first time");
+}

@@ -1,0 +1,447 @@
+//! Who drives a run: claims, cancelling, leases, and what a sweep makes of dead replicas' runs.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use sqlx::{Connection, PgConnection};
+use tokio::task::JoinSet;
+use toolloop::store::{CancelOutcome, Swept, Wakeup};
+
+use super::*;
+
+on_both! {
+    each_queued_run_is_claimed_once,
+    a_claim_gives_all_that_is_needed_and_fences_the_past,
+    a_queued_run_is_cancelled_at_once,
+    a_running_run_is_asked_to_cancel,
+    an_ended_run_is_not_cancelled,
+    cancelling_races_completing,
+    cancelling_races_claiming,
+    a_release_counts_no_crash,
+    a_release_parks_what_may_have_acted,
+    a_dead_replica_is_swept_and_a_living_one_is_not,
+    a_sweep_decides_by_what_happened,
+    the_last_crash_fails_the_run,
+    a_parked_run_is_cancelled_with_its_calls_answered,
+    a_replica_declared_dead_may_come_back_without_its_runs,
+    a_run_whose_owner_nobody_knows_is_taken_over,
+    wakeups_tell_of_queue_and_cancel,
+}
+
+const FOREVER: Duration = Duration::from_secs(3600);
+
+async fn each_queued_run_is_claimed_once(db: Db) {
+    let mut expected = Vec::new();
+    for _ in 0..40 {
+        let mut script = Script::queued();
+        db.commit("me", &script.start()).await;
+        expected.push(script.id);
+    }
+    let mut claimers = JoinSet::new();
+    for number in 0..8 {
+        let store = db.store.clone();
+        claimers.spawn(async move {
+            let owner = format!("replica-{number}");
+            let mut mine = Vec::new();
+            loop {
+                let claimed = store.claim(&owner, 3).await.unwrap();
+                assert!(claimed.len() <= 3);
+                if claimed.is_empty() {
+                    return mine;
+                }
+                mine.extend(claimed.into_iter().map(|claimed| claimed.run.id));
+            }
+        });
+    }
+    let mut claimed: Vec<Uuid> = claimers.join_all().await.into_iter().flatten().collect();
+    // A locked row is skipped, not waited for: what nobody took is still there.
+    claimed.extend(db.store.claim("last", 100).await.unwrap().into_iter().map(|claimed| claimed.run.id));
+    claimed.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(claimed, expected);
+}
+
+async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
+    let mut script = Script::queued();
+    let new = script.new.clone().unwrap();
+    db.commit("me", &script.start()).await;
+    let claimed = db.store.claim("you", 10).await.unwrap().remove(0);
+    assert_eq!((claimed.run.id, claimed.run.status, claimed.run.epoch), (script.id, RunStatus::Running, 1));
+    assert_eq!(claimed.run.owner.as_deref(), Some("you"));
+    assert_eq!((&claimed.definition, &claimed.scopes), (&new.definition.json, &script.caller.scopes));
+    assert_eq!(claimed.run.inputs, *new.inputs);
+    assert_eq!(db.commit_one("me", &script.write(vec![started()])).await, WriteOutcome::Fenced);
+    script.next_seq -= 1;
+    script.epoch = claimed.run.epoch;
+    db.commit("you", &script.write(vec![started()])).await;
+}
+
+async fn a_queued_run_is_cancelled_at_once(db: Db) {
+    let mut script = Script::queued();
+    db.commit("me", &script.start()).await;
+    let outcome = db.store.request_cancel(TENANT, script.id, Some("enough")).await.unwrap();
+    let Some(CancelOutcome::EndedNow(row)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((row.status, row.owner.as_deref()), (RunStatus::Cancelled, None));
+    assert_eq!(row.termination_reason.as_deref(), Some("cancelled"));
+    let error = row.error.clone().unwrap();
+    assert_eq!(
+        (error.code.as_str(), error.context),
+        ("EXECUTION_CANCELLED", json!({"phase": "queued", "reason": "enough"}))
+    );
+    let journal = db.journal(script.id).await;
+    assert!(matches!(journal[1..], [Event { seq: 2, what: RunEvent::RunCancelled(_), .. }]), "{journal:?}");
+    assert!(db.store.claim("you", 10).await.unwrap().is_empty());
+    let again = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+    assert_eq!(again, Some(CancelOutcome::AlreadyEnded(row)));
+}
+
+async fn a_running_run_is_asked_to_cancel(db: Db) {
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    assert!(db.store.cancel_requests("me").await.unwrap().is_empty());
+    for reason in ["first", "second"] {
+        let outcome = db.store.request_cancel(TENANT, script.id, Some(reason)).await.unwrap();
+        let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
+        assert_eq!((row.status, row.cancel_reason.as_deref()), (RunStatus::Running, Some("first")));
+        assert!(row.cancel_requested_at.is_some());
+    }
+    assert_eq!(db.store.cancel_requests("me").await.unwrap(), [(script.id, Some("first".into()))]);
+    assert!(db.store.cancel_requests("you").await.unwrap().is_empty());
+    db.commit("me", &script.write(vec![RunEvent::cancelled("model_call", None, String::new(), 5)])).await;
+    assert!(db.store.cancel_requests("me").await.unwrap().is_empty());
+}
+
+async fn an_ended_run_is_not_cancelled(db: Db) {
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    db.commit("me", &script.write(vec![completed(json!(1))])).await;
+    let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
+    let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+    assert_eq!(outcome, Some(CancelOutcome::AlreadyEnded(row)));
+    assert_eq!(db.store.request_cancel(TENANT, Uuid::now_v7(), None).await.unwrap(), None);
+}
+
+/// Whoever comes first, there is one end, and the answer to the request fits it.
+async fn cancelling_races_completing(db: Db) {
+    let mut met = BTreeMap::new();
+    for _ in 0..40 {
+        let mut script = Script::owned();
+        db.commit("me", &script.start()).await;
+        let last = script.write(vec![completed(json!(1))]);
+        let (outcome, committed) =
+            tokio::join!(db.store.request_cancel(TENANT, script.id, None), db.commit_one("me", &last));
+        assert_eq!(committed, WriteOutcome::Committed);
+        let kind = match outcome.unwrap().unwrap() {
+            CancelOutcome::AlreadyEnded(row) => {
+                assert_eq!((row.status, row.cancel_requested_at), (RunStatus::Completed, None));
+                "ended"
+            }
+            CancelOutcome::Requested(row) => {
+                assert_eq!(row.status, RunStatus::Running);
+                "requested"
+            }
+            CancelOutcome::EndedNow(row) => panic!("ended under its owner's hands: {row:?}"),
+        };
+        *met.entry(kind).or_insert(0) += 1;
+        assert_eq!(db.status(script.id).await, RunStatus::Completed);
+    }
+    assert_eq!(met.values().sum::<i32>(), 40, "{met:?}");
+}
+
+async fn cancelling_races_claiming(db: Db) {
+    for _ in 0..40 {
+        let mut script = Script::queued();
+        db.commit("me", &script.start()).await;
+        let (outcome, claimed) =
+            tokio::join!(db.store.request_cancel(TENANT, script.id, None), db.store.claim("you", 10));
+        let claimed = claimed.unwrap();
+        match outcome.unwrap().unwrap() {
+            CancelOutcome::EndedNow(_) => {
+                assert!(claimed.is_empty());
+                assert_eq!(db.status(script.id).await, RunStatus::Cancelled);
+            }
+            CancelOutcome::Requested(_) => {
+                assert_eq!(claimed.len(), 1);
+                assert_eq!(db.store.cancel_requests("you").await.unwrap().len(), 1);
+                db.store.release("you", None).await.unwrap();
+                db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+            }
+            CancelOutcome::AlreadyEnded(row) => panic!("nobody ended it: {row:?}"),
+        }
+    }
+}
+
+async fn a_release_counts_no_crash(db: Db) {
+    let mut scripts = [Script::owned(), Script::owned(), Script::owned()];
+    for (script, owner) in scripts.iter_mut().zip(["me", "me", "you"]) {
+        db.commit(owner, &script.start()).await;
+    }
+    assert_eq!(db.store.release("me", Some(scripts[2].id)).await.unwrap(), 0, "not this owner's");
+    assert_eq!(db.store.release("me", Some(scripts[0].id)).await.unwrap(), 1);
+    assert_eq!(db.status(scripts[1].id).await, RunStatus::Running);
+    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
+    let claimed = db.store.claim("she", 10).await.unwrap();
+    assert_eq!(claimed.len(), 2);
+    assert!(claimed.iter().all(|claimed| claimed.run.crash_count == 0 && claimed.run.epoch == 2));
+    assert_eq!(db.status(scripts[2].id).await, RunStatus::Running);
+}
+
+async fn a_release_parks_what_may_have_acted(db: Db) {
+    let shell = call("shell", "{}");
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
+    assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
+    assert_eq!(db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap()[0].state, "unknown");
+}
+
+async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
+    for replica in ["dead", "alive"] {
+        db.store.register_replica(replica).await.unwrap();
+    }
+    let (mut lost, mut kept) = (Script::owned(), Script::owned());
+    db.commit("dead", &lost.start()).await;
+    db.commit("alive", &kept.start()).await;
+    assert_eq!(db.store.sweep(FOREVER, 3).await.unwrap(), Swept::default());
+    assert_eq!(db.status(lost.id).await, RunStatus::Running);
+
+    let lease = Duration::from_millis(300);
+    let beats = async {
+        loop {
+            assert!(db.store.heartbeat("alive").await.unwrap());
+            tokio::time::sleep(Duration::from_millis(30)).await;
+        }
+    };
+    let sweeps = async {
+        loop {
+            let swept = db.store.sweep(lease, 3).await.unwrap();
+            if swept != Swept::default() {
+                return swept;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let swept = tokio::select! { swept = sweeps => swept, () = beats => unreachable!() };
+    assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
+    assert!(!db.store.heartbeat("dead").await.unwrap());
+    assert!(db.store.heartbeat("alive").await.unwrap());
+    assert_eq!((db.status(lost.id).await, db.status(kept.id).await), (RunStatus::Queued, RunStatus::Running));
+    assert_eq!(db.commit_one("dead", &lost.write(vec![completed(json!(1))])).await, WriteOutcome::Fenced);
+    let claimed = db.store.claim("alive", 10).await.unwrap().remove(0);
+    assert_eq!((claimed.run.id, claimed.run.crash_count), (lost.id, 1));
+    assert!(claimed.run.epoch > 1);
+}
+
+/// Declares every replica dead that has registered.
+async fn sweep_all(db: &Db, max_crashes: u32) -> Swept {
+    loop {
+        let swept = db.store.sweep(Duration::ZERO, max_crashes).await.unwrap();
+        if swept.replicas > 0 {
+            return swept;
+        }
+    }
+}
+
+async fn a_sweep_decides_by_what_happened(db: Db) {
+    db.store.register_replica("me").await.unwrap();
+    let (read, once, done, both) = (call("read", "{}"), call("once", "{}"), call("done", "{}"), call("both", "{}"));
+    let mut reading = Script::owned();
+    let mut acting = Script::owned();
+    let mut acted = Script::owned();
+    let mut cancelled = Script::owned();
+    let stories = [
+        (&mut reading, vec![responded(1, &[&read]), dispatched(&read, Effect::Read)]),
+        (&mut acting, vec![responded(1, &[&once]), dispatched(&once, Effect::Once)]),
+        (&mut acted, vec![responded(1, &[&done]), dispatched(&done, Effect::Once), answered(&done, None)]),
+        (&mut cancelled, vec![responded(1, &[&both, &read]), dispatched(&both, Effect::Once)]),
+    ];
+    for (script, story) in stories {
+        db.commit("me", &script.start()).await;
+        db.commit("me", &script.write(story)).await;
+    }
+    db.store.request_cancel(TENANT, cancelled.id, Some("stop")).await.unwrap();
+    let swept = sweep_all(&db, 3).await;
+    assert_eq!(swept, Swept { replicas: 1, requeued: 2, cancelled: 1, needs_review: 1, failed: 0 });
+    assert_eq!(db.status(reading.id).await, RunStatus::Queued);
+    assert_eq!(db.status(acted.id).await, RunStatus::Queued);
+    assert_eq!(db.status(acting.id).await, RunStatus::NeedsReview);
+    let states = |calls: Vec<toolloop::store::ToolCallRecord>| calls.into_iter().map(|c| c.state).collect::<Vec<_>>();
+    assert_eq!(states(db.store.tool_calls(TENANT, acting.id, &page(9, None)).await.unwrap()), ["unknown"]);
+
+    // The cancelled run answers its calls before it ends, and does not guess about the one that acted.
+    let journal = db.journal(cancelled.id).await;
+    let tail: Vec<_> = journal[4..].iter().map(|event| (event.seq, event.what.type_name())).collect();
+    assert_eq!(tail, [(5, "tool_call.completed"), (6, "tool_call.completed"), (7, "run.cancelled")]);
+    assert_eq!(
+        states(db.store.tool_calls(TENANT, cancelled.id, &page(9, None)).await.unwrap()),
+        ["unknown", "cancelled"]
+    );
+    let row = db.store.run(TENANT, cancelled.id).await.unwrap().unwrap();
+    assert_eq!((row.status, row.crash_count, row.tool_calls_made), (RunStatus::Cancelled, 1, 2));
+    assert_eq!(row.error.unwrap().context, json!({"phase": "iteration", "reason": "stop"}));
+    assert_eq!(row.raw_response.as_deref(), Some("Let me see."));
+}
+
+async fn the_last_crash_fails_the_run(db: Db) {
+    let mut script = Script::owned();
+    db.store.register_replica("life-1").await.unwrap();
+    db.commit("life-1", &script.start()).await;
+    for life in 2..=3 {
+        assert_eq!(sweep_all(&db, 3).await.requeued, 1);
+        let owner = format!("life-{life}");
+        db.store.register_replica(&owner).await.unwrap();
+        // After the second crash the run waits a little before it may crash another replica.
+        let claimed = loop {
+            if let Some(claimed) = db.store.claim(&owner, 1).await.unwrap().pop() {
+                break claimed;
+            }
+            tokio::time::sleep(Duration::from_millis(50)).await;
+        };
+        assert_eq!(claimed.run.crash_count, life - 1);
+    }
+    assert_eq!(sweep_all(&db, 3).await.failed, 1);
+    let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
+    assert_eq!((row.status, row.crash_count), (RunStatus::Failed, 3));
+    assert_eq!(
+        (row.termination_reason.as_deref(), row.error.unwrap().code.as_str()),
+        (Some("interrupted"), "INTERRUPTED")
+    );
+    assert_eq!(db.journal(script.id).await.last().unwrap().what.type_name(), "run.failed");
+}
+
+async fn a_parked_run_is_cancelled_with_its_calls_answered(db: Db) {
+    db.store.register_replica("me").await.unwrap();
+    let shell = call("shell", "{}");
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    assert_eq!(sweep_all(&db, 3).await.needs_review, 1);
+    let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+    let Some(CancelOutcome::EndedNow(row)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(row.error.unwrap().context, json!({"phase": "approval"}));
+    let calls = db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap();
+    assert_eq!((calls[0].state.as_str(), calls[0].is_error), ("unknown", true));
+    assert!(calls[0].result.as_ref().unwrap().contains("unknown"));
+}
+
+async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
+    db.store.register_replica("me").await.unwrap();
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    sweep_all(&db, 3).await;
+    assert!(!db.store.heartbeat("me").await.unwrap());
+    db.store.register_replica("me").await.unwrap();
+    assert!(db.store.heartbeat("me").await.unwrap());
+    assert_eq!(db.commit_one("me", &script.write(vec![completed(json!(1))])).await, WriteOutcome::Fenced);
+    assert_eq!(db.store.claim("me", 1).await.unwrap()[0].run.id, script.id);
+}
+
+async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
+    let mut script = Script::owned();
+    db.commit("never registered", &script.start()).await;
+    let swept = db.store.sweep(FOREVER, 3).await.unwrap();
+    assert_eq!(swept, Swept { requeued: 1, ..Swept::default() });
+}
+
+async fn wakeups_tell_of_queue_and_cancel(db: Db) {
+    let mut hints = db.store.wakeups();
+    if db.store.kind() == "postgres" {
+        // Whatever came before listening began is made up for.
+        assert_eq!(hints.recv().await.unwrap(), Wakeup::Resync);
+    }
+    let (mut queued, mut running) = (Script::queued(), Script::owned());
+    db.commit("me", &running.start()).await;
+    db.commit("me", &queued.start()).await;
+    db.store.request_cancel(TENANT, running.id, None).await.unwrap();
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(running.id));
+}
+
+/// After a restart of the only process its old replica is gone, whatever its lease says.
+#[tokio::test]
+async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
+    let db = Db::sqlite().await;
+    db.store.register_replica("before").await.unwrap();
+    let mut script = Script::owned();
+    db.commit("before", &script.start()).await;
+    let db = db.reopen().await;
+    db.store.register_replica("after").await.unwrap();
+    let swept = db.store.sweep(FOREVER, 3).await.unwrap();
+    assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
+    assert_eq!(db.store.claim("after", 1).await.unwrap()[0].run.id, script.id);
+}
+
+/// Waits until somebody in this database waits for a lock.
+async fn until_blocked(observer: &mut PgConnection) {
+    let waiting =
+        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut *observer).await.unwrap() == 0 {
+        tokio::time::sleep(Duration::from_millis(5)).await;
+    }
+}
+
+/// A dispatch, and a cancel request, are committed while the sweep already waits for their rows: its
+/// snapshot is older than what it must decide on.
+#[tokio::test]
+async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
+    let db = Db::postgres().await;
+    db.store.register_replica("me").await.unwrap();
+    let shell = call("shell", "{}");
+    let (mut acting, mut cancelled) = (Script::owned(), Script::owned());
+    for script in [&mut acting, &mut cancelled] {
+        db.commit("me", &script.start()).await;
+        db.commit("me", &script.write(vec![responded(1, &[&shell])])).await;
+    }
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let mut other = connection.begin().await.unwrap();
+    let dispatch = serde_json::to_value(dispatched(&shell, Effect::Once)).unwrap();
+    sqlx::query("UPDATE runs SET next_seq = next_seq + 1 WHERE id = $1")
+        .bind(acting.id)
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    sqlx::query("INSERT INTO run_events (run_id, seq, epoch, at, type, data) VALUES ($1, 4, 1, now(), $2, $3)")
+        .bind(acting.id)
+        .bind("tool_call.started")
+        .bind(&dispatch["data"])
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    sqlx::query("UPDATE tool_calls SET state = 'dispatched', effect = 'once' WHERE run_id = $1")
+        .bind(acting.id)
+        .execute(&mut *other)
+        .await
+        .unwrap();
+    sqlx::query("UPDATE runs SET cancel_requested_at = now() WHERE id = $1")
+        .bind(cancelled.id)
+        .execute(&mut *other)
+        .await
+        .unwrap();
+
+    let store = db.store.clone();
+    let sweep = tokio::spawn(async move { store.sweep(Duration::ZERO, 3).await.unwrap() });
+    until_blocked(&mut observer).await;
+    other.commit().await.unwrap();
+    let swept = sweep.await.unwrap();
+    assert_eq!(swept, Swept { replicas: 1, cancelled: 1, needs_review: 1, ..Swept::default() });
+    assert_eq!(db.status(acting.id).await, RunStatus::NeedsReview);
+    assert_eq!(db.status(cancelled.id).await, RunStatus::Cancelled);
+}
+
+/// A heartbeat that is on its way while the sweep looks keeps the lease.
+#[tokio::test]
+async fn postgres_sweep_leaves_a_replica_whose_heartbeat_is_being_committed() {
+    let db = Db::postgres().await;
+    db.store.register_replica("me").await.unwrap();
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let mut beat = connection.begin().await.unwrap();
+    sqlx::query("UPDATE replicas SET heartbeat_at = now()").execute(&mut *beat).await.unwrap();
+    assert_eq!(db.store.sweep(Duration::ZERO, 3).await.unwrap(), Swept::default());
+    beat.commit().await.unwrap();
+    assert!(db.store.heartbeat("me").await.unwrap());
+    assert_eq!(db.status(script.id).await, RunStatus::Running);
+}

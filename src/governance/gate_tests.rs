@@ -1,4 +1,7 @@
-//! The gate's rules as tables: one row is one case.
+//! The gate's rules as tables: one row is one case, to be read as documentation.
+//!
+//! Each table leaves everything to its own rule, so that what it shows is that rule alone; how rules are
+//! weighed against one another has a table of its own.
 
 use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
 use crate::run::{Autonomy, Effect};
@@ -33,10 +36,13 @@ fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (De
     }
 }
 
+/// Policies, a tool's name, the decision.
+type PolicyRow = (&'static [(&'static str, ToolPolicy)], &'static str, Decision);
+
 #[test]
 fn tool_policies_go_by_name_and_the_strictest_match_wins() {
     #[rustfmt::skip]
-    let table: [(&[(&str, ToolPolicy)], &str, Decision); 15] = [
+    let table: [PolicyRow; 15] = [
         (&[],                                              "file_ops",      Allowed),
         (&[("file_ops", Allow)],                           "file_ops",      Allowed),
         (&[("file_ops", Ask)],                             "file_ops",      Escalated),
@@ -131,12 +137,13 @@ fn a_scope_for_tools_is_needed() {
     }
 }
 
+/// Read, write and deny globs, an action, the decision.
+type PathRow = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
+
 #[test]
 fn paths_need_a_glob_and_deny_beats_all() {
-    // read globs, write globs, deny globs, action, decision
-    type Row = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
     #[rustfmt::skip]
-    let table: [Row; 53] = [
+    let table: [PathRow; 53] = [
         // everything
         (&["./**"],        &[],            &[],              "r a.txt",           Allowed),
         (&["./**"],        &[],            &[],              "r a/b/c.txt",       Allowed),

@@ -11,10 +11,6 @@ mod path;
 mod scope;
 mod tool_policy;
 
-#[cfg(test)]
-#[path = "gate_tests.rs"]
-mod gate_tests;
-
 use crate::run::{Autonomy, Effect};
 
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
@@ -91,3 +87,6 @@ impl Decision {
         }
     }
 }
+
+#[cfg(test)]
+mod gate_tests;

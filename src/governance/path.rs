@@ -76,7 +76,7 @@ impl Patterns {
     fn listed(&self) -> String {
         match self.written.as_slice() {
             [] => "nothing".to_owned(),
-            [some @ .., last] if some.is_empty() => last.clone(),
+            [one] => one.clone(),
             [some @ .., last] => format!("{} and {last}", some.join(", ")),
         }
     }

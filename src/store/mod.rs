@@ -4,12 +4,17 @@
 //! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
+mod decode;
+mod failure;
+mod listing;
 pub mod postgres;
 pub mod projection;
 pub mod rows;
 pub mod sqlite;
+mod takeover;
 pub mod writer;
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -164,4 +169,17 @@ pub trait Store: Send + Sync {
     async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+}
+
+/// Opens the store of a URL: `sqlite://path`, or `postgres://…`. `max_connections` is PostgreSQL's.
+///
+/// # Errors
+/// As [`postgres::Postgres::connect`] and [`sqlite::Sqlite::open`]; [`StoreError::Failed`] for
+/// another scheme. No message repeats the URL, which may hold a password.
+pub async fn open(url: &str, max_connections: u32) -> Result<Arc<dyn Store>, StoreError> {
+    match url.split_once(':').map(|(scheme, _)| scheme) {
+        Some("sqlite") => Ok(Arc::new(sqlite::Sqlite::open(url).await?)),
+        Some("postgres" | "postgresql") => Ok(Arc::new(postgres::Postgres::connect(url, max_connections).await?)),
+        _ => Err(StoreError::Failed("the database URL must begin with sqlite:// or postgres://".to_owned())),
+    }
 }

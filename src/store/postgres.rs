@@ -1,1 +1,332 @@
-//! Placeholder.
+//! The store on PostgreSQL: any number of replicas share one database.
+//!
+//! Commits, reads and control (claims, heartbeats, cancelling) have connections of their own, so that
+//! slow lists cannot delay a commit, nor full queues a heartbeat. Leases follow the database's clock.
+//! Plans are kept simple on purpose. Every statement is written for index look-ups, so sequential
+//! scans, which a planner without statistics chooses for a table that is still small and keeps when
+//! it has grown, are off; and the commit statement is planned once per connection.
+
+mod commit;
+mod connections;
+mod ownership;
+mod statements;
+mod wakeups;
+
+use std::collections::{HashMap, HashSet};
+use std::str::FromStr;
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use sqlx::migrate::Migrator;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::{ConnectOptions, Connection, Row};
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use self::connections::{Connections, within};
+use self::statements::DIALECT;
+use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
+use super::decode::Columns;
+use super::projection::{StoredCall, attach_payloads, project};
+use super::{
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IterationRecord, Page, RunCursor, RunFilter,
+    RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+};
+use crate::event::Event;
+use crate::run::RunStatus;
+
+static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
+
+/// Connections for commits: two in flight and one to spare.
+const COMMIT_CONNECTIONS: usize = 3;
+/// Connections for claims, heartbeats, cancelling and the sweep.
+const CONTROL_CONNECTIONS: usize = 3;
+
+/// A PostgreSQL database.
+pub struct Postgres {
+    options: PgConnectOptions,
+    commits: Connections,
+    reads: Connections,
+    control: Connections,
+    /// Hashes of definitions that are known to be stored.
+    defined: Mutex<HashSet<String>>,
+    wakeups: Wakeups,
+}
+
+impl Postgres {
+    /// Connects once, to find out whether the database can be reached.
+    ///
+    /// `max_connections` is the sum over all purposes, the listener included; at least 9 are used.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] for a URL that is not valid or a login that is refused,
+    /// [`StoreError::Unavailable`] where nobody answers.
+    pub async fn connect(url: &str, max_connections: u32) -> Result<Self, StoreError> {
+        let invalid = |_| StoreError::Failed("the PostgreSQL URL is not valid".to_owned());
+        let plain = PgConnectOptions::from_str(url).map_err(invalid)?.disable_statement_logging();
+        let options = plain.clone().application_name("toolloop").options([
+            ("statement_timeout", "5s"),
+            ("lock_timeout", "2s"),
+            ("idle_in_transaction_session_timeout", "10s"),
+            ("jit", "off"),
+            ("enable_seqscan", "off"),
+        ]);
+        let planned_once = options.clone().options([
+            ("plan_cache_mode", "force_generic_plan"),
+            ("enable_hashjoin", "off"),
+            ("enable_mergejoin", "off"),
+        ]);
+        let others = COMMIT_CONNECTIONS + CONTROL_CONNECTIONS + 1;
+        let reads = usize::try_from(max_connections).unwrap_or(usize::MAX).saturating_sub(others).max(2);
+        let store = Self {
+            commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
+            reads: Connections::new(options.clone(), reads),
+            control: Connections::new(options, CONTROL_CONNECTIONS),
+            defined: Mutex::default(),
+            wakeups: Wakeups::new(plain.clone()),
+            options: plain,
+        };
+        let line = store.control.get().await?;
+        line.settle(Ok(()))?;
+        Ok(store)
+    }
+
+    /// Tells all replicas that something waits in the queue.
+    async fn hint_queue(&self) {
+        let hint = sqlx::query("SELECT pg_notify($1, $2)").bind(CHANNEL).bind(QUEUE_PAYLOAD);
+        if let Err(error) = self.control.fetch(hint).await {
+            tracing::debug!(%error, "nobody was told of a queued run; it will be found by polling");
+        }
+    }
+
+    /// Stores the definitions of new runs; each only once in the life of this process.
+    async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
+        let unknown: HashMap<&str, &str> = {
+            let defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
+            let definitions = batch.iter().filter_map(|write| write.new.as_ref()).map(|new| &new.definition);
+            definitions.filter(|d| !defined.contains(&d.hash)).map(|d| (d.hash.as_str(), d.json.as_str())).collect()
+        };
+        if unknown.is_empty() {
+            return Ok(());
+        }
+        // Sorted, so that two replicas that store the same ones never wait for each other.
+        let mut unknown: Vec<(&str, &str)> = unknown.into_iter().collect();
+        unknown.sort_unstable();
+        let (hashes, bodies): (Vec<&str>, Vec<&str>) = unknown.into_iter().unzip();
+        self.commits.fetch(sqlx::query(statements::DEFINE).bind(&hashes).bind(bodies)).await?;
+        let mut defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
+        defined.extend(hashes.into_iter().map(str::to_owned));
+        Ok(())
+    }
+}
+
+/// Commits a batch on one connection; the outcome of each write.
+async fn commit_on(
+    connection: &mut PgConnection,
+    owner: &str,
+    batch: &[RunWrite],
+) -> Result<Vec<WriteOutcome>, StoreError> {
+    let mut stored = commit::write(connection, owner, &project(batch)?).await?;
+    if stored.len() < batch.len() {
+        let missed: Vec<&RunWrite> = batch.iter().filter(|write| !stored.contains(&write.run_id)).collect();
+        stored.extend(commit::stored_earlier(connection, &missed).await?);
+    }
+    let outcome = |write: &RunWrite| match &write.new {
+        _ if stored.contains(&write.run_id) => WriteOutcome::Committed,
+        Some(_) => WriteOutcome::IdTaken,
+        None => WriteOutcome::Fenced,
+    };
+    Ok(batch.iter().map(outcome).collect())
+}
+
+fn limit<C>(page: &Page<C>) -> i64 {
+    i64::from(page.limit)
+}
+
+#[async_trait]
+impl Store for Postgres {
+    fn kind(&self) -> &'static str {
+        "postgres"
+    }
+
+    async fn migrate(&self) -> Result<(), StoreError> {
+        // Without the limits of a session: a migration may take its time, and waits for another's.
+        let mut connection = PgConnection::connect_with(&self.options).await?;
+        let migrated = MIGRATIONS.run_direct(None, &mut connection, false).await;
+        migrated.map_err(|error| StoreError::Failed(format!("the schema cannot be brought up to date: {error}")))?;
+        connection.close().await.map_err(StoreError::from)
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::MIGRATED)).await?;
+        let applied: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
+        if usize::try_from(applied).unwrap_or_default() < MIGRATIONS.iter().count() {
+            return Err(StoreError::Failed("the schema is not up to date".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
+        self.wakeups.subscribe()
+    }
+
+    async fn close(&self) {
+        self.wakeups.close();
+        self.commits.close().await;
+        self.reads.close().await;
+        self.control.close().await;
+    }
+
+    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
+        self.define(batch).await?;
+        let mut line = self.commits.get().await?;
+        let outcomes = within(commit_on(&mut line, owner, batch)).await;
+        let outcomes = line.settle(outcomes)?;
+        if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
+            self.hint_queue().await;
+        }
+        Ok(outcomes)
+    }
+
+    async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit))).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
+    async fn request_cancel(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        reason: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError> {
+        let mut line = self.control.get().await?;
+        let outcome = within(ownership::request_cancel(&mut line, tenant, run, reason)).await;
+        line.settle(outcome)
+    }
+
+    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
+        rows.iter().map(|row| Columns(row).cancel_request()).collect()
+    }
+
+    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let mut line = self.control.get().await?;
+        let released = within(ownership::release(&mut line, owner, run)).await;
+        let released = line.settle(released)?;
+        self.hint_queue().await;
+        Ok(released)
+    }
+
+    async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
+        self.control.fetch(sqlx::query(statements::REGISTER).bind(id)).await?;
+        Ok(())
+    }
+
+    async fn heartbeat(&self, id: &str) -> Result<bool, StoreError> {
+        let renewed = self.control.fetch(sqlx::query(statements::HEARTBEAT).bind(id)).await?;
+        Ok(!renewed.is_empty())
+    }
+
+    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+        let mut line = self.control.get().await?;
+        let buried = within(ownership::bury(&mut line, lease)).await;
+        let mut swept = Swept { replicas: line.settle(buried)?, ..Swept::default() };
+        loop {
+            let mut line = self.control.get().await?;
+            let more = within(ownership::take_over(&mut line, max_crashes, &mut swept)).await;
+            if !line.settle(more)? {
+                break;
+            }
+        }
+        if swept.requeued > 0 {
+            self.hint_queue().await;
+        }
+        Ok(swept)
+    }
+
+    async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::RUN).bind(tenant).bind(run)).await?;
+        rows.first().map(|row| Columns(row).run()).transpose()
+    }
+
+    async fn runs(
+        &self,
+        tenant: &str,
+        filter: &RunFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let mut list = listing::runs(&DIALECT, tenant, filter, page);
+        let rows = self.reads.fetch(list.build()).await?;
+        rows.iter().map(|row| Columns(row).run()).collect()
+    }
+
+    async fn events(&self, tenant: &str, run: Uuid, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+        let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run).bind(after).bind(i64::from(limit));
+        let rows = self.reads.fetch(page).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+        let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run);
+        let rows = self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
+        rows.iter().map(|row| Columns(row).iteration()).collect()
+    }
+
+    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+        let list = sqlx::query(statements::TOOL_CALLS).bind(tenant).bind(run);
+        let rows = self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
+        let calls = rows.iter().map(|row| Columns(row).call()).collect::<Result<Vec<_>, _>>()?;
+        let sources: Vec<i64> = calls.iter().flat_map(StoredCall::sources).collect();
+        let rows = self.reads.fetch(sqlx::query(statements::EVENTS_AT).bind(run).bind(sources)).await?;
+        let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
+        Ok(attach_payloads(calls, events))
+    }
+
+    async fn audit(
+        &self,
+        tenant: &str,
+        filter: &AuditFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        let mut list = listing::audit(&DIALECT, tenant, filter, page);
+        let rows = self.reads.fetch(list.build()).await?;
+        rows.iter().map(|row| Columns(row).audit()).collect()
+    }
+
+    async fn insert_key(&self, key: &ApiKeyRecord) -> Result<bool, StoreError> {
+        let insert = sqlx::query(statements::INSERT_KEY)
+            .bind(&key.id)
+            .bind(&key.tenant)
+            .bind(&key.name)
+            .bind(&key.scopes)
+            .bind(&key.secret_hash)
+            .bind(key.created_at)
+            .bind(key.expires_at)
+            .bind(key.revoked_at)
+            .bind(key.rate_limit_per_minute.map(i64::from))
+            .bind(key.rate_limit_burst.map(i64::from));
+        Ok(!self.reads.fetch(insert).await?.is_empty())
+    }
+
+    async fn has_keys(&self) -> Result<bool, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::HAS_KEYS)).await?;
+        Ok(!rows.is_empty())
+    }
+
+    async fn key(&self, id: &str) -> Result<Option<ApiKeyRecord>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::KEY).bind(id)).await?;
+        rows.first().map(|row| Columns(row).key()).transpose()
+    }
+
+    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
+        let mut list = listing::keys(&DIALECT, tenant, page);
+        let rows = self.reads.fetch(list.build()).await?;
+        rows.iter().map(|row| Columns(row).key()).collect()
+    }
+
+    async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
+        let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
+        Ok(!revoked.is_empty())
+    }
+}

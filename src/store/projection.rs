@@ -1,1 +1,518 @@
-//! Placeholder.
+//! From what runs write to the rows that change: pure, the same for both databases.
+//!
+//! Events become journal rows as they are; beside them stand the rows that are listed, filtered and
+//! counted. Payloads are not copied: a tool call's row holds the numbers of the events that have its
+//! arguments and its result ([`attach_payloads`] joins them again). Rows that one batch inserts and
+//! changes are merged, so that a whole iteration is one insert per row. Nothing here knows SQL, and
+//! nothing here decides what a run does next.
+
+use std::borrow::Cow;
+use std::collections::HashMap;
+
+use chrono::serde::{ts_microseconds, ts_microseconds_option};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Serialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::{NewRun, RunWrite, StoreError, ToolCallRecord};
+use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent};
+use crate::message::{CallTarget, FinishReason, Usage};
+use crate::run::{Caller, Outcome, RunKind, RunStatus};
+
+/// Every row that a batch of writes inserts or changes.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changes<'w> {
+    /// One per write, in the order of the batch.
+    pub runs: Vec<RunChange<'w>>,
+    /// The journal.
+    pub events: Vec<EventInsert>,
+    /// One per model response.
+    pub iterations: Vec<IterationInsert<'w>>,
+    /// Calls of tools, inserted or changed.
+    pub calls: Vec<CallChange<'w>>,
+    /// The audit log.
+    pub audit: Vec<AuditInsert<'w>>,
+}
+
+/// A run's row as a write leaves it, with the fence that the stored row must pass.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `runs`")]
+pub struct RunChange<'w> {
+    pub id: Uuid,
+    pub epoch: i64,
+    /// The fence: the stored `next_seq`. `None` where the write has no events.
+    pub first_seq: Option<i64>,
+    pub next_seq: Option<i64>,
+    pub status: &'static str,
+    #[serde(with = "ts_microseconds_option")]
+    pub started_at: Option<DateTime<Utc>>,
+    pub attempts: u32,
+    pub iterations: u32,
+    pub tool_calls_made: u32,
+    pub usage: UsageColumns,
+    pub model: Option<&'w str>,
+    /// JSON, as the two below; absent where empty.
+    pub tools_used: Option<String>,
+    pub warnings: Option<String>,
+    pub callback_errors: Option<String>,
+    pub end: Option<EndColumns<'w>>,
+    pub tenant: &'w str,
+    pub subject: &'w str,
+    /// The columns that never change, where this is the run's first write.
+    pub new: Option<NewColumns<'w>>,
+}
+
+/// The terminal columns.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `runs`")]
+pub struct EndColumns<'w> {
+    pub output: Option<String>,
+    pub raw_response: Cow<'w, str>,
+    pub error: Option<String>,
+    pub termination_reason: &'static str,
+    pub partial: bool,
+    pub latency_ms: i64,
+    #[serde(with = "ts_microseconds")]
+    pub finished_at: DateTime<Utc>,
+}
+
+/// The columns that never change.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `runs`")]
+pub struct NewColumns<'w> {
+    pub agent: &'w str,
+    pub agent_version: &'w str,
+    pub definition_hash: &'w str,
+    pub kind: &'static str,
+    pub scopes: String,
+    pub inputs: String,
+    pub overrides: String,
+    pub session_id: Option<&'w str>,
+    pub parent_run_id: Option<Uuid>,
+    pub metadata: String,
+    #[serde(with = "ts_microseconds")]
+    pub created_at: DateTime<Utc>,
+    #[serde(with = "ts_microseconds_option")]
+    pub deadline_at: Option<DateTime<Utc>>,
+}
+
+/// [`Usage`] in the integers that databases have.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `runs` and `iterations`")]
+pub struct UsageColumns {
+    pub input_tokens: i64,
+    pub output_tokens: i64,
+    pub cached_input_tokens: i64,
+    pub cache_write_tokens: i64,
+    pub reasoning_tokens: i64,
+    pub cost_micro_usd: Option<i64>,
+    pub estimated: bool,
+}
+
+/// A row of `run_events`.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `run_events`")]
+pub struct EventInsert {
+    pub run_id: Uuid,
+    pub seq: i64,
+    pub epoch: i64,
+    #[serde(with = "ts_microseconds")]
+    pub at: DateTime<Utc>,
+    pub kind: &'static str,
+    pub data: String,
+}
+
+/// A row of `iterations`.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `iterations`")]
+pub struct IterationInsert<'w> {
+    pub run_id: Uuid,
+    pub attempt: u32,
+    pub number: u32,
+    pub seq: i64,
+    #[serde(with = "ts_microseconds")]
+    pub started_at: DateTime<Utc>,
+    pub latency_ms: i64,
+    pub retries: u32,
+    pub usage: UsageColumns,
+    pub fallback: bool,
+    pub provider: Cow<'w, str>,
+    pub model: Cow<'w, str>,
+    pub finish_reason: &'static str,
+}
+
+/// A row of `tool_calls`: inserted where `proposed` is there, else changed.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `tool_calls`")]
+pub struct CallChange<'w> {
+    pub run_id: Uuid,
+    pub call_id: Uuid,
+    pub proposed: Option<CallProposed<'w>>,
+    pub state: &'static str,
+    pub effect: Option<&'static str>,
+    pub decision: Option<&'w str>,
+    pub reason: Option<Cow<'w, str>>,
+    pub is_error: bool,
+    pub cached: bool,
+    #[serde(with = "ts_microseconds_option")]
+    pub started_at: Option<DateTime<Utc>>,
+    #[serde(with = "ts_microseconds_option")]
+    pub finished_at: Option<DateTime<Utc>>,
+    pub duration_ms: Option<i64>,
+    pub result_seq: Option<i64>,
+}
+
+/// The columns of a call that come from the response that asked for it.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `tool_calls`")]
+pub struct CallProposed<'w> {
+    pub attempt: u32,
+    pub iteration: u32,
+    /// 1-based position among the calls of the response.
+    pub ordinal: i64,
+    pub tool: Cow<'w, str>,
+    pub seq: i64,
+}
+
+/// A row of `audit_log`.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `audit_log`")]
+pub struct AuditInsert<'w> {
+    pub tenant: &'w str,
+    #[serde(with = "ts_microseconds")]
+    pub at: DateTime<Utc>,
+    pub id: Uuid,
+    pub run_id: Uuid,
+    pub call_id: Uuid,
+    pub duration_ms: Option<i64>,
+    pub subject: &'w str,
+    pub tool: Cow<'w, str>,
+    pub rule: &'w str,
+    pub decision: &'w str,
+    pub reason: Option<Cow<'w, str>>,
+    pub outcome: &'w str,
+    pub arguments: Cow<'w, str>,
+}
+
+/// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
+///
+/// # Errors
+/// [`StoreError::Failed`] where a value cannot be written as JSON.
+pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
+    let mut changes = Changes::default();
+    for write in batch {
+        changes.runs.push(run_change(write)?);
+        let first = changes.calls.len();
+        let mut calls = RunCalls { run_id: write.run_id, rows: &mut changes.calls, first };
+        for event in &write.events {
+            changes.events.push(EventInsert {
+                run_id: write.run_id,
+                seq: event.seq,
+                epoch: write.epoch,
+                at: event.at,
+                kind: event.what.type_name(),
+                data: event_data(&event.what)?,
+            });
+            if let RunEvent::ModelResponded(response) = &event.what {
+                changes.iterations.push(iteration(event, response));
+            }
+            calls.apply(event);
+        }
+        changes.audit.extend(write.audit.iter().map(|record| audit(write, record)));
+    }
+    Ok(changes)
+}
+
+fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
+    let totals = &write.totals;
+    let ending = write.events.last().and_then(|event| Some((event.at, event.what.ending()?)));
+    let status = match (ending, &write.new) {
+        (Some((_, ending)), _) => ending.outcome.status(),
+        (None, Some(new)) => new.status,
+        (None, None) => RunStatus::Running,
+    };
+    let started = |event: &Event| matches!(event.what, RunEvent::RunStarted { .. }).then_some(event.at);
+    Ok(RunChange {
+        id: write.run_id,
+        epoch: write.epoch,
+        first_seq: write.events.first().map(|event| event.seq),
+        next_seq: write.events.last().map(|event| event.seq + 1),
+        status: status.as_str(),
+        started_at: write.events.iter().find_map(started),
+        attempts: totals.attempts,
+        iterations: totals.iterations,
+        tool_calls_made: totals.tool_calls_made,
+        usage: totals.usage.into(),
+        model: totals.model.as_deref(),
+        tools_used: list(totals.tools_used.len(), &totals.tools_used)?,
+        warnings: list(totals.warnings.len(), &totals.warnings)?,
+        callback_errors: list(totals.callback_errors.len(), &totals.callback_errors)?,
+        end: ending.map(|(at, ending)| end_columns(at, ending)).transpose()?,
+        tenant: &write.caller.tenant,
+        subject: &write.caller.subject,
+        new: write.new.as_deref().map(|new| new_columns(new, &write.caller)).transpose()?,
+    })
+}
+
+fn end_columns(at: DateTime<Utc>, ending: &Ending) -> Result<EndColumns<'_>, StoreError> {
+    let outcome = &ending.outcome;
+    Ok(EndColumns {
+        output: outcome.output().map(json).transpose()?,
+        raw_response: clean(outcome.raw_response()),
+        error: outcome.error().map(json).transpose()?,
+        termination_reason: outcome.reason().as_str(),
+        partial: matches!(outcome, Outcome::Completed { partial: true, .. }),
+        latency_ms: int(ending.latency_ms),
+        finished_at: at,
+    })
+}
+
+fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, StoreError> {
+    Ok(NewColumns {
+        agent: &new.agent,
+        agent_version: &new.agent_version,
+        definition_hash: &new.definition.hash,
+        kind: match new.kind {
+            RunKind::Single => "single",
+            RunKind::Iterative => "iterative",
+        },
+        scopes: json(&caller.scopes)?,
+        inputs: json(&new.inputs)?,
+        overrides: json(&new.overrides)?,
+        session_id: new.session_id.as_deref(),
+        parent_run_id: new.parent_run_id,
+        metadata: json(&new.metadata)?,
+        created_at: new.created_at,
+        deadline_at: new.deadline_at,
+    })
+}
+
+fn iteration<'w>(event: &Event, response: &'w ModelResponded) -> IterationInsert<'w> {
+    let latency_ms = int(response.latency_ms);
+    IterationInsert {
+        run_id: event.run_id,
+        attempt: response.attempt,
+        number: response.iteration,
+        seq: event.seq,
+        started_at: TimeDelta::try_milliseconds(latency_ms).map_or(event.at, |latency| event.at - latency),
+        latency_ms,
+        retries: response.retries,
+        usage: response.usage.into(),
+        fallback: response.fallback,
+        provider: clean(&response.provider),
+        model: clean(&response.model),
+        finish_reason: match response.finish_reason {
+            FinishReason::Stop => "stop",
+            FinishReason::ToolCalls => "tool_calls",
+            FinishReason::Length => "length",
+            FinishReason::Refusal => "refusal",
+            FinishReason::Pause => "pause",
+            FinishReason::Other => "other",
+        },
+    }
+}
+
+/// The changed calls of one run, at the end of a batch's list.
+struct RunCalls<'a, 'w> {
+    run_id: Uuid,
+    rows: &'a mut Vec<CallChange<'w>>,
+    first: usize,
+}
+
+impl<'w> RunCalls<'_, 'w> {
+    fn apply(&mut self, event: &'w Event) {
+        match &event.what {
+            RunEvent::ModelResponded(response) => self.propose(event.seq, response),
+            RunEvent::ToolCallStarted(call) => {
+                let row = self.row(call.call_id);
+                row.state = "dispatched";
+                row.effect = Some(call.effect.as_str());
+                row.decision = Some(&call.decision);
+                row.reason = call.reason.as_deref().map(clean);
+                row.started_at = Some(event.at);
+            }
+            RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
+                let row = self.row(call.call_id);
+                row.state = match call.failure {
+                    None => "succeeded",
+                    Some(CallFailure::Cancelled | CallFailure::NotExecuted) => "cancelled",
+                    Some(CallFailure::UnknownOutcome) => "unknown",
+                    Some(_) => "failed",
+                };
+                row.is_error = call.failure.is_some();
+                row.cached = call.cached;
+                row.finished_at = Some(event.at);
+                row.duration_ms = Some(int(call.duration_ms));
+                row.result_seq = Some(event.seq);
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                let row = self.row(call.call_id);
+                row.state = "denied";
+                row.decision = Some(&call.decision);
+                row.reason = Some(clean(&call.reason));
+                row.is_error = true;
+                row.finished_at = Some(event.at);
+                row.result_seq = Some(event.seq);
+            }
+            _ => {}
+        }
+    }
+
+    fn propose(&mut self, seq: i64, response: &'w ModelResponded) {
+        for (ordinal, call) in (1..).zip(&response.message.tool_calls) {
+            if call.target == CallTarget::Tool {
+                let (attempt, iteration, tool) = (response.attempt, response.iteration, clean(&call.name));
+                self.row(call.id).proposed = Some(CallProposed { attempt, iteration, ordinal, tool, seq });
+            }
+        }
+    }
+
+    fn row(&mut self, call_id: Uuid) -> &mut CallChange<'w> {
+        let known = self.rows[self.first..].iter().position(|row| row.call_id == call_id);
+        let index = known.map_or(self.rows.len(), |position| self.first + position);
+        if known.is_none() {
+            self.rows.push(CallChange::of(self.run_id, call_id));
+        }
+        &mut self.rows[index]
+    }
+}
+
+impl CallChange<'_> {
+    fn of(run_id: Uuid, call_id: Uuid) -> Self {
+        Self {
+            run_id,
+            call_id,
+            proposed: None,
+            state: "proposed",
+            effect: None,
+            decision: None,
+            reason: None,
+            is_error: false,
+            cached: false,
+            started_at: None,
+            finished_at: None,
+            duration_ms: None,
+            result_seq: None,
+        }
+    }
+}
+
+fn audit<'w>(write: &'w RunWrite, record: &'w AuditRecord) -> AuditInsert<'w> {
+    AuditInsert {
+        tenant: &write.caller.tenant,
+        at: record.at,
+        id: audit_id(record),
+        run_id: write.run_id,
+        call_id: record.call_id,
+        duration_ms: record.duration_ms.map(int),
+        subject: &write.caller.subject,
+        tool: clean(&record.tool),
+        rule: &record.rule,
+        decision: &record.decision,
+        reason: record.reason.as_deref().map(clean),
+        outcome: &record.outcome,
+        arguments: clean(&record.arguments),
+    }
+}
+
+/// A UUID v7 of the record's time and call: the same each time the same record is written.
+fn audit_id(record: &AuditRecord) -> Uuid {
+    let micros = u64::try_from(record.at.timestamp_micros()).unwrap_or_default();
+    let (_, call) = record.call_id.as_u64_pair();
+    let mut random = [0; 10];
+    random[..2].copy_from_slice(&u16::try_from(micros % 1000).unwrap_or_default().to_be_bytes());
+    random[2..].copy_from_slice(&call.to_be_bytes());
+    uuid::Builder::from_unix_timestamp_millis(micros / 1000, &random).into_uuid()
+}
+
+/// A call's row before its payloads are attached.
+#[derive(Debug)]
+pub struct StoredCall {
+    /// The row; `arguments` and `result` are still empty.
+    pub record: ToolCallRecord,
+    /// The event that has the arguments.
+    pub proposed_seq: i64,
+    /// The event that has the result.
+    pub result_seq: Option<i64>,
+}
+
+impl StoredCall {
+    /// The numbers of the events that have its payloads.
+    pub fn sources(&self) -> impl Iterator<Item = i64> + use<> {
+        std::iter::once(self.proposed_seq).chain(self.result_seq)
+    }
+}
+
+/// Fills in the arguments and results of calls from the events that have them.
+pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCallRecord> {
+    let events: HashMap<i64, RunEvent> = events.into_iter().map(|event| (event.seq, event.what)).collect();
+    let fill = |StoredCall { mut record, proposed_seq, result_seq }| {
+        if let Some(RunEvent::ModelResponded(response)) = events.get(&proposed_seq) {
+            let position = usize::try_from(record.ordinal).unwrap_or_default().saturating_sub(1);
+            let text = response.message.tool_calls.get(position).map_or("", |call| call.arguments.as_str());
+            record.arguments = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
+        }
+        record.result = match result_seq.and_then(|seq| events.get(&seq)) {
+            Some(RunEvent::ToolCallCompleted(call)) => Some(call.content.clone()),
+            Some(RunEvent::ToolCallBlocked(call)) => Some(call.content.clone()),
+            _ => None,
+        };
+        record
+    };
+    calls.into_iter().map(fill).collect()
+}
+
+/// An event's `data` as JSON text.
+fn event_data(event: &RunEvent) -> Result<String, StoreError> {
+    let mut text = json(event)?;
+    let head = r#"{"type":"","data":"#.len() + event.type_name().len();
+    text.pop();
+    text.drain(..head);
+    Ok(text)
+}
+
+/// The event of a journal row; the opposite of [`event_data`].
+///
+/// # Errors
+/// [`StoreError::Failed`] where the row is not an event that this version knows.
+pub fn event_from(kind: &str, data: &str) -> Result<RunEvent, StoreError> {
+    serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#))
+        .map_err(|error| StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}")))
+}
+
+impl From<Usage> for UsageColumns {
+    fn from(usage: Usage) -> Self {
+        Self {
+            input_tokens: int(usage.input_tokens),
+            output_tokens: int(usage.output_tokens),
+            cached_input_tokens: int(usage.cached_input_tokens),
+            cache_write_tokens: int(usage.cache_write_tokens),
+            reasoning_tokens: int(usage.reasoning_tokens),
+            cost_micro_usd: usage.cost_micro_usd,
+            estimated: usage.estimated,
+        }
+    }
+}
+
+fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
+    serde_json::to_string(value).map_err(|error| StoreError::Failed(format!("a value is not JSON: {error}")))
+}
+
+/// A list as JSON text; nothing where it is empty.
+fn list<T: Serialize>(len: usize, items: &T) -> Result<Option<String>, StoreError> {
+    (len > 0).then(|| json(items)).transpose()
+}
+
+/// Text columns cannot hold NUL, and a model may write one; the journal keeps what it wrote.
+fn clean(text: &str) -> Cow<'_, str> {
+    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{FFFD}")) } else { Cow::Borrowed(text) }
+}
+
+fn int(count: u64) -> i64 {
+    i64::try_from(count).unwrap_or(i64::MAX)
+}
+
+#[cfg(test)]
+#[path = "projection_tests.rs"]
+mod tests;

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
-use crate::run::{Caller, Outcome, RunError, RunKind, RunStatus, Totals};
+use crate::run::{Caller, RunError, RunKind, RunStatus, Totals};
 
 /// A definition as it was when a run started; stored once per distinct text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -122,17 +122,6 @@ pub struct ClaimedRun {
     pub scopes: Vec<String>,
     /// Its definition, as JSON text.
     pub definition: String,
-}
-
-/// The terminal columns of a run that ends.
-#[derive(Debug, Clone, PartialEq)]
-pub struct RunEnd {
-    /// Status, reason, output, error.
-    pub outcome: Outcome,
-    /// From start to end.
-    pub latency_ms: u64,
-    /// When.
-    pub finished_at: DateTime<Utc>,
 }
 
 /// One model response as listed.

@@ -1,1 +1,347 @@
-//! Placeholder.
+//! The embedded store: one SQLite file, one process.
+//!
+//! One connection writes, always in `BEGIN IMMEDIATE`; a few others read. A lock file beside the
+//! database keeps a second process out, so every replica row that this process did not write is one
+//! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
+
+mod commit;
+mod ownership;
+mod statements;
+
+use std::collections::HashSet;
+use std::fs::{File, TryLockError};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::Utc;
+use sqlx::migrate::Migrator;
+use sqlx::query::Query;
+use sqlx::sqlite::{
+    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
+    SqliteRow, SqliteSynchronous,
+};
+use sqlx::{ConnectOptions, Connection, Row, Sqlite as Dialect, Transaction};
+use tokio::sync::{MappedMutexGuard, Mutex as AsyncMutex, MutexGuard, broadcast};
+use uuid::Uuid;
+
+use self::statements::DIALECT;
+use super::decode::Columns;
+use super::projection::{StoredCall, attach_payloads, project};
+use super::{
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IterationRecord, Page, RunCursor, RunFilter,
+    RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+};
+use crate::event::Event;
+use crate::run::RunStatus;
+
+static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
+
+/// Connections that read at the same time.
+const READERS: u32 = 4;
+
+/// An SQLite database file.
+pub struct Sqlite {
+    /// `None` once closed, as the lock below.
+    writer: AsyncMutex<Option<SqliteConnection>>,
+    lock: Mutex<Option<File>>,
+    readers: SqlitePool,
+    /// Replicas that live in this process.
+    registered: Mutex<HashSet<String>>,
+    /// Hashes of definitions that are known to be stored.
+    defined: Mutex<HashSet<String>>,
+    wakeups: broadcast::Sender<Wakeup>,
+}
+
+impl Sqlite {
+    /// Opens the file of a path or of a URL `sqlite://path`, and makes it and its directory.
+    ///
+    /// # Errors
+    /// [`StoreError::Locked`] where another process has it open, [`StoreError::Failed`] where it
+    /// cannot be made or is no database.
+    pub async fn open(location: &str) -> Result<Self, StoreError> {
+        let path = location.strip_prefix("sqlite:").unwrap_or(location);
+        let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
+        let cannot =
+            |error: std::io::Error| StoreError::Failed(format!("{} cannot be opened: {error}", path.display()));
+        if let Some(parent) = path.parent() {
+            std::fs::create_dir_all(parent).map_err(cannot)?;
+        }
+        let lock = lock(&path)?;
+        let options = SqliteConnectOptions::new()
+            .filename(&path)
+            .create_if_missing(true)
+            .journal_mode(SqliteJournalMode::Wal)
+            .synchronous(SqliteSynchronous::Full)
+            .busy_timeout(Duration::from_secs(5))
+            .foreign_keys(false)
+            .disable_statement_logging();
+        let writer = options.connect().await?;
+        let readers = SqlitePoolOptions::new().max_connections(READERS).test_before_acquire(false);
+        Ok(Self {
+            writer: AsyncMutex::new(Some(writer)),
+            lock: Mutex::new(Some(lock)),
+            readers: readers.connect_lazy_with(options),
+            registered: Mutex::default(),
+            defined: Mutex::default(),
+            wakeups: broadcast::Sender::new(1024),
+        })
+    }
+
+    async fn writer(&self) -> Result<MappedMutexGuard<'_, SqliteConnection>, StoreError> {
+        MutexGuard::try_map(self.writer.lock().await, Option::as_mut)
+            .map_err(|_| StoreError::Unavailable("it is closed".to_owned()))
+    }
+
+    /// Runs one statement that reads.
+    async fn read(&self, query: Query<'_, Dialect, SqliteArguments>) -> Result<Vec<SqliteRow>, StoreError> {
+        query.fetch_all(&self.readers).await.map_err(StoreError::from)
+    }
+
+    /// Runs one statement that writes; how many rows it changed.
+    async fn change(&self, query: Query<'_, Dialect, SqliteArguments>) -> Result<u64, StoreError> {
+        Ok(query.execute(&mut *self.writer().await?).await?.rows_affected())
+    }
+
+    fn hint(&self, wakeup: Wakeup) {
+        // Nobody listening is nothing to worry about.
+        let _ = self.wakeups.send(wakeup);
+    }
+}
+
+/// Holds `<database>.lock` for as long as the file lives.
+fn lock(database: &Path) -> Result<File, StoreError> {
+    let mut name = database.as_os_str().to_owned();
+    name.push(".lock");
+    let cannot = |error| StoreError::Failed(format!("{} cannot be locked: {error}", database.display()));
+    let file = File::options().create(true).truncate(false).write(true).open(name).map_err(cannot)?;
+    match file.try_lock() {
+        Ok(()) => Ok(file),
+        Err(TryLockError::Error(error)) => Err(cannot(error)),
+        Err(TryLockError::WouldBlock) => Err(StoreError::Locked(format!(
+            "{} is in use by another toolloop process; stop it, or use PostgreSQL to run several",
+            database.display()
+        ))),
+    }
+}
+
+async fn begin(connection: &mut SqliteConnection) -> Result<Transaction<'_, Dialect>, StoreError> {
+    connection.begin_with("BEGIN IMMEDIATE").await.map_err(StoreError::from)
+}
+
+fn now() -> i64 {
+    Utc::now().timestamp_micros()
+}
+
+#[async_trait]
+impl Store for Sqlite {
+    fn kind(&self) -> &'static str {
+        "sqlite"
+    }
+
+    async fn migrate(&self) -> Result<(), StoreError> {
+        let migrated = MIGRATIONS.run_direct(None, &mut *self.writer().await?, false).await;
+        migrated.map_err(|error| StoreError::Failed(format!("the schema cannot be brought up to date: {error}")))
+    }
+
+    async fn ping(&self) -> Result<(), StoreError> {
+        let rows = self.read(sqlx::query(statements::MIGRATED)).await?;
+        let applied: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
+        if usize::try_from(applied).unwrap_or_default() < MIGRATIONS.iter().count() {
+            return Err(StoreError::Failed("the schema is not up to date".to_owned()));
+        }
+        Ok(())
+    }
+
+    fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
+        self.wakeups.subscribe()
+    }
+
+    async fn close(&self) {
+        self.readers.close().await;
+        if let Some(writer) = self.writer.lock().await.take()
+            && let Err(error) = writer.close().await
+        {
+            tracing::warn!(%error, "the database was not closed cleanly");
+        }
+        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+    }
+
+    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
+        let changes = project(batch)?;
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let definitions = batch.iter().filter_map(|write| write.new.as_ref()).map(|new| &new.definition);
+        let unknown: Vec<_> = {
+            let defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
+            definitions.filter(|definition| !defined.contains(&definition.hash)).collect()
+        };
+        for definition in &unknown {
+            let define = sqlx::query(statements::DEFINE).bind(&definition.hash).bind(&definition.json).bind(now());
+            define.execute(&mut *tx).await?;
+        }
+        let written = commit::write(&mut tx, owner, &changes, Utc::now()).await?;
+        let mut outcomes = Vec::with_capacity(batch.len());
+        for write in batch {
+            outcomes.push(if written.contains(&write.run_id) || commit::stored_earlier(&mut tx, write).await? {
+                WriteOutcome::Committed
+            } else if write.new.is_some() {
+                WriteOutcome::IdTaken
+            } else {
+                WriteOutcome::Fenced
+            });
+        }
+        tx.commit().await?;
+        drop(writer);
+        let mut defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
+        defined.extend(unknown.into_iter().map(|definition| definition.hash.clone()));
+        drop(defined);
+        if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
+            self.hint(Wakeup::Queue);
+        }
+        Ok(outcomes)
+    }
+
+    async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit)).bind(now());
+        let rows = claim.fetch_all(&mut *self.writer().await?).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
+    async fn request_cancel(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        reason: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let outcome = ownership::request_cancel(&mut tx, tenant, run, reason).await?;
+        tx.commit().await?;
+        if let Some(CancelOutcome::Requested(_)) = outcome {
+            self.hint(Wakeup::Cancel(run));
+        }
+        Ok(outcome)
+    }
+
+    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
+        let rows = self.read(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
+        rows.iter().map(|row| Columns(row).cancel_request()).collect()
+    }
+
+    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let released = ownership::release(&mut tx, owner, run).await?;
+        tx.commit().await?;
+        self.hint(Wakeup::Queue);
+        Ok(released)
+    }
+
+    async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
+        self.change(sqlx::query(statements::REGISTER).bind(id).bind(now())).await?;
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        Ok(())
+    }
+
+    async fn heartbeat(&self, id: &str) -> Result<bool, StoreError> {
+        Ok(self.change(sqlx::query(statements::HEARTBEAT).bind(id).bind(now())).await? > 0)
+    }
+
+    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+        let living: Vec<String> =
+            self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let replicas = ownership::bury(&mut tx, Utc::now() - lease, &living).await?;
+        let mut swept = Swept { replicas, ..Swept::default() };
+        while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
+        tx.commit().await?;
+        if swept.requeued > 0 {
+            self.hint(Wakeup::Queue);
+        }
+        Ok(swept)
+    }
+
+    async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
+        let rows = self.read(sqlx::query(statements::RUN).bind(tenant).bind(run.to_string())).await?;
+        rows.first().map(|row| Columns(row).run()).transpose()
+    }
+
+    async fn runs(
+        &self,
+        tenant: &str,
+        filter: &RunFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let mut list = listing::runs(&DIALECT, tenant, filter, page);
+        self.read(list.build()).await?.iter().map(|row| Columns(row).run()).collect()
+    }
+
+    async fn events(&self, tenant: &str, run: Uuid, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+        let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run.to_string());
+        let rows = self.read(page.bind(after).bind(i64::from(limit))).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+        let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run.to_string());
+        let rows = self.read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default())).await?;
+        rows.iter().map(|row| Columns(row).iteration()).collect()
+    }
+
+    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+        let list = sqlx::query(statements::TOOL_CALLS).bind(tenant).bind(run.to_string());
+        let rows = self.read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default())).await?;
+        let calls = rows.iter().map(|row| Columns(row).call()).collect::<Result<Vec<_>, _>>()?;
+        let sources: Vec<i64> = calls.iter().flat_map(StoredCall::sources).collect();
+        let sources = serde_json::Value::from(sources).to_string();
+        let rows = self.read(sqlx::query(statements::EVENTS_AT).bind(run.to_string()).bind(sources)).await?;
+        let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
+        Ok(attach_payloads(calls, events))
+    }
+
+    async fn audit(
+        &self,
+        tenant: &str,
+        filter: &AuditFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        let mut list = listing::audit(&DIALECT, tenant, filter, page);
+        self.read(list.build()).await?.iter().map(|row| Columns(row).audit()).collect()
+    }
+
+    async fn insert_key(&self, key: &ApiKeyRecord) -> Result<bool, StoreError> {
+        let insert = sqlx::query(statements::INSERT_KEY)
+            .bind(&key.id)
+            .bind(&key.tenant)
+            .bind(&key.name)
+            .bind(serde_json::Value::from(key.scopes.clone()).to_string())
+            .bind(&key.secret_hash)
+            .bind(key.created_at.timestamp_micros())
+            .bind(key.expires_at.map(|at| at.timestamp_micros()))
+            .bind(key.revoked_at.map(|at| at.timestamp_micros()))
+            .bind(key.rate_limit_per_minute)
+            .bind(key.rate_limit_burst);
+        Ok(self.change(insert).await? > 0)
+    }
+
+    async fn has_keys(&self) -> Result<bool, StoreError> {
+        Ok(!self.read(sqlx::query(statements::HAS_KEYS)).await?.is_empty())
+    }
+
+    async fn key(&self, id: &str) -> Result<Option<ApiKeyRecord>, StoreError> {
+        let rows = self.read(sqlx::query(statements::KEY).bind(id)).await?;
+        rows.first().map(|row| Columns(row).key()).transpose()
+    }
+
+    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
+        let mut list = listing::keys(&DIALECT, tenant, page);
+        self.read(list.build()).await?.iter().map(|row| Columns(row).key()).collect()
+    }
+
+    async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
+        Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+    }
+}

@@ -1,14 +1,30 @@
 //! Group commit: one task takes the writes of all runs and commits them together.
 //!
 //! Batching is adaptive. Nothing waits for company: an idle writer commits at once, and while
-//! commits are in flight the next batch gathers. Writes of one run that meet in a batch are merged.
-//! It does not decide what is written, and it retries only what the store calls transient.
+//! commits are in flight the next batch gathers. Writes of one run that meet in a batch are merged;
+//! a run never has two commits in flight, so its writes stay in order. It does not decide what is
+//! written, and it retries only what the store calls transient.
 
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::{RunWrite, Store};
+use tokio::sync::{mpsc, oneshot};
+use tokio::task::{JoinError, JoinSet};
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::{RunWrite, Store, WriteOutcome};
+
+/// Writes in one commit, at most.
+const MAX_BATCH: usize = 512;
+/// Commits at the same time: one gathers on the disk while the next is on its way.
+const MAX_IN_FLIGHT: usize = 2;
+/// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.
+const FIRST_PAUSE: Duration = Duration::from_millis(50);
+const LAST_PAUSE: Duration = Duration::from_secs(2);
 
 /// Why a write is not durable.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
@@ -26,22 +42,254 @@ pub enum AppendError {
 
 /// The handle to the writer task; cheap to clone.
 #[derive(Clone)]
-pub struct Writer {}
+pub struct Writer {
+    requests: mpsc::UnboundedSender<Request>,
+    available: Arc<AtomicBool>,
+}
+
+type Answer = oneshot::Sender<Result<(), AppendError>>;
+
+enum Request {
+    Append(Box<RunWrite>, Answer),
+    Shutdown(oneshot::Sender<()>),
+}
+
+/// The writes of one run that are committed together, and who waits for them.
+struct Pending {
+    write: RunWrite,
+    waiting: Waiting,
+}
+
+/// Who waits for a write, and since when.
+struct Waiting {
+    since: Instant,
+    answers: Vec<Answer>,
+}
 
 impl Writer {
     /// Starts the task. `patience`: how long a transient failure is retried before it is reported.
     pub fn spawn(store: Arc<dyn Store>, owner: Arc<str>, patience: Duration) -> Self {
-        let _ = (store, owner, patience);
-        Self {}
+        let (requests, inbox) = mpsc::unbounded_channel();
+        let available = Arc::new(AtomicBool::new(true));
+        let committer = Arc::new(Committer { store, owner, patience, available: available.clone() });
+        let task =
+            Task { inbox, committer, queue: VecDeque::new(), in_flight: HashSet::new(), commits: JoinSet::new() };
+        tokio::spawn(task.run());
+        Self { requests, available }
     }
 
     /// Hands over a write at once; the future resolves when it is durable. Writes of one run are
     /// committed in the order of these calls. Dropping the future does not undo the write.
     pub fn append(&self, write: RunWrite) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
-        let _ = write;
-        async { Err(AppendError::Unavailable) }
+        let (answer, outcome) = oneshot::channel();
+        // Where the task is gone, the answer is dropped with the request.
+        let _ = self.requests.send(Request::Append(Box::new(write), answer));
+        async move { outcome.await.unwrap_or(Err(AppendError::Unavailable)) }
+    }
+
+    /// Whether the last commit succeeded. While it is `false`, new runs should be refused at once
+    /// instead of waiting for the store's patience to run out.
+    pub fn is_available(&self) -> bool {
+        self.available.load(Ordering::Relaxed)
     }
 
     /// Commits what is queued, then stops.
-    pub async fn shutdown(&self) {}
+    pub async fn shutdown(&self) {
+        let (done, stopped) = oneshot::channel();
+        if self.requests.send(Request::Shutdown(done)).is_ok() {
+            let _ = stopped.await;
+        }
+    }
 }
+
+struct Task {
+    inbox: mpsc::UnboundedReceiver<Request>,
+    committer: Arc<Committer>,
+    /// Not yet in a commit, in the order of arrival.
+    queue: VecDeque<Pending>,
+    /// Runs with a commit in flight.
+    in_flight: HashSet<Uuid>,
+    commits: JoinSet<Vec<Uuid>>,
+}
+
+impl Task {
+    async fn run(mut self) {
+        let mut stopped: Vec<oneshot::Sender<()>> = Vec::new();
+        let mut requests = Vec::new();
+        let mut open = true;
+        loop {
+            while self.commits.len() < MAX_IN_FLIGHT {
+                let batch = self.next_batch();
+                if batch.is_empty() {
+                    break;
+                }
+                self.commits.spawn(self.committer.clone().commit(batch));
+            }
+            if !open && self.commits.is_empty() {
+                break;
+            }
+            tokio::select! {
+                Some(finished) = self.commits.join_next() => self.finish(finished).await,
+                received = self.inbox.recv_many(&mut requests, MAX_BATCH), if open => open = received > 0,
+            }
+            for request in requests.drain(..) {
+                match request {
+                    Request::Append(write, answer) => {
+                        let waiting = Waiting { since: Instant::now(), answers: vec![answer] };
+                        self.queue.push_back(Pending { write: *write, waiting });
+                    }
+                    Request::Shutdown(done) => {
+                        self.inbox.close();
+                        stopped.push(done);
+                    }
+                }
+            }
+        }
+        for done in stopped {
+            let _ = done.send(());
+        }
+    }
+
+    async fn finish(&mut self, finished: Result<Vec<Uuid>, JoinError>) {
+        match finished {
+            Ok(runs) => {
+                for run in runs {
+                    self.in_flight.remove(&run);
+                }
+            }
+            // Its runs are unknown and their waiters gone, so nothing in flight can be told apart.
+            Err(panic) => {
+                tracing::error!(%panic, "a commit panicked");
+                self.commits.shutdown().await;
+                self.in_flight.clear();
+            }
+        }
+    }
+
+    /// Takes from the queue what can be committed now. What cannot keeps its place, and with it
+    /// everything later of the same run.
+    fn next_batch(&mut self) -> Vec<Pending> {
+        let mut batch: Vec<Pending> = Vec::new();
+        let mut places: HashMap<Uuid, usize> = HashMap::new();
+        let mut held: HashSet<Uuid> = HashSet::new();
+        for _ in 0..self.queue.len() {
+            let Some(pending) = self.queue.pop_front() else { break };
+            let run = pending.write.run_id;
+            let refused = if self.in_flight.contains(&run) || held.contains(&run) {
+                Some(pending)
+            } else if let Some(&place) = places.get(&run) {
+                batch[place].merge(pending)
+            } else if batch.len() < MAX_BATCH {
+                places.insert(run, batch.len());
+                batch.push(pending);
+                None
+            } else {
+                Some(pending)
+            };
+            if let Some(pending) = refused {
+                held.insert(run);
+                self.queue.push_back(pending);
+            }
+        }
+        self.in_flight.extend(places.into_keys());
+        batch
+    }
+}
+
+impl Pending {
+    /// Appends a later write of the same run; gives it back where it does not continue this one.
+    fn merge(&mut self, mut later: Pending) -> Option<Pending> {
+        let next = self.write.events.last().map(|event| event.seq + 1);
+        let continues = next.is_some() && later.write.events.first().map(|event| event.seq) == next;
+        if !continues || later.write.new.is_some() || later.write.epoch != self.write.epoch {
+            return Some(later);
+        }
+        self.write.events.append(&mut later.write.events);
+        self.write.audit.append(&mut later.write.audit);
+        self.write.totals = later.write.totals;
+        self.waiting.answers.append(&mut later.waiting.answers);
+        None
+    }
+}
+
+impl Waiting {
+    fn answer(self, result: Result<(), AppendError>) {
+        for answer in self.answers {
+            // Who stopped waiting does not want to know.
+            let _ = answer.send(result);
+        }
+    }
+}
+
+/// What every commit needs.
+struct Committer {
+    store: Arc<dyn Store>,
+    owner: Arc<str>,
+    patience: Duration,
+    available: Arc<AtomicBool>,
+}
+
+impl Committer {
+    /// Commits a batch and answers everybody who waits for it; gives back its runs.
+    async fn commit(self: Arc<Self>, batch: Vec<Pending>) -> Vec<Uuid> {
+        let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) = batch.into_iter().map(|p| (p.write, p.waiting)).unzip();
+        let runs = writes.iter().map(|write| write.run_id).collect();
+        let refused = self.commit_patiently(writes, waiting).await;
+        let alone = refused.len() == 1;
+        for (write, waiting) in refused {
+            // One write that the database refuses must not fail its neighbours.
+            let still_refused =
+                if alone { vec![(write, waiting)] } else { self.commit_patiently(vec![write], vec![waiting]).await };
+            for (_, waiting) in still_refused {
+                waiting.answer(Err(AppendError::Unavailable));
+            }
+        }
+        runs
+    }
+
+    /// Gives back, unanswered, the writes that the store refuses for a reason that will not pass.
+    async fn commit_patiently(&self, mut writes: Vec<RunWrite>, mut waiting: Vec<Waiting>) -> Vec<(RunWrite, Waiting)> {
+        let mut pause = FIRST_PAUSE;
+        loop {
+            match self.store.commit(&self.owner, &writes).await {
+                Ok(outcomes) => {
+                    self.available.store(true, Ordering::Relaxed);
+                    for (waiting, outcome) in waiting.into_iter().zip(outcomes) {
+                        waiting.answer(match outcome {
+                            WriteOutcome::Committed => Ok(()),
+                            WriteOutcome::Fenced => Err(AppendError::Fenced),
+                            WriteOutcome::IdTaken => Err(AppendError::IdTaken),
+                        });
+                    }
+                    return Vec::new();
+                }
+                Err(error) if error.is_transient() => {
+                    if self.available.swap(false, Ordering::Relaxed) {
+                        tracing::warn!(%error, "writes wait for the store");
+                    }
+                    let (patient, expired): (Vec<_>, Vec<_>) =
+                        writes.into_iter().zip(waiting).partition(|(_, w)| w.since.elapsed() < self.patience);
+                    for (_, waiting) in expired {
+                        waiting.answer(Err(AppendError::Unavailable));
+                    }
+                    (writes, waiting) = patient.into_iter().unzip();
+                    if writes.is_empty() {
+                        return Vec::new();
+                    }
+                    let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+                    tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
+                    pause = LAST_PAUSE.min(pause * 2);
+                }
+                Err(error) => {
+                    let runs: Vec<Uuid> = writes.iter().map(|write| write.run_id).collect();
+                    tracing::error!(%error, ?runs, "a commit was refused");
+                    return writes.into_iter().zip(waiting).collect();
+                }
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "writer_tests.rs"]
+mod tests;

@@ -394,7 +394,7 @@ fn capped(mut text: String) -> String {
     let head = &text[..text.floor_char_boundary(half)];
     let tail = &text[text.ceil_char_boundary(text.len() - half)..];
     let middle = &text[head.len()..text.len() - tail.len()];
-    let first = head.lines().count();
+    let first = 1 + head.matches('\n').count();
     let last = first + middle.matches('\n').count();
     format!(
         "{head}\n[… {} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time …]\n{tail}",
@@ -468,3 +468,7 @@ fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
 fn fatal(tool: &str, message: String, completed: ToolCallCompleted, audit: Option<AuditRecord>) -> FatalToolError {
     FatalToolError { tool: tool.to_owned(), message, finished: Box::new(finished(completed, audit)) }
 }
+
+#[cfg(test)]
+#[path = "executor_tests.rs"]
+mod executor_tests;

@@ -10,10 +10,6 @@ mod finding;
 mod reading;
 mod writing;
 
-#[cfg(test)]
-#[path = "file_ops/file_ops_tests.rs"]
-mod file_ops_tests;
-
 use std::io;
 use std::sync::Arc;
 
@@ -278,3 +274,10 @@ impl From<PathError> for ToolError {
         Self::ForModel(error.to_string())
     }
 }
+
+#[cfg(test)]
+mod confinement_tests;
+#[cfg(test)]
+mod operation_tests;
+#[cfg(test)]
+mod world;

@@ -311,3 +311,116 @@ fn open_or_make(dir: &Dir, path: &str) -> io::Result<Dir> {
         opened => opened,
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    #[test]
+    fn paths_are_normalised_or_refused() {
+        for (path, normal) in [
+            ("a", "a"),
+            ("a/b", "a/b"),
+            ("./a//b/./c/", "a/b/c"),
+            ("a/../b", "b"),
+            ("a/b/../../c", "c"),
+            ("a/..", "."),
+            ("", "."),
+            (".", "."),
+            ("...", "..."),
+            ("a.", "a."),
+            ("~/a", "~/a"),
+        ] {
+            assert_eq!(normalise(path).as_deref(), Ok(normal), "{path:?}");
+        }
+        let long = "a/".repeat(2500);
+        let name = "n".repeat(256);
+        for (path, error) in [
+            ("/", PathError::Absolute("/".into())),
+            ("//a", PathError::Absolute("//a".into())),
+            ("..", PathError::Leaves("..".into())),
+            ("a/../../b", PathError::Leaves("a/../../b".into())),
+            ("a\0", PathError::ControlCharacter('\0')),
+            ("a\nb", PathError::ControlCharacter('\n')),
+            (&long, PathError::TooLong(5000)),
+            (&name, PathError::NameTooLong(256)),
+        ] {
+            assert_eq!(normalise(path), Err(error), "{path:?}");
+        }
+    }
+
+    proptest! {
+        #[test]
+        fn a_normalised_path_is_its_own_normal_form_and_goes_only_down(path in "(\\.{0,3}|[a-c]|/|\\PC){0,12}") {
+            if let Ok(normal) = normalise(&path) {
+                prop_assert_eq!(normalise(&normal), Ok(normal.clone()));
+                prop_assert!(normal == "." || normal.split('/').all(|part| !matches!(part, "" | "." | "..")));
+            }
+        }
+    }
+
+    #[test]
+    fn a_workspace_is_made_beneath_its_tenant_and_nowhere_else() {
+        let root = tempfile::tempdir().unwrap();
+        let root = root.path().join("not/there/yet");
+        for directory in [".", "", "reports", "a/b/c", "./x/"] {
+            Workspace::open(&root, "acme", directory).unwrap();
+        }
+        assert!(root.join("acme/a/b/c").is_dir());
+        for (tenant, directory) in [
+            ("", "."),
+            (".", "."),
+            ("..", "."),
+            ("a/b", "."),
+            ("acme", ".."),
+            ("acme", "a/../.."),
+            ("acme", "a/../b"),
+            ("acme", "/etc"),
+            ("acme", "a\0b"),
+        ] {
+            let refused = Workspace::open(&root, tenant, directory);
+            assert!(matches!(refused, Err(WorkspaceError::InvalidDirectory(_))), "{tenant:?} {directory:?}");
+        }
+        std::os::unix::fs::symlink("..", root.join("acme/up")).unwrap();
+        std::os::unix::fs::symlink("/", root.join("acme/top")).unwrap();
+        std::fs::write(root.join("acme/file"), "").unwrap();
+        for directory in ["up", "top", "up/other", "file", "file/x"] {
+            let refused = Workspace::open(&root, "acme", directory);
+            assert!(matches!(refused, Err(WorkspaceError::Io { .. })), "{directory:?}");
+        }
+        assert!(!root.join("other").exists());
+    }
+
+    #[test]
+    fn links_are_followed_when_a_path_is_resolved_and_never_afterwards() {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        let at = root.path().join("t");
+        std::fs::create_dir_all(at.join("real/deep")).unwrap();
+        std::fs::write(at.join("real/deep/file"), "text").unwrap();
+        for (link, target) in
+            [("dir", "real"), ("real/back", "../real/./deep"), ("file", "dir/back/file"), ("new", "real/new")]
+        {
+            std::os::unix::fs::symlink(target, at.join(link)).unwrap();
+        }
+        for (path, resolved, kind) in [
+            ("dir/deep/file", "real/deep/file", Some(Kind::File)),
+            ("file", "real/deep/file", Some(Kind::File)),
+            ("dir/back", "real/deep", Some(Kind::Directory)),
+            ("new", "real/new", None),
+            ("new/below", "real/new/below", None),
+            ("real/deep/file/below", "real/deep/file/below", None),
+            (".", ".", Some(Kind::Directory)),
+        ] {
+            assert_eq!(workspace.resolve(path), Ok(Resolved { path: resolved.into(), kind }), "{path}");
+        }
+        let entry = workspace.resolve_entry("dir/back").unwrap();
+        assert_eq!(entry, Resolved { path: "real/back".into(), kind: Some(Kind::Link) });
+        assert!(workspace.open_file("real/deep/file").is_ok());
+        for path in ["file", "dir/deep/file", "real/back/file"] {
+            assert!(workspace.open_file(path).is_err(), "{path} goes through a link");
+        }
+        assert!(workspace.open_dir("dir").is_err());
+    }
+}

@@ -123,8 +123,9 @@ fn page(
         text.truncate(newline + 1);
         (line, String::new())
     } else {
-        let whole_characters = std::str::from_utf8(&text).map_or_else(|e| e.valid_up_to(), str::len);
-        text.truncate(whole_characters);
+        if let Some(e) = std::str::from_utf8(&text).err().filter(|e| e.error_len().is_none()) {
+            text.truncate(e.valid_up_to());
+        }
         (line + 1, format!("\n[Line {line} is cut here: it is longer than {PAGE} bytes.]\n"))
     };
     let last = next - 1;

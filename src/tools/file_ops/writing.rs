@@ -256,7 +256,7 @@ fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io
 }
 
 /// The same for files on file systems without that step, e.g. NFS: a second name is never an existing one.
-fn link_and_unlink(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
+pub(super) fn link_and_unlink(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
     from_dir.hard_link(from, to_dir, to)?;
     from_dir.remove_file(from)
 }

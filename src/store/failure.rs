@@ -1,0 +1,56 @@
+//! Which failures of a database may pass by themselves, and which will not.
+//!
+//! The distinction decides whether the writer tries again and whether a caller gets 503 or 500. It
+//! does not decide how often or how long.
+
+use sqlx::Error;
+use sqlx::error::DatabaseError;
+use sqlx::postgres::PgDatabaseError;
+
+use super::StoreError;
+
+/// SQLSTATEs that pass beside the classes 08 (connection), 53 (resources) and 57P (shutdown):
+/// read-only transaction, idle-in-transaction timeout, serialisation failure, deadlock, lock
+/// timeout, statement timeout, I/O error.
+const PASSING_STATES: [&str; 7] = ["25006", "25P03", "40001", "40P01", "55P03", "57014", "58030"];
+
+/// SQLite's busy, locked, I/O error and full.
+const PASSING_CODES: [u32; 4] = [5, 6, 10, 13];
+
+impl From<Error> for StoreError {
+    fn from(error: Error) -> Self {
+        let passes = match &error {
+            Error::Io(_)
+            | Error::Tls(_)
+            | Error::Protocol(_)
+            | Error::WorkerCrashed
+            | Error::PoolTimedOut
+            | Error::PoolClosed => true,
+            Error::Database(database) => passes(&**database),
+            _ => false,
+        };
+        if passes { Self::Unavailable(error.to_string()) } else { Self::Failed(error.to_string()) }
+    }
+}
+
+fn passes(error: &dyn DatabaseError) -> bool {
+    let Some(code) = error.code() else { return false };
+    if error.try_downcast_ref::<PgDatabaseError>().is_some() {
+        ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) || PASSING_STATES.contains(&&*code)
+    } else {
+        code.parse::<u32>().is_ok_and(|code| PASSING_CODES.contains(&(code & 0xff)))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_broken_connection_may_pass_and_a_wrong_row_may_not() {
+        let broken = std::io::Error::from(std::io::ErrorKind::ConnectionReset);
+        assert!(StoreError::from(Error::Io(broken)).is_transient());
+        assert!(StoreError::from(Error::PoolTimedOut).is_transient());
+        assert!(!StoreError::from(Error::RowNotFound).is_transient());
+    }
+}

@@ -1,0 +1,123 @@
+//! A pool of PostgreSQL connections that asks nothing of the server but our statements.
+//!
+//! `sqlx::Pool` sends a ping whenever a connection comes back, one more round trip beside each of
+//! ours; this one does not. A connection returns only after an answer: one that timed out, broke, or
+//! whose caller went away in the middle is closed, and a break closes the idle ones as well, which
+//! very likely broke with it.
+
+use std::ops::{Deref, DerefMut};
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
+use sqlx::query::Query;
+use sqlx::{Connection, Postgres};
+use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::time::timeout;
+
+use crate::store::StoreError;
+
+/// How long a caller waits for a free connection, and for a new one to open.
+const ACQUIRE: Duration = Duration::from_secs(2);
+/// The limit of one operation, a little over the server's `statement_timeout`.
+const OPERATION: Duration = Duration::from_secs(6);
+/// A connection that rested longer is asked whether it still lives.
+const RESTED: Duration = Duration::from_secs(10);
+
+/// Connections for one kind of work.
+pub(super) struct Connections {
+    options: PgConnectOptions,
+    permits: Semaphore,
+    idle: Mutex<Vec<(PgConnection, Instant)>>,
+}
+
+/// A connection in use; closed unless it is [settled](Line::settle).
+pub(super) struct Line<'p> {
+    connection: PgConnection,
+    home: &'p Connections,
+    _permit: SemaphorePermit<'p>,
+}
+
+impl Connections {
+    /// Opens nothing yet.
+    pub(super) fn new(options: PgConnectOptions, max: usize) -> Self {
+        Self { options, permits: Semaphore::new(max), idle: Mutex::default() }
+    }
+
+    /// A connection, waiting for one at most two seconds.
+    pub(super) async fn get(&self) -> Result<Line<'_>, StoreError> {
+        let permit = timeout(ACQUIRE, self.permits.acquire()).await;
+        let permit = permit.map_err(|_| unavailable("all connections are busy"))?;
+        let permit = permit.map_err(|_| unavailable("it is closed"))?;
+        let line = |connection| Line { connection, home: self, _permit: permit };
+        let rested = self.idle().pop();
+        if let Some((mut connection, since)) = rested {
+            if since.elapsed() < RESTED || matches!(timeout(ACQUIRE, connection.ping()).await, Ok(Ok(()))) {
+                return Ok(line(connection));
+            }
+            self.idle().clear();
+        }
+        Ok(line(self.open().await?))
+    }
+
+    async fn open(&self) -> Result<PgConnection, StoreError> {
+        let opened = timeout(ACQUIRE, PgConnection::connect_with(&self.options)).await;
+        opened.map_err(|_| unavailable("it does not accept connections in time"))?.map_err(StoreError::from)
+    }
+
+    /// Runs one statement.
+    pub(super) async fn fetch(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+        let mut line = self.get().await?;
+        let rows = within(async { query.fetch_all(&mut *line).await.map_err(StoreError::from) }).await;
+        line.settle(rows)
+    }
+
+    /// Closes what is idle, and the rest as it comes back.
+    pub(super) async fn close(&self) {
+        self.permits.close();
+        let idle = std::mem::take(&mut *self.idle());
+        for (connection, _) in idle {
+            // The server notices either way.
+            let _ = timeout(ACQUIRE, connection.close()).await;
+        }
+    }
+
+    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Line<'_> {
+    /// Keeps the connection for others, unless the result casts doubt on it.
+    pub(super) fn settle<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
+        match &result {
+            Err(error) if error.is_transient() => self.home.idle().clear(),
+            _ if self.home.permits.is_closed() => {}
+            _ => self.home.idle().push((self.connection, Instant::now())),
+        }
+        result
+    }
+}
+
+impl Deref for Line<'_> {
+    type Target = PgConnection;
+
+    fn deref(&self) -> &PgConnection {
+        &self.connection
+    }
+}
+
+impl DerefMut for Line<'_> {
+    fn deref_mut(&mut self) -> &mut PgConnection {
+        &mut self.connection
+    }
+}
+
+/// Bounds an operation, whatever the server does.
+pub(super) async fn within<T>(operation: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
+    timeout(OPERATION, operation).await.unwrap_or_else(|_| Err(unavailable("it does not answer in time")))
+}
+
+fn unavailable(why: &str) -> StoreError {
+    StoreError::Unavailable(why.to_owned())
+}

@@ -1,0 +1,195 @@
+//! The statements of the PostgreSQL store that read rows and move runs between owners.
+//!
+//! Every list of columns selects integers, text and bytes only (see [`crate::store::decode`]).
+
+use crate::store::listing::Dialect;
+
+macro_rules! micros {
+    ($column:literal) => {
+        concat!("(extract(epoch FROM ", $column, ") * 1000000)::bigint")
+    };
+}
+
+macro_rules! usage {
+    () => {
+        "input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, \
+         estimated::int::bigint AS estimated"
+    };
+}
+
+macro_rules! run {
+    () => {
+        concat!(
+            "id::text AS id, tenant, agent, agent_version, definition_hash, kind, status, subject, \
+             inputs::text AS inputs, overrides::text AS overrides, session_id, parent_run_id::text AS parent_run_id, \
+             metadata::text AS metadata, output::text AS output, raw_response, error::text AS error, \
+             termination_reason, partial::int::bigint AS partial, latency_ms, model, attempts, iterations, \
+             tool_calls_made, tools_used::text AS tools_used, warnings::text AS warnings, \
+             callback_errors::text AS callback_errors, owner, epoch, next_seq, crash_count, cancel_reason, ",
+            usage!(), ", ",
+            micros!("created_at"), " AS created_at, ",
+            micros!("started_at"), " AS started_at, ",
+            micros!("finished_at"), " AS finished_at, ",
+            micros!("deadline_at"), " AS deadline_at, ",
+            micros!("cancel_requested_at"), " AS cancel_requested_at"
+        )
+    };
+}
+
+macro_rules! event {
+    () => {
+        concat!("run_id::text AS run_id, seq, type, data::text AS data, ", micros!("at"), " AS at")
+    };
+}
+
+macro_rules! key {
+    () => {
+        concat!(
+            "id, tenant, name, scopes::text AS scopes, secret_hash, rate_limit_per_minute, rate_limit_burst, ",
+            micros!("created_at"),
+            " AS created_at, ",
+            micros!("expires_at"),
+            " AS expires_at, ",
+            micros!("revoked_at"),
+            " AS revoked_at"
+        )
+    };
+}
+
+pub(super) const DIALECT: Dialect = Dialect {
+    runs: concat!("SELECT ", run!(), " FROM runs"),
+    audit: concat!(
+        "SELECT id::text AS id, run_id::text AS run_id, call_id::text AS call_id, duration_ms, subject, tool, rule, \
+         decision, reason, outcome, arguments, ",
+        micros!("at"),
+        " AS at FROM audit_log"
+    ),
+    keys: concat!("SELECT ", key!(), " FROM api_keys"),
+    time: ("(timestamptz 'epoch' + ", " * interval '1 microsecond')"),
+    uuid: ("CAST(", " AS uuid)"),
+    label: ("metadata <> '{}' AND metadata @> jsonb_build_object(", "::text, ", "::text)"),
+};
+
+pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
+
+pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])
+    ON CONFLICT DO NOTHING";
+
+pub(super) const RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2");
+
+pub(super) const EVENTS: &str = concat!(
+    "SELECT ",
+    event!(),
+    " FROM run_events WHERE run_id = $2 AND seq > $3 \
+     AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY seq LIMIT $4"
+);
+
+pub(super) const EVENTS_AT: &str =
+    concat!("SELECT ", event!(), " FROM run_events WHERE run_id = $1 AND seq = ANY($2) ORDER BY seq");
+
+/// The journal from the last model response on.
+pub(super) const TAIL: &str = concat!(
+    "SELECT ",
+    event!(),
+    " FROM run_events e WHERE run_id = ANY($1) AND seq >= COALESCE((SELECT max(l.seq) \
+     FROM run_events l WHERE l.run_id = e.run_id AND l.type = 'model.responded'), 1) ORDER BY run_id, seq"
+);
+
+pub(super) const ITERATIONS: &str = concat!(
+    "SELECT run_id::text AS run_id, attempt, number, latency_ms, retries, fallback::int::bigint AS fallback, provider, \
+     model, finish_reason, ",
+    usage!(),
+    ", ",
+    micros!("started_at"),
+    " AS started_at FROM iterations WHERE run_id = $2 \
+     AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY attempt, number LIMIT $3 OFFSET $4"
+);
+
+pub(super) const TOOL_CALLS: &str = concat!(
+    "SELECT run_id::text AS run_id, call_id::text AS call_id, attempt, iteration, ordinal, tool, proposed_seq, \
+     result_seq, state, effect, decision, reason, is_error::int::bigint AS is_error, cached::int::bigint AS cached, \
+     duration_ms, ",
+    micros!("started_at"),
+    " AS started_at, ",
+    micros!("finished_at"),
+    " AS finished_at \
+     FROM tool_calls WHERE run_id = $2 AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) \
+     ORDER BY proposed_seq, ordinal LIMIT $3 OFFSET $4"
+);
+
+pub(super) const KEY: &str = concat!("SELECT ", key!(), " FROM api_keys WHERE id = $1");
+
+pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
+
+pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, scopes, secret_hash, created_at, \
+     expires_at, revoked_at, rate_limit_per_minute, rate_limit_burst) \
+     VALUES ($1, $2, $3, to_json($4::text[]), $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING RETURNING id";
+
+pub(super) const REVOKE_KEY: &str = "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, clock_timestamp()) \
+     WHERE tenant = $1 AND id = $2 RETURNING id";
+
+/// Materialised, so that the limit holds.
+pub(super) const CLAIM: &str = concat!(
+    "WITH next AS MATERIALIZED (SELECT id AS next_id FROM runs WHERE status = 'queued' \
+     AND available_at <= clock_timestamp() ORDER BY available_at, id LIMIT $2 FOR UPDATE SKIP LOCKED) \
+     UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+     FROM next WHERE id = next_id RETURNING ",
+    run!(),
+    ", scopes::text AS scopes, \
+     (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
+
+/// Statement one of a release; `$2` may be NULL for all runs of the owner.
+pub(super) const LOCK_OWNED: &str =
+    "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
+
+pub(super) const RELEASE: &str =
+    "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
+
+pub(super) const CANCEL_REQUESTS: &str = "SELECT id::text AS id, cancel_reason FROM runs \
+     WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
+
+pub(super) const LOCK_RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2 FOR UPDATE");
+
+pub(super) const REQUEST_CANCEL: &str = concat!(
+    "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, clock_timestamp()), \
+     cancel_reason = COALESCE(cancel_reason, $2) WHERE id = $1 RETURNING ",
+    run!(),
+    ", pg_notify($3, $4)::text"
+);
+
+/// Takes runs in hand, so that their endings pass the fence like anybody's.
+pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
+     crash_count = crash_count + $3 WHERE id = ANY($1)";
+
+pub(super) const REGISTER: &str = "INSERT INTO replicas (id) VALUES ($1) ON CONFLICT (id) \
+     DO UPDATE SET started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, dead = false";
+
+pub(super) const HEARTBEAT: &str =
+    "UPDATE replicas SET heartbeat_at = clock_timestamp() WHERE id = $1 AND NOT dead RETURNING id";
+
+pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead \
+     AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond' FOR UPDATE SKIP LOCKED";
+
+pub(super) const BURY: &str = "UPDATE replicas SET dead = true WHERE id = ANY($1)";
+
+/// At once, so that a replica which registers again does not find itself the owner of what it lost.
+pub(super) const DISOWN: &str =
+    "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
+
+/// Rows of replicas that nobody misses any more.
+pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
+
+/// Statement one of a takeover: what is decided on must be read after the lock, by another statement.
+pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \
+     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1 FOR UPDATE SKIP LOCKED";
+
+pub(super) const LOCKED_RUNS: &str = concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
+
+pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, \
+     available_at = clock_timestamp() + $2 * interval '1 microsecond' WHERE id = $1";
+
+pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = ANY($1)";
+
+pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' \
+     WHERE run_id = ANY($1) AND state = 'dispatched' AND effect = 'once'";

@@ -1,0 +1,91 @@
+//! Hints between replicas over LISTEN/NOTIFY: a run was queued, a run shall be cancelled.
+//!
+//! Only hints: whoever hears one asks the tables, and whoever hears [`Wakeup::Resync`] asks for
+//! everything. Nothing is notified inside a commit of events, where it would serialise the commits
+//! of all replicas.
+
+use std::sync::OnceLock;
+use std::time::Duration;
+
+use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
+use tokio::sync::broadcast;
+use tokio::task::AbortHandle;
+use uuid::Uuid;
+
+use crate::store::Wakeup;
+
+/// The channel of all replicas on one database.
+pub(super) const CHANNEL: &str = "toolloop";
+/// The payload that stands for [`Wakeup::Queue`].
+pub(super) const QUEUE_PAYLOAD: &str = "queue";
+/// The pause before the listener connects again.
+const RECONNECT: Duration = Duration::from_secs(1);
+
+/// The payload that stands for [`Wakeup::Cancel`].
+pub(super) fn cancel_payload(run: Uuid) -> String {
+    format!("cancel {run}")
+}
+
+/// The listener, started when somebody first wants to hear.
+pub(super) struct Wakeups {
+    options: PgConnectOptions,
+    heard: broadcast::Sender<Wakeup>,
+    task: OnceLock<AbortHandle>,
+}
+
+impl Wakeups {
+    pub(super) fn new(options: PgConnectOptions) -> Self {
+        Self { options, heard: broadcast::Sender::new(1024), task: OnceLock::new() }
+    }
+
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<Wakeup> {
+        let receiver = self.heard.subscribe();
+        self.task.get_or_init(|| {
+            let (options, heard) = (self.options.clone(), self.heard.clone());
+            tokio::spawn(listen(options, heard)).abort_handle()
+        });
+        receiver
+    }
+
+    pub(super) fn close(&self) {
+        if let Some(task) = self.task.get() {
+            task.abort();
+        }
+    }
+}
+
+impl Drop for Wakeups {
+    fn drop(&mut self) {
+        self.close();
+    }
+}
+
+async fn listen(options: PgConnectOptions, heard: broadcast::Sender<Wakeup>) {
+    let pool = PgPoolOptions::new().max_connections(1).connect_lazy_with(options);
+    loop {
+        if let Err(error) = listen_until_broken(&pool, &heard).await {
+            tracing::debug!(%error, "the listener lost its connection");
+        }
+        // Nobody listening is nothing to worry about.
+        let _ = heard.send(Wakeup::Resync);
+        tokio::time::sleep(RECONNECT).await;
+    }
+}
+
+/// Passes hints on until the connection breaks. What came before listening began, or after it
+/// broke, is made up for by a resync on either side.
+async fn listen_until_broken(pool: &sqlx::PgPool, heard: &broadcast::Sender<Wakeup>) -> Result<(), sqlx::Error> {
+    let mut listener = PgListener::connect_with(pool).await?;
+    listener.eager_reconnect(false);
+    listener.listen(CHANNEL).await?;
+    let _ = heard.send(Wakeup::Resync);
+    while let Some(notification) = listener.try_recv().await? {
+        let wakeup = match notification.payload().strip_prefix("cancel ") {
+            Some(run) => Uuid::parse_str(run).map_or(Wakeup::Resync, Wakeup::Cancel),
+            None if notification.payload() == QUEUE_PAYLOAD => Wakeup::Queue,
+            None => Wakeup::Resync,
+        };
+        let _ = heard.send(wakeup);
+    }
+    Ok(())
+}

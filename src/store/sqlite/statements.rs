@@ -1,0 +1,211 @@
+//! The statements of the SQLite store.
+//!
+//! Lists of rows are bound as one JSON array each and unpacked by `json_each`, so that a batch is
+//! one statement a table. Booleans are 0 or 1, times microseconds, documents text: `SELECT *` is
+//! what [`crate::store::decode`] reads.
+
+use crate::store::listing::Dialect;
+
+pub(super) const DIALECT: Dialect = Dialect {
+    runs: "SELECT * FROM runs",
+    audit: "SELECT * FROM audit_log",
+    keys: "SELECT * FROM api_keys",
+    time: ("", ""),
+    uuid: ("", ""),
+    label: ("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ", " AND m.value = ", ")"),
+};
+
+pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
+
+pub(super) const DEFINE: &str =
+    "INSERT INTO definitions (hash, body, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+
+/// The fence: only rows that are still ours and stand exactly where the write begins.
+pub(super) const UPDATE_RUNS: &str = "
+UPDATE runs SET
+    next_seq = COALESCE(w.value ->> 'next_seq', next_seq),
+    status = w.value ->> 'status',
+    owner = CASE WHEN w.value ->> 'status' = 'running' THEN owner END,
+    started_at = COALESCE(started_at, w.value ->> 'started_at'),
+    attempts = w.value ->> 'attempts',
+    iterations = w.value ->> 'iterations',
+    tool_calls_made = w.value ->> 'tool_calls_made',
+    model = w.value ->> 'model',
+    tools_used = w.value ->> 'tools_used',
+    warnings = w.value ->> 'warnings',
+    callback_errors = w.value ->> 'callback_errors',
+    input_tokens = w.value ->> '$.usage.input_tokens',
+    output_tokens = w.value ->> '$.usage.output_tokens',
+    cached_input_tokens = w.value ->> '$.usage.cached_input_tokens',
+    cache_write_tokens = w.value ->> '$.usage.cache_write_tokens',
+    reasoning_tokens = w.value ->> '$.usage.reasoning_tokens',
+    cost_micro_usd = w.value ->> '$.usage.cost_micro_usd',
+    estimated = w.value ->> '$.usage.estimated',
+    output = w.value ->> '$.end.output',
+    raw_response = w.value ->> '$.end.raw_response',
+    error = w.value ->> '$.end.error',
+    termination_reason = w.value ->> '$.end.termination_reason',
+    partial = COALESCE(w.value ->> '$.end.partial', 0),
+    latency_ms = w.value ->> '$.end.latency_ms',
+    finished_at = w.value ->> '$.end.finished_at'
+FROM json_each($2) AS w
+WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND runs.owner = $1
+    AND runs.epoch = w.value ->> 'epoch' AND runs.status = 'running'
+    AND runs.next_seq = COALESCE(w.value ->> 'first_seq', runs.next_seq)
+RETURNING id";
+
+pub(super) const INSERT_RUNS: &str = "
+INSERT INTO runs (
+    id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
+    tools_used, warnings, callback_errors, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
+    cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason,
+    partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes, inputs, overrides,
+    session_id, parent_run_id, metadata, created_at, deadline_at
+)
+SELECT
+    value ->> 'id', value ->> 'epoch', COALESCE(value ->> 'next_seq', 1), value ->> 'status',
+    CASE WHEN value ->> 'status' = 'running' THEN $1 END, CASE WHEN value ->> 'status' = 'queued' THEN $3 END,
+    value ->> 'started_at', value ->> 'attempts', value ->> 'iterations', value ->> 'tool_calls_made',
+    value ->> 'model', value ->> 'tools_used', value ->> 'warnings', value ->> 'callback_errors', value ->> 'tenant',
+    value ->> 'subject', value ->> '$.usage.input_tokens', value ->> '$.usage.output_tokens',
+    value ->> '$.usage.cached_input_tokens', value ->> '$.usage.cache_write_tokens',
+    value ->> '$.usage.reasoning_tokens', value ->> '$.usage.cost_micro_usd', value ->> '$.usage.estimated',
+    value ->> '$.end.output', value ->> '$.end.raw_response', value ->> '$.end.error',
+    value ->> '$.end.termination_reason', COALESCE(value ->> '$.end.partial', 0), value ->> '$.end.latency_ms',
+    value ->> '$.end.finished_at', value ->> '$.new.agent', value ->> '$.new.agent_version',
+    value ->> '$.new.definition_hash', value ->> '$.new.kind', value ->> '$.new.scopes', value ->> '$.new.inputs',
+    value ->> '$.new.overrides', value ->> '$.new.session_id', value ->> '$.new.parent_run_id',
+    value ->> '$.new.metadata', value ->> '$.new.created_at', value ->> '$.new.deadline_at'
+FROM json_each($2) WHERE value ->> '$.new.agent' IS NOT NULL
+ON CONFLICT DO NOTHING
+RETURNING id";
+
+pub(super) const INSERT_EVENTS: &str = "
+INSERT INTO run_events (run_id, seq, epoch, at, type, data)
+SELECT value ->> 'run_id', value ->> 'seq', value ->> 'epoch', value ->> 'at', value ->> 'kind', value ->> 'data'
+FROM json_each($1)";
+
+pub(super) const INSERT_ITERATIONS: &str = "
+INSERT INTO iterations (
+    run_id, attempt, number, seq, started_at, latency_ms, retries, fallback, provider, model, finish_reason,
+    input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated
+)
+SELECT
+    value ->> 'run_id', value ->> 'attempt', value ->> 'number', value ->> 'seq', value ->> 'started_at',
+    value ->> 'latency_ms', value ->> 'retries', value ->> 'fallback', value ->> 'provider', value ->> 'model',
+    value ->> 'finish_reason', value ->> '$.usage.input_tokens', value ->> '$.usage.output_tokens',
+    value ->> '$.usage.cached_input_tokens', value ->> '$.usage.cache_write_tokens',
+    value ->> '$.usage.reasoning_tokens', value ->> '$.usage.cost_micro_usd', value ->> '$.usage.estimated'
+FROM json_each($1)";
+
+pub(super) const INSERT_CALLS: &str = "
+INSERT INTO tool_calls (
+    run_id, call_id, attempt, iteration, ordinal, tool, proposed_seq, result_seq,
+    state, effect, decision, reason, is_error, cached, started_at, finished_at, duration_ms
+)
+SELECT
+    value ->> 'run_id', value ->> 'call_id', value ->> '$.proposed.attempt', value ->> '$.proposed.iteration',
+    value ->> '$.proposed.ordinal', value ->> '$.proposed.tool', value ->> '$.proposed.seq', value ->> 'result_seq',
+    value ->> 'state', value ->> 'effect', value ->> 'decision', value ->> 'reason', value ->> 'is_error',
+    value ->> 'cached', value ->> 'started_at', value ->> 'finished_at', value ->> 'duration_ms'
+FROM json_each($1) WHERE value ->> '$.proposed.tool' IS NOT NULL";
+
+pub(super) const UPDATE_CALLS: &str = "
+UPDATE tool_calls SET
+    state = w.value ->> 'state',
+    effect = COALESCE(w.value ->> 'effect', effect),
+    decision = COALESCE(w.value ->> 'decision', decision),
+    reason = COALESCE(w.value ->> 'reason', reason),
+    is_error = w.value ->> 'is_error',
+    cached = w.value ->> 'cached',
+    started_at = COALESCE(w.value ->> 'started_at', started_at),
+    finished_at = COALESCE(w.value ->> 'finished_at', finished_at),
+    duration_ms = COALESCE(w.value ->> 'duration_ms', duration_ms),
+    result_seq = COALESCE(w.value ->> 'result_seq', result_seq)
+FROM json_each($1) AS w
+WHERE w.value ->> '$.proposed.tool' IS NULL
+    AND tool_calls.run_id = w.value ->> 'run_id' AND tool_calls.call_id = w.value ->> 'call_id'";
+
+pub(super) const INSERT_AUDIT: &str = "
+INSERT INTO audit_log (
+    tenant, at, id, run_id, call_id, duration_ms, subject, tool, rule, decision, reason, outcome, arguments
+)
+SELECT
+    value ->> 'tenant', value ->> 'at', value ->> 'id', value ->> 'run_id', value ->> 'call_id',
+    value ->> 'duration_ms', value ->> 'subject', value ->> 'tool', value ->> 'rule', value ->> 'decision',
+    value ->> 'reason', value ->> 'outcome', value ->> 'arguments'
+FROM json_each($1) WHERE true
+ON CONFLICT DO NOTHING";
+
+/// Whether an earlier try has stored a write: its last event is in the journal.
+pub(super) const STORED_EARLIER: &str =
+    "SELECT 1 FROM run_events WHERE run_id = $1 AND seq = $2 AND epoch = $3 AND at = $4";
+
+pub(super) const RUN: &str = "SELECT * FROM runs WHERE tenant = $1 AND id = $2";
+
+pub(super) const EVENTS: &str = "SELECT * FROM run_events WHERE run_id = $2 AND seq > $3 \
+     AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY seq LIMIT $4";
+
+pub(super) const EVENTS_AT: &str =
+    "SELECT * FROM run_events WHERE run_id = $1 AND seq IN (SELECT value FROM json_each($2)) ORDER BY seq";
+
+/// The journal from the last model response on.
+pub(super) const TAIL: &str = "SELECT * FROM run_events WHERE run_id = $1 AND seq >= COALESCE((SELECT max(seq) \
+     FROM run_events WHERE run_id = $1 AND type = 'model.responded'), 1) ORDER BY seq";
+
+pub(super) const ITERATIONS: &str = "SELECT * FROM iterations WHERE run_id = $2 \
+     AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY attempt, number LIMIT $3 OFFSET $4";
+
+pub(super) const TOOL_CALLS: &str = "SELECT * FROM tool_calls WHERE run_id = $2 \
+     AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY proposed_seq, ordinal LIMIT $3 OFFSET $4";
+
+pub(super) const KEY: &str = "SELECT * FROM api_keys WHERE id = $1";
+
+pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
+
+pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, scopes, secret_hash, created_at, \
+     expires_at, revoked_at, rate_limit_per_minute, rate_limit_burst) \
+     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10) ON CONFLICT DO NOTHING";
+
+pub(super) const REVOKE_KEY: &str =
+    "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE tenant = $1 AND id = $2";
+
+pub(super) const CLAIM: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+     WHERE id IN (SELECT id FROM runs WHERE status = 'queued' AND available_at <= $3 ORDER BY available_at, id LIMIT $2) \
+     RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
+
+/// `$2` may be NULL for all runs of the owner.
+pub(super) const OWNED: &str =
+    "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
+
+pub(super) const CANCEL_REQUESTS: &str = "SELECT id, cancel_reason FROM runs \
+     WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
+
+pub(super) const REQUEST_CANCEL: &str = "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, $3), \
+     cancel_reason = COALESCE(cancel_reason, $2) WHERE id = $1 RETURNING *";
+
+/// Takes a run in hand, so that its ending passes the fence like anybody's.
+pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
+     crash_count = crash_count + $3 WHERE id = $1";
+
+pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES ($1, $2, $2) \
+     ON CONFLICT (id) DO UPDATE SET started_at = $2, heartbeat_at = $2, dead = 0";
+
+pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
+
+/// `$1`: the oldest heartbeat that is still good; `$2`: the replicas that live in this process.
+pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
+     WHERE NOT dead AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";
+
+/// Rows of replicas that nobody misses any more; `$1`: a day ago.
+pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1";
+
+pub(super) const ORPHANS: &str = "SELECT * FROM runs WHERE status = 'running' \
+     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) ORDER BY id LIMIT $1";
+
+pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE id = $1";
+
+pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = $1";
+
+pub(super) const OUTCOME_UNKNOWN: &str =
+    "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";

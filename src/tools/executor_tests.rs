@@ -1,0 +1,408 @@
+//! A call's way through the executor, with tools that misbehave in every way there is.
+//!
+//! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once, to see
+//! that the whole way holds.
+
+use async_trait::async_trait;
+use serde_json::json;
+
+use super::*;
+use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
+use crate::run::Autonomy;
+use crate::tools::registry::Registry;
+
+/// What a probe does, by its argument `do`.
+struct Probe(ToolInfo);
+
+impl Probe {
+    fn named(name: &str) -> Arc<dyn Tool> {
+        let schema = json!({
+            "type": "object",
+            "properties": {"do": {"type": "string"}, "n": {"type": "integer", "minimum": 1}},
+            "required": ["do"],
+            "additionalProperties": false
+        });
+        Arc::new(Self(ToolInfo {
+            name: name.into(),
+            description: "Does what it is told.".into(),
+            input_schema: Arc::new(schema),
+            effect: Effect::Once,
+            source: "builtin".into(),
+        }))
+    }
+}
+
+#[async_trait]
+impl Tool for Probe {
+    fn info(&self) -> &ToolInfo {
+        &self.0
+    }
+
+    async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        let action = |effect, destructive| Action { what: ActionKind::Call(self.0.name.clone()), effect, destructive };
+        match arguments["do"].as_str().unwrap_or_default() {
+            "destroy" => Ok(vec![action(Effect::Once, true)]),
+            "look" => Ok(vec![action(Effect::Read, false)]),
+            "mix" => Ok(vec![action(Effect::Read, false), action(Effect::Idempotent, false)]),
+            "undeclared" => Ok(vec![]),
+            "fail early" => Err(ToolError::ForModel("no such thing".into())),
+            "panic early" => panic!("as it must"),
+            "hang early" => std::future::pending().await,
+            "fatal early" => Err(ToolError::Fatal("disk on fire".into())),
+            _ => Ok(vec![action(Effect::Once, false)]),
+        }
+    }
+
+    async fn execute(&self, _: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
+        match arguments["do"].as_str().unwrap_or_default() {
+            "fail" => Err(ToolError::ForModel("it did not work".into())),
+            "fatal" => Err(ToolError::Fatal("disk on fire".into())),
+            "panic" => panic!("as it must"),
+            "hang" => std::future::pending().await,
+            "nul" => Ok("a\0b".into()),
+            "flood" => Ok((0..40_000).map(|n| format!("{n:05}\n")).collect::<Vec<_>>().concat()),
+            "key" => Ok(context.effect_key.clone()),
+            other => Ok(format!("did {other}")),
+        }
+    }
+}
+
+struct Bench {
+    executor: Executor,
+    scope: RunScope,
+    home: tempfile::TempDir,
+}
+
+fn bench(policy: &Policy) -> Bench {
+    let home = tempfile::tempdir().unwrap();
+    let tools = vec![Probe::named("probe"), Probe::named("other")];
+    let scope = RunScope {
+        run_id: Uuid::from_u128(7),
+        caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
+        workspace: Workspace::open(home.path(), "t", ".").unwrap(),
+        timeout: Duration::from_mins(1),
+        tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
+    };
+    Bench { executor: Executor::new(tools, Gate::new(policy).unwrap()).unwrap(), scope, home }
+}
+
+fn full() -> Policy {
+    Policy { autonomy: Autonomy::Full, ..Policy::default() }
+}
+
+const SLOT: Slot = Slot { attempt: 1, iteration: 2, index: 0 };
+
+fn call(name: &str, arguments: &str) -> ToolCall {
+    ToolCall {
+        id: Uuid::from_u128(1),
+        provider_id: "call_1".into(),
+        name: name.into(),
+        arguments: arguments.into(),
+        target: CallTarget::Tool,
+    }
+}
+
+impl Bench {
+    async fn prepare(&self, name: &str, arguments: &str) -> Prepared {
+        self.executor.prepare(&call(name, arguments), SLOT, &self.scope).await.unwrap()
+    }
+
+    async fn ready(&self, what: &str) -> Ready {
+        match self.prepare("probe", &json!({"do": what}).to_string()).await {
+            Prepared::Ready(ready) => ready,
+            Prepared::Answered(finished) => panic!("{what}: {finished:?}"),
+        }
+    }
+
+    /// Content, failure and audit of an answered call.
+    async fn answered(&self, name: &str, arguments: &str) -> (String, Option<CallFailure>, Option<AuditRecord>) {
+        match self.prepare(name, arguments).await {
+            Prepared::Answered(finished) => outcome(finished),
+            Prepared::Ready(ready) => panic!("{arguments}: {ready:?}"),
+        }
+    }
+
+    async fn executed(&self, what: &str) -> (String, Option<CallFailure>, Option<AuditRecord>) {
+        let ready = self.ready(what).await;
+        outcome(self.executor.execute(ready, &self.scope, &CancellationToken::new()).await.unwrap())
+    }
+}
+
+fn outcome(finished: Finished) -> (String, Option<CallFailure>, Option<AuditRecord>) {
+    match finished.event {
+        RunEvent::ToolCallCompleted(c) => (c.content, c.failure, finished.audit),
+        RunEvent::ToolCallBlocked(b) => (b.content, None, finished.audit),
+        other => panic!("{other:?}"),
+    }
+}
+
+#[tokio::test]
+async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
+    use CallFailure::{InvalidArguments, ToolError, UnknownTool};
+    let bench = bench(&full());
+    let deep = "[".repeat(500);
+    #[rustfmt::skip]
+    let table = [
+        ("nope",  "{}",                        UnknownTool,      "Error: Unknown tool nope"),
+        ("other", r#"{"do": "look"}"#,         UnknownTool,      "Error: Unknown tool other"),
+        ("pro\0", "{}",                        UnknownTool,      "Error: Unknown tool pro"),
+        ("probe", r#"{"do": }"#,               InvalidArguments, "Error: The arguments are not valid JSON: expected value at line 1 column 8."),
+        ("probe", "{\n\"do\": \"a",            InvalidArguments, "Error: The arguments are not valid JSON: EOF while parsing a string at line 2 column 8."),
+        ("probe", r#"{"do": "look"} x"#,       InvalidArguments, "Error: The arguments are not valid JSON: trailing characters at line 1 column 16."),
+        ("probe", &deep,                       InvalidArguments, "Error: The arguments are not valid JSON: recursion limit exceeded at line 1 column 128."),
+        ("probe", "[]",                        InvalidArguments, "Error: The arguments must be a JSON object."),
+        ("probe", "\"do\"",                    InvalidArguments, "Error: The arguments must be a JSON object."),
+        ("probe", "",                          InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: \"do\" is a required property"),
+        ("probe", r#"{"do": 1, "n": 0}"#,      InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at /do: value is not of type \"string\"\n- at /n: value is less than the minimum of 1"),
+        ("probe", r#"{"do": "x", "z": 1}"#,    InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: Additional properties are not allowed ('z' was unexpected)"),
+        ("probe", r#"{"do": "fail early"}"#,   ToolError,        "Error: no such thing"),
+    ];
+    for (name, arguments, failure, content) in table {
+        let answer = bench.answered(name, arguments).await;
+        assert_eq!(answer, (content.to_owned(), Some(failure), None), "{name} {arguments}");
+    }
+}
+
+#[tokio::test]
+async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
+    let blocked = Policy { tool_policies: vec![("probe".into(), ToolPolicy::Deny)], ..full() };
+    for (policy, what, rule, decision, reason) in [
+        (
+            blocked,
+            "look",
+            "tool_policy",
+            "blocked",
+            "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.",
+        ),
+        (
+            Policy::default(),
+            "destroy",
+            "autonomy",
+            "escalated",
+            "The autonomy rule asks for an approval: to call probe would lose what exists there. \
+             Nobody can give approvals here, so the call was not executed.",
+        ),
+    ] {
+        let bench = bench(&policy);
+        let Prepared::Answered(finished) = bench.prepare("probe", &json!({"do": what}).to_string()).await else {
+            panic!("{what} passed")
+        };
+        let expected = ToolCallBlocked {
+            call_id: Uuid::from_u128(1),
+            tool: "probe".into(),
+            rule: rule.into(),
+            decision: decision.into(),
+            reason: reason.into(),
+            content: format!("Error: {reason}"),
+        };
+        assert_eq!(finished.event, RunEvent::ToolCallBlocked(expected));
+        let audit = finished.audit.unwrap();
+        assert_eq!(
+            (audit.rule.as_str(), audit.decision.as_str(), audit.reason.as_deref()),
+            (rule, decision, Some(reason))
+        );
+        assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("not_executed", None));
+        assert_eq!(audit.arguments, format!(r#"{{"do":"{what}"}}"#));
+    }
+}
+
+#[tokio::test]
+async fn a_call_that_passes_is_announced_executed_and_audited() {
+    let bench = bench(&full());
+    let ready = bench.ready("look").await;
+    assert_eq!(ready.effect(), Effect::Read);
+    let started = ready.started();
+    assert_eq!((started.tool.as_str(), started.decision.as_str(), &started.reason), ("probe", "allowed", &None));
+    let (content, failure, audit) = bench.executed("look").await;
+    assert_eq!((content.as_str(), failure), ("did look", None));
+    let audit = audit.unwrap();
+    assert_eq!(
+        (audit.rule.as_str(), audit.decision.as_str(), audit.outcome.as_str()),
+        ("none", "allowed", "succeeded")
+    );
+    assert!(audit.duration_ms.is_some());
+    for (what, effect) in [("mix", Effect::Idempotent), ("undeclared", Effect::Once), ("destroy", Effect::Once)] {
+        assert_eq!(bench.ready(what).await.effect(), effect, "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn errors_panics_and_timeouts_are_results() {
+    use CallFailure::{Panicked, Timeout, ToolError};
+    let bench = bench(&full());
+    let crashed = "Error: The tool crashed on this call; try other arguments or another tool.";
+    let late = "Error: The tool did not finish within 60 seconds and was stopped.";
+    for (what, failure, content) in
+        [("fail", ToolError, "Error: it did not work"), ("panic", Panicked, crashed), ("hang", Timeout, late)]
+    {
+        let (answer, because, audit) = bench.executed(what).await;
+        assert_eq!((answer.as_str(), because), (content, Some(failure)), "{what}");
+        let audit = audit.unwrap();
+        assert_eq!(audit.outcome, "failed");
+        assert_eq!(audit.duration_ms, Some(if failure == Timeout { 60_000 } else { 0 }), "{what}");
+    }
+    for (what, failure, content) in [("panic early", Panicked, crashed), ("hang early", Timeout, late)] {
+        let answer = bench.answered("probe", &json!({"do": what}).to_string()).await;
+        assert_eq!(answer, (content.to_owned(), Some(failure), None), "{what}");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn cancelling_a_run_ends_its_call_at_once() {
+    let bench = bench(&full());
+    let cancel = CancellationToken::new();
+    let ready = bench.ready("hang").await;
+    let (finished, ()) = tokio::join!(bench.executor.execute(ready, &bench.scope, &cancel), async {
+        tokio::time::advance(Duration::from_millis(30)).await;
+        cancel.cancel();
+    });
+    let (content, failure, audit) = outcome(finished.unwrap());
+    assert_eq!(failure, Some(CallFailure::Cancelled));
+    assert_eq!(content, "Error: The run was cancelled during this call; it is unknown whether it took effect.");
+    let audit = audit.unwrap();
+    assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("cancelled", Some(30)));
+
+    let ready = bench.ready("look").await;
+    let (content, ..) = outcome(bench.executor.execute(ready, &bench.scope, &cancel).await.unwrap());
+    assert_eq!(content, "Error: The run was cancelled during this call.", "a cancelled run executes nothing");
+}
+
+#[tokio::test]
+async fn a_fault_of_the_service_ends_the_run_but_the_call_is_answered() {
+    let bench = bench(&full());
+    let ready = bench.ready("fatal").await;
+    let late = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap_err();
+    let early =
+        bench.executor.prepare(&call("probe", r#"{"do":"fatal early"}"#), SLOT, &bench.scope).await.unwrap_err();
+    for error in [late, early] {
+        assert_eq!(error.to_string(), "probe: disk on fire");
+        let (content, failure, _) = outcome(*error.finished);
+        assert_eq!(failure, Some(CallFailure::ToolError));
+        assert!(!content.contains("fire"), "the cause is private");
+    }
+}
+
+#[tokio::test]
+async fn results_are_capped_with_head_and_tail_and_without_nul() {
+    let bench = bench(&full());
+    assert_eq!(bench.executed("nul").await.0, "ab");
+    let (content, failure, _) = bench.executed("flood").await;
+    assert_eq!(failure, None);
+    assert!(content.len() <= MAX_RESULT && content.len() > MAX_RESULT - 512, "{}", content.len());
+    assert!(content.starts_with("00000\n00001\n") && content.ends_with("39998\n39999\n"));
+    let (before, note) = content.split_once("\n[… ").unwrap();
+    let (note, after) = note.split_once(" …]\n").unwrap();
+    let left_out = 240_000 - before.len() - after.len();
+    let first = before.matches('\n').count() + 1;
+    let last = 40_000 - after.matches('\n').count() + 1;
+    assert_eq!(
+        note,
+        format!(
+            "{left_out} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time"
+        )
+    );
+    let wide = capped("ä".repeat(MAX_RESULT));
+    assert!(wide.len() <= MAX_RESULT && wide.starts_with('ä') && wide.ends_with('ä'));
+}
+
+#[tokio::test]
+async fn effect_keys_are_equal_for_equal_calls_only() {
+    let bench = bench(&full());
+    let key = async |slot: Slot, name: &str, arguments: &str, run: u128| {
+        let scope = RunScope {
+            run_id: Uuid::from_u128(run),
+            tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
+            ..bench.scope.clone()
+        };
+        match bench.executor.prepare(&call(name, arguments), slot, &scope).await.unwrap() {
+            Prepared::Ready(ready) => ready.started().effect_key.clone(),
+            Prepared::Answered(finished) => panic!("{finished:?}"),
+        }
+    };
+    let base = key(SLOT, "probe", r#"{"do":"x","n":2}"#, 7).await;
+    assert_eq!(base.len(), 64);
+    assert_eq!(base, key(SLOT, "probe", " {\"n\": 2,\n \"do\": \"x\"}", 7).await, "order and white space say nothing");
+    let others = [
+        key(Slot { attempt: 2, ..SLOT }, "probe", r#"{"do":"x","n":2}"#, 7).await,
+        key(Slot { iteration: 3, ..SLOT }, "probe", r#"{"do":"x","n":2}"#, 7).await,
+        key(Slot { index: 1, ..SLOT }, "probe", r#"{"do":"x","n":2}"#, 7).await,
+        key(SLOT, "other", r#"{"do":"x","n":2}"#, 7).await,
+        key(SLOT, "probe", r#"{"do":"x","n":3}"#, 7).await,
+        key(SLOT, "probe", r#"{"do":"x","n":2}"#, 8).await,
+    ];
+    let mut all = BTreeSet::from(others);
+    all.insert(base);
+    assert_eq!(all.len(), 7);
+    let ready = bench.ready("key").await;
+    let announced = ready.started().effect_key.clone();
+    let told = outcome(bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap()).0;
+    assert_eq!(told, announced, "the tool is told the key that is stored");
+}
+
+#[test]
+fn the_audit_log_keeps_no_secret_and_no_novel() {
+    let shown = |arguments: Value| {
+        let canonical = canonical(&arguments);
+        super::shown(&arguments, canonical)
+    };
+    for (arguments, kept) in [
+        (json!({"path": "a", "n": 1}), r#"{"n":1,"path":"a"}"#),
+        (json!({"API_KEY": "k", "n": 1}), r#"{"API_KEY":"[redacted]","n":1}"#),
+        (json!({"a": [{"userPassword": {"x": 1}}]}), r#"{"a":[{"userPassword":"[redacted]"}]}"#),
+        (
+            json!({"access_token": ["t"], "client-secret": "s"}),
+            r#"{"access_token":"[redacted]","client-secret":"[redacted]"}"#,
+        ),
+        (json!({"headers": {"Authorization": "Bearer x"}}), r#"{"headers":{"Authorization":"[redacted]"}}"#),
+    ] {
+        assert_eq!(shown(arguments), kept);
+    }
+    let long = shown(json!({"content": "ä".repeat(5000)}));
+    assert!(long.len() <= MAX_AUDITED && long.ends_with("ä…"));
+}
+
+#[tokio::test]
+async fn file_ops_goes_the_whole_way() {
+    let mut bench = bench(&Policy { read: vec!["./**".into()], ..full() });
+    let tools = Registry::builtin().resolve(&["file_*".into(), "file_ops".into()]).unwrap();
+    assert_eq!(tools.len(), 1);
+    bench.executor = Executor::new(tools, bench.executor.gate).unwrap();
+    bench.scope.tools = Arc::new(BTreeSet::from(["file_ops".to_owned()]));
+    std::fs::write(bench.home.path().join("t/sum.txt"), "42").unwrap();
+    let Prepared::Ready(ready) = bench.prepare("file_ops", r#"{"operation":"read","path":"sum.txt"}"#).await else {
+        panic!("a read was not let through")
+    };
+    assert_eq!(ready.effect(), Effect::Read);
+    let finished = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
+    assert_eq!(outcome(finished).0, "42");
+    let write = r#"{"operation":"write","path":"sum.txt","content":"43"}"#;
+    assert!(
+        bench
+            .answered("file_ops", write)
+            .await
+            .0
+            .starts_with("Error: Blocked by the path rule: \"sum.txt\" may not be written")
+    );
+    let bad = r#"{"operation":"fly","path":1}"#;
+    assert_eq!(bench.answered("file_ops", bad).await.1, Some(CallFailure::InvalidArguments));
+}
+
+#[test]
+fn names_and_schemas_that_mean_nothing_are_errors() {
+    let registry = Registry::builtin();
+    for name in ["shell", "mcp:*", "file_", "a[", ""] {
+        let error = registry.resolve(&["file_ops".into(), name.into()]).err().unwrap();
+        assert_eq!(error.0, name);
+    }
+    assert_eq!(registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["file_ops"]);
+
+    for schema in [
+        json!({"type": "nonsense"}),
+        json!({"$ref": "https://example.com/schema.json"}),
+        json!({"$ref": "file:///etc/passwd"}),
+    ] {
+        let probe = Probe(ToolInfo { input_schema: Arc::new(schema.clone()), ..Probe::named("probe").info().clone() });
+        let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap()).err();
+        assert_eq!(error.map(|e| e.tool).as_deref(), Some("probe"), "{schema}");
+    }
+}

@@ -303,7 +303,8 @@ async fn cancel_is_the_same_twice_and_after_the_end(db: Db) {
     let service = sleeper().start(db).await;
     let (id, call) = hanging(&service, 8).await;
     let path = format!("/v1/runs/{id}/cancel");
-    let twice = tokio::join!(service.post(&path, &json!({})), service.post(&path, &json!({})));
+    let nothing = json!({});
+    let twice = tokio::join!(service.post(&path, &nothing), service.post(&path, &nothing));
     assert!([twice.0.status, twice.1.status].iter().all(|s| *s == 202 || *s == 200), "{twice:?}");
     let ended = call.await.unwrap();
     let again = service.post(&path, &json!({})).await;

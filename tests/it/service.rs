@@ -129,7 +129,7 @@ async fn collect(pipe: impl AsyncRead + Unpin, log: Arc<Mutex<Vec<String>>>, tel
     while let Ok(Some(line)) = lines.next_line().await {
         let address = serde_json::from_str::<Value>(&line)
             .ok()
-            .and_then(|line| Some(line.pointer("/fields/address")?.as_str()?.to_owned()));
+            .and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
         log.lock().unwrap().push(line);
         if let Some(address) = address {
             if let Some(tell) = tell.take() {

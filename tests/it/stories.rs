@@ -171,7 +171,7 @@ async fn a_first_text_answer_is_confirmed(db: Db) {
 async fn single_shot_makes_one_model_call(db: Db) {
     let service = Setup::new()
         .agent("reader", READER)
-        .scenario("reader", "steps: [{text: '```json\n{\"a\": 1}\n```'}, {text: never}]")
+        .scenario("reader", r#"steps: [{text: "```json\n{\"a\": 1}\n```"}, {text: never}]"#)
         .start(db)
         .await;
     let answer = service.post("/v1/agents/reader/invoke", &json!({"inputs": {"task": "x"}})).await;

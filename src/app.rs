@@ -220,8 +220,7 @@ impl Parts {
             max_crashes: config.runtime.max_crashes,
             workspace: config.tools.workspace.clone(),
         };
-        let runtime =
-            Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
+        let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
         Ok(Self { store, catalogue, registry, runtime })
     }
 

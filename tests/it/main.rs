@@ -10,5 +10,5 @@ mod postgres_cluster;
 mod providers;
 mod samples;
 mod service;
-mod stories;
 mod store;
+mod stories;

@@ -127,9 +127,8 @@ async fn collect(pipe: impl AsyncRead + Unpin, log: Arc<Mutex<Vec<String>>>, tel
     let mut tell = tell;
     let mut lines = BufReader::new(pipe).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let address = serde_json::from_str::<Value>(&line)
-            .ok()
-            .and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
+        let address =
+            serde_json::from_str::<Value>(&line).ok().and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
         log.lock().unwrap().push(line);
         if let Some(address) = address {
             if let Some(tell) = tell.take() {
@@ -224,7 +223,13 @@ impl Service {
     pub async fn second(&self) -> Service {
         let process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
         let dir = TempDir::new().unwrap();
-        Service { dir, database_url: self.database_url.clone(), process, key: self.key.clone(), http: self.http.clone() }
+        Service {
+            dir,
+            database_url: self.database_url.clone(),
+            process,
+            key: self.key.clone(),
+            http: self.http.clone(),
+        }
     }
 
     /// Everything that it logged.

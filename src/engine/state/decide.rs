@@ -160,7 +160,9 @@ impl State {
                 let context = json!({"provider_message": text});
                 self.failed(now, TerminationReason::ModelRefused, "The model refused to answer.", context)
             }
-            (FinishReason::Length, _) => self.invalid_response(now, "The model's answer was cut off by the output limit."),
+            (FinishReason::Length, _) => {
+                self.invalid_response(now, "The model's answer was cut off by the output limit.")
+            }
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
             }
@@ -189,7 +191,8 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
-        let context = json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
+        let context =
+            json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
         let failed = RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
         if !last {
             return vec![failed];

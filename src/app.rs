@@ -121,8 +121,8 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         told.cancelled().await;
         tokio::time::sleep(grace).await;
     };
-    let served = tokio::select! {
-        served = server => served.map_err(AppError::Serve),
+    let outcome = tokio::select! {
+        ended = server => ended.map_err(AppError::Serve),
         () = grace_over => {
             tracing::warn!("requests were still open when the grace period ended");
             Ok(())
@@ -131,7 +131,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     stop.cancel();
     parts.runtime.leave(LAST_WAIT).await;
     parts.store.close().await;
-    served
+    outcome
 }
 
 /// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the

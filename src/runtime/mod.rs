@@ -113,10 +113,10 @@ impl Runtime {
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, reason).await?;
-        if let Some(CancelOutcome::Requested(_)) = &outcome {
-            if let Some(control) = self.inner.live.get(run) {
-                control.cancel(reason.map(str::to_owned));
-            }
+        if let Some(CancelOutcome::Requested(_)) = &outcome
+            && let Some(control) = self.inner.live.get(run)
+        {
+            control.cancel(reason.map(str::to_owned));
         }
         Ok(outcome)
     }

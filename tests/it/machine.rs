@@ -98,7 +98,7 @@ impl Bench {
                     message: "busy".into(),
                     attempts: 3,
                 };
-                self.state.model_failed(fault, self.now).into_iter().for_each(|event| self.record(event));
+                self.state.model_failed(&fault, self.now).into_iter().for_each(|event| self.record(event));
                 return;
             }
         };

@@ -1,6 +1,7 @@
 //! All integration tests, one binary: each module tells the story of one room or one promise.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
 mod house;

@@ -64,7 +64,7 @@ impl State {
     }
 
     /// What a model call that failed for good means.
-    pub fn model_failed(&self, fault: ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
+    pub fn model_failed(&self, fault: &ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
         let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
             "provider_code": fault.code, "provider_message": fault.message});
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
@@ -212,7 +212,7 @@ impl State {
             Phase::Acting(_) => "validation",
             _ => "iteration",
         };
-        let reason = self.cancel.as_ref().and_then(Option::as_deref);
+        let reason = self.cancel.as_ref().and_then(|request| request.reason.as_deref());
         let raw = self.raw_response.clone();
         let end = RunEvent::cancelled(phase, reason, raw, self.elapsed_ms(now));
         self.end_mid_turn("the run was cancelled", end)

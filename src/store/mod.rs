@@ -4,6 +4,7 @@
 //! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
+pub mod changes;
 mod decode;
 mod failure;
 mod listing;

@@ -1,1 +1,180 @@
+use std::sync::Arc;
 
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
+use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
+use crate::run::{Effect, Totals};
+
+fn call(name: &str, target: CallTarget) -> ToolCall {
+    ToolCall { id: Uuid::now_v7(), provider_id: "p".into(), name: name.into(), arguments: "{}".into(), target }
+}
+
+fn response(tool_calls: Vec<ToolCall>) -> RunEvent {
+    RunEvent::ModelResponded(ModelResponded {
+        attempt: 1,
+        iteration: 2,
+        provider: "openai".into(),
+        model: "gpt".into(),
+        message: AssistantMessage { tool_calls, ..AssistantMessage::default() },
+        finish_reason: FinishReason::ToolCalls,
+        usage: Usage { input_tokens: u64::MAX, ..Usage::default() },
+        latency_ms: 1500,
+        retries: 0,
+        fallback: false,
+    })
+}
+
+fn started(call: &ToolCall) -> RunEvent {
+    RunEvent::ToolCallStarted(ToolCallStarted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        effect: Effect::Read,
+        effect_key: "k".into(),
+        decision: "warned".into(),
+        reason: Some("slow".into()),
+    })
+}
+
+fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
+    RunEvent::ToolCallCompleted(ToolCallCompleted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        target: call.target,
+        content: "done".into(),
+        failure,
+        duration_ms: 3,
+        cached: false,
+    })
+}
+
+fn blocked(call: &ToolCall) -> RunEvent {
+    RunEvent::ToolCallBlocked(ToolCallBlocked {
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: "scope".into(),
+        decision: "blocked".into(),
+        reason: "no".into(),
+        content: "Blocked: no".into(),
+    })
+}
+
+fn write(events: Vec<RunEvent>) -> RunWrite {
+    let run_id = Uuid::now_v7();
+    let at = DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap();
+    let caller = Caller { subject: "s".into(), tenant: "t".into(), scopes: Vec::new() };
+    RunWrite {
+        run_id,
+        epoch: 1,
+        caller: Arc::new(caller),
+        new: None,
+        events: (5..).zip(events).map(|(seq, what)| Event { seq, at, run_id, what }).collect(),
+        audit: Vec::new(),
+        totals: Totals::default(),
+    }
+}
+
+#[test]
+fn every_event_survives_the_journal() {
+    let call = call("shell", CallTarget::Tool);
+    let error = ValidationError { pointer: "/a".into(), message: "no \"b\"".into() };
+    let events = [
+        RunEvent::RunQueued {},
+        RunEvent::RunStarted {
+            system: "s".into(),
+            turns: vec![Turn::User("\"}".into())],
+            single_shot: true,
+            warnings: Vec::new(),
+        },
+        RunEvent::RunResumed { epoch: 2 },
+        RunEvent::AttemptStarted { attempt: 1 },
+        RunEvent::IterationStarted { attempt: 1, iteration: 1 },
+        response(vec![call.clone()]),
+        started(&call),
+        answered(&call, Some(CallFailure::Timeout)),
+        blocked(&call),
+        RunEvent::OutputProposed { call_id: None, attempt: 1, output: json!({"type": "x"}), problem: None },
+        RunEvent::ValidationFailed { attempt: 1, call_id: Some(call.id), errors: vec![error], feedback: "f".into() },
+        RunEvent::ConfirmationRequested { prompt: "p".into() },
+        RunEvent::RunCancelRequested { reason: None },
+        RunEvent::interrupted("i"),
+        RunEvent::cancelled("queued", Some("r"), String::new(), 0),
+    ];
+    for event in events {
+        let data = event_data(&event).unwrap();
+        assert_eq!(event_from(event.type_name(), &data).unwrap(), event, "{data}");
+    }
+    assert!(event_from("run.unheard_of", "{}").is_err());
+}
+
+proptest! {
+    #[test]
+    fn any_text_survives_the_journal(text in any::<String>()) {
+        let event = RunEvent::ConfirmationRequested { prompt: text };
+        prop_assert_eq!(event_from(event.type_name(), &event_data(&event).unwrap()).unwrap(), event);
+    }
+}
+
+#[test]
+fn a_whole_iteration_is_one_insert_a_row() {
+    let (done, denied, output) =
+        (call("read", CallTarget::Tool), call("shell", CallTarget::Tool), call("output", CallTarget::Output));
+    let asked = response(vec![output.clone(), done.clone(), denied.clone()]);
+    let batch = [write(vec![asked, started(&done), answered(&done, None), blocked(&denied), answered(&output, None)])];
+    let changes = project(&batch).unwrap();
+    assert_eq!((changes.runs[0].first_seq, changes.runs[0].next_seq), (Some(5), Some(10)));
+    assert_eq!(changes.runs[0].status, "running");
+    assert_eq!((changes.events.len(), changes.iterations.len(), changes.calls.len()), (5, 1, 2));
+
+    let iteration = &changes.iterations[0];
+    assert_eq!(iteration.started_at + TimeDelta::milliseconds(1500), changes.events[0].at);
+    assert_eq!(iteration.usage.input_tokens, i64::MAX, "what no database can hold is capped");
+
+    let [read, shell] = &changes.calls[..] else { panic!("{:?}", changes.calls) };
+    let place = |row: &CallChange| row.proposed.as_ref().map(|p| (p.iteration, p.ordinal, p.seq));
+    assert_eq!((place(read), place(shell)), (Some((2, 2, 5)), Some((2, 3, 5))));
+    assert_eq!((read.state, read.decision, read.reason.as_deref()), ("succeeded", Some("warned"), Some("slow")));
+    assert_eq!((read.result_seq, read.effect), (Some(7), Some("read")));
+    assert_eq!((shell.state, shell.is_error, shell.result_seq), ("denied", true, Some(8)));
+}
+
+#[test]
+fn a_call_that_was_proposed_earlier_is_changed() {
+    let shell = call("shell", CallTarget::Tool);
+    let cases = [
+        (started(&shell), "dispatched"),
+        (answered(&shell, None), "succeeded"),
+        (answered(&shell, Some(CallFailure::Panicked)), "failed"),
+        (answered(&shell, Some(CallFailure::Cancelled)), "cancelled"),
+        (answered(&shell, Some(CallFailure::NotExecuted)), "cancelled"),
+        (answered(&shell, Some(CallFailure::UnknownOutcome)), "unknown"),
+        (blocked(&shell), "denied"),
+    ];
+    for (event, state) in cases {
+        let batch = [write(vec![event])];
+        let changes = project(&batch).unwrap();
+        assert_eq!((changes.calls.len(), changes.calls[0].state), (1, state));
+        assert!(changes.calls[0].proposed.is_none());
+    }
+}
+
+#[test]
+fn an_audit_record_has_the_same_id_each_time_it_is_written() {
+    let record = |call_id| AuditRecord {
+        at: DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap(),
+        call_id,
+        tool: "t".into(),
+        rule: "none".into(),
+        decision: "allowed".into(),
+        reason: None,
+        arguments: "{}".into(),
+        outcome: "succeeded".into(),
+        duration_ms: None,
+    };
+    let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
+    assert_eq!(audit_id(&record(first)), audit_id(&record(first)));
+    assert_ne!(audit_id(&record(first)), audit_id(&record(second)));
+    assert_eq!(audit_id(&record(first)).get_version_num(), 7);
+}

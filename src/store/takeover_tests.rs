@@ -1,1 +1,154 @@
+use serde_json::{Value, json};
 
+use super::*;
+use crate::event::{ModelResponded, ToolCallBlocked, ToolCallStarted};
+use crate::message::{AssistantMessage, CallTarget, FinishReason, Usage};
+use crate::run::RunKind;
+
+fn call(name: &str) -> ToolCall {
+    let target = CallTarget::Tool;
+    ToolCall { id: Uuid::now_v7(), provider_id: "p".into(), name: name.into(), arguments: "{}".into(), target }
+}
+
+fn asked(calls: &[&ToolCall]) -> RunEvent {
+    let tool_calls = calls.iter().copied().cloned().collect();
+    RunEvent::ModelResponded(ModelResponded {
+        attempt: 1,
+        iteration: 1,
+        provider: "openai".into(),
+        model: "gpt".into(),
+        message: AssistantMessage { text: "said".into(), tool_calls, ..AssistantMessage::default() },
+        finish_reason: FinishReason::ToolCalls,
+        usage: Usage::default(),
+        latency_ms: 1,
+        retries: 0,
+        fallback: false,
+    })
+}
+
+fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
+    RunEvent::ToolCallStarted(ToolCallStarted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        effect,
+        effect_key: "k".into(),
+        decision: "allowed".into(),
+        reason: None,
+    })
+}
+
+fn locked(tail: Vec<RunEvent>) -> Locked {
+    let id = Uuid::now_v7();
+    let record = RunRecord {
+        id,
+        tenant: "t".into(),
+        agent: "a".into(),
+        agent_version: "1".into(),
+        definition_hash: "h".into(),
+        kind: RunKind::Iterative,
+        status: RunStatus::Running,
+        subject: "s".into(),
+        inputs: Value::Null,
+        overrides: Value::Null,
+        session_id: None,
+        parent_run_id: None,
+        metadata: Value::Null,
+        output: None,
+        raw_response: None,
+        error: None,
+        termination_reason: None,
+        partial: false,
+        latency_ms: None,
+        model: None,
+        attempts: 1,
+        iterations: 1,
+        tool_calls_made: 0,
+        tools_used: vec!["once".into()],
+        usage: Usage::default(),
+        warnings: Vec::new(),
+        callback_errors: Vec::new(),
+        created_at: DateTime::UNIX_EPOCH,
+        started_at: Some(DateTime::UNIX_EPOCH),
+        finished_at: None,
+        deadline_at: None,
+        owner: Some("dead".into()),
+        epoch: 4,
+        crash_count: 0,
+        cancel_requested_at: None,
+        cancel_reason: None,
+    };
+    let tail: Vec<Event> =
+        (3..).zip(tail).map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what }).collect();
+    Locked { record, next_seq: 3 + i64::try_from(tail.len()).unwrap(), tail }
+}
+
+#[test]
+fn what_may_have_acted_is_reviewed_and_the_last_crash_fails() {
+    let tool = call("once");
+    let blocked = RunEvent::ToolCallBlocked(ToolCallBlocked {
+        call_id: tool.id,
+        tool: "once".into(),
+        rule: "r".into(),
+        decision: "blocked".into(),
+        reason: "no".into(),
+        content: "no".into(),
+    });
+    let once = dispatched(&tool, Effect::Once);
+    let done = answer(&tool, Some(Effect::Once));
+    let cases = [
+        (vec![], 0, Verdict::Requeue),
+        (vec![asked(&[&tool])], 1, Verdict::Requeue),
+        (vec![asked(&[&tool])], 2, Verdict::Fail),
+        (vec![asked(&[&tool]), blocked], 0, Verdict::Requeue),
+        (vec![asked(&[&tool]), dispatched(&tool, Effect::Read)], 0, Verdict::Requeue),
+        (vec![asked(&[&tool]), dispatched(&tool, Effect::Idempotent)], 2, Verdict::Fail),
+        (vec![asked(&[&tool]), once.clone()], 0, Verdict::Review),
+        (vec![asked(&[&tool]), once.clone()], 2, Verdict::Review),
+        (vec![asked(&[&tool]), once.clone(), done], 0, Verdict::Requeue),
+    ];
+    for (tail, crash_count, expected) in cases {
+        let mut run = locked(tail);
+        run.record.crash_count = crash_count;
+        assert_eq!(verdict(&run, 3), expected, "{:?}", run.tail);
+        run.record.cancel_requested_at = Some(DateTime::UNIX_EPOCH);
+        assert_eq!(verdict(&run, 3), Verdict::Cancel, "a cancel request comes first");
+    }
+}
+
+#[test]
+fn an_ending_answers_the_open_calls_without_guessing() {
+    let (done, once, read, idle) = (call("done"), call("once"), call("read"), call("idle"));
+    let run = locked(vec![
+        asked(&[&done, &once, &read, &idle]),
+        answer(&done, None),
+        dispatched(&once, Effect::Once),
+        dispatched(&read, Effect::Read),
+    ]);
+    let now = DateTime::from_timestamp_millis(2500).unwrap();
+    let write = cancelled(&run, "iteration", Some("enough"), now);
+    assert_eq!((write.epoch, write.totals.tool_calls_made), (5, 3), "under the raised epoch");
+    let seqs: Vec<i64> = write.events.iter().map(|event| event.seq).collect();
+    assert_eq!(seqs, [7, 8, 9, 10]);
+    let answers: Vec<_> = write.events[..3]
+        .iter()
+        .map(|event| match &event.what {
+            RunEvent::ToolCallCompleted(call) => (call.tool.as_str(), call.failure),
+            other => panic!("{other:?}"),
+        })
+        .collect();
+    let expected = [
+        ("once", Some(CallFailure::UnknownOutcome)),
+        ("read", Some(CallFailure::Cancelled)),
+        ("idle", Some(CallFailure::Cancelled)),
+    ];
+    assert_eq!(answers, expected);
+    let ending = write.events[3].what.ending().unwrap();
+    assert_eq!((ending.latency_ms, ending.outcome.raw_response()), (2500, "said"));
+    assert_eq!(ending.outcome.error().unwrap().context, json!({"phase": "iteration", "reason": "enough"}));
+}
+
+#[test]
+fn only_repeated_crashes_delay_a_run() {
+    let delays: Vec<u64> = [0, 1, 2, 3, 6, 7, 40].map(|crashes| requeue_delay(crashes).as_secs()).to_vec();
+    assert_eq!(delays, [0, 0, 2, 4, 32, 60, 60]);
+}

@@ -289,7 +289,3 @@ impl Committer {
         }
     }
 }
-
-#[cfg(test)]
-#[path = "writer_tests.rs"]
-mod tests;

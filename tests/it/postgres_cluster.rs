@@ -25,7 +25,7 @@ struct Cluster {
 }
 
 /// The URL of a new, empty database.
-pub async fn fresh_database() -> String {
+pub(crate) async fn fresh_database() -> String {
     let cluster = CLUSTER.get_or_init(Cluster::join).await;
     let name = format!("{PREFIX}{}", Uuid::now_v7().simple());
     let mut admin = cluster.admin().await;
@@ -133,19 +133,15 @@ impl Server {
 
     /// Stops the server when no test process has been there for a while.
     fn watch(&self) {
-        let script = r#"while sleep 15; do
-            "$1" -D "$2" status >/dev/null || exit
-            flock --nonblock --exclusive "$3" "$1" -D "$2" -m fast stop && exit
-        done"#;
-        let mut watchdog = self.command("pg_ctl");
-        let pg_ctl = watchdog.get_program().to_owned();
-        watchdog = Command::new("sh");
-        watchdog.args(["-c", script, "sh"]).arg(pg_ctl).arg(self.data()).arg(self.home.join("in-use"));
-        watchdog.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null()).process_group(0);
-        if let Some((uid, gid)) = self.user {
-            watchdog.uid(uid).gid(gid);
-        }
-        watchdog.spawn().unwrap();
+        let script = r#"(
+            while sleep 15; do
+                "$1" -D "$2" status || exit
+                flock --nonblock --exclusive "$3" "$1" -D "$2" -m fast stop && exit
+            done
+        ) &"#;
+        let mut watchdog = self.command("/bin/sh");
+        watchdog.args(["-c", script, "sh"]).args([self.bin.join("pg_ctl"), self.data(), self.home.join("in-use")]);
+        assert!(watchdog.process_group(0).status().unwrap().success());
     }
 }
 

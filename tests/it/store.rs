@@ -24,39 +24,40 @@ use uuid::Uuid;
 use crate::postgres_cluster;
 
 /// A migrated store of its own.
-pub struct Db {
-    pub store: Arc<dyn Store>,
-    pub url: String,
-    _dir: Option<TempDir>,
+pub(crate) struct Db {
+    pub(crate) store: Arc<dyn Store>,
+    pub(crate) url: String,
+    /// The files, for as long as the test lives.
+    dir: Option<TempDir>,
 }
 
 /// A directory and the URL of a database in it that does not exist yet.
-pub fn fresh_sqlite() -> (TempDir, String) {
+pub(crate) fn fresh_sqlite() -> (TempDir, String) {
     let dir = TempDir::new().unwrap();
     let url = format!("sqlite://{}", dir.path().join("data/toolloop.db").display());
     (dir, url)
 }
 
 impl Db {
-    pub async fn sqlite() -> Self {
+    pub(crate) async fn sqlite() -> Self {
         let (dir, url) = fresh_sqlite();
         Self::open(url, Some(dir)).await
     }
 
-    pub async fn postgres() -> Self {
+    pub(crate) async fn postgres() -> Self {
         Self::open(postgres_cluster::fresh_database().await, None).await
     }
 
     async fn open(url: String, dir: Option<TempDir>) -> Self {
         let store = store::open(&url, 12).await.unwrap();
         store.migrate().await.unwrap();
-        Self { store, url, _dir: dir }
+        Self { store, url, dir }
     }
 
     /// Closes the store and opens it again, as a restart does.
     async fn reopen(self) -> Self {
         self.store.close().await;
-        Self::open(self.url, self._dir).await
+        Self::open(self.url, self.dir).await
     }
 
     async fn commit_one(&self, owner: &str, write: &RunWrite) -> WriteOutcome {

@@ -12,7 +12,7 @@ use sqlx::query::Query;
 use sqlx::{Postgres, Row};
 use uuid::Uuid;
 
-use crate::store::projection::{
+use crate::store::changes::{
     AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert, NewColumns, RunChange,
     UsageColumns,
 };

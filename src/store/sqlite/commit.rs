@@ -13,7 +13,7 @@ use super::statements::{
     INSERT_AUDIT, INSERT_CALLS, INSERT_EVENTS, INSERT_ITERATIONS, INSERT_RUNS, STORED_EARLIER, UPDATE_CALLS,
     UPDATE_RUNS,
 };
-use crate::store::projection::Changes;
+use crate::store::changes::Changes;
 use crate::store::{RunWrite, StoreError};
 
 /// Writes the changes; the runs that passed the fence.

@@ -129,12 +129,12 @@ async fn postgres_cutting_connections_harms_no_run() {
     for _ in 0..60 {
         runs.spawn(drive(writer.clone(), Script::owned()));
     }
-    let cut = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
+    let cut_all = "SELECT count(pg_terminate_backend(pid)) FROM pg_stat_activity \
                WHERE datname = current_database() AND pid <> pg_backend_pid()";
-    let mut killer = PgConnection::connect(&db.url).await.unwrap();
-    let mut killed = 0;
+    let mut axe = PgConnection::connect(&db.url).await.unwrap();
+    let mut cuts = 0;
     while !runs.is_empty() {
-        killed += sqlx::query_scalar::<_, i64>(cut).fetch_one(&mut killer).await.unwrap();
+        cuts += sqlx::query_scalar::<_, i64>(cut_all).fetch_one(&mut axe).await.unwrap();
         // As many runs as end until the next cut.
         for _ in 0..20 {
             let Some(run) = runs.join_next().await else { break };
@@ -142,7 +142,7 @@ async fn postgres_cutting_connections_harms_no_run() {
             assert_eq!(db.journal_patiently(run).await.len(), 12);
         }
     }
-    assert!(killed >= 2, "only {killed} connections were cut");
+    assert!(cuts >= 2, "only {cuts} connections were cut");
 }
 
 impl Db {

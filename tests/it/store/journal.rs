@@ -5,7 +5,8 @@ use std::collections::HashSet;
 use proptest::strategy::{Strategy, ValueTree};
 use serde_json::{Value, json};
 use toolloop::message::{AssistantMessage, OpaqueBlocks};
-use toolloop::store::projection::{Changes, project};
+use toolloop::store::changes::Changes;
+use toolloop::store::projection::project;
 
 use super::*;
 

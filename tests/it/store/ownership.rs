@@ -28,7 +28,7 @@ on_both! {
     wakeups_tell_of_queue_and_cancel,
 }
 
-const FOREVER: Duration = Duration::from_secs(3600);
+const FOREVER: Duration = Duration::from_hours(1);
 
 async fn each_queued_run_is_claimed_once(db: Db) {
     let mut expected = Vec::new();

@@ -104,6 +104,9 @@ impl Runtime {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
+        if !inner.writer.is_available() {
+            inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
+        }
         let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
         let agent =
             inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;

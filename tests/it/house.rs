@@ -55,14 +55,14 @@ fn sources() -> Vec<Source> {
     let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
     collect(&root, &mut files);
-    let sources = files.into_iter().map(|file| {
+    let read = files.into_iter().map(|file| {
         let text = fs::read_to_string(&file).unwrap();
         let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
         let room = path.split(['/', '.']).next().unwrap().to_owned();
         let code = text.split("\n#[cfg(test)]").next().unwrap().to_owned();
         Source { path, room, text, code }
     });
-    sources.collect()
+    read.collect()
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {

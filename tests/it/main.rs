@@ -4,6 +4,8 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod commands;
+mod faults;
 mod house;
 mod machine;
 mod mock_model;

@@ -9,6 +9,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
@@ -55,8 +56,8 @@ pub enum AppError {
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
-    /// The listener failed while serving.
-    #[error("the listener failed: {0}")]
+    /// The listener failed while serving, or signals cannot be heard.
+    #[error("the service cannot go on: {0}")]
     Serve(std::io::Error),
     /// The run was refused.
     #[error(transparent)]
@@ -85,6 +86,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         AuthMode::None => None,
     };
     let listener = listen(config.server.listen)?;
+    let signals = Signals::listen()?;
     parts.join(&config).await?;
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
@@ -109,7 +111,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let draining = {
         let told = told.clone();
         async move {
-            told_to_stop().await;
+            signals.first().await;
             tracing::info!("stopping: no new runs, waiting for those in progress");
             runtime.drain();
             told.cancel();
@@ -309,18 +311,22 @@ fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
     }
 }
 
-async fn told_to_stop() {
-    let interrupted = tokio::signal::ctrl_c();
-    let mut terminated = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(error) => {
-            tracing::error!(%error, "SIGTERM cannot be heard");
-            let _ = interrupted.await;
-            return;
+/// SIGTERM and SIGINT, heard from the moment this is made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, AppError> {
+        let hear = |kind| signal(kind).map_err(AppError::Serve);
+        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    }
+
+    async fn first(mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    };
-    tokio::select! {
-        _ = interrupted => {}
-        _ = terminated.recv() => {}
     }
 }

@@ -33,7 +33,8 @@ const ECHO: &str = "name: echo\nmodel: scripted/echo\ninputs: {type: object, pro
 
 #[tokio::test]
 async fn invoke_runs_an_agent_without_a_server() {
-    let dir = directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: '{{ inputs.word }}!'}]")]);
+    let dir =
+        directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: '{{ inputs.word }}!'}]")]);
     let done = toolloop(dir.path(), &["invoke", "echo", "--input", "word=hello"]).await;
     assert_eq!(done.code, Some(0), "{}", done.err);
     let answer: Value = serde_json::from_str(&done.out).unwrap();
@@ -48,7 +49,10 @@ async fn invoke_runs_an_agent_without_a_server() {
 
 #[tokio::test]
 async fn a_failed_run_is_exit_code_one() {
-    let dir = directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{error: {status: 400, message: no}}]")]);
+    let dir = directory(&[
+        ("agents/echo.yaml", ECHO),
+        ("scenarios/echo.yaml", "steps: [{error: {status: 400, message: no}}]"),
+    ]);
     let failed = toolloop(dir.path(), &["invoke", "echo"]).await;
     assert_eq!(failed.code, Some(1), "{}", failed.err);
     let answer: Value = serde_json::from_str(&failed.out).unwrap();
@@ -91,7 +95,8 @@ async fn keys_made_on_the_command_line_open_the_service() {
     service.key = key["key"].as_str().unwrap().into();
     assert_eq!(service.get("/v1/runs").await.status, 200);
     assert_eq!(service.get("/v1/keys").await.status, 403);
-    let revoked = toolloop(service.dir.path(), &["keys", "revoke", key["id"].as_str().unwrap(), "--database-url", &url]).await;
+    let revoked =
+        toolloop(service.dir.path(), &["keys", "revoke", key["id"].as_str().unwrap(), "--database-url", &url]).await;
     assert_eq!(revoked.code, Some(0), "{}", revoked.err);
     let mut refused = service.get("/v1/runs").await.status;
     for _ in 0..300 {

@@ -22,6 +22,7 @@ model: mock/any
 instructions: Read the files.
 inputs: {type: object, required: [task], properties: {task: {type: string}}}
 tools: [file_ops]
+limits: {error_threshold: 5}
 enable_double_confirmation: false
 ";
 
@@ -50,8 +51,7 @@ async fn a_real_wire_format_carries_the_whole_loop(db: Db) {
         reading(),
         Reply::text(r#"{"read": 17}"#),
     ]);
-    let body = json!({"inputs": {"task": "x"}, "error_threshold": 5});
-    let run = service.run("reader", &body).await;
+    let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
     assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"read": 17})), "{run:#}");
     assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(4), &json!(5)));
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
@@ -91,7 +91,11 @@ async fn a_provider_that_does_not_recover_is_named(db: Db) {
         let what = format!("{reply:?}");
         mock.always(reply);
         let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
-        assert_eq!((&run["status"], &run["error"]["code"]), (&json!("failed"), &json!("MODEL_ERROR")), "{what}: {run:#}");
+        assert_eq!(
+            (&run["status"], &run["error"]["code"]),
+            (&json!("failed"), &json!("MODEL_ERROR")),
+            "{what}: {run:#}"
+        );
         let context = &run["error"]["context"];
         assert_eq!((&context["provider"], &context["attempts"]), (&json!("mock"), &json!(attempts)), "{what}: {run:#}");
         if what != "NoChoices" {

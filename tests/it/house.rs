@@ -52,12 +52,12 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
-    collect(&root, &mut files);
+    collect(&src, &mut files);
     let read = files.into_iter().map(|file| {
         let text = fs::read_to_string(&file).unwrap();
-        let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let path = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
         let room = path.split(['/', '.']).next().unwrap().to_owned();
         let code = text.split("\n#[cfg(test)]").next().unwrap().to_owned();
         Source { path, room, text, code }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use secrecy::ExposeSecret;
 use serde_json::Value;
 use tokio::net::TcpListener;
+use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
@@ -25,6 +26,8 @@ use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
+/// How long runs without a waiting client may still take after the last request was answered.
+const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
@@ -53,8 +56,8 @@ pub enum AppError {
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
-    /// The listener failed while serving.
-    #[error("the listener failed: {0}")]
+    /// The listener failed while serving, or signals cannot be heard.
+    #[error("the service cannot go on: {0}")]
     Serve(std::io::Error),
     /// The run was refused.
     #[error(transparent)]
@@ -83,6 +86,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         AuthMode::None => None,
     };
     let listener = listen(config.server.listen)?;
+    let signals = Signals::listen()?;
     parts.join(&config).await?;
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
@@ -102,30 +106,34 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 
-    let (runtime, grace) = (parts.runtime.clone(), config.server.shutdown_grace);
-    let drained = CancellationToken::new();
-    let stopping = {
-        let drained = drained.clone();
+    let runtime = parts.runtime.clone();
+    let told = CancellationToken::new();
+    let draining = {
+        let told = told.clone();
         async move {
-            told_to_stop().await;
+            signals.first().await;
             tracing::info!("stopping: no new runs, waiting for those in progress");
             runtime.drain();
-            let out = tokio::time::sleep(grace);
-            tokio::spawn(async move {
-                out.await;
-                drained.cancel();
-            });
+            told.cancel();
         }
     };
-    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(stopping);
-    tokio::select! {
-        served = server => served.map_err(AppError::Serve)?,
-        () = drained.cancelled() => tracing::warn!("requests were still open when the grace period ended"),
-    }
+    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(draining);
+    let grace = config.server.shutdown_grace;
+    let grace_over = async {
+        told.cancelled().await;
+        tokio::time::sleep(grace).await;
+    };
+    let outcome = tokio::select! {
+        ended = server => ended.map_err(AppError::Serve),
+        () = grace_over => {
+            tracing::warn!("requests were still open when the grace period ended");
+            Ok(())
+        }
+    };
     stop.cancel();
-    parts.runtime.leave(Duration::from_secs(1)).await;
+    parts.runtime.leave(LAST_WAIT).await;
     parts.store.close().await;
-    Ok(())
+    outcome
 }
 
 /// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the
@@ -214,8 +222,7 @@ impl Parts {
             max_crashes: config.runtime.max_crashes,
             workspace: config.tools.workspace.clone(),
         };
-        let runtime =
-            Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
+        let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
         Ok(Self { store, catalogue, registry, runtime })
     }
 
@@ -304,18 +311,22 @@ fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
     }
 }
 
-async fn told_to_stop() {
-    let interrupted = tokio::signal::ctrl_c();
-    let mut terminated = match tokio::signal::unix::signal(tokio::signal::unix::SignalKind::terminate()) {
-        Ok(signal) => signal,
-        Err(error) => {
-            tracing::error!(%error, "SIGTERM cannot be heard");
-            let _ = interrupted.await;
-            return;
+/// SIGTERM and SIGINT, heard from the moment this is made.
+struct Signals {
+    terminate: Signal,
+    interrupt: Signal,
+}
+
+impl Signals {
+    fn listen() -> Result<Self, AppError> {
+        let hear = |kind| signal(kind).map_err(AppError::Serve);
+        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+    }
+
+    async fn first(mut self) {
+        tokio::select! {
+            _ = self.terminate.recv() => {}
+            _ = self.interrupt.recv() => {}
         }
-    };
-    tokio::select! {
-        _ = interrupted => {}
-        _ = terminated.recv() => {}
     }
 }

@@ -30,8 +30,13 @@ pub trait Driver: Send + Sync {
     fn request<'a>(&self, base: ModelRequest<'a>, choice: ToolChoice) -> ModelRequest<'a>;
 
     /// What the model said, in our words. `output_tool` is our name of it, where there is one.
-    fn parse(&self, completion: Completion, base: &ModelRequest<'_>, place: Place, output_tool: Option<&str>)
-    -> AssistantMessage;
+    fn parse(
+        &self,
+        completion: Completion,
+        base: &ModelRequest<'_>,
+        place: Place,
+        output_tool: Option<&str>,
+    ) -> AssistantMessage;
 }
 
 /// Our id of a call: the same for the same place, so that recovery makes no new ones.

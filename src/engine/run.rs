@@ -100,10 +100,11 @@ impl Run {
     /// Runs until the end is durable.
     pub async fn drive(&mut self) -> Result<(), Stopped> {
         loop {
-            if !self.state.is_cancel_requested() && self.state.ending().is_none() {
-                if let Some(request) = self.control.requested() {
-                    self.record(request)?;
-                }
+            if !self.state.is_cancel_requested()
+                && self.state.ending().is_none()
+                && let Some(request) = self.control.requested()
+            {
+                self.record(request)?;
             }
             match self.state.next(Utc::now()) {
                 Step::Open => match self.plan.opening(&self.inputs) {
@@ -192,7 +193,7 @@ impl Run {
         let happened = match answer {
             None => Vec::new(),
             Some(Ok(answer)) => vec![self.responded(answer, &request)],
-            Some(Err(failure)) => self.state.model_failed(fault(failure), Utc::now()),
+            Some(Err(failure)) => self.state.model_failed(&fault(failure), Utc::now()),
         };
         self.journal.settle().await?;
         Ok(self.record_all(happened)?)

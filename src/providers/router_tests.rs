@@ -88,7 +88,7 @@ async fn ask(
     let queue = Arc::new(Queue { answers: Mutex::new(answers.into()), ..Queue::default() });
     let entry = ProviderEntry { timeout, ..ProviderEntry::new(queue.clone()) };
     let router = Router::new(BTreeMap::from([("p".to_owned(), entry)]));
-    let (conversation, names) = (Conversation::new("", "hello"), WireNames::default());
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
     let request = ModelRequest {
         model: "",
         conversation: &conversation,
@@ -145,4 +145,10 @@ fn unknown_models_are_refused() {
     }
     let unknown = router.resolve("q/m").err().map(|unknown| unknown.to_string());
     assert_eq!(unknown.as_deref(), Some(r#"there is no provider "q"; configured: p"#));
+}
+
+fn conversation(system: &str, user: &str) -> Conversation {
+    let mut conversation = Conversation::new(system);
+    conversation.push_user(user);
+    conversation
 }

@@ -10,7 +10,8 @@ use crate::providers::{ToolOffer, WireNames};
 
 /// A conversation in which the last turn's calls gave `results`.
 fn conversation(results: &[&str]) -> Conversation {
-    let mut conversation = Conversation::new("system", "hello");
+    let mut conversation = Conversation::new("system");
+    conversation.push_user("hello");
     let ids = |n: usize| Uuid::from_u128(n as u128);
     let call = |n| ToolCall {
         id: ids(n),
@@ -248,7 +249,8 @@ async fn guide(inputs: Value, list: &str, read: &str, headings: &str) -> [Comple
     stage.scripted = Scripted::new(concat!(env!("CARGO_MANIFEST_DIR"), "/scenarios").into());
     stage.tools[1].name = "output".into();
     stage.inputs = inputs;
-    stage.conversation = Conversation::new("system", "hello");
+    stage.conversation = Conversation::new("system");
+    stage.conversation.push_user("hello");
     let first = stage.play("repo-guide", 1).await.unwrap();
     stage.conversation = conversation(&[list]);
     let second = stage.play("repo-guide", 2).await.unwrap();

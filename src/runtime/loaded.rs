@@ -18,7 +18,7 @@ const KEPT: usize = 1024;
 
 /// One version of one agent, ready to run.
 #[derive(Clone)]
-pub struct LoadedAgent {
+pub(super) struct LoadedAgent {
     /// The compiled definition.
     pub agent: Arc<Agent>,
     /// Its tools behind its gate.
@@ -30,22 +30,22 @@ pub struct LoadedAgent {
 /// Why a definition cannot run here: one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct LoadError(String);
+pub(super) struct LoadError(String);
 
 /// All versions that were needed lately.
-pub struct LoadedAgents {
+pub(super) struct LoadedAgents {
     registry: Arc<Registry>,
     by_hash: RwLock<HashMap<String, LoadedAgent>>,
 }
 
 impl LoadedAgents {
     /// None yet.
-    pub fn new(registry: Arc<Registry>) -> Self {
+    pub(super) fn new(registry: Arc<Registry>) -> Self {
         Self { registry, by_hash: RwLock::default() }
     }
 
     /// This version, ready to run.
-    pub fn get(&self, agent: &Arc<Agent>) -> Result<LoadedAgent, LoadError> {
+    pub(super) fn get(&self, agent: &Arc<Agent>) -> Result<LoadedAgent, LoadError> {
         match self.known(&agent.hash) {
             Some(loaded) => Ok(loaded),
             None => self.load(Arc::clone(agent)),
@@ -53,7 +53,7 @@ impl LoadedAgents {
     }
 
     /// The version of a run's snapshot, ready to run.
-    pub fn of_snapshot(&self, hash: &str, json: &str) -> Result<LoadedAgent, LoadError> {
+    pub(super) fn of_snapshot(&self, hash: &str, json: &str) -> Result<LoadedAgent, LoadError> {
         match self.known(hash) {
             Some(loaded) => Ok(loaded),
             None => self.load(Arc::new(Agent::from_json(json).map_err(|e| LoadError(e.to_string()))?)),
@@ -78,7 +78,7 @@ impl LoadedAgents {
 }
 
 /// A definition's tools behind its gate. Also the check that a definition's tools exist.
-pub fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
+pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
     let tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
     Executor::new(tools, gate).map_err(|e| LoadError(e.to_string()))

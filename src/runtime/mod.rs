@@ -106,12 +106,17 @@ impl Runtime {
     }
 
     /// Cancels a run. `None`: no such run of this tenant.
-    pub async fn cancel(&self, tenant: &str, run: Uuid, reason: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
+    pub async fn cancel(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        reason: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, reason).await?;
-        if let Some(CancelOutcome::Requested(_)) = &outcome {
-            if let Some(control) = self.inner.live.get(run) {
-                control.cancel(reason.map(str::to_owned));
-            }
+        if let Some(CancelOutcome::Requested(_)) = &outcome
+            && let Some(control) = self.inner.live.get(run)
+        {
+            control.cancel(reason.map(str::to_owned));
         }
         Ok(outcome)
     }

@@ -51,7 +51,9 @@ impl Runtime {
         self.drain();
         inner.tasks.close();
         if tokio::time::timeout(grace, inner.tasks.wait()).await.is_err() {
-            tracing::warn!(runs = inner.live.len(), "runs are still in progress; other replicas, or the next start, go on with them");
+            tracing::warn!(runs = inner.live.len(), "runs are still in progress; they are given back to the queue");
+            inner.live.lose_all();
+            inner.tasks.wait().await;
         }
         inner.writer.shutdown().await;
         inner.stop.cancel();

@@ -104,17 +104,19 @@ impl Runtime {
         if self.is_draining() {
             return Err(StartError::Draining);
         }
+        if !inner.writer.is_available() {
+            inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
+        }
         let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
-        let agent = inner
-            .catalogue
-            .agent(&request.agent)
-            .ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
+        let agent =
+            inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let plan = Plan::new(agent, loaded.executor.infos(), &request.overrides, request.kind)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         inner.router.resolve(&plan.model).map_err(|e| refused("/model", e.to_string()))?;
-        let opening = plan.opening(&request.inputs).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))?;
+        let opening =
+            plan.opening(&request.inputs).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))?;
 
         let chosen = request.run_id;
         let run_id = chosen.unwrap_or_else(Uuid::now_v7);

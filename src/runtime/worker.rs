@@ -187,7 +187,9 @@ impl Runtime {
         let ended: Result<(), String> = async {
             let events = self.journal_of(&head.caller.tenant, head.new.id).await.map_err(|e| e.to_string())?;
             let mut totals = Totals::default();
-            events.iter().for_each(|event| totals.apply(&event.what));
+            for event in &events {
+                totals.apply(&event.what);
+            }
             let message = format!("The run cannot be resumed: {reason}");
             let seq = events.last().map_or(0, |e| e.seq) + 1;
             let at = chrono::Utc::now();
@@ -206,12 +208,12 @@ impl Runtime {
 /// The run's way to the writer; what is durable is published.
 fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
     let head = head.clone();
-    let writer = runtime.inner.writer.clone();
+    let commits = runtime.inner.writer.clone();
     let bus = runtime.inner.bus.clone();
     let mut new = is_new.then(|| Arc::clone(&head.new));
     Journal::new(move |entry| {
-        let heard = (bus.receiver_count() > 0).then(|| entry.events.clone());
-        let durable = writer.append(write(&head, new.take(), entry));
+        let to_tell = (bus.receiver_count() > 0).then(|| entry.events.clone());
+        let durable = commits.append(write(&head, new.take(), entry));
         let bus = bus.clone();
         Box::pin(async move {
             durable.await.map_err(|error| match error {
@@ -219,7 +221,7 @@ fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
                 AppendError::IdTaken => AppendFailed::IdTaken,
                 AppendError::Unavailable => AppendFailed::Unavailable,
             })?;
-            for event in heard.into_iter().flatten() {
+            for event in to_tell.into_iter().flatten() {
                 let _ = bus.send(Arc::new(event));
             }
             Ok(())

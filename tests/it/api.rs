@@ -154,7 +154,8 @@ async fn documented_parameters_are_taken_and_others_refused(db: Db) {
         let refused = service.get(&format!("{path}?colour=red")).await;
         assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{path}");
         assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
-        for parameter in operation.details["parameters"].as_array().into_iter().flatten().filter(|p| p["in"] == "query") {
+        for parameter in operation.details["parameters"].as_array().into_iter().flatten().filter(|p| p["in"] == "query")
+        {
             let name = parameter["name"].as_str().unwrap();
             let value = match name {
                 "limit" | "after" => "7",
@@ -353,11 +354,15 @@ async fn audit_filters_and_pages(db: Db) {
     let service = reader().start(db).await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await["run_id"].as_str().unwrap().to_owned();
     service.run("reader", &json!({"inputs": {"task": "y"}})).await;
-    let count = async |query: &str| service.get(&format!("/v1/audit?{query}")).await.body["data"].as_array().unwrap().len();
+    let count =
+        async |query: &str| service.get(&format!("/v1/audit?{query}")).await.body["data"].as_array().unwrap().len();
     assert_eq!(count("").await, 4);
     assert_eq!(count(&format!("run_id={run}")).await, 2);
     assert_eq!(count("outcome=failed").await, 2, "reading what is not there");
-    assert_eq!(count(&format!("outcome=succeeded&run_id={run}&tool=file_ops&decision=allowed&subject=testadmin")).await, 1);
+    assert_eq!(
+        count(&format!("outcome=succeeded&run_id={run}&tool=file_ops&decision=allowed&subject=testadmin")).await,
+        1
+    );
     assert_eq!(count("tool=shell").await, 0);
     assert_eq!(count("decision=blocked").await, 0);
     assert_eq!(count("created_after=2100-01-01T00:00:00Z").await, 0);

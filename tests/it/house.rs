@@ -18,9 +18,22 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("drivers", &["message", "run", "event", "providers"]),
     ("tools", &["message", "run", "event", "governance"]),
     ("engine", &["message", "run", "event", "agents", "drivers", "providers", "tools"]),
-    ("runtime", &[
-        "message", "run", "event", "agents", "drivers", "providers", "tools", "governance", "store", "engine", "config",
-    ]),
+    (
+        "runtime",
+        &[
+            "message",
+            "run",
+            "event",
+            "agents",
+            "drivers",
+            "providers",
+            "tools",
+            "governance",
+            "store",
+            "engine",
+            "config",
+        ],
+    ),
     ("http", &["message", "run", "event", "runtime", "store", "agents", "tools"]),
     ("telemetry", &["message", "run", "event"]),
 ];
@@ -39,17 +52,17 @@ struct Source {
 }
 
 fn sources() -> Vec<Source> {
-    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
+    let src = Path::new(env!("CARGO_MANIFEST_DIR")).join("src");
     let mut files = Vec::new();
-    collect(&root, &mut files);
-    let sources = files.into_iter().map(|file| {
+    collect(&src, &mut files);
+    let read = files.into_iter().map(|file| {
         let text = fs::read_to_string(&file).unwrap();
-        let path = file.strip_prefix(&root).unwrap().to_string_lossy().into_owned();
+        let path = file.strip_prefix(&src).unwrap().to_string_lossy().into_owned();
         let room = path.split(['/', '.']).next().unwrap().to_owned();
         let code = text.split("\n#[cfg(test)]").next().unwrap().to_owned();
         Source { path, room, text, code }
     });
-    sources.collect()
+    read.collect()
 }
 
 fn collect(dir: &Path, files: &mut Vec<PathBuf>) {
@@ -94,7 +107,10 @@ fn rooms_import_only_what_the_table_allows() {
     let mut wrong = Vec::new();
     for source in sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && !is_test_file(s)) {
         let Some(allowed) = table.get(source.room.as_str()) else {
-            wrong.push(format!("src/{}: the room {:?} is not in the table of tests/it/house.rs", source.path, source.room));
+            wrong.push(format!(
+                "src/{}: the room {:?} is not in the table of tests/it/house.rs",
+                source.path, source.room
+            ));
             continue;
         };
         for import in imports(&source.code) {
@@ -103,7 +119,11 @@ fn rooms_import_only_what_the_table_allows() {
             }
         }
     }
-    assert!(wrong.is_empty(), "move the code to the room that may know it, or pass in what it needs:\n{}", wrong.join("\n"));
+    assert!(
+        wrong.is_empty(),
+        "move the code to the room that may know it, or pass in what it needs:\n{}",
+        wrong.join("\n")
+    );
 }
 
 #[test]

@@ -6,7 +6,9 @@ use proptest::prelude::*;
 use serde_json::json;
 use toolloop::engine::state::{ModelFault, Step};
 use toolloop::engine::{Contract, Rules, State};
-use toolloop::event::{CallFailure, Event, ModelResponded, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError};
+use toolloop::event::{
+    CallFailure, Event, ModelResponded, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
+};
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{Budget, Effect, Limits, TerminationReason, Totals};
 use uuid::Uuid;
@@ -96,7 +98,7 @@ impl Bench {
                     message: "busy".into(),
                     attempts: 3,
                 };
-                self.state.model_failed(fault, self.now).into_iter().for_each(|event| self.record(event));
+                self.state.model_failed(&fault, self.now).into_iter().for_each(|event| self.record(event));
                 return;
             }
         };
@@ -193,17 +195,15 @@ fn text_contract() -> Vec<Row> {
             "completed",
             (1, 3, 1),
         ),
-        (
-            "a cut-off answer is continued once",
-            text(),
-            vec![CutText("first "), Text("second")],
-            "completed",
-            (1, 2, 0),
-        ),
+        ("a cut-off answer is continued once", text(), vec![CutText("first "), Text("second")], "completed", (1, 2, 0)),
         ("cut off twice is invalid", text(), vec![CutText("a"), CutText("b")], "invalid_response", (1, 2, 0)),
-        ("cut off, calls, cut off may continue again", text(), vec![
-            CutText("a"), Calls(vec!["a"]), CutText("b"), Text("c"),
-        ], "completed", (1, 4, 1)),
+        (
+            "cut off, calls, cut off may continue again",
+            text(),
+            vec![CutText("a"), Calls(vec!["a"]), CutText("b"), Text("c")],
+            "completed",
+            (1, 4, 1),
+        ),
         ("a pause is sent back", text(), vec![Pause, Text("done")], "completed", (1, 2, 0)),
         ("a refusal ends the run", text(), vec![Refuse], "model_refused", (1, 1, 0)),
         ("a model error ends the run", text(), vec![Calls(vec!["a"]), Fail], "model_error", (1, 1, 1)),
@@ -229,7 +229,13 @@ fn structured_contract() -> Vec<Row> {
             "completed",
             (2, 2, 0),
         ),
-        ("an invalid output is tried again", structured(), vec![Calls(vec![BAD]), Calls(vec![OK])], "completed", (2, 2, 0)),
+        (
+            "an invalid output is tried again",
+            structured(),
+            vec![Calls(vec![BAD]), Calls(vec![OK])],
+            "completed",
+            (2, 2, 0),
+        ),
         ("attempts run out", structured(), vec![Calls(vec![BAD])], "validation_failed", (3, 3, 0)),
         ("text is a failed attempt", structured(), vec![Text("hm"), Calls(vec![OK])], "completed", (2, 2, 0)),
         ("only text is an invalid response", structured(), vec![Text("hm")], "invalid_response", (3, 3, 0)),
@@ -240,8 +246,20 @@ fn structured_contract() -> Vec<Row> {
             "validation_failed",
             (3, 3, 0),
         ),
-        ("malformed output is an invalid output", structured(), vec![Calls(vec!["output:{nope"])], "validation_failed", (3, 3, 0)),
-        ("empty output arguments are an empty object", structured(), vec![Calls(vec!["output:"])], "validation_failed", (3, 3, 0)),
+        (
+            "malformed output is an invalid output",
+            structured(),
+            vec![Calls(vec!["output:{nope"])],
+            "validation_failed",
+            (3, 3, 0),
+        ),
+        (
+            "empty output arguments are an empty object",
+            structured(),
+            vec![Calls(vec!["output:"])],
+            "validation_failed",
+            (3, 3, 0),
+        ),
     ]
 }
 
@@ -251,7 +269,13 @@ fn limits() -> Vec<Row> {
     vec![
         ("the run's iterations", iterations(3), vec![Calls(vec!["a"])], "max_iterations", (1, 3, 3)),
         ("the attempt's iterations", per_attempt(2), vec![Calls(vec!["a"])], "max_iterations", (1, 2, 2)),
-        ("an answer in the last iteration counts", iterations(2), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "an answer in the last iteration counts",
+            iterations(2),
+            vec![Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
         (
             "the budget's iterations",
             limited(text(), |_, b| b.max_iterations = 2),
@@ -259,7 +283,13 @@ fn limits() -> Vec<Row> {
             "budget_exceeded",
             (1, 2, 2),
         ),
-        ("tokens", limited(text(), |_, b| b.max_total_tokens = Some(30)), vec![Calls(vec!["a"])], "budget_exceeded", (1, 2, 2)),
+        (
+            "tokens",
+            limited(text(), |_, b| b.max_total_tokens = Some(30)),
+            vec![Calls(vec!["a"])],
+            "budget_exceeded",
+            (1, 2, 2),
+        ),
         (
             "tool calls, in the middle of a response",
             limited(text(), |_, b| b.max_tool_calls = 3),
@@ -283,7 +313,13 @@ fn limits() -> Vec<Row> {
             "completed",
             (1, 4, 5),
         ),
-        ("calls in a cut-off response are not executed", text(), vec![CutCalls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "calls in a cut-off response are not executed",
+            text(),
+            vec![CutCalls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
         ("a model that is always cut off stops", text(), vec![CutCalls(vec!["a"])], "error", (1, 3, 3)),
         (
             "the threshold wins over a proposal",
@@ -334,7 +370,12 @@ fn single_shots() {
 fn time_is_up_before_and_between_calls() {
     let rules = limited(text(), |_, budget| budget.max_duration_seconds = 1);
     let mut bench = Bench::new(rules, vec![Calls(vec!["a"])]);
-    bench.record(RunEvent::RunStarted { system: "s".into(), turns: vec![Turn::User("x".into())], single_shot: false, warnings: vec![] });
+    bench.record(RunEvent::RunStarted {
+        system: "s".into(),
+        turns: vec![Turn::User("x".into())],
+        single_shot: false,
+        warnings: vec![],
+    });
     bench.now += TimeDelta::seconds(2);
     bench.run(false);
     assert_eq!(bench.reason(), "duration_exceeded");
@@ -365,7 +406,12 @@ fn feedback_is_the_result_of_the_proposing_call_and_the_next_user_message() {
 #[test]
 fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
     let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
-    bench.record(RunEvent::RunStarted { system: "s".into(), turns: vec![Turn::User("x".into())], single_shot: false, warnings: vec![] });
+    bench.record(RunEvent::RunStarted {
+        system: "s".into(),
+        turns: vec![Turn::User("x".into())],
+        single_shot: false,
+        warnings: vec![],
+    });
     bench.record(RunEvent::AttemptStarted { attempt: 1 });
     bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1 });
     bench.model();

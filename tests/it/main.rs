@@ -1,9 +1,17 @@
 //! All integration tests, one binary: each module tells the story of one room or one promise.
 
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
+#![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
+mod api;
+mod commands;
+mod faults;
+mod house;
+mod machine;
 mod mock_model;
 mod postgres_cluster;
 mod providers;
 mod samples;
+mod service;
 mod store;
+mod stories;

@@ -33,10 +33,45 @@ pub(crate) async fn fresh_database() -> String {
     format!("postgres://postgres@127.0.0.1:{}/{name}", cluster.port)
 }
 
+/// A server of one test's own, which may go away and come back.
+pub(crate) struct OwnServer {
+    server: Server,
+    port: u16,
+}
+
+impl OwnServer {
+    pub(crate) fn start() -> Self {
+        let home = std::env::temp_dir().join(format!("toolloop-postgres-{}", Uuid::now_v7().simple()));
+        let server = Server::at(home);
+        let port = server.start();
+        Self { server, port }
+    }
+
+    pub(crate) fn url(&self) -> String {
+        format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
+    }
+
+    /// Ends all connections and shuts down.
+    pub(crate) fn stop(&self) {
+        self.server.stop("fast");
+    }
+
+    pub(crate) fn start_again(&self) {
+        assert!(self.server.start_on(self.port), "see {}", self.server.home.join("log").display());
+    }
+}
+
+impl Drop for OwnServer {
+    fn drop(&mut self) {
+        self.server.stop("immediate");
+        let _ = fs::remove_dir_all(&self.server.home);
+    }
+}
+
 impl Cluster {
     /// Joins the running server, or starts it.
     async fn join() -> Self {
-        let server = Server::find();
+        let server = Server::shared();
         let in_use = open(&server.home.join("in-use"));
         in_use.lock_shared().unwrap();
         let starting = open(&server.home.join("starting"));
@@ -72,14 +107,23 @@ struct Server {
 }
 
 impl Server {
-    fn find() -> Self {
+    /// The one that tests share: under `target/`, or where another user can reach it.
+    fn shared() -> Self {
+        let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
+        let open_to_others = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o001 != 0);
+        if !is_root() || target.ancestors().all(open_to_others) {
+            return Self::at(target.join("postgres"));
+        }
+        let name = target.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
+        Self::at(std::env::temp_dir().join(format!("toolloop-postgres{name}")))
+    }
+
+    fn at(home: PathBuf) -> Self {
         let bin = binaries().unwrap_or_else(|| {
             install();
             binaries().expect("initdb is not found: install PostgreSQL, or put its bin directory into PATH")
         });
-        let is_root = fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0);
-        let user = is_root.then(|| (id("-u"), id("-g")));
-        let home = home(user.is_some());
+        let user = is_root().then(|| (id("-u"), id("-g")));
         fs::create_dir_all(&home).unwrap();
         if let Some((uid, gid)) = user {
             std::os::unix::fs::chown(&home, Some(uid), Some(gid)).unwrap();
@@ -116,19 +160,29 @@ impl Server {
             }
             // Somebody may take the port before the server does; hence three tries.
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-            let options = format!(
-                "-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off \
-                 -c full_page_writes=off -c max_connections=400 -c shared_buffers=64MB"
-            );
-            let mut start = self.command("pg_ctl");
-            start.arg("-D").arg(self.data()).arg("-l").arg(self.home.join("log")).args(["-w", "-o", &options, "start"]);
-            if start.status().unwrap().success() {
+            if self.start_on(port) {
                 return port;
             }
             // Killed in the middle of something, most likely: nothing in it is worth keeping.
             let _ = fs::remove_dir_all(self.data());
         }
         panic!("PostgreSQL does not start, see {}", self.home.join("log").display());
+    }
+
+    fn start_on(&self, port: u16) -> bool {
+        let options = format!(
+            "-p {port} -c listen_addresses=127.0.0.1 -c unix_socket_directories= -c fsync=off \
+             -c full_page_writes=off -c max_connections=400 -c shared_buffers=64MB"
+        );
+        let mut start = self.command("pg_ctl");
+        start.arg("-D").arg(self.data()).arg("-l").arg(self.home.join("log")).args(["-w", "-o", &options, "start"]);
+        start.status().unwrap().success()
+    }
+
+    fn stop(&self, mode: &str) {
+        let mut stop = self.command("pg_ctl");
+        stop.arg("-D").arg(self.data()).args(["-w", "-m", mode, "stop"]);
+        let _ = stop.status();
     }
 
     /// Stops the server when no test process has been there for a while.
@@ -145,15 +199,8 @@ impl Server {
     }
 }
 
-/// Under `target/`, or where another user can reach it.
-fn home(other_user: bool) -> PathBuf {
-    let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-    let open_to_others = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o001 != 0);
-    if !other_user || target.ancestors().all(open_to_others) {
-        return target.join("postgres");
-    }
-    let name = target.to_string_lossy().replace(|c: char| !c.is_ascii_alphanumeric(), "-");
-    std::env::temp_dir().join(format!("toolloop-postgres{name}"))
+fn is_root() -> bool {
+    fs::metadata("/proc/self").is_ok_and(|own| own.uid() == 0)
 }
 
 /// The newest installed version, or what is in `PATH`.

@@ -44,7 +44,7 @@ impl Client {
     fn with(entry: ProviderEntry) -> Self {
         Self {
             router: Router::new(BTreeMap::from([("mock".to_owned(), entry)])),
-            conversation: Conversation::new("be brief", "hello"),
+            conversation: conversation("be brief", "hello"),
             tools: Vec::new(),
             names: WireNames::new(["mcp:time/now"]),
         }
@@ -268,4 +268,10 @@ fn settings_that_cannot_be_sent_are_refused() {
         assert_eq!(OpenAi::new(settings(base_url, key, header)).unwrap_err().to_string(), message);
     }
     assert!(OpenAi::new(settings("https://host/v1/?api-version=1", "", "a")).is_ok());
+}
+
+fn conversation(system: &str, user: &str) -> Conversation {
+    let mut conversation = Conversation::new(system);
+    conversation.push_user(user);
+    conversation
 }

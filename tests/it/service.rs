@@ -66,6 +66,15 @@ impl Setup {
     }
 
     pub async fn start(self, db: Db) -> Service {
+        let dir = self.lay_out();
+        let database_url = match db {
+            Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
+            Db::Postgres => postgres_cluster::fresh_database().await,
+        };
+        launch(dir, database_url).await
+    }
+
+    fn lay_out(&self) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (kind, files) in [("agents", &self.agents), ("scenarios", &self.scenarios)] {
             std::fs::create_dir(dir.path().join(kind)).unwrap();
@@ -79,13 +88,19 @@ impl Setup {
             std::fs::write(path, content).unwrap();
         }
         std::fs::write(dir.path().join("toolloop.toml"), &self.config).unwrap();
-        let database_url = match db {
-            Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
-            Db::Postgres => postgres_cluster::fresh_database().await,
-        };
-        let process = Process::start(dir.path(), &database_url, ADMIN_KEY).await;
-        Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
+        dir
     }
+
+    /// On a database of the test's own.
+    pub async fn start_on(self, database_url: String) -> Service {
+        let dir = self.lay_out();
+        launch(dir, database_url).await
+    }
+}
+
+async fn launch(dir: TempDir, database_url: String) -> Service {
+    let process = Process::start(dir.path(), &database_url, ADMIN_KEY).await;
+    Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
 }
 
 struct Process {
@@ -127,14 +142,11 @@ async fn collect(pipe: impl AsyncRead + Unpin, log: Arc<Mutex<Vec<String>>>, tel
     let mut tell = tell;
     let mut lines = BufReader::new(pipe).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let address = serde_json::from_str::<Value>(&line)
-            .ok()
-            .and_then(|line| Some(line.pointer("/fields/address")?.as_str()?.to_owned()));
+        let address =
+            serde_json::from_str::<Value>(&line).ok().and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
         log.lock().unwrap().push(line);
-        if let Some(address) = address {
-            if let Some(tell) = tell.take() {
-                let _ = tell.send(address);
-            }
+        if let (Some(address), Some(tell)) = (&address, tell.take_if(|_| address.is_some())) {
+            let _ = tell.send(address.clone());
         }
     }
 }
@@ -160,10 +172,6 @@ pub struct Answer {
 impl Service {
     pub fn url(&self, path: &str) -> String {
         format!("http://{}{path}", self.process.address)
-    }
-
-    pub fn address(&self) -> &str {
-        &self.process.address
     }
 
     /// A request with the key of this service.
@@ -220,13 +228,6 @@ impl Service {
         self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
     }
 
-    /// A second process on the same directory and database.
-    pub async fn second(&self) -> Service {
-        let process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
-        let dir = TempDir::new().unwrap();
-        Service { dir, database_url: self.database_url.clone(), process, key: self.key.clone(), http: self.http.clone() }
-    }
-
     /// Everything that it logged.
     pub fn log(&self) -> String {
         self.process.log.lock().unwrap().join("\n")
@@ -234,10 +235,6 @@ impl Service {
 
     pub fn write(&self, path: &str, content: &str) {
         std::fs::write(self.dir.path().join(path), content).unwrap();
-    }
-
-    pub fn read(&self, path: &str) -> String {
-        std::fs::read_to_string(self.dir.path().join("workspace/default").join(path)).unwrap()
     }
 }
 

@@ -107,21 +107,24 @@ async fn every_fact_is_kept(db: Db) {
 
     let events = service.get(&format!("/v1/runs/{id}/events")).await.body;
     let types: Vec<&str> = events["data"].as_array().unwrap().iter().map(|e| e["type"].as_str().unwrap()).collect();
-    assert_eq!(types, [
-        "run.started",
-        "attempt.started",
-        "iteration.started",
-        "model.responded",
-        "tool_call.started",
-        "tool_call.completed",
-        "iteration.started",
-        "model.responded",
-        "tool_call.started",
-        "tool_call.completed",
-        "iteration.started",
-        "model.responded",
-        "run.completed",
-    ]);
+    assert_eq!(
+        types,
+        [
+            "run.started",
+            "attempt.started",
+            "iteration.started",
+            "model.responded",
+            "tool_call.started",
+            "tool_call.completed",
+            "iteration.started",
+            "model.responded",
+            "tool_call.started",
+            "tool_call.completed",
+            "iteration.started",
+            "model.responded",
+            "run.completed",
+        ]
+    );
     for (index, event) in events["data"].as_array().unwrap().iter().enumerate() {
         assert_eq!((&event["seq"], &event["run_id"]), (&json!(index + 1), &json!(id)));
     }
@@ -131,7 +134,10 @@ async fn every_fact_is_kept(db: Db) {
     let calls = service.get(&format!("/v1/runs/{id}/tool-calls")).await.body;
     let second = &calls["data"][1];
     assert_eq!(second["arguments"], json!({"operation": "read", "path": "notes.txt"}));
-    assert_eq!((&second["state"], &second["decision"], &second["effect"]), (&json!("succeeded"), &json!("allowed"), &json!("read")));
+    assert_eq!(
+        (&second["state"], &second["decision"], &second["effect"]),
+        (&json!("succeeded"), &json!("allowed"), &json!("read"))
+    );
     assert_eq!(second["result"].as_str().unwrap().trim(), "seventeen");
 
     let iterations = service.get(&format!("/v1/runs/{id}/iterations")).await.body;
@@ -171,7 +177,7 @@ async fn a_first_text_answer_is_confirmed(db: Db) {
 async fn single_shot_makes_one_model_call(db: Db) {
     let service = Setup::new()
         .agent("reader", READER)
-        .scenario("reader", "steps: [{text: '```json\n{\"a\": 1}\n```'}, {text: never}]")
+        .scenario("reader", r#"steps: [{text: "```json\n{\"a\": 1}\n```"}, {text: never}]"#)
         .start(db)
         .await;
     let answer = service.post("/v1/agents/reader/invoke", &json!({"inputs": {"task": "x"}})).await;
@@ -189,7 +195,8 @@ async fn limits_end_a_run_with_their_names(db: Db) {
     let broken = "steps: [{error: {status: 400, message: no such thing}}]";
     let mut setup = Setup::new();
     for (name, steps) in [("looping", looping), ("failing", failing), ("slow", slow), ("broken", broken)] {
-        setup = setup.agent(name, &READER.replace("scripted/reader", &format!("scripted/{name}"))).scenario(name, steps);
+        setup =
+            setup.agent(name, &READER.replace("scripted/reader", &format!("scripted/{name}"))).scenario(name, steps);
     }
     let service = setup.start(db).await;
     let table = [
@@ -224,7 +231,9 @@ steps:
       - {tool: file_ops, arguments: {operation: list, path: "."}}
   - text: "{{ results | join('\n') }}"
 "#;
-    let agent = format!("{READER}limits: {{error_threshold: 10}}\ngovernance: {{paths: {{read: ['./**'], deny: ['**/.env']}}}}\n");
+    let agent = format!(
+        "{READER}limits: {{error_threshold: 10}}\ngovernance: {{paths: {{read: ['./**'], deny: ['**/.env']}}}}\n"
+    );
     let service =
         Setup::new().agent("reader", &agent).scenario("reader", steps).file("secret/.env", "TOKEN=1").start(db).await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
@@ -249,7 +258,9 @@ steps:
 
 async fn a_request_can_only_narrow(db: Db) {
     let service = reader().start(db).await;
-    let run = service.run("reader", &json!({"inputs": {"task": "x"}, "max_iterations": 10_000, "tools": ["file_ops", "shell"]})).await;
+    let run = service
+        .run("reader", &json!({"inputs": {"task": "x"}, "max_iterations": 10_000, "tools": ["file_ops", "shell"]}))
+        .await;
     assert_eq!(run["status"], "completed", "larger limits and other tools change nothing");
     let table = [
         (json!({"inputs": {}}), 422, "INVALID_INPUTS"),
@@ -303,7 +314,8 @@ async fn cancel_is_the_same_twice_and_after_the_end(db: Db) {
     let service = sleeper().start(db).await;
     let (id, call) = hanging(&service, 8).await;
     let path = format!("/v1/runs/{id}/cancel");
-    let twice = tokio::join!(service.post(&path, &json!({})), service.post(&path, &json!({})));
+    let nothing = json!({});
+    let twice = tokio::join!(service.post(&path, &nothing), service.post(&path, &nothing));
     assert!([twice.0.status, twice.1.status].iter().all(|s| *s == 202 || *s == 200), "{twice:?}");
     let ended = call.await.unwrap();
     let again = service.post(&path, &json!({})).await;
@@ -352,7 +364,11 @@ async fn a_terminated_service_hands_its_runs_on(db: Db) {
     service.until("/v1/runs", |runs| runs["data"][0]["iterations"] == 1).await;
     assert_eq!(service.terminate().await, Some(0), "{}", service.log());
     let answer = call.await.unwrap();
-    assert_eq!((answer.status.as_u16(), &answer.body["status"]), (200, &json!("completed")), "in-flight requests are answered");
+    assert_eq!(
+        (answer.status.as_u16(), &answer.body["status"]),
+        (200, &json!("completed")),
+        "in-flight requests are answered"
+    );
 }
 
 async fn tenants_see_nothing_of_one_another(db: Db) {
@@ -372,7 +388,8 @@ async fn tenants_see_nothing_of_one_another(db: Db) {
     }
     let keys = service.get("/v1/keys").await.body;
     assert_eq!(keys["data"].as_array().unwrap().len(), 1, "{keys:#}");
-    let taken = service.post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "x"}, "run_id": id})).await;
+    let taken =
+        service.post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "x"}, "run_id": id})).await;
     assert_eq!((taken.status.as_u16(), &taken.body["code"]), (409, &json!("RUN_ID_TAKEN")));
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
     assert_ne!(run["output"]["read"], "seventeen", "the other tenant's files are not ours: {run:#}");
@@ -389,9 +406,15 @@ async fn history_filters_and_pages(db: Db) {
     for number in 0..5 {
         let agent = if number % 2 == 0 { "reader" } else { "second" };
         let metadata = json!({"number": number.to_string(), "odd": (number % 2 == 1).to_string()});
-        service.run(agent, &json!({"inputs": {"task": "x"}, "metadata": metadata, "session_id": format!("s{}", number / 2)})).await;
+        service
+            .run(
+                agent,
+                &json!({"inputs": {"task": "x"}, "metadata": metadata, "session_id": format!("s{}", number / 2)}),
+            )
+            .await;
     }
-    let count = async |query: &str| service.get(&format!("/v1/runs?{query}")).await.body["data"].as_array().unwrap().len();
+    let count =
+        async |query: &str| service.get(&format!("/v1/runs?{query}")).await.body["data"].as_array().unwrap().len();
     assert_eq!(count("").await, 5);
     assert_eq!(count("agent=second").await, 2);
     assert_eq!(count("status=completed&agent=reader").await, 3);
@@ -406,14 +429,17 @@ async fn history_filters_and_pages(db: Db) {
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = service.get(&format!("/v1/runs?limit=2{cursor}")).await.body;
-        seen.extend(page["data"].as_array().unwrap().iter().map(|r| r["metadata"]["number"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["data"].as_array().unwrap().iter().map(|r| r["metadata"]["number"].as_str().unwrap().to_owned()),
+        );
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
             None => break,
         }
     }
     assert_eq!(seen, ["4", "3", "2", "1", "0"], "newest first, each once");
-    for wrong in ["limit=0", "limit=201", "limit=x", "status=odd", "cursor=zzz", "created_after=yesterday", "made_up=1"] {
+    for wrong in ["limit=0", "limit=201", "limit=x", "status=odd", "cursor=zzz", "created_after=yesterday", "made_up=1"]
+    {
         let answer = service.get(&format!("/v1/runs?{wrong}")).await;
         assert_eq!((answer.status.as_u16(), &answer.body["code"]), (400, &json!("INVALID_PARAMETER")), "{wrong}");
     }

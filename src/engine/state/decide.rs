@@ -64,7 +64,7 @@ impl State {
     }
 
     /// What a model call that failed for good means.
-    pub fn model_failed(&self, fault: ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
+    pub fn model_failed(&self, fault: &ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
         let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
             "provider_code": fault.code, "provider_message": fault.message});
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
@@ -160,7 +160,9 @@ impl State {
                 let context = json!({"provider_message": text});
                 self.failed(now, TerminationReason::ModelRefused, "The model refused to answer.", context)
             }
-            (FinishReason::Length, _) => self.invalid_response(now, "The model's answer was cut off by the output limit."),
+            (FinishReason::Length, _) => {
+                self.invalid_response(now, "The model's answer was cut off by the output limit.")
+            }
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
             }
@@ -189,7 +191,8 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
-        let context = json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
+        let context =
+            json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
         let failed = RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
         if !last {
             return vec![failed];
@@ -209,7 +212,7 @@ impl State {
             Phase::Acting(_) => "validation",
             _ => "iteration",
         };
-        let reason = self.cancel.as_ref().and_then(Option::as_deref);
+        let reason = self.cancel.as_ref().and_then(|request| request.reason.as_deref());
         let raw = self.raw_response.clone();
         let end = RunEvent::cancelled(phase, reason, raw, self.elapsed_ms(now));
         self.end_mid_turn("the run was cancelled", end)

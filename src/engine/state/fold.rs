@@ -89,7 +89,9 @@ impl State {
                 self.conversation.push_user(prompt.as_str());
                 self.phase = Phase::BetweenIterations;
             }
-            RunEvent::RunCancelRequested { reason } => self.cancel = Some(reason.clone()),
+            RunEvent::RunCancelRequested { reason } => {
+                self.cancel = Some(super::CancelRequest { reason: reason.clone() });
+            }
             RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
                 let accepted = match &self.phase {
                     Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
@@ -182,7 +184,7 @@ impl State {
 
     fn proposed(&mut self, proposal: Proposal, misplaced: FoldError) -> Result<(), FoldError> {
         if let Some(text) = proposal.malformed.as_ref().and(proposal.output.as_str()) {
-            self.raw_response = text.to_owned();
+            text.clone_into(&mut self.raw_response);
         } else {
             self.raw_response = proposal.output.to_string();
         }

@@ -86,6 +86,12 @@ impl OpenTurn {
     }
 }
 
+/// Somebody wants the run to end.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct CancelRequest {
+    reason: Option<String>,
+}
+
 /// Where the run stands between two events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -121,7 +127,7 @@ pub struct State {
     confirmed: bool,
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
-    cancel: Option<Option<String>>,
+    cancel: Option<CancelRequest>,
     raw_response: String,
     phase: Phase,
 }

@@ -44,14 +44,14 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
 
 #[test]
 fn a_plain_question_holds_nothing_that_servers_could_refuse() {
-    let (conversation, names) = (Conversation::new("", "hello"), WireNames::default());
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
     let expected = json!({"model": "m", "messages": [{"role": "user", "content": "hello"}]});
     assert_eq!(sent(&plain(&conversation, &names)), expected);
 }
 
 #[test]
 fn a_history_with_calls_keeps_its_pairs_and_its_order() {
-    let mut conversation = Conversation::new("be kind", "hello");
+    let mut conversation = conversation("be kind", "hello");
     let calls = vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
     let asked = AssistantMessage { tool_calls: calls, ..AssistantMessage::default() };
     conversation.push_turn(asked, vec![result(1, "noon"), result(2, "Error: Unknown tool")]).unwrap();
@@ -77,7 +77,7 @@ fn a_history_with_calls_keeps_its_pairs_and_its_order() {
 
 #[test]
 fn tools_choice_and_sampling_are_passed_on() {
-    let (conversation, names) = (Conversation::new("", "hello"), WireNames::new(["mcp:time/now"]));
+    let (conversation, names) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]));
     let schema = Arc::new(json!({"type": "object"}));
     let tools = [ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }];
     let mut request = ModelRequest {
@@ -123,11 +123,17 @@ fn strict_is_asked_for_only_where_the_schema_qualifies() {
         (json!({"anyOf": [closed]}), false),
         (json!(true), false),
     ];
-    let (conversation, names) = (Conversation::new("", "hello"), WireNames::default());
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
     for (schema, strict) in table {
         let request = ModelRequest { output_schema: Some(&schema), ..plain(&conversation, &names) };
         let expected = json!({"type": "json_schema",
             "json_schema": {"name": "output", "schema": schema, "strict": strict}});
         assert_eq!(sent(&request)["response_format"], expected);
     }
+}
+
+fn conversation(system: &str, user: &str) -> Conversation {
+    let mut conversation = Conversation::new(system);
+    conversation.push_user(user);
+    conversation
 }

@@ -1,0 +1,137 @@
+//! The command line, run as a person or a script would.
+
+use std::path::Path;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use crate::service::{Db, Setup, command};
+
+struct Output {
+    code: Option<i32>,
+    out: String,
+    err: String,
+}
+
+async fn toolloop(dir: &Path, arguments: &[&str]) -> Output {
+    let output = command(dir).args(arguments).output().await.unwrap();
+    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+    Output { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
+}
+
+fn directory(files: &[(&str, &str)]) -> TempDir {
+    let dir = TempDir::new().unwrap();
+    for (path, content) in files {
+        let path = dir.path().join(path);
+        std::fs::create_dir_all(path.parent().unwrap()).unwrap();
+        std::fs::write(path, content).unwrap();
+    }
+    dir
+}
+
+const ECHO: &str = "name: echo\nmodel: scripted/echo\ninputs: {type: object, properties: {word: {type: string}}}\n";
+
+#[tokio::test]
+async fn invoke_runs_an_agent_without_a_server() {
+    let dir =
+        directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: '{{ inputs.word }}!'}]")]);
+    let done = toolloop(dir.path(), &["invoke", "echo", "--input", "word=hello"]).await;
+    assert_eq!(done.code, Some(0), "{}", done.err);
+    let answer: Value = serde_json::from_str(&done.out).unwrap();
+    assert_eq!((&answer["status"], &answer["output"]), (&json!("completed"), &json!({"result": "hello!"})));
+    assert!(done.err.contains("completed"), "progress is told on standard error: {}", done.err);
+
+    let refused = toolloop(dir.path(), &["invoke", "echo", "--input", "word:=1"]).await;
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    let unknown = toolloop(dir.path(), &["invoke", "nobody"]).await;
+    assert!(unknown.code == Some(1) && unknown.err.contains("nobody"), "{}", unknown.err);
+}
+
+#[tokio::test]
+async fn a_failed_run_is_exit_code_one() {
+    let dir = directory(&[
+        ("agents/echo.yaml", ECHO),
+        ("scenarios/echo.yaml", "steps: [{error: {status: 400, message: no}}]"),
+    ]);
+    let failed = toolloop(dir.path(), &["invoke", "echo"]).await;
+    assert_eq!(failed.code, Some(1), "{}", failed.err);
+    let answer: Value = serde_json::from_str(&failed.out).unwrap();
+    assert_eq!(answer["error"]["code"], "MODEL_ERROR");
+}
+
+#[tokio::test]
+async fn check_names_file_line_and_key() {
+    let good = directory(&[("agents/echo.yaml", ECHO)]);
+    assert_eq!(toolloop(good.path(), &["check"]).await.code, Some(0));
+    let bad = directory(&[("agents/echo.yaml", &format!("{ECHO}tools: [file_ops, teleport]\n"))]);
+    let bad = toolloop(bad.path(), &["check"]).await;
+    assert_eq!(bad.code, Some(1), "{}", bad.err);
+    assert!(bad.out.contains("echo.yaml") && bad.out.contains("teleport"), "{}", bad.out);
+    let unknown = directory(&[("toolloop.toml", "[server]\nlisten = \"127.0.0.1:0\"\nlissen = 1\n")]);
+    let unknown = toolloop(unknown.path(), &["check"]).await;
+    assert_eq!(unknown.code, Some(2), "{}", unknown.err);
+    assert!(unknown.err.contains("toolloop.toml:3") && unknown.err.contains("lissen"), "{}", unknown.err);
+}
+
+#[tokio::test]
+async fn open_doors_are_refused() {
+    let dir = directory(&[("toolloop.toml", "[auth]\nmode = \"none\"\n[server]\nlisten = \"0.0.0.0:0\"\n")]);
+    let refused = toolloop(dir.path(), &["serve"]).await;
+    assert_eq!(refused.code, Some(2), "{}", refused.err);
+    assert!(refused.err.contains("loopback"), "{}", refused.err);
+}
+
+#[tokio::test]
+async fn keys_made_on_the_command_line_open_the_service() {
+    let mut service = Setup::new().start(Db::Postgres).await;
+    let url = service.database_url.clone();
+    let made = toolloop(
+        service.dir.path(),
+        &["keys", "create", "--database-url", &url, "--name", "ci", "--scope", "runs:read", "--json"],
+    )
+    .await;
+    assert_eq!(made.code, Some(0), "{}", made.err);
+    let key: Value = serde_json::from_str(&made.out).unwrap();
+    service.key = key["key"].as_str().unwrap().into();
+    assert_eq!(service.get("/v1/runs").await.status, 200);
+    assert_eq!(service.get("/v1/keys").await.status, 403);
+    let revoked =
+        toolloop(service.dir.path(), &["keys", "revoke", key["id"].as_str().unwrap(), "--database-url", &url]).await;
+    assert_eq!(revoked.code, Some(0), "{}", revoked.err);
+    let mut refused = service.get("/v1/runs").await.status;
+    for _ in 0..300 {
+        if refused == 401 {
+            break;
+        }
+        tokio::time::sleep(std::time::Duration::from_millis(10)).await;
+        refused = service.get("/v1/runs").await.status;
+    }
+    assert_eq!(refused, 401, "a revoked key stops working within a second or so");
+}
+
+#[tokio::test]
+async fn the_first_start_prints_one_key_and_the_second_none() {
+    let dir = directory(&[]);
+    let first = toolloop(dir.path(), &["migrate"]).await;
+    assert_eq!(first.code, Some(0), "{}", first.err);
+    let start = async || {
+        let mut child = command(dir.path()).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
+        let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stderr.take().unwrap()));
+        while !lines.next_line().await.unwrap().unwrap().contains("listening") {}
+        let pid = child.id().unwrap().to_string();
+        assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        let output = child.wait_with_output().await.unwrap();
+        assert_eq!(output.status.code(), Some(0));
+        String::from_utf8(output.stdout).unwrap()
+    };
+    assert_eq!(start().await.matches("TOOLLOOP_KEY=tl_").count(), 1);
+    assert_eq!(start().await.matches("tl_").count(), 0);
+}
+
+#[tokio::test]
+async fn the_api_document_is_printed() {
+    let dir = directory(&[]);
+    let printed = toolloop(dir.path(), &["openapi"]).await;
+    assert_eq!(printed.code, Some(0), "{}", printed.err);
+    assert_eq!(printed.out, include_str!("../../openapi/openapi.json"));
+}

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::Arc;
-use std::time::Duration;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
 use secrecy::ExposeSecret;
 use serde_json::Value;
@@ -26,7 +26,7 @@ use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
-/// How long runs without a waiting client may still take after the last request was answered.
+/// How long runs may still take after the last request was answered, however long that took.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -81,13 +81,13 @@ pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, AppError> {
 /// The service cannot start, or its listener failed.
 pub async fn serve(config: Config) -> Result<(), AppError> {
     let parts = Parts::assemble(&config).await?;
+    let listener = listen(config.server.listen)?;
+    let signals = Signals::listen()?;
+    parts.join(&config).await?;
     let first_key = match config.auth.mode {
         AuthMode::ApiKey => keys::bootstrap(parts.store.as_ref(), config.admin_key.as_ref()).await?,
         AuthMode::None => None,
     };
-    let listener = listen(config.server.listen)?;
-    let signals = Signals::listen()?;
-    parts.join(&config).await?;
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
 
@@ -108,12 +108,14 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
 
     let runtime = parts.runtime.clone();
     let told = CancellationToken::new();
+    let stopped_at = Arc::new(OnceLock::new());
     let draining = {
-        let told = told.clone();
+        let (told, since) = (told.clone(), Arc::clone(&stopped_at));
         async move {
             signals.first().await;
             tracing::info!("stopping: no new runs, waiting for those in progress");
             runtime.drain();
+            let _ = since.set(Instant::now());
             told.cancel();
         }
     };
@@ -131,7 +133,8 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         }
     };
     stop.cancel();
-    parts.runtime.leave(LAST_WAIT).await;
+    let used = stopped_at.get().map_or(Duration::ZERO, Instant::elapsed);
+    parts.runtime.leave(grace.saturating_sub(used).max(LAST_WAIT)).await;
     parts.store.close().await;
     outcome
 }

@@ -81,7 +81,7 @@ pub enum RunEvent {
     /// A call of the output tool proposed an output.
     #[serde(rename = "output.proposed")]
     OutputProposed {
-        /// The proposing call; none where a single shot's text is the proposal.
+        /// The proposing call.
         call_id: Option<Uuid>,
         /// The attempt, 1-based.
         attempt: u32,
@@ -141,7 +141,7 @@ pub struct ModelResponded {
     pub message: AssistantMessage,
     /// Why it stopped.
     pub finish_reason: FinishReason,
-    /// Tokens and cost, failed tries included where the provider charged them.
+    /// Tokens and cost of the answer.
     pub usage: Usage,
     /// Milliseconds from the first try to the answer.
     pub latency_ms: u64,
@@ -354,6 +354,7 @@ impl Totals {
             RunEvent::ToolCallStarted(c) => {
                 self.tools_used.insert(c.tool.clone());
             }
+            RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => self.tool_calls_made += 1,
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             _ => {}

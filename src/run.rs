@@ -341,7 +341,8 @@ pub struct Totals {
     pub attempts: u32,
     /// Model responses received.
     pub iterations: u32,
-    /// Calls of tools that were answered, blocked and unknown ones included.
+    /// Calls of tools that were made, blocked and unknown ones included; not those that a limit or a
+    /// cancellation kept from being tried.
     pub tool_calls_made: u32,
     /// Names of the tools that executed.
     pub tools_used: BTreeSet<String>,

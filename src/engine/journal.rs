@@ -28,6 +28,9 @@ pub enum AppendFailed {
     /// A new run's id is taken.
     #[error("the run id is taken")]
     IdTaken,
+    /// The store refused the entry, and would refuse it again.
+    #[error("the store refused the entry")]
+    Refused,
     /// The store did not come back in time.
     #[error("the store is unavailable")]
     Unavailable,

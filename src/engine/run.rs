@@ -220,7 +220,14 @@ impl Run {
 
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
         let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
-        let ready = match self.executor.prepare(&pending.call, slot, &self.scope).await {
+        let deadline = self.state.deadline().map(instant_of);
+        let prepared = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => return Ok(()),
+            () = until(deadline) => return Ok(()),
+            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
+        };
+        let ready = match prepared {
             Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
             Ok(Prepared::Ready(ready)) => ready,
             Err(fault) => return self.fail(fault),

@@ -58,7 +58,7 @@ impl Store for Away {
     async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
         away()
     }
-    async fn sweep(&self, _: Duration, _: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, _: &str, _: Duration, _: u32) -> Result<Swept, StoreError> {
         away()
     }
     async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {

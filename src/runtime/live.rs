@@ -16,11 +16,18 @@ pub(super) struct Live {
 
 impl Live {
     pub(super) fn insert(&self, id: Uuid, control: Arc<RunControl>) {
-        lock(&self.running).insert(id, control);
+        // An earlier task of the same run still winds down under an older epoch.
+        if let Some(earlier) = lock(&self.running).insert(id, control) {
+            earlier.lose();
+        }
     }
 
-    pub(super) fn remove(&self, id: Uuid) {
-        lock(&self.running).remove(&id);
+    /// Forgets a run, unless it has been claimed again by then.
+    pub(super) fn remove(&self, id: Uuid, control: &Arc<RunControl>) {
+        let mut running = lock(&self.running);
+        if running.get(&id).is_some_and(|current| Arc::ptr_eq(current, control)) {
+            running.remove(&id);
+        }
     }
 
     pub(super) fn get(&self, id: Uuid) -> Option<Arc<RunControl>> {

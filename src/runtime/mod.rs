@@ -39,9 +39,9 @@ const BUS: usize = 4096;
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Runs at once on this replica.
+    /// Runs that are started here at once.
     pub max_concurrent_runs: usize,
-    /// Runs from the queue at once on this replica.
+    /// Runs from the queue, recovered ones among them, at once on this replica.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
     pub lease: Duration,
@@ -64,6 +64,7 @@ struct Inner {
     lease: Arc<Lease>,
     live: live::Live,
     slots: Arc<Semaphore>,
+    workers: Arc<Semaphore>,
     tasks: TaskTracker,
     bus: broadcast::Sender<Arc<Event>>,
     draining: AtomicBool,
@@ -93,6 +94,7 @@ impl Runtime {
             router,
             loaded: loaded::LoadedAgents::new(registry),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
+            workers: Arc::new(Semaphore::new(settings.queue_workers)),
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,

@@ -110,24 +110,28 @@ impl Runtime {
         Ok(())
     }
 
+    /// Takes from the queue what there are workers for.
     async fn claim(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
-        let free = inner.settings.queue_workers.saturating_sub(inner.live.len());
-        let limit = u32::try_from(free.min(64)).unwrap_or(64);
-        if limit == 0 || self.is_draining() {
+        let limit = u32::try_from(inner.workers.available_permits().min(64)).unwrap_or(64);
+        if limit == 0 || self.is_draining() || !inner.lease.holds() {
             return Ok(());
         }
         for claimed in inner.store.claim(&inner.owner, limit).await? {
             tracing::info!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-            self.resume(claimed).await;
+            let worker = Arc::clone(&inner.workers).try_acquire_owned().ok();
+            let runtime = self.clone();
+            inner.tasks.spawn(async move { runtime.resume(claimed, worker).await });
         }
         Ok(())
     }
 
     async fn give_back_abandoned(&self) -> Result<(), StoreError> {
-        for id in self.inner.live.take_abandoned() {
+        let mut abandoned = self.inner.live.take_abandoned();
+        while let Some(id) = abandoned.pop() {
             if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
-                self.inner.live.abandon(id);
+                abandoned.push(id);
+                abandoned.into_iter().for_each(|id| self.inner.live.abandon(id));
                 return Err(error);
             }
         }
@@ -136,7 +140,7 @@ impl Runtime {
 
     async fn sweep(&self) -> Result<(), StoreError> {
         let settings = &self.inner.settings;
-        let swept = self.inner.store.sweep(settings.lease, settings.max_crashes).await?;
+        let swept = self.inner.store.sweep(&self.inner.owner, settings.lease, settings.max_crashes).await?;
         if swept.replicas > 0 {
             tracing::warn!(?swept, "took over the runs of replicas that stopped");
         }
@@ -159,7 +163,7 @@ impl Runtime {
                     Ok(false) => {
                         tracing::error!("this replica was declared dead; its runs were taken over");
                         live.lose_all();
-                        match store.register_replica(owner).await {
+                        match return_to_life(store.as_ref(), owner).await {
                             Ok(()) => lease.renewed(sent),
                             Err(error) => tracing::warn!(%error, "this replica cannot register again yet"),
                         }
@@ -178,4 +182,11 @@ impl Runtime {
             tracing::error!(%error, "no heartbeat: the lease will be lost");
         }
     }
+}
+
+/// Registers again after others declared this replica dead. What it took since then goes back first:
+/// nobody drives it any more.
+async fn return_to_life(store: &dyn Store, owner: &str) -> Result<(), StoreError> {
+    store.release(owner, None).await?;
+    store.register_replica(owner).await
 }

@@ -9,8 +9,8 @@ use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::worker::{Head, Owned};
-use crate::engine::{Plan, State};
+use super::worker::{Head, Owned, Tell};
+use crate::engine::{AppendFailed, Plan, State, Stopped};
 use crate::event::ValidationError;
 use crate::run::{Caller, Overrides, RunKind, RunStatus};
 use crate::store::{NewRun, RunRecord, StoreError};
@@ -142,11 +142,15 @@ impl Runtime {
         let head = Head { new, caller: request.caller, epoch: 1 };
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
         owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
-        if chosen.is_some() {
-            owned.persist_first().await?;
-        }
+        let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
-        owned.spawn(Some(tell));
+        owned.spawn(Tell { stored: chosen.map(|_| stored), end: Some(tell) });
+        if chosen.is_some() {
+            is_stored.await.unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable))).map_err(|e| match e {
+                Stopped::Journal(AppendFailed::IdTaken) => StartError::RunIdTaken(run_id),
+                other => StartError::Store(StoreError::Unavailable(other.to_string())),
+            })?;
+        }
         Ok(Started { run_id, end })
     }
 }

@@ -13,7 +13,6 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
 use super::Runtime;
-use super::start::StartError;
 use crate::drivers::Native;
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
@@ -39,7 +38,17 @@ pub(super) struct Owned {
     runtime: Runtime,
     pub(super) head: Head,
     pub(super) run: Run,
+    /// Its place among the runs that may be driven at once.
     _slot: Option<OwnedSemaphorePermit>,
+}
+
+/// Who wants to hear of a run.
+#[derive(Default)]
+pub(super) struct Tell {
+    /// Told once the run's row is stored, or cannot be.
+    pub(super) stored: Option<oneshot::Sender<Result<(), Stopped>>>,
+    /// Told the end; dropped where this replica does not see it.
+    pub(super) end: Option<oneshot::Sender<RunRecord>>,
 }
 
 /// Why a claimed run cannot go on.
@@ -86,31 +95,25 @@ impl Owned {
         Self { runtime: runtime.clone(), head, run, _slot: slot }
     }
 
-    /// Stores the run before anybody is told of it.
-    pub(super) async fn persist_first(&mut self) -> Result<(), StartError> {
-        match self.run.persist().await {
-            Ok(()) => Ok(()),
-            Err(Stopped::Journal(AppendFailed::IdTaken)) => Err(StartError::RunIdTaken(self.head.new.id)),
-            Err(other) => Err(StartError::Store(StoreError::Unavailable(other.to_string()))),
-        }
-    }
-
-    /// Drives the run in a task of its own and tells its end.
-    pub(super) fn spawn(mut self, tell: Option<oneshot::Sender<RunRecord>>) {
+    /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
+    pub(super) fn spawn(mut self, Tell { stored, end }: Tell) {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
-        runtime.inner.live.insert(id, Arc::clone(&self.run.control));
+        let control = Arc::clone(&self.run.control);
+        runtime.inner.live.insert(id, Arc::clone(&control));
         let task = async move {
-            let control = Arc::clone(&self.run.control);
             let ended = tokio::select! {
-                ended = AssertUnwindSafe(self.run.drive()).catch_unwind() => ended,
+                ended = AssertUnwindSafe(self.store_and_drive(stored)).catch_unwind() => ended,
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced))),
             };
-            self.runtime.inner.live.remove(id);
+            self.runtime.inner.live.remove(id, &control);
             match ended {
                 Ok(Ok(())) => {
-                    if let (Some(tell), Some(record)) = (tell, record(&self.head, &self.run.state)) {
-                        let _ = tell.send(record);
+                    if let (Some(end), Some(record)) = (end, record(&self.head, &self.run.state)) {
+                        let _ = end.send(record); // who went away does not want to know
                     }
+                }
+                Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
+                    self.runtime.interrupt(&self.head, "the store refused to record it".into()).await;
                 }
                 Ok(Err(Stopped::Journal(reason))) => {
                     tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
@@ -119,29 +122,46 @@ impl Owned {
                     }
                 }
                 Ok(Err(Stopped::Fold(error))) => self.runtime.interrupt(&self.head, error.to_string()).await,
-                Err(_panic) => self.runtime.interrupt(&self.head, "the service failed while running it".into()).await,
+                Err(_panic) => {
+                    let _ = self.run.journal.settle().await; // the ending must follow what was handed over
+                    self.runtime.interrupt(&self.head, "the service failed while running it".into()).await;
+                }
             }
         };
         runtime.inner.tasks.spawn(task);
+    }
+
+    async fn store_and_drive(&mut self, stored: Option<oneshot::Sender<Result<(), Stopped>>>) -> Result<(), Stopped> {
+        if let Some(stored) = stored {
+            let outcome = self.run.persist().await;
+            let _ = stored.send(outcome.clone()); // who went away does not want to know
+            outcome?;
+        }
+        self.run.drive().await
     }
 }
 
 impl Runtime {
     /// Goes on with a run that was claimed from the queue.
-    pub(super) async fn resume(&self, claimed: ClaimedRun) {
+    pub(super) async fn resume(&self, claimed: ClaimedRun, worker: Option<OwnedSemaphorePermit>) {
         let id = claimed.run.id;
         let head = head_of(&claimed);
-        match self.recover(&claimed, head.clone()).await {
-            Ok(owned) => owned.spawn(None),
-            Err(ResumeError::Store(error)) => {
+        match self.recover(&claimed, head.clone(), worker).await {
+            Ok(owned) => owned.spawn(Tell::default()),
+            Err(ResumeError::Store(error)) if error.is_transient() => {
                 tracing::warn!(run_id = %id, %error, "run could not be read; it is tried again");
                 self.inner.live.abandon(id);
             }
-            Err(ResumeError::Unreadable(reason)) => self.interrupt(&head, reason).await,
+            Err(reason) => self.interrupt(&head, reason.to_string()).await,
         }
     }
 
-    async fn recover(&self, claimed: &ClaimedRun, head: Head) -> Result<Owned, ResumeError> {
+    async fn recover(
+        &self,
+        claimed: &ClaimedRun,
+        head: Head,
+        worker: Option<OwnedSemaphorePermit>,
+    ) -> Result<Owned, ResumeError> {
         let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
         let row = &claimed.run;
         let loaded =
@@ -157,7 +177,7 @@ impl Runtime {
             state.apply(&event).map_err(|e| unreadable(&e))?;
         }
         let started = state.started_at().is_some();
-        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, None);
+        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;
@@ -198,9 +218,9 @@ impl Runtime {
             self.inner.writer.append(write).await.map_err(|e| e.to_string())
         }
         .await;
+        // Not given back to the queue: it would come back for ever.
         if let Err(error) = ended {
             tracing::error!(run_id = %head.new.id, %error, "the interrupted run could not be ended");
-            self.inner.live.abandon(head.new.id);
         }
     }
 }
@@ -219,6 +239,7 @@ fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
             durable.await.map_err(|error| match error {
                 AppendError::Fenced => AppendFailed::Fenced,
                 AppendError::IdTaken => AppendFailed::IdTaken,
+                AppendError::Refused => AppendFailed::Refused,
                 AppendError::Unavailable => AppendFailed::Unavailable,
             })?;
             for event in to_tell.into_iter().flatten() {

@@ -129,7 +129,8 @@ pub trait Store: Send + Sync {
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
     /// Takes over the runs of replicas whose last heartbeat is older than `lease`.
-    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
+    /// The sweeper itself is never one of them.
+    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
 
     /// One run.
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError>;

@@ -228,9 +228,9 @@ impl Store for Postgres {
         Ok(!renewed.is_empty())
     }
 
-    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
         let mut line = self.control.get().await?;
-        let buried = within(ownership::bury(&mut line, lease)).await;
+        let buried = within(ownership::bury(&mut line, sweeper, lease)).await;
         let mut swept = Swept { replicas: line.settle(buried)?, ..Swept::default() };
         loop {
             let mut line = self.control.get().await?;

@@ -249,12 +249,12 @@ impl Store for Sqlite {
         Ok(self.change(sqlx::query(statements::HEARTBEAT).bind(id).bind(now())).await? > 0)
     }
 
-    async fn sweep(&self, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
         let living: Vec<String> =
             self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
-        let replicas = ownership::bury(&mut tx, Utc::now() - lease, &living).await?;
+        let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
         tx.commit().await?;

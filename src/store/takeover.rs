@@ -148,7 +148,9 @@ fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Effect>
         let answered = tail.iter().any(|event| match &event.what {
             RunEvent::ToolCallCompleted(done) => done.call_id == call.id,
             RunEvent::ToolCallBlocked(blocked) => blocked.call_id == call.id,
-            RunEvent::ValidationFailed { call_id, .. } => *call_id == Some(call.id),
+            RunEvent::ValidationFailed { call_id, .. } | RunEvent::OutputProposed { call_id, .. } => {
+                *call_id == Some(call.id)
+            }
             _ => false,
         });
         let effect = tail.iter().find_map(|event| match &event.what {

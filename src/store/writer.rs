@@ -35,6 +35,9 @@ pub enum AppendError {
     /// A new run's id is taken.
     #[error("the run id is taken")]
     IdTaken,
+    /// The store refused the write for a reason that will not pass.
+    #[error("the store refused the write")]
+    Refused,
     /// The store did not come back within its patience, or the service is stopping.
     #[error("the store is unavailable")]
     Unavailable,
@@ -241,7 +244,7 @@ impl Committer {
             let still_refused =
                 if alone { vec![(write, waiting)] } else { self.commit_patiently(vec![write], vec![waiting]).await };
             for (_, waiting) in still_refused {
-                waiting.answer(Err(AppendError::Unavailable));
+                waiting.answer(Err(AppendError::Refused));
             }
         }
         runs

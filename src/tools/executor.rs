@@ -234,7 +234,7 @@ impl Executor {
         };
         let result = cancel.run_until_cancelled(guarded(scope.timeout, work)).await.unwrap_or_else(|| {
             let known = if started.effect == Effect::Read { "" } else { "; it is unknown whether it took effect" };
-            Err(Failure::Told(CallFailure::Cancelled, format!("The run was cancelled during this call{known}.")))
+            Err(Failure::Told(CallFailure::Cancelled, format!("The run ended during this call{known}.")))
         });
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let outcome = match &result {
@@ -286,7 +286,7 @@ async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolEr
             Err(Failure::Told(CallFailure::Panicked, message.into()))
         }
         Err(_elapsed) => {
-            let message = format!("The tool did not finish within {} seconds and was stopped.", limit.as_secs_f64());
+            let message = format!("The tool did not finish within {} seconds and was given up.", limit.as_secs_f64());
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }

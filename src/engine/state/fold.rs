@@ -93,11 +93,13 @@ impl State {
                 self.cancel = Some(super::CancelRequest { reason: reason.clone() });
             }
             RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
-                let accepted = match &self.phase {
+                let proposing = match &self.phase {
                     Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
                     _ => None,
                 };
-                self.close_turn(accepted, phrases::OUTPUT_ACCEPTED, false);
+                let is_accepted = matches!(event.what, RunEvent::RunCompleted(_));
+                let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
+                self.close_turn(proposing, verdict, !is_accepted);
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
             RunEvent::RunQueued {} | RunEvent::RunResumed { .. } => {}
@@ -122,8 +124,8 @@ impl State {
 
     fn responded(&mut self, response: &ModelResponded) {
         let mut message = response.message.clone();
-        if self.single_shot {
-            message.tool_calls.clear(); // none were offered, and there is no second call to tell the model so
+        if self.single_shot || response.finish_reason == FinishReason::Refusal {
+            message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
         if message.tool_calls.is_empty() {
             self.answered(message, response.finish_reason);

@@ -36,7 +36,10 @@ pub(super) async fn request_cancel(
 ) -> Result<Option<CancelOutcome>, StoreError> {
     let mut tx = connection.begin().await?;
     let row = sqlx::query(LOCK_RUN).bind(tenant).bind(run).fetch_optional(&mut *tx).await?;
-    let Some(row) = row else { return Ok(None) };
+    let Some(row) = row else {
+        tx.rollback().await?;
+        return Ok(None);
+    };
     let mut locked = [Columns(&row).locked()?];
     let status = locked[0].record.status;
     let outcome = if status.is_terminal() {
@@ -72,10 +75,10 @@ pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Opt
 }
 
 /// Marks replicas dead whose lease has run out, and fences them; how many.
-pub(super) async fn bury(connection: &mut PgConnection, lease: Duration) -> Result<u64, StoreError> {
+pub(super) async fn bury(connection: &mut PgConnection, sweeper: &str, lease: Duration) -> Result<u64, StoreError> {
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
     let mut tx = connection.begin().await?;
-    let stale: Vec<String> = sqlx::query_scalar(LOCK_STALE).bind(lease).fetch_all(&mut *tx).await?;
+    let stale: Vec<String> = sqlx::query_scalar(LOCK_STALE).bind(lease).bind(sweeper).fetch_all(&mut *tx).await?;
     if !stale.is_empty() {
         sqlx::query(BURY).bind(&stale).execute(&mut *tx).await?;
         sqlx::query(DISOWN).bind(&stale).execute(&mut *tx).await?;
@@ -94,6 +97,7 @@ pub(super) async fn take_over(
     let mut tx = connection.begin().await?;
     let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_ORPHANS).bind(CHUNK).fetch_all(&mut *tx).await?;
     if ids.is_empty() {
+        tx.rollback().await?;
         return Ok(false);
     }
     let runs = read_locked(&mut tx, &ids).await?;

@@ -167,7 +167,7 @@ pub(super) const REGISTER: &str = "INSERT INTO replicas (id) VALUES ($1) ON CONF
 pub(super) const HEARTBEAT: &str =
     "UPDATE replicas SET heartbeat_at = clock_timestamp() WHERE id = $1 AND NOT dead RETURNING id";
 
-pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead \
+pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead AND id <> $2 \
      AND heartbeat_at < clock_timestamp() - $1 * interval '1 microsecond' FOR UPDATE SKIP LOCKED";
 
 pub(super) const BURY: &str = "UPDATE replicas SET dead = true WHERE id = ANY($1)";

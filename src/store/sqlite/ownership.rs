@@ -73,11 +73,12 @@ pub(super) async fn release(
 /// Marks replicas dead that do not live in this process or whose heartbeat is too old; how many.
 pub(super) async fn bury(
     connection: &mut SqliteConnection,
+    sweeper: &str,
     oldest: DateTime<Utc>,
     living: &[String],
 ) -> Result<u64, StoreError> {
     let living = serde_json::Value::from(living).to_string();
-    let bury = sqlx::query(BURY).bind(oldest.timestamp_micros()).bind(living);
+    let bury = sqlx::query(BURY).bind(oldest.timestamp_micros()).bind(living).bind(sweeper);
     let buried = bury.execute(&mut *connection).await?.rows_affected();
     let forgotten = Utc::now() - TimeDelta::days(1);
     sqlx::query(FORGET).bind(forgotten.timestamp_micros()).execute(connection).await?;

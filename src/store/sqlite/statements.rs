@@ -194,7 +194,7 @@ pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE 
 
 /// `$1`: the oldest heartbeat that is still good; `$2`: the replicas that live in this process.
 pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
-     WHERE NOT dead AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";
+     WHERE NOT dead AND id <> $3 AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";
 
 /// Rows of replicas that nobody misses any more; `$1`: a day ago.
 pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1";

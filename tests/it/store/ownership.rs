@@ -203,7 +203,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     let (mut lost, mut kept) = (Script::owned(), Script::owned());
     db.commit("dead", &lost.start()).await;
     db.commit("alive", &kept.start()).await;
-    assert_eq!(db.store.sweep(FOREVER, 3).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep("sweeper", FOREVER, 3).await.unwrap(), Swept::default());
     assert_eq!(db.status(lost.id).await, RunStatus::Running);
 
     let lease = Duration::from_millis(300);
@@ -215,7 +215,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     };
     let sweeps = async {
         loop {
-            let swept = db.store.sweep(lease, 3).await.unwrap();
+            let swept = db.store.sweep("sweeper", lease, 3).await.unwrap();
             if swept != Swept::default() {
                 return swept;
             }
@@ -236,7 +236,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
 /// Declares every replica dead that has registered.
 async fn sweep_all(db: &Db, max_crashes: u32) -> Swept {
     loop {
-        let swept = db.store.sweep(Duration::ZERO, max_crashes).await.unwrap();
+        let swept = db.store.sweep("sweeper", Duration::ZERO, max_crashes).await.unwrap();
         if swept.replicas > 0 {
             return swept;
         }
@@ -340,7 +340,7 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
 async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
     let mut script = Script::owned();
     db.commit("never registered", &script.start()).await;
-    let swept = db.store.sweep(FOREVER, 3).await.unwrap();
+    let swept = db.store.sweep("sweeper", FOREVER, 3).await.unwrap();
     assert_eq!(swept, Swept { requeued: 1, ..Swept::default() });
 }
 
@@ -367,7 +367,7 @@ async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
     db.commit("before", &script.start()).await;
     let db = db.reopen().await;
     db.store.register_replica("after").await.unwrap();
-    let swept = db.store.sweep(FOREVER, 3).await.unwrap();
+    let swept = db.store.sweep("sweeper", FOREVER, 3).await.unwrap();
     assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
     assert_eq!(db.store.claim("after", 1).await.unwrap()[0].run.id, script.id);
 }
@@ -421,7 +421,7 @@ async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep = tokio::spawn(async move { store.sweep(Duration::ZERO, 3).await.unwrap() });
+    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO, 3).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
     let swept = sweep.await.unwrap();
@@ -440,7 +440,7 @@ async fn postgres_sweep_leaves_a_replica_whose_heartbeat_is_being_committed() {
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let mut beat = connection.begin().await.unwrap();
     sqlx::query("UPDATE replicas SET heartbeat_at = now()").execute(&mut *beat).await.unwrap();
-    assert_eq!(db.store.sweep(Duration::ZERO, 3).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep("sweeper", Duration::ZERO, 3).await.unwrap(), Swept::default());
     beat.commit().await.unwrap();
     assert!(db.store.heartbeat("me").await.unwrap());
     assert_eq!(db.status(script.id).await, RunStatus::Running);

@@ -18,7 +18,10 @@ use super::problem::{Code, Problem};
 use super::{App, Shared};
 use crate::message::Usage;
 use crate::run::{Budget, BudgetOverrides, Overrides, RunError, RunKind, RunStatus, TerminationReason};
-use crate::store::{CancelOutcome, RunFilter, RunRecord};
+use crate::store::{CancelOutcome, Page, RunFilter, RunRecord, ToolCallRecord};
+
+/// Calls of a parked run that are looked through.
+const MAX_PENDING: u32 = 10_000;
 
 /// How a run went; the answer of an invocation.
 #[derive(Debug, Serialize, ToSchema)]
@@ -129,9 +132,28 @@ pub(crate) struct RunDetail {
     finished_at: Option<DateTime<Utc>>,
     /// Consumption and its caps.
     budget: BudgetView,
-    /// What it waits for.
-    #[schema(value_type = Vec<Object>)]
-    pending: [Value; 0],
+    /// What it waits for; listed for one run, empty in lists of runs.
+    pending: Vec<Pending>,
+}
+
+/// A call that keeps a run from going on.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct Pending {
+    /// The call.
+    call_id: Uuid,
+    /// `review`: a crash left its outcome unknown.
+    #[schema(example = "review")]
+    kind: &'static str,
+    /// The tool.
+    #[schema(example = "file_ops")]
+    tool: String,
+    /// What it was called with.
+    #[schema(value_type = Object)]
+    arguments: Value,
+    /// Why it waits.
+    reason: &'static str,
+    /// When it stops waiting by itself.
+    expires_at: Option<DateTime<Utc>>,
 }
 
 /// Consumption and its caps.
@@ -225,7 +247,7 @@ impl RunDetail {
         Self {
             kind: record.kind,
             budget: BudgetView { used, limits: limits.map(|a| narrowed(a.definition.governance.budget, &asked)) },
-            pending: [],
+            pending: Vec::new(),
             inputs: record.inputs.take(),
             overrides: record.overrides.take(),
             metadata: record.metadata.take(),
@@ -315,7 +337,26 @@ pub(crate) async fn get_run(
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    Ok(Json(RunDetail::of(run, &app)))
+    let needs_review = run.status == RunStatus::NeedsReview;
+    let mut detail = RunDetail::of(run, &app);
+    if needs_review {
+        let calls = app.store.tool_calls(&caller.tenant, id, &Page { limit: MAX_PENDING, after: None }).await?;
+        detail.pending = calls.into_iter().filter(|call| call.state == "unknown").map(Pending::from).collect();
+    }
+    Ok(Json(detail))
+}
+
+impl From<ToolCallRecord> for Pending {
+    fn from(call: ToolCallRecord) -> Self {
+        Self {
+            call_id: call.id,
+            kind: "review",
+            tool: call.tool,
+            arguments: call.arguments,
+            reason: "The service stopped while this call was executed: it is unknown whether it took effect.",
+            expires_at: None,
+        }
+    }
 }
 
 /// Why a run is cancelled.

@@ -231,7 +231,7 @@ async fn errors_panics_and_timeouts_are_results() {
     use CallFailure::{Panicked, Timeout, ToolError};
     let bench = bench(&full());
     let crashed = "Error: The tool crashed on this call; try other arguments or another tool.";
-    let late = "Error: The tool did not finish within 60 seconds and was stopped.";
+    let late = "Error: The tool did not finish within 60 seconds and was given up.";
     for (what, failure, content) in
         [("fail", ToolError, "Error: it did not work"), ("panic", Panicked, crashed), ("hang", Timeout, late)]
     {
@@ -258,13 +258,13 @@ async fn cancelling_a_run_ends_its_call_at_once() {
     });
     let (content, failure, audit) = outcome(finished.unwrap());
     assert_eq!(failure, Some(CallFailure::Cancelled));
-    assert_eq!(content, "Error: The run was cancelled during this call; it is unknown whether it took effect.");
+    assert_eq!(content, "Error: The run ended during this call; it is unknown whether it took effect.");
     let audit = audit.unwrap();
     assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("cancelled", Some(30)));
 
     let ready = bench.ready("look").await;
     let (content, ..) = outcome(bench.executor.execute(ready, &bench.scope, &cancel).await.unwrap());
-    assert_eq!(content, "Error: The run was cancelled during this call.", "a cancelled run executes nothing");
+    assert_eq!(content, "Error: The run ended during this call.", "a cancelled run executes nothing");
 }
 
 #[tokio::test]

@@ -3,8 +3,8 @@
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
-use std::sync::{Arc, OnceLock};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
 use secrecy::ExposeSecret;
 use serde_json::Value;
@@ -26,7 +26,7 @@ use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
-/// How long runs may still take after the last request was answered, however long that took.
+/// How long connections may stay open after the last run has ended.
 const LAST_WAIT: Duration = Duration::from_secs(2);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
@@ -106,35 +106,31 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 
-    let runtime = parts.runtime.clone();
-    let told = CancellationToken::new();
-    let stopped_at = Arc::new(OnceLock::new());
+    let (runtime, grace) = (parts.runtime.clone(), config.server.shutdown_grace);
+    let drained = CancellationToken::new();
     let draining = {
-        let (told, since) = (told.clone(), Arc::clone(&stopped_at));
+        let drained = drained.clone();
         async move {
             signals.first().await;
-            tracing::info!("stopping: no new runs, waiting for those in progress");
-            runtime.drain();
-            let _ = since.set(Instant::now());
-            told.cancel();
+            tracing::info!("draining: no new runs, waiting for those in progress");
+            runtime.drain(grace).await; // meanwhile reads, cancels and probes are answered
+            drained.cancel();
         }
     };
     let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(draining);
-    let grace = config.server.shutdown_grace;
-    let grace_over = async {
-        told.cancelled().await;
-        tokio::time::sleep(grace).await;
+    let last_answers = async {
+        drained.cancelled().await;
+        tokio::time::sleep(LAST_WAIT).await;
     };
     let outcome = tokio::select! {
         ended = server => ended.map_err(AppError::Serve),
-        () = grace_over => {
-            tracing::warn!("requests were still open when the grace period ended");
+        () = last_answers => {
+            tracing::warn!("connections were still open after the last run");
             Ok(())
         }
     };
     stop.cancel();
-    let used = stopped_at.get().map_or(Duration::ZERO, Instant::elapsed);
-    parts.runtime.leave(grace.saturating_sub(used).max(LAST_WAIT)).await;
+    parts.runtime.leave().await;
     parts.store.close().await;
     outcome
 }
@@ -184,7 +180,8 @@ pub async fn invoke(
             progress(&event);
         }
     }
-    parts.runtime.leave(config.server.shutdown_grace).await;
+    parts.runtime.drain(config.server.shutdown_grace).await;
+    parts.runtime.leave().await;
     parts.store.close().await;
     Ok(http::answer(&ended?))
 }

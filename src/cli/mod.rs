@@ -8,6 +8,7 @@ mod invoke;
 mod keys;
 
 use std::ffi::OsString;
+use std::io::{ErrorKind, Write as _};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
@@ -99,8 +100,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let SettingArgs { config, listen, database_url, agents_dir, log_format } = cli.settings;
     let command = cli.command.unwrap_or(Command::Serve);
     if matches!(command, Command::Openapi) {
-        println!("{}", http::openapi_json());
-        return Ok(ExitCode::SUCCESS);
+        return Ok(print(&http::openapi_json()));
     }
     let filter = if matches!(command, Command::Serve) { "info" } else { "warn" };
     telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
@@ -122,6 +122,14 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Openapi => {}
     }
     Ok(ExitCode::SUCCESS)
+}
+
+/// Writes a line to standard output; whoever closed it has read enough.
+fn print(text: &str) -> ExitCode {
+    match writeln!(std::io::stdout(), "{text}") {
+        Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::FAILURE,
+        _ => ExitCode::SUCCESS,
+    }
 }
 
 fn check(config: &Config, json: bool) -> ExitCode {

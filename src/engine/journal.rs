@@ -3,6 +3,8 @@
 //! It keeps the order of hand-overs and knows which are not durable yet. Where entries go is the
 //! runtime's business; when they must be durable is [`super::run`]'s.
 
+use std::collections::VecDeque;
+
 use futures::future::BoxFuture;
 
 use crate::event::{AuditRecord, Event};
@@ -42,26 +44,33 @@ pub type Ack = BoxFuture<'static, Result<(), AppendFailed>>;
 /// The journal of one run.
 pub struct Journal {
     append: Box<dyn FnMut(Entry) -> Ack + Send>,
-    in_flight: Vec<Ack>,
+    in_flight: VecDeque<Ack>,
 }
 
 impl Journal {
     /// `append` is called synchronously, in order, and must not block.
     pub fn new(append: impl FnMut(Entry) -> Ack + Send + 'static) -> Self {
-        Self { append: Box::new(append), in_flight: Vec::new() }
+        Self { append: Box::new(append), in_flight: VecDeque::new() }
     }
 
     /// Hands an entry over without waiting.
     pub fn append(&mut self, entry: Entry) {
         let ack = (self.append)(entry);
-        self.in_flight.push(ack);
+        self.in_flight.push_back(ack);
     }
 
     /// Waits until everything handed over is durable.
     pub async fn settle(&mut self) -> Result<(), AppendFailed> {
-        while let Some(ack) = self.in_flight.first_mut() {
-            ack.await?;
-            drop(self.in_flight.remove(0));
+        self.settle_but(0).await
+    }
+
+    /// Waits until everything but the `newest` entries is durable.
+    pub async fn settle_but(&mut self, newest: usize) -> Result<(), AppendFailed> {
+        while self.in_flight.len() > newest {
+            if let Some(ack) = self.in_flight.front_mut() {
+                ack.await?;
+            }
+            self.in_flight.pop_front();
         }
         Ok(())
     }

@@ -1,8 +1,9 @@
 //! The thin shell around the state machine: performs one step, journals what happened, asks again.
 //!
-//! It decides only *when* things must be durable: everything earlier before a model's answer is used,
-//! a call's `tool_call.started` before the tool runs (unless it only reads), everything before the
-//! end is told. A model call overlaps the commit of what came before it.
+//! It decides only *when* things must be durable: a call's `tool_call.started`, and all before it,
+//! before the tool runs (unless it only reads), and everything before the end is told. A model call
+//! overlaps the commit of what came before it; its answer is used when all but the newest entry is
+//! durable, so that a crash repeats two model calls at the most.
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -26,6 +27,9 @@ use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
+
+/// Entries that need not be durable yet when a model's answer is used.
+const MAY_LAG: usize = 1;
 
 /// How others reach a run that is under way.
 #[derive(Debug, Default)]
@@ -178,7 +182,7 @@ impl Run {
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: plan.temperature,
-            max_output_tokens: plan.max_output_tokens,
+            max_output_tokens: self.output_cap(),
             output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),
@@ -195,8 +199,14 @@ impl Run {
             Some(Ok(answer)) => vec![self.responded(answer, &request)],
             Some(Err(failure)) => self.state.model_failed(&fault(failure), Utc::now()),
         };
-        self.journal.settle().await?;
+        self.journal.settle_but(MAY_LAG).await?;
         Ok(self.record_all(happened)?)
+    }
+
+    /// The definition's cap, shrunk to what the token budget leaves.
+    fn output_cap(&self) -> Option<u32> {
+        let left = self.state.tokens_left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
     fn responded(&self, answer: Answer, request: &ModelRequest<'_>) -> RunEvent {

@@ -27,7 +27,7 @@ pub(crate) struct Liveness {
 /// Whether requests should be sent here.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// `ready` or `unavailable`.
+    /// `ready`, `draining` or `unavailable`.
     #[schema(example = "ready")]
     status: &'static str,
     checks: Checks,
@@ -76,6 +76,7 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
     let checks = Checks { store, serving };
     let (code, status) = match (checks.store, checks.serving) {
         ("ok", "ok") => (StatusCode::OK, "ready"),
+        ("ok", serving) => (StatusCode::SERVICE_UNAVAILABLE, serving),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
     };
     (code, Json(Readiness { status, checks, definitions: app.catalogue.problems() }))

@@ -22,7 +22,7 @@ use crate::store::ApiKeyRecord;
 
 /// A key to make.
 #[derive(Debug, Default, Deserialize, ToSchema)]
-#[serde(default, deny_unknown_fields)]
+#[serde(deny_unknown_fields)]
 pub(crate) struct NewKeyRequest {
     /// For people; 1 to 200 characters.
     #[schema(min_length = 1, max_length = 200, example = "ci")]

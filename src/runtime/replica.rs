@@ -40,21 +40,22 @@ impl Runtime {
         Ok(())
     }
 
-    /// Refuses new runs from now on.
-    pub fn drain(&self) {
-        self.inner.draining.store(true, Ordering::Relaxed);
-    }
-
-    /// Waits up to `grace` for the runs of this replica, then gives the rest back to the queue.
-    pub async fn leave(&self, grace: Duration) {
+    /// Refuses new runs from now on and waits up to `grace` for those of this replica; what takes
+    /// longer is stopped here and goes on elsewhere, or at the next start.
+    pub async fn drain(&self, grace: Duration) {
         let inner = &self.inner;
-        self.drain();
+        inner.draining.store(true, Ordering::Relaxed);
         inner.tasks.close();
         if tokio::time::timeout(grace, inner.tasks.wait()).await.is_err() {
             tracing::warn!(runs = inner.live.len(), "runs are still in progress; they are given back to the queue");
             inner.live.lose_all();
             inner.tasks.wait().await;
         }
+    }
+
+    /// Commits what is left and gives the leases back. Nothing runs here any more.
+    pub async fn leave(&self) {
+        let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
         if let Err(error) = inner.store.release(&inner.owner, None).await {
@@ -141,7 +142,7 @@ impl Runtime {
     async fn sweep(&self) -> Result<(), StoreError> {
         let settings = &self.inner.settings;
         let swept = self.inner.store.sweep(&self.inner.owner, settings.lease, settings.max_crashes).await?;
-        if swept.replicas > 0 {
+        if swept.requeued + swept.cancelled + swept.needs_review + swept.failed > 0 {
             tracing::warn!(?swept, "took over the runs of replicas that stopped");
         }
         Ok(())

@@ -99,7 +99,9 @@ impl Owned {
     pub(super) fn spawn(mut self, Tell { stored, end }: Tell) {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
-        runtime.inner.live.insert(id, Arc::clone(&control));
+        if stored.is_none() {
+            runtime.inner.live.insert(id, Arc::clone(&control));
+        }
         let task = async move {
             let ended = tokio::select! {
                 ended = AssertUnwindSafe(self.store_and_drive(stored)).catch_unwind() => ended,
@@ -134,6 +136,10 @@ impl Owned {
     async fn store_and_drive(&mut self, stored: Option<oneshot::Sender<Result<(), Stopped>>>) -> Result<(), Stopped> {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
+            if outcome.is_ok() {
+                // Not before: the id may be that of somebody else's run.
+                self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+            }
             let _ = stored.send(outcome.clone()); // who went away does not want to know
             outcome?;
         }

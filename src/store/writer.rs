@@ -19,7 +19,7 @@ use uuid::Uuid;
 use super::{RunWrite, Store, WriteOutcome};
 
 /// Writes in one commit, at most.
-const MAX_BATCH: usize = 512;
+const MAX_BATCH: usize = 128;
 /// Commits at the same time: one gathers on the disk while the next is on its way.
 const MAX_IN_FLIGHT: usize = 2;
 /// The pause before the first retry; it doubles up to [`LAST_PAUSE`], both with jitter.

@@ -189,6 +189,11 @@ impl Executor {
         };
         let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
             Ok(actions) => actions,
+            // What a call would do cannot be told, so it cannot be judged: a check that cannot decide blocks.
+            Err(Failure::Told(CallFailure::ToolError, message)) => {
+                let shown_arguments = shown(&arguments, canonical);
+                return Ok(Prepared::Answered(stopped(call, Decision::Blocked, "actions", message, shown_arguments)));
+            }
             Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
             Err(Failure::Fatal(message)) => return Err(fatal(&call.name, message, fault(call.id, &call.name), None)),
         };

@@ -138,7 +138,7 @@ fn outcome(finished: Finished) -> (String, Option<CallFailure>, Option<AuditReco
 
 #[tokio::test]
 async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
-    use CallFailure::{InvalidArguments, ToolError, UnknownTool};
+    use CallFailure::{InvalidArguments, UnknownTool};
     let bench = bench(&full());
     let deep = "[".repeat(500);
     #[rustfmt::skip]
@@ -155,12 +155,21 @@ async fn what_the_model_got_wrong_is_answered_before_anything_is_decided() {
         ("probe", "",                          InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: \"do\" is a required property"),
         ("probe", r#"{"do": 1, "n": 0}"#,      InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at /do: value is not of type \"string\"\n- at /n: value is less than the minimum of 1"),
         ("probe", r#"{"do": "x", "z": 1}"#,    InvalidArguments, "Error: The arguments do not match the tool's schema:\n- at the arguments: Additional properties are not allowed ('z' was unexpected)"),
-        ("probe", r#"{"do": "fail early"}"#,   ToolError,        "Error: no such thing"),
     ];
     for (name, arguments, failure, content) in table {
         let answer = bench.answered(name, arguments).await;
         assert_eq!(answer, (content.to_owned(), Some(failure), None), "{name} {arguments}");
     }
+}
+
+#[tokio::test]
+async fn what_cannot_be_judged_is_blocked_and_audited() {
+    let bench = bench(&full());
+    let (content, failure, audit) = bench.answered("probe", r#"{"do": "fail early"}"#).await;
+    let audit = audit.unwrap();
+    assert_eq!((content.as_str(), failure), ("Error: no such thing", None));
+    assert_eq!((audit.rule.as_str(), audit.decision.as_str()), ("actions", "blocked"));
+    assert_eq!(audit.reason.as_deref(), Some("no such thing"));
 }
 
 #[tokio::test]

@@ -285,7 +285,7 @@ fn limits() -> Vec<Row> {
         ),
         (
             "tokens",
-            limited(text(), |_, b| b.max_total_tokens = Some(30)),
+            limited(text(), |_, b| b.max_total_tokens = Some(285)),
             vec![Calls(vec!["a"])],
             "budget_exceeded",
             (1, 2, 2),
@@ -295,7 +295,7 @@ fn limits() -> Vec<Row> {
             limited(text(), |_, b| b.max_tool_calls = 3),
             vec![Calls(vec!["a", "b"])],
             "budget_exceeded",
-            (1, 2, 4),
+            (1, 2, 3),
         ),
         (
             "calls beyond the cap are answered, not executed",

@@ -216,10 +216,14 @@ impl Service {
         self.process.child.kill().await.unwrap();
     }
 
-    /// SIGTERM; answers the exit code.
-    pub async fn terminate(&mut self) -> Option<i32> {
+    /// Sends a signal, e.g. `TERM`.
+    pub async fn signal(&self, name: &str) {
         let pid = self.process.child.id().unwrap().to_string();
-        assert!(Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
+    }
+
+    /// Waits for the end of the process.
+    pub async fn exit_code(&mut self) -> Option<i32> {
         self.process.child.wait().await.unwrap().code()
     }
 

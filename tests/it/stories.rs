@@ -14,6 +14,8 @@ on_both_stores! {
     what_the_gate_refuses_is_told_to_the_model,
     a_request_can_only_narrow,
     cancel_reaches_a_hanging_model_call,
+    a_taken_run_id_harms_nobody,
+    more_runs_than_there_is_room_for_are_refused,
     cancel_is_the_same_twice_and_after_the_end,
     a_killed_service_resumes_its_runs,
     a_terminated_service_hands_its_runs_on,
@@ -240,7 +242,7 @@ steps:
     let calls = service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
     let calls = calls["data"].as_array().unwrap();
     let states: Vec<&str> = calls.iter().map(|c| c["state"].as_str().unwrap()).collect();
-    assert_eq!(states, ["denied", "failed", "denied", "failed", "failed", "failed"], "{calls:#?}");
+    assert_eq!(states, ["denied", "denied", "denied", "failed", "failed", "failed"], "{calls:#?}");
     assert!(calls.iter().all(|c| c["is_error"] == json!(true)));
     assert_eq!(calls[3]["result"], "Error: Unknown tool nobody");
     assert_eq!(run["tool_calls_made"], 6);
@@ -310,6 +312,28 @@ async fn cancel_reaches_a_hanging_model_call(db: Db) {
     assert_eq!(run["error"]["context"], json!({"phase": "model_call", "reason": "changed my mind"}));
 }
 
+async fn a_taken_run_id_harms_nobody(db: Db) {
+    let service = sleeper().start(db).await;
+    let (id, call) = hanging(&service, 10).await;
+    let body = json!({"inputs": {"task": "x"}, "run_id": id});
+    let second = service.post("/v1/agents/sleeper/invoke-iterative", &body).await;
+    assert_eq!((second.status.as_u16(), &second.body["code"]), (409, &json!("RUN_ID_TAKEN")));
+    assert_eq!(service.get(&format!("/v1/runs/{id}")).await.body["status"], "running", "the first one goes on");
+    assert_eq!(service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await.status, 202);
+    assert_eq!(call.await.unwrap()["status"], "cancelled", "and still hears");
+}
+
+async fn more_runs_than_there_is_room_for_are_refused(db: Db) {
+    let service = sleeper().config("[runtime]\nmax_concurrent_runs = 1").start(db).await;
+    let (id, call) = hanging(&service, 11).await;
+    let body = json!({"inputs": {"task": "x"}});
+    let refused = service.post("/v1/agents/sleeper/invoke-iterative", &body).await;
+    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("OVERLOADED")));
+    assert!(refused.headers.contains_key("retry-after"));
+    service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await;
+    assert_eq!(call.await.unwrap()["status"], "cancelled");
+}
+
 async fn cancel_is_the_same_twice_and_after_the_end(db: Db) {
     let service = sleeper().start(db).await;
     let (id, call) = hanging(&service, 8).await;
@@ -362,7 +386,12 @@ async fn a_terminated_service_hands_its_runs_on(db: Db) {
     let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await });
     service.until("/v1/runs", |runs| runs["data"][0]["iterations"] == 1).await;
-    assert_eq!(service.terminate().await, Some(0), "{}", service.log());
+    service.signal("TERM").await;
+    let draining = service.until("/readyz", |ready| ready["status"] != "ready").await;
+    assert_eq!(draining["status"], "draining", "{draining:#}");
+    let refused = service.post("/v1/agents/reader/invoke-iterative", &body).await;
+    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("DRAINING")));
+    assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
     let answer = call.await.unwrap();
     assert_eq!(
         (answer.status.as_u16(), &answer.body["status"]),

@@ -14,6 +14,9 @@ use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
 use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
 
+/// A model call is not worth making with less of the token budget left than this.
+const LEAST_TOKENS: u64 = 256;
+
 /// A model call that failed for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct ModelFault {
@@ -80,6 +83,12 @@ impl State {
         events
     }
 
+    /// What the token budget leaves; `None` without one.
+    pub fn tokens_left(&self) -> Option<u64> {
+        let max = self.rules.budget.max_total_tokens?;
+        Some(max.saturating_sub(self.totals.usage.total_tokens()))
+    }
+
     fn choice(&self) -> ToolChoice {
         if self.single_shot {
             return ToolChoice::Auto;
@@ -98,7 +107,7 @@ impl State {
         let budget = &self.rules.budget;
         let end = if self.failures_in_a_row >= limits.error_threshold {
             self.too_many_failures(now)
-        } else if budget.max_total_tokens.is_some_and(|max| totals.usage.total_tokens() >= max) {
+        } else if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
             self.over_budget(now, "max_total_tokens", totals.usage.total_tokens(), budget.max_total_tokens)
         } else if totals.iterations >= limits.max_iterations {
             self.too_many_iterations(now, totals.iterations, limits.max_iterations)

@@ -84,7 +84,7 @@ async fn a_refused_write_fails_alone(db: Db) {
         appends.spawn(drive(writer.clone(), Script::owned()));
     }
     // The same iteration twice: a row that the database refuses.
-    assert_eq!(writer.append(bad.write(vec![responded(1, &[])])).await, Err(AppendError::Unavailable));
+    assert_eq!(writer.append(bad.write(vec![responded(1, &[])])).await, Err(AppendError::Refused));
     assert!(appends.join_all().await.iter().all(Result::is_ok));
     assert!(writer.is_available());
     assert_eq!(db.journal(bad.id).await.len(), 3);

@@ -25,13 +25,15 @@ use crate::store::ApiKeyRecord;
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewKeyRequest {
     /// For people; 1 to 200 characters.
-    #[schema(min_length = 1, max_length = 200, example = "ci")]
+    #[serde(default)]
+    #[schema(required, min_length = 1, max_length = 200, example = "ci")]
     name: String,
     /// The tenant that it acts for; the caller's where absent.
     #[schema(pattern = "^[a-z0-9][a-z0-9_-]{0,63}$", example = "default")]
     tenant: Option<String>,
     /// What it may do.
-    #[schema(min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    #[serde(default)]
+    #[schema(required, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When it stops working; never where absent.
     #[schema(example = json!(null))]

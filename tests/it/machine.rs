@@ -305,7 +305,7 @@ fn limits() -> Vec<Row> {
             (1, 2, 4),
         ),
         ("three failures in a row", text(), vec![Calls(vec!["bad"])], "error", (1, 3, 3)),
-        ("failures within one response", text(), vec![Calls(vec!["bad", "bad", "bad", "a"])], "error", (1, 1, 4)),
+        ("failures within one response", text(), vec![Calls(vec!["bad", "bad", "bad", "a"])], "error", (1, 1, 3)),
         (
             "a success resets the count",
             text(),

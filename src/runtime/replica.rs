@@ -132,7 +132,9 @@ impl Runtime {
         while let Some(id) = abandoned.pop() {
             if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
                 abandoned.push(id);
-                abandoned.into_iter().for_each(|id| self.inner.live.abandon(id));
+                for id in abandoned {
+                    self.inner.live.abandon(id);
+                }
                 return Err(error);
             }
         }

@@ -1,7 +1,7 @@
 //! The words of a run: its kind, status, limits, outcome and totals.
 //!
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
-//! only ever get narrower ([`Limits::narrowed_by`]).
+//! only ever get narrower ([`Budget::narrowed_by`]).
 
 use std::collections::BTreeSet;
 
@@ -330,6 +330,20 @@ pub struct Budget {
 impl Default for Budget {
     fn default() -> Self {
         Self { max_iterations: 100, max_duration_seconds: 3600, max_tool_calls: 200, max_total_tokens: None }
+    }
+}
+
+impl Budget {
+    /// The smaller of two caps, one by one.
+    #[must_use]
+    pub fn narrowed_by(self, wanted: &BudgetOverrides) -> Self {
+        let least = |defined: u64, wanted: Option<u64>| wanted.map_or(defined, |wanted| wanted.min(defined));
+        Self {
+            max_iterations: least(self.max_iterations, wanted.max_iterations),
+            max_duration_seconds: least(self.max_duration_seconds, wanted.max_duration_seconds),
+            max_tool_calls: least(self.max_tool_calls, wanted.max_tool_calls),
+            max_total_tokens: self.max_total_tokens.into_iter().chain(wanted.max_total_tokens).min(),
+        }
     }
 }
 

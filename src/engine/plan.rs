@@ -223,18 +223,27 @@ fn tool_choice(
     Err(refused("/tool_choice", problem))
 }
 
+/// Refuses what a request may not ask for.
+fn at_least<T: PartialOrd + Copy + std::fmt::Display>(
+    field: &str,
+    wanted: Option<T>,
+    least: T,
+) -> Result<(), PlanError> {
+    match wanted {
+        Some(wanted) if wanted < least => Err(refused(field, format!("{} must be at least {least}", &field[1..]))),
+        _ => Ok(()),
+    }
+}
+
 /// The smaller of two, where the request's is in range.
-fn narrowed<T: PartialOrd + Copy + std::fmt::Display>(
+fn narrowed<T: Ord + Copy + std::fmt::Display>(
     field: &str,
     defined: T,
     wanted: Option<T>,
     least: T,
 ) -> Result<T, PlanError> {
-    match wanted {
-        Some(wanted) if wanted < least => Err(refused(field, format!("{} must be at least {least}", &field[1..]))),
-        Some(wanted) if wanted < defined => Ok(wanted),
-        _ => Ok(defined),
-    }
+    at_least(field, wanted, least)?;
+    Ok(wanted.map_or(defined, |wanted| wanted.min(defined)))
 }
 
 fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
@@ -265,19 +274,8 @@ fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
 
 fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
     let Some(wanted) = &o.budget else { return Ok(budget) };
-    Ok(Budget {
-        max_iterations: narrowed("/budget/max_iterations", budget.max_iterations, wanted.max_iterations, 1)?,
-        max_duration_seconds: narrowed(
-            "/budget/max_duration_seconds",
-            budget.max_duration_seconds,
-            wanted.max_duration_seconds,
-            1,
-        )?,
-        max_tool_calls: narrowed("/budget/max_tool_calls", budget.max_tool_calls, wanted.max_tool_calls, 0)?,
-        max_total_tokens: match (budget.max_total_tokens, wanted.max_total_tokens) {
-            (None, Some(0)) => return Err(refused("/budget/max_total_tokens", "max_total_tokens must be at least 1")),
-            (None, wanted) => wanted,
-            (Some(defined), wanted) => Some(narrowed("/budget/max_total_tokens", defined, wanted, 1)?),
-        },
-    })
+    at_least("/budget/max_iterations", wanted.max_iterations, 1)?;
+    at_least("/budget/max_duration_seconds", wanted.max_duration_seconds, 1)?;
+    at_least("/budget/max_total_tokens", wanted.max_total_tokens, 1)?;
+    Ok(budget.narrowed_by(wanted))
 }

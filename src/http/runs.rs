@@ -17,7 +17,7 @@ use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::{Code, Problem};
 use super::{App, Shared};
 use crate::message::Usage;
-use crate::run::{Budget, BudgetOverrides, Overrides, RunError, RunKind, RunStatus, TerminationReason};
+use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason};
 use crate::store::{CancelOutcome, Page, RunFilter, RunRecord, ToolCallRecord};
 
 /// Calls of a parked run that are looked through.
@@ -246,7 +246,7 @@ impl RunDetail {
         let asked = Overrides::deserialize(&record.overrides).unwrap_or_default().budget.unwrap_or_default();
         Self {
             kind: record.kind,
-            budget: BudgetView { used, limits: limits.map(|a| narrowed(a.definition.governance.budget, &asked)) },
+            budget: BudgetView { used, limits: limits.map(|a| a.definition.governance.budget.narrowed_by(&asked)) },
             pending: Vec::new(),
             inputs: record.inputs.take(),
             overrides: record.overrides.take(),
@@ -259,16 +259,6 @@ impl RunDetail {
             finished_at: record.finished_at,
             run: record.into(),
         }
-    }
-}
-
-fn narrowed(budget: Budget, asked: &BudgetOverrides) -> Budget {
-    let least = |set: u64, asked: Option<u64>| asked.map_or(set, |asked| asked.min(set));
-    Budget {
-        max_iterations: least(budget.max_iterations, asked.max_iterations),
-        max_duration_seconds: least(budget.max_duration_seconds, asked.max_duration_seconds),
-        max_tool_calls: least(budget.max_tool_calls, asked.max_tool_calls),
-        max_total_tokens: budget.max_total_tokens.into_iter().chain(asked.max_total_tokens).min(),
     }
 }
 

@@ -3,6 +3,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::run::BudgetOverrides;
 
 fn record(kind: RunKind) -> RunRecord {
     let at = DateTime::from_timestamp(1_769_860_800, 0).unwrap();
@@ -84,12 +85,12 @@ fn without_a_price_the_cost_is_null_and_not_nothing() {
 #[test]
 fn a_request_only_narrows_the_caps_that_are_shown() {
     let asked = BudgetOverrides { max_tool_calls: Some(7), max_iterations: Some(5000), ..BudgetOverrides::default() };
-    let shown = narrowed(Budget::default(), &asked);
+    let shown = Budget::default().narrowed_by(&asked);
     assert_eq!(shown, Budget { max_tool_calls: 7, ..Budget::default() });
     let capped = Budget { max_total_tokens: Some(50), ..Budget::default() };
     let asked = BudgetOverrides { max_total_tokens: Some(60), ..BudgetOverrides::default() };
-    assert_eq!(narrowed(capped, &asked).max_total_tokens, Some(50));
-    assert_eq!(narrowed(Budget::default(), &asked).max_total_tokens, Some(60));
+    assert_eq!(capped.narrowed_by(&asked).max_total_tokens, Some(50));
+    assert_eq!(Budget::default().narrowed_by(&asked).max_total_tokens, Some(60));
 }
 
 #[test]

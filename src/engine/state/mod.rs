@@ -18,7 +18,7 @@ use super::plan::Rules;
 use crate::event::{Ending, RunEvent};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use crate::providers::ToolChoice;
-use crate::run::{RunStatus, Totals};
+use crate::run::Totals;
 
 pub use decide::ModelFault;
 pub use fold::FoldError;
@@ -198,15 +198,6 @@ impl State {
         match &self.phase {
             Phase::Ended { ending, at } => Some((ending, *at)),
             _ => None,
-        }
-    }
-
-    /// Queued before it starts, then running, then the terminal status.
-    pub fn status(&self) -> RunStatus {
-        match &self.phase {
-            Phase::Opening => RunStatus::Queued,
-            Phase::Ended { ending, .. } => ending.outcome.status(),
-            _ => RunStatus::Running,
         }
     }
 

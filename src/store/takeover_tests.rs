@@ -70,12 +70,12 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         created_at: DateTime::UNIX_EPOCH,
         started_at: Some(DateTime::UNIX_EPOCH),
         finished_at: None,
-        deadline_at: None,
         owner: Some("dead".into()),
         epoch: 4,
         crash_count: 0,
         cancel_requested_at: None,
         cancel_reason: None,
+        traceparent: None,
     };
     let tail: Vec<Event> =
         (3..).zip(tail).map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what }).collect();

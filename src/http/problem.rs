@@ -31,9 +31,11 @@ pub(crate) enum Code {
     RequestTimeout,
     RunIdTaken,
     PayloadTooLarge,
+    UriTooLong,
     UnsupportedMediaType,
     InvalidInputs,
     InvalidOverride,
+    HeadersTooLarge,
     Internal,
     Overloaded,
     Draining,
@@ -55,11 +57,15 @@ impl Code {
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
+            Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
             Self::UnsupportedMediaType => {
                 ("UNSUPPORTED_MEDIA_TYPE", StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type")
             }
             Self::InvalidInputs => ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs"),
             Self::InvalidOverride => ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override"),
+            Self::HeadersTooLarge => {
+                ("HEADERS_TOO_LARGE", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large")
+            }
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
             Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
             Self::Draining => ("DRAINING", StatusCode::SERVICE_UNAVAILABLE, "Shutting down"),

@@ -6,6 +6,7 @@
 mod api;
 mod commands;
 mod faults;
+mod hardening;
 mod house;
 mod machine;
 mod mock_model;

@@ -30,6 +30,7 @@ pub(crate) enum Code {
     NotAcceptable,
     RequestTimeout,
     RunIdTaken,
+    IdempotencyMismatch,
     PayloadTooLarge,
     UriTooLong,
     UnsupportedMediaType,
@@ -63,6 +64,9 @@ impl Code {
             }
             Self::InvalidInputs => ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs"),
             Self::InvalidOverride => ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override"),
+            Self::IdempotencyMismatch => {
+                ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
+            }
             Self::HeadersTooLarge => {
                 ("HEADERS_TOO_LARGE", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large")
             }
@@ -242,6 +246,7 @@ impl From<StartError> for Problem {
         let code = match error {
             StartError::UnknownAgent(_) => Code::NotFound,
             StartError::RunIdTaken(_) => Code::RunIdTaken,
+            StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),

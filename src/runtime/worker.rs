@@ -129,6 +129,9 @@ impl Owned {
                     self.runtime.interrupt(&self.head, "the service failed while running it".into()).await;
                 }
             }
+            let runtime = self.runtime.clone();
+            drop(self); // and with it its slot
+            runtime.inner.queue.worker_freed();
         };
         runtime.inner.tasks.spawn(task);
     }
@@ -251,7 +254,7 @@ fn failed(error: AppendError) -> AppendFailed {
     }
 }
 
-fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
+pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
     RunWrite {
         run_id: head.new.id,
         epoch: head.epoch,
@@ -279,7 +282,8 @@ fn head_of(claimed: &ClaimedRun) -> Head {
         parent_run_id: row.parent_run_id,
         metadata: row.metadata.clone(),
         created_at: row.created_at,
-        deadline_at: row.deadline_at,
+        idempotency: None, // written once, with the row
+        traceparent: row.traceparent.clone(),
     };
     let scopes = claimed.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
@@ -321,7 +325,7 @@ fn record(head: &Head, state: &State) -> Option<RunRecord> {
         created_at: new.created_at,
         started_at: state.started_at(),
         finished_at: Some(finished_at),
-        deadline_at: new.deadline_at,
+        traceparent: new.traceparent.clone(),
         owner: None,
         epoch: head.epoch,
         last_seq: state.last_seq(),

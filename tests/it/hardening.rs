@@ -403,6 +403,8 @@ async fn a_drain_answers_every_run_in_progress() {
     service.until(&running, |page| page["data"].as_array().is_some_and(|runs| runs.len() == RUNS)).await;
     let mut resting = send(&service, get("/healthz")).await;
     assert_eq!(one_answer(&mut resting).await.status, 200);
+    let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
+    assert_eq!(http2.get(service.url("/healthz")).send().await.unwrap().status(), 200);
     service.signal("TERM").await;
     service.until("/readyz", |ready| ready["status"] == "draining").await;
     let late = service.post("/v1/agents/sleeper/invoke", &json!({"inputs": {}})).await;

@@ -188,11 +188,6 @@ fn errors_in_the_file_name_file_line_and_key() {
             "conf/toolloop.toml:2: server.shutdown_grace: invalid type: integer `30`, expected a string",
         ),
         (
-            "[server]\nheader_timeout = \"2h\"",
-            "conf/toolloop.toml:2: server.header_timeout: \"2h\" is not between 100ms and 3600s",
-        ),
-        ("[server]\nmax_connections = 0", "conf/toolloop.toml:2: server.max_connections: 0 is not between 1 and 1000000"),
-        (
             "[runtime]\nlease = \"1999ms\"",
             "conf/toolloop.toml:2: runtime.lease: \"1999ms\" is not between 2s and 3600s",
         ),

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod calling;
 mod commands;
 mod faults;
 mod hardening;
@@ -16,3 +17,4 @@ mod samples;
 mod service;
 mod store;
 mod stories;
+mod streaming;

@@ -106,7 +106,11 @@ impl Store for Away {
     }
 }
 
-const SETTINGS: HttpSettings = HttpSettings { body_limit: 1024, request_timeout: Duration::from_millis(10) };
+const SETTINGS: HttpSettings = HttpSettings {
+    body_limit: 1024,
+    body_timeout: Duration::from_secs(30),
+    request_timeout: Duration::from_millis(10),
+};
 
 fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {

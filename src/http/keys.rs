@@ -20,6 +20,9 @@ use crate::run::Caller;
 use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
 
+/// The highest rate limit and burst, as for the service's defaults.
+const MAX_RATE: u32 = 1_000_000_000;
+
 /// A key to make.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
@@ -39,10 +42,10 @@ pub(crate) struct NewKeyRequest {
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
     /// Invocations and tool calls a minute; the service's default where absent.
-    #[schema(minimum = 1, example = 60)]
+    #[schema(minimum = 1, maximum = 1_000_000_000, example = 60)]
     rate_limit_per_minute: Option<u32>,
     /// Burst; the service's default where absent.
-    #[schema(minimum = 1, example = 10)]
+    #[schema(minimum = 1, maximum = 1_000_000_000, example = 10)]
     rate_limit_burst: Option<u32>,
 }
 
@@ -50,21 +53,30 @@ pub(crate) struct NewKeyRequest {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 pub(crate) struct KeyView {
+    /// The part of the key that is no secret.
     #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
+    /// For people.
     #[schema(example = "ci")]
     name: String,
+    /// The tenant that it acts for.
     #[schema(example = "default")]
     tenant: String,
+    /// What it may do.
     #[schema(example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
+    /// When it was made.
     created_at: DateTime<Utc>,
+    /// When it stops working; null where it does not.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
+    /// When it was revoked; null where it was not.
     #[schema(example = json!(null))]
     revoked_at: Option<DateTime<Utc>>,
+    /// Invocations and tool calls a minute; null where the service's default holds.
     #[schema(example = 60)]
     rate_limit_per_minute: Option<u32>,
+    /// Burst; null where the service's default holds.
     #[schema(example = 10)]
     rate_limit_burst: Option<u32>,
 }
@@ -111,8 +123,9 @@ fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
         expect(keys::is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
     }
     expect(request.expires_at.is_none_or(|expiry| expiry > now), "/expires_at", "must be in the future");
-    expect(request.rate_limit_per_minute != Some(0), "/rate_limit_per_minute", "must be at least 1");
-    expect(request.rate_limit_burst != Some(0), "/rate_limit_burst", "must be at least 1");
+    let is_rate = |rate: Option<u32>| rate.is_none_or(|rate| (1..=MAX_RATE).contains(&rate));
+    expect(is_rate(request.rate_limit_per_minute), "/rate_limit_per_minute", "must be from 1 to 1000000000");
+    expect(is_rate(request.rate_limit_burst), "/rate_limit_burst", "must be from 1 to 1000000000");
     faults
 }
 

@@ -181,7 +181,7 @@ impl TerminationReason {
 /// What a caller learns of a run that did not complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunError {
-    /// Stable code, see [`TerminationReason::code`].
+    /// Stable code; each termination reason has one.
     pub code: String,
     /// One sentence for a person.
     pub message: String,
@@ -454,7 +454,7 @@ impl Caller {
 #[schema(as = RunOverrides)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overrides {
-    /// `provider/model`; one that the definition names.
+    /// `provider/model`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// 0 to 2.

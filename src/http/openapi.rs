@@ -13,7 +13,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
-use utoipa::openapi::schema::{AdditionalProperties, AllOf, Array, Object, Schema};
+use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object, Schema};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server};
@@ -21,6 +21,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::{Code, ProblemBody};
 use super::schemas;
+use super::vocabulary::OpenApiDocument;
 
 /// What the operations are about.
 const TAGS: [(&str, &str); 6] = [
@@ -37,7 +38,7 @@ const TAGS: [(&str, &str); 6] = [
 /// The OpenAPI description of the service.
 #[utoipa::path(
     get, path = "/openapi.json", operation_id = "get_openapi_document", tag = "health",
-    responses((status = 200, description = "An OpenAPI 3.1 document.", body = Object, example = json!({"openapi": "3.1.0"}))),
+    responses((status = 200, description = "An OpenAPI 3.1 document.", body = OpenApiDocument)),
 )]
 pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
     static JSON: OnceLock<Bytes> = OnceLock::new();
@@ -88,7 +89,8 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
 fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     for (name, schema) in schemas {
         if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
-            page.properties.insert("data".into(), Array::new(Ref::from_schema_name(row)).into());
+            let rows = ArrayBuilder::new().items(Ref::from_schema_name(row)).description(Some("The rows."));
+            page.properties.insert("data".into(), rows.into());
         }
     }
 }

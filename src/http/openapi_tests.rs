@@ -138,11 +138,11 @@ fn nothing_worth_a_name_is_nameless() {
         assert!(!name.contains('_'), "{name}");
         let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
         for (property, schema) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
+            assert!(schema["default"].is_null(), "{name}.{property}: a default makes generators ask for it");
             if schema["enum"].is_array() || schema["properties"].is_object() {
                 nameless.push(format!("{name}.{property}"));
             }
         }
-        assert!(!schema.to_string().contains("\"default\""), "{name}: a default makes generators ask for a property");
     }
     assert!(nameless.is_empty(), "give these a type: {nameless:?}");
 }

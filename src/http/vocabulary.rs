@@ -80,6 +80,8 @@ open_objects! {
     RunMetadata of Some(Type::String), like json!({"ticket": "42"});
     /// What happened, by the type of the event.
     EventData of None, like json!({"attempt": 1});
+    /// An OpenAPI 3.1 document.
+    OpenApiDocument of None, like json!({"openapi": "3.1.0"});
     /// A JSON Schema (2020-12).
     JsonSchema of None, like json!({"type": "object"});
 }

@@ -84,7 +84,8 @@ impl Terms {
         match self.preference {
             Preference { respond_async: true, wait: None } => Mode::Queued,
             // What is acknowledged before its end must be stored by then.
-            _ if self.wants_events() || self.takes_accepted() => Mode::Stored,
+            _ if self.wants_events() => Mode::Followed,
+            _ if self.takes_accepted() => Mode::Stored,
             Preference { .. } => Mode::Now,
         }
     }

@@ -97,6 +97,8 @@ pub enum Delta {
         /// The next piece of the arguments; may be empty.
         arguments: String,
     },
+    /// The try failed and is repeated: what came so far does not count. Sent by the router.
+    Restarted,
 }
 
 /// Who follows an answer, if anybody does. Never blocks.

@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
+use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError};
 
 /// Upper end of the first wait.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -169,6 +169,7 @@ impl Router {
                 });
             };
             tracing::warn!(provider = route.provider, model = route.model, %error, ?wait, "model call is repeated");
+            request.deltas.send(Delta::Restarted);
             sleep(wait).await;
             retries += 1;
             request.step += 1;

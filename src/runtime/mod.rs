@@ -5,6 +5,7 @@
 //! inside a run the engine's.
 
 mod bus;
+mod deltas;
 mod follow;
 pub mod keys;
 mod live;
@@ -33,7 +34,7 @@ use crate::store::writer::Writer;
 use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
 use crate::tools::registry::Registry;
 
-pub use bus::Published;
+pub use bus::{News, Published};
 pub use follow::Follower;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};

@@ -12,7 +12,8 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
-use super::Runtime;
+use super::deltas::pieces_for;
+use super::{Follower, Runtime};
 use crate::drivers::Native;
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
@@ -46,7 +47,9 @@ pub(super) struct Owned {
 #[derive(Default)]
 pub(super) struct Tell {
     /// Told once the run's row is stored, or cannot be.
-    pub(super) stored: Option<oneshot::Sender<Result<(), Stopped>>>,
+    pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
+    /// Whether the one who is told that wants to follow the run.
+    pub(super) is_followed: bool,
     /// Told the end; dropped where this replica does not see it.
     pub(super) end: Option<oneshot::Sender<RunRecord>>,
 }
@@ -86,6 +89,10 @@ impl Owned {
             driver: &Native,
             control: Arc::new(RunControl::default()),
             lease: Arc::clone(&runtime.inner.lease),
+            audience: {
+                let (bus, id) = (Arc::clone(&runtime.inner.bus), head.new.id);
+                Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
+            },
             journal: journal(runtime, &head, is_new),
             inputs: Arc::clone(&head.new.inputs),
             state,
@@ -96,7 +103,7 @@ impl Owned {
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
-    pub(super) fn spawn(mut self, Tell { stored, end }: Tell) {
+    pub(super) fn spawn(mut self, Tell { stored, is_followed, end }: Tell) {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
@@ -104,7 +111,7 @@ impl Owned {
         }
         let task = async move {
             let ended = tokio::select! {
-                ended = AssertUnwindSafe(self.store_and_drive(stored)).catch_unwind() => ended,
+                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced))),
             };
             self.runtime.inner.live.remove(id, &control);
@@ -136,14 +143,20 @@ impl Owned {
         runtime.inner.tasks.spawn(task);
     }
 
-    async fn store_and_drive(&mut self, stored: Option<oneshot::Sender<Result<(), Stopped>>>) -> Result<(), Stopped> {
+    async fn store_and_drive(
+        &mut self,
+        stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
+        is_followed: bool,
+    ) -> Result<(), Stopped> {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
                 // Not before: the id may be that of somebody else's run.
                 self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
             }
-            let _ = stored.send(outcome.clone()); // who went away does not want to know
+            let follower = (outcome.is_ok() && is_followed)
+                .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
+            let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
             outcome?;
         }
         self.run.drive().await

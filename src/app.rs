@@ -13,7 +13,7 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Model};
+use crate::config::{AuthMode, Config, Exposed, Model};
 use crate::event::Event;
 use crate::http::{self, Auth, HttpSettings, HttpState};
 use crate::providers::openai::{OpenAi, OpenAiSettings};
@@ -101,8 +101,15 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             AuthMode::None => Auth::None,
         },
     };
-    let settings =
-        HttpSettings { body_limit: config.server.body_limit, request_timeout: config.server.request_timeout };
+    let settings = HttpSettings {
+        body_limit: config.server.body_limit,
+        request_timeout: config.server.request_timeout,
+        expose: http::Exposed {
+            metrics: config.server.expose.contains(&Exposed::Metrics),
+            docs: config.server.expose.contains(&Exposed::Docs),
+            console: config.server.expose.contains(&Exposed::Console),
+        },
+    };
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 

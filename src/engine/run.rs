@@ -22,7 +22,7 @@ use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError
 use crate::message::{Turn, Usage};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{FailureKind, ModelRequest, ToolChoice};
-use crate::run::{Effect, TerminationReason};
+use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
 /// A read that takes longer than this is journalled as started before it has ended.
@@ -86,6 +86,8 @@ pub struct Run {
     pub driver: &'static dyn Driver,
     /// Its inputs.
     pub inputs: Arc<Value>,
+    /// Its place in a trace.
+    pub trace: TraceContext,
     /// How others reach it.
     pub control: Arc<RunControl>,
     /// Whether this replica may act.
@@ -174,6 +176,7 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
+        let chat = SpanPlace::Chat { attempt: self.state.attempt(), iteration: self.state.iteration() };
         let base = ModelRequest {
             model: &plan.model,
             conversation: self.state.conversation(),
@@ -186,6 +189,7 @@ impl Run {
             output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),
+            trace: Some(self.trace.span(chat)),
         };
         let request = self.driver.request(base, choice);
         let answer = tokio::select! {

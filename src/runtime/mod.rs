@@ -28,7 +28,7 @@ use crate::engine::{FoldError, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
-use crate::store::writer::Writer;
+use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
 use crate::tools::registry::Registry;
 
@@ -52,6 +52,8 @@ pub struct Settings {
     pub max_crashes: u32,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
+    /// The share of traces that are recorded, of those that begin here; 0..=1.
+    pub sample_ratio: f64,
 }
 
 struct Inner {
@@ -81,19 +83,24 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Puts the parts together; [`Runtime::join`] makes this process a replica.
+    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told of
+    /// what this replica writes once it is durable.
     pub fn new(
         store: Arc<dyn Store>,
         catalogue: Arc<Catalogue>,
         router: Arc<Router>,
         registry: Arc<Registry>,
         settings: Settings,
+        observer: OnDurable,
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let bus = Arc::<bus::Bus>::default();
         let on_durable = {
             let bus = Arc::clone(&bus);
-            Arc::new(move |write: &RunWrite| bus.publish(write.run_id, &write.events))
+            Arc::new(move |write: &RunWrite| {
+                bus.publish(write.run_id, &write.events);
+                observer(write);
+            })
         };
         let inner = Inner {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience, on_durable),
@@ -130,6 +137,11 @@ impl Runtime {
             control.cancel(reason.map(str::to_owned));
         }
         Ok(outcome)
+    }
+
+    /// How many runs this replica drives now.
+    pub fn in_flight(&self) -> usize {
+        self.inner.live.len()
     }
 
     /// Whether the service is stopping.

@@ -35,6 +35,8 @@ pub struct StartRequest {
     pub session_id: Option<String>,
     /// What the request narrows.
     pub overrides: Overrides,
+    /// The caller's place in a trace, a valid W3C `traceparent`.
+    pub traceparent: Option<String>,
 }
 
 /// Why no run was started.
@@ -138,9 +140,9 @@ impl Runtime {
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
             created_at: Utc::now().trunc_subsecs(6),
             idempotency: None,
-            traceparent: None,
+            traceparent: request.traceparent,
         });
-        let head = Head { new, caller: request.caller, epoch: 1 };
+        let head = Head::new(new, request.caller, 1, inner.settings.sample_ratio);
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
         owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();

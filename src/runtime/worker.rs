@@ -16,7 +16,7 @@ use super::Runtime;
 use crate::drivers::Native;
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
-use crate::run::{Caller, Overrides, Totals};
+use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, RunRecord, RunWrite, StoreError};
 use crate::tools::Workspace;
@@ -31,6 +31,7 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
+    origin: Arc<RunOrigin>,
 }
 
 /// A run of this replica.
@@ -58,6 +59,20 @@ enum ResumeError {
     Store(#[from] StoreError),
     #[error("{0}")]
     Unreadable(String),
+}
+
+impl Head {
+    /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
+    pub(super) fn new(new: Arc<NewRun>, caller: Arc<Caller>, epoch: i64, sample_ratio: f64) -> Self {
+        let origin = RunOrigin {
+            agent: new.agent.clone(),
+            agent_version: new.agent_version.clone(),
+            session_id: new.session_id.clone(),
+            created_at: new.created_at,
+            trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
+        };
+        Self { new, caller, epoch, origin: Arc::new(origin) }
+    }
 }
 
 impl Owned {
@@ -88,6 +103,7 @@ impl Owned {
             lease: Arc::clone(&runtime.inner.lease),
             journal: journal(runtime, &head, is_new),
             inputs: Arc::clone(&head.new.inputs),
+            trace: head.origin.trace,
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
@@ -151,7 +167,7 @@ impl Runtime {
     /// Goes on with a run that was claimed from the queue.
     pub(super) async fn resume(&self, claimed: ClaimedRun, worker: Option<OwnedSemaphorePermit>) {
         let id = claimed.run.id;
-        let head = head_of(&claimed);
+        let head = head_of(&claimed, self.inner.settings.sample_ratio);
         match self.recover(&claimed, head.clone(), worker).await {
             Ok(owned) => owned.spawn(Tell::default()),
             Err(ResumeError::Store(error)) if error.is_transient() => {
@@ -257,13 +273,14 @@ fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
         epoch: head.epoch,
         caller: Arc::clone(&head.caller),
         new,
+        origin: Some(Arc::clone(&head.origin)),
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,
     }
 }
 
-fn head_of(claimed: &ClaimedRun) -> Head {
+fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
     let row = &claimed.run;
     let definition = DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
     let new = NewRun {
@@ -284,7 +301,7 @@ fn head_of(claimed: &ClaimedRun) -> Head {
     };
     let scopes = claimed.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    Head { new: Arc::new(new), caller: Arc::new(caller), epoch: row.epoch }
+    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }
 
 /// The ended run as the store has it, without asking the store.

@@ -70,6 +70,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         epoch: 1,
         caller: Arc::new(caller),
         new: None,
+        origin: None,
         events: (5..).zip(events).map(|(seq, what)| Event { seq, at, run_id, what }).collect(),
         audit: Vec::new(),
         totals: Totals::default(),

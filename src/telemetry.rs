@@ -18,8 +18,8 @@ use crate::event::{AuditRecord, Event, RunEvent};
 use crate::run::{RunOrigin, Totals, TraceSpan};
 
 pub use logs::{LogFormat, Logs};
-pub use metrics::Sampled;
 use metrics::Metrics;
+pub use metrics::Sampled;
 use traces::Traces;
 
 /// Where traces go.

@@ -17,7 +17,7 @@ use clap::{Args, Parser, Subcommand};
 use crate::app;
 use crate::config::{Config, ConfigError, Flags};
 use crate::http;
-use crate::telemetry::{self, LogFormat};
+use crate::telemetry::{LogFormat, Logs};
 
 /// Runs LLM agents in governed tool-use loops and keeps a durable record of every run.
 #[derive(Debug, Parser)]
@@ -103,7 +103,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         return Ok(print(&http::openapi_json()));
     }
     let filter = if matches!(command, Command::Serve) { "info" } else { "warn" };
-    telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
+    let _logs = Logs::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     let config = Config::read(&Flags { config, listen, database_url, agents_dir })?;
     for notice in &config.notices {
         tracing::warn!("{notice}");

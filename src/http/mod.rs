@@ -5,20 +5,26 @@
 //! Errors become HTTP in [`problem`] and nowhere else. The same registration yields the routes and
 //! the OpenAPI document. Nothing is decided here about runs.
 
+mod accept;
 mod agents;
+mod answers;
 mod audit;
 mod auth;
 mod edge;
+mod events;
 mod extract;
 mod health;
 mod invocation;
 mod invoke;
 mod keys;
+mod metrics;
 mod openapi;
 mod page;
 mod problem;
 mod run_parts;
 mod runs;
+mod stream;
+mod terms;
 mod tools;
 
 use std::ops::Deref;
@@ -37,6 +43,7 @@ use crate::store::{RunRecord, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
+pub use self::metrics::Meters;
 
 /// What the handlers work with.
 pub struct HttpState {
@@ -50,6 +57,8 @@ pub struct HttpState {
     pub tools: Arc<Vec<ToolInfo>>,
     /// How callers prove who they are.
     pub auth: Auth,
+    /// Where answers are counted and metrics come from.
+    pub meters: Meters,
 }
 
 /// What the operator sets.
@@ -128,11 +137,12 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(invoke::invoke_agent_iterative))
         .routes(routes!(runs::list_runs))
         .routes(routes!(runs::get_run))
+        .routes(routes!(runs::wait_for_run))
         .routes(routes!(runs::cancel_run))
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
-        .routes(routes!(run_parts::list_events))
+        .routes(routes!(events::list_events))
         .routes(routes!(tools::list_tools))
         .routes(routes!(tools::get_tool))
         .routes(routes!(keys::create_key))
@@ -141,6 +151,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(audit::list_audit))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::openapi_json))
 }
 

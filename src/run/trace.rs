@@ -10,6 +10,9 @@ use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
+/// Bytes that a later version of `traceparent` may put behind what we know.
+const LONGEST_REST: usize = 128;
+
 /// What those who hear of a run's writes know of it from its first moment.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunOrigin {
@@ -81,9 +84,8 @@ impl TraceContext {
         let span_id = match place {
             SpanPlace::Run => spread(self.run_id, b"run"),
             SpanPlace::Chat { attempt, iteration } => {
-                let [a, b, c, d] = attempt.to_be_bytes();
-                let [e, f, g, h] = iteration.to_be_bytes();
-                spread(self.run_id, &[a, b, c, d, e, f, g, h])
+                let place = u64::from(attempt) << 32 | u64::from(iteration);
+                spread(self.run_id, &place.to_be_bytes())
             }
             SpanPlace::Tool(call) => spread(self.run_id, call.as_bytes()),
         };
@@ -108,7 +110,8 @@ pub fn is_traceparent(header: &str) -> bool {
     parse(header).is_some()
 }
 
-/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored
+/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored, within
+/// reason
 /// (W3C Trace Context, sections 3.2 and 4).
 fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let (known, rest) = header.split_at_checked(55)?;
@@ -121,7 +124,7 @@ fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let fits = match version {
         0 => rest.is_empty(),
         0xff => false,
-        _ => rest.is_empty() || rest.starts_with('-'),
+        _ => rest.is_empty() || rest.starts_with('-') && rest.len() <= LONGEST_REST,
     };
     let parent = u64::try_from(parent).ok()?;
     (fits && trace_id != 0 && parent != 0).then_some((trace_id, parent, flags & 1 == 1))

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
+use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
 use crate::run::{Effect, Totals};
 

@@ -78,7 +78,8 @@ impl Writer {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
         let seconds = metrics::histogram!("toolloop_store_commit_seconds");
-        let committer = Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable, seconds });
+        let committer =
+            Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable, seconds });
         let task =
             Task { inbox, committer, queue: VecDeque::new(), in_flight: HashSet::new(), commits: JoinSet::new() };
         tokio::spawn(task.run());

@@ -162,7 +162,7 @@ fn deliver(reader: &mut impl Write, mut text: &[u8]) {
         match reader.write(text) {
             Ok(written) if written > 0 => text = text.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::sleep(PAUSE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::park_timeout(PAUSE),
             Ok(_) | Err(_) => return,
         }
     }

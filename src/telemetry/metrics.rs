@@ -123,8 +123,7 @@ impl Metrics {
                 counter!(GATE_DECISIONS, vec![named("rule", rule), fixed("decision", decision)])
             }),
             http_requests: Family::new(|route, (method, status)| {
-                let labels =
-                    vec![named("route", route), fixed("method", method), named("status", &status.to_string())];
+                let labels = vec![named("route", route), fixed("method", method), named("status", &status.to_string())];
                 counter!(HTTP_REQUESTS, labels)
             }),
         })

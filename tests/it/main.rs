@@ -15,3 +15,4 @@ mod samples;
 mod service;
 mod store;
 mod stories;
+mod telemetry;

@@ -30,7 +30,7 @@ use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::store::writer::{OnDurable, Writer};
-use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
+use crate::store::{CancelOutcome, RunRecord, RunWrite, Store, StoreError};
 use crate::tools::registry::Registry;
 
 pub use bus::Published;
@@ -62,6 +62,8 @@ pub struct Settings {
 struct Inner {
     store: Arc<dyn Store>,
     writer: Writer,
+    /// Told of every durable write of a run that ends or goes on here.
+    on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
     loaded: loaded::LoadedAgents,
@@ -101,13 +103,16 @@ impl Runtime {
         let bus = Arc::<bus::Bus>::default();
         let on_durable = {
             let bus = Arc::clone(&bus);
-            Arc::new(move |write: &RunWrite| {
+            let tell = move |write: &RunWrite| {
                 bus.publish(write.run_id, &write.events);
                 observer(write);
-            })
+            };
+            Arc::new(tell) as OnDurable
         };
+        let (told, patience) = (Arc::clone(&on_durable), settings.store_patience);
         let inner = Inner {
-            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience, on_durable),
+            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
+            on_durable,
             store,
             catalogue,
             router,
@@ -141,7 +146,22 @@ impl Runtime {
         {
             control.cancel(reason.map(str::to_owned));
         }
+        if let Some(CancelOutcome::EndedNow(ended)) = &outcome
+            && let Err(error) = self.tell_end(ended).await
+        {
+            tracing::warn!(run_id = %run, %error, "the end of the run is told by its journal only");
+        }
         Ok(outcome)
+    }
+
+    /// Tells of an end that the store wrote by itself, as of any durable write.
+    async fn tell_end(&self, ended: &RunRecord) -> Result<(), StoreError> {
+        let mut events = self.inner.store.events(&ended.tenant, ended.id, ended.last_seq - 1, 1).await?;
+        events.retain(|event| event.what.ending().is_some());
+        if !events.is_empty() {
+            (self.inner.on_durable)(&worker::write_of(ended, events, self.inner.settings.sample_ratio));
+        }
+        Ok(())
     }
 
     /// How many runs this replica drives now.

@@ -61,6 +61,35 @@ enum ResumeError {
     Unreadable(String),
 }
 
+/// The write that ended a run which nobody drove, for those who are told of writes.
+pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64) -> RunWrite {
+    let caller = Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
+    let origin = RunOrigin {
+        agent: ended.agent.clone(),
+        agent_version: ended.agent_version.clone(),
+        session_id: ended.session_id.clone(),
+        created_at: ended.created_at,
+        trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
+    };
+    let totals = Totals {
+        iterations: ended.iterations,
+        tool_calls_made: ended.tool_calls_made,
+        usage: ended.usage,
+        model: ended.model.clone(),
+        ..Totals::default()
+    };
+    RunWrite {
+        run_id: ended.id,
+        epoch: ended.epoch,
+        caller: Arc::new(caller),
+        new: None,
+        origin: Some(Arc::new(origin)),
+        events,
+        audit: Vec::new(),
+        totals,
+    }
+}
+
 impl Head {
     /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
     pub(super) fn new(new: Arc<NewRun>, caller: Arc<Caller>, epoch: i64, sample_ratio: f64) -> Self {

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod calling;
 mod commands;
 mod faults;
 mod house;
@@ -15,4 +16,5 @@ mod samples;
 mod service;
 mod store;
 mod stories;
+mod streaming;
 mod telemetry;

@@ -27,7 +27,7 @@ use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
 use crate::service::{ADMIN_KEY, Db, Setup, answer, command, on_both_stores};
 
-on_both_stores! { metrics_tell_what_a_run_did }
+on_both_stores! { metrics_tell_what_a_run_did, a_run_that_ends_in_the_queue_is_counted }
 
 const READER: &str = "
 version: 2.1.0
@@ -107,6 +107,28 @@ async fn metrics_tell_what_a_run_did(db: Db) {
     }
     assert!(!text.contains("made_up"), "a model cannot make up labels");
     assert!(!text.contains("/never"), "a caller cannot make up labels");
+}
+
+async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
+    let mock = MockModel::start().await;
+    let service = with_model(&mock).config("[runtime]\nqueue_workers = 1").start(db).await;
+    mock.always(Reply::Hang);
+    let enqueue = async || {
+        let invoke = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke");
+        let accepted = answer(invoke.header("prefer", "respond-async").json(&json!({}))).await;
+        assert_eq!(accepted.status, StatusCode::ACCEPTED, "{:#}", accepted.body);
+        accepted.body["run_id"].as_str().unwrap().to_owned()
+    };
+    enqueue().await;
+    mock.wait_for_requests(1).await;
+    let waiting = enqueue().await;
+    let scraped = |line: &'static str| move |body: &Value| body.as_str().unwrap().lines().any(|known| known == line);
+    service.until("/metrics", scraped("toolloop_runs_in_flight 1")).await;
+    service.until("/metrics", scraped("toolloop_queue_depth 1")).await;
+    service.post(&format!("/v1/runs/{waiting}/cancel"), &json!({})).await;
+    let ended = r#"toolloop_runs_total{agent="reader",status="cancelled",reason="cancelled"} 1"#;
+    service.until("/metrics", scraped(ended)).await;
+    assert!(service.log().contains(&format!(r#""message":"run ended","run_id":"{waiting}""#)), "{}", service.log());
 }
 
 #[tokio::test]
@@ -191,7 +213,9 @@ async fn a_run_is_a_trace_that_begins_at_the_caller_and_goes_on_to_the_model() {
 
     let spans = collector.spans_of(&run).await;
     let mut names = BTreeMap::<&str, usize>::new();
-    spans.iter().for_each(|span| *names.entry(&span.name).or_default() += 1);
+    for span in &spans {
+        *names.entry(&span.name).or_default() += 1;
+    }
     assert_eq!(names, [("chat any", 3), ("execute_tool file_ops", 2), ("invoke_agent reader", 1)].into());
     let agent = spans.iter().find(|span| span.name == "invoke_agent reader").unwrap();
     assert_eq!((hex(&agent.trace_id), hex(&agent.parent_span_id)), (TRACE.into(), PARENT.into()));

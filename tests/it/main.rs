@@ -7,6 +7,7 @@ mod api;
 mod calling;
 mod commands;
 mod faults;
+mod hardening;
 mod house;
 mod machine;
 mod mock_model;

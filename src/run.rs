@@ -3,6 +3,8 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod trace;
+
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
@@ -11,6 +13,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::message::Usage;
+
+pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]

@@ -22,7 +22,7 @@ use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEve
 use crate::message::{Turn, Usage};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
-use crate::run::{Effect, TerminationReason};
+use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
 /// A read that takes longer than this is journalled as started before it has ended.
@@ -93,6 +93,8 @@ pub struct Run {
     pub driver: &'static dyn Driver,
     /// Its inputs.
     pub inputs: Arc<Value>,
+    /// Its place in a trace.
+    pub trace: TraceContext,
     /// How others reach it.
     pub control: Arc<RunControl>,
     /// Whether this replica may act.
@@ -183,11 +185,12 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
-            let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
             let names = &plan.names;
             move |delta| pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) })
         });
+        let chat = SpanPlace::Chat { attempt, iteration };
         let base = ModelRequest {
             model: &plan.model,
             conversation: self.state.conversation(),
@@ -203,6 +206,7 @@ impl Run {
             output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),
+            trace: Some(self.trace.span(chat)),
         };
         let request = self.driver.request(base, choice);
         let answer = tokio::select! {

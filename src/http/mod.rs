@@ -17,6 +17,7 @@ mod health;
 mod invocation;
 mod invoke;
 mod keys;
+mod metrics;
 mod openapi;
 mod outgoing;
 mod page;
@@ -43,6 +44,7 @@ use crate::store::Store;
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
+pub use self::metrics::Meters;
 pub use self::server::{Limits, serve};
 
 /// What the handlers work with.
@@ -57,6 +59,8 @@ pub struct HttpState {
     pub tools: Arc<Vec<ToolInfo>>,
     /// How callers prove who they are.
     pub auth: Auth,
+    /// Where answers are counted and metrics come from.
+    pub meters: Meters,
 }
 
 /// What the operator sets.
@@ -68,6 +72,19 @@ pub struct HttpSettings {
     pub body_timeout: Duration,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
+    /// Which pages for operators are served.
+    pub expose: Exposed,
+}
+
+/// The pages that are served to everybody, or else to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// `/metrics`
+    pub metrics: bool,
+    /// `/docs`
+    pub docs: bool,
+    /// `/console`
+    pub console: bool,
 }
 
 /// The state of the routes.
@@ -133,6 +150,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(audit::list_audit))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::openapi_json))
 }
 

@@ -99,6 +99,7 @@ fn problems(operation: &Operation) -> Vec<Code> {
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),
+        Some("metrics") => codes.push(Code::NotFound),
         _ => {}
     }
     codes

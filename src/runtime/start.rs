@@ -247,7 +247,7 @@ impl Runtime {
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head { new: Arc::new(new), caller, epoch: 1 };
+        let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
         owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
@@ -270,7 +270,7 @@ impl Runtime {
         opening(&plan, &new.inputs)?;
         let run_id = new.id;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
-        let head = Head { new: Arc::new(new), caller, epoch: 0 };
+        let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default() };
         let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
         durable.await.map_err(|e| match e {

@@ -17,7 +17,7 @@ use super::{Follower, Runtime};
 use crate::drivers::Native;
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
-use crate::run::{Caller, Overrides, Totals};
+use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, RunRecord, RunWrite, StoreError};
 use crate::tools::Workspace;
@@ -32,6 +32,7 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
+    origin: Arc<RunOrigin>,
 }
 
 /// A run of this replica.
@@ -61,6 +62,49 @@ enum ResumeError {
     Store(#[from] StoreError),
     #[error("{0}")]
     Unreadable(String),
+}
+
+/// The write that ended a run which nobody drove, for those who are told of writes.
+pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64) -> RunWrite {
+    let caller = Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
+    let origin = RunOrigin {
+        agent: ended.agent.clone(),
+        agent_version: ended.agent_version.clone(),
+        session_id: ended.session_id.clone(),
+        created_at: ended.created_at,
+        trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
+    };
+    let totals = Totals {
+        iterations: ended.iterations,
+        tool_calls_made: ended.tool_calls_made,
+        usage: ended.usage,
+        model: ended.model.clone(),
+        ..Totals::default()
+    };
+    RunWrite {
+        run_id: ended.id,
+        epoch: ended.epoch,
+        caller: Arc::new(caller),
+        new: None,
+        origin: Some(Arc::new(origin)),
+        events,
+        audit: Vec::new(),
+        totals,
+    }
+}
+
+impl Head {
+    /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
+    pub(super) fn new(new: Arc<NewRun>, caller: Arc<Caller>, epoch: i64, sample_ratio: f64) -> Self {
+        let origin = RunOrigin {
+            agent: new.agent.clone(),
+            agent_version: new.agent_version.clone(),
+            session_id: new.session_id.clone(),
+            created_at: new.created_at,
+            trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
+        };
+        Self { new, caller, epoch, origin: Arc::new(origin) }
+    }
 }
 
 impl Owned {
@@ -95,6 +139,7 @@ impl Owned {
             },
             journal: journal(runtime, &head, is_new),
             inputs: Arc::clone(&head.new.inputs),
+            trace: head.origin.trace,
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
@@ -167,7 +212,7 @@ impl Runtime {
     /// Goes on with a run that was claimed from the queue.
     pub(super) async fn resume(&self, claimed: ClaimedRun, worker: Option<OwnedSemaphorePermit>) {
         let id = claimed.run.id;
-        let head = head_of(&claimed);
+        let head = head_of(&claimed, self.inner.settings.sample_ratio);
         match self.recover(&claimed, head.clone(), worker).await {
             Ok(owned) => owned.spawn(Tell::default()),
             Err(ResumeError::Store(error)) if error.is_transient() => {
@@ -273,13 +318,14 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         epoch: head.epoch,
         caller: Arc::clone(&head.caller),
         new,
+        origin: Some(Arc::clone(&head.origin)),
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,
     }
 }
 
-fn head_of(claimed: &ClaimedRun) -> Head {
+fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
     let row = &claimed.run;
     let definition = DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
     let new = NewRun {
@@ -300,7 +346,7 @@ fn head_of(claimed: &ClaimedRun) -> Head {
     };
     let scopes = claimed.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    Head { new: Arc::new(new), caller: Arc::new(caller), epoch: row.epoch }
+    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }
 
 /// The ended run as the store has it, without asking the store.

@@ -18,3 +18,4 @@ mod service;
 mod store;
 mod stories;
 mod streaming;
+mod telemetry;

@@ -1,0 +1,54 @@
+//! The API document for people: Swagger UI, from files that the crate brings along.
+//!
+//! It reads `/openapi.json` of this service and asks nobody else; its own scripts and styles are not
+//! ours to change, so the policy allows the inline styles that they set.
+
+use std::sync::{Arc, LazyLock};
+
+use axum::Router;
+use axum::body::Bytes;
+use axum::extract::Path;
+use axum::http::HeaderMap;
+use axum::response::Response;
+use axum::routing::get;
+use utoipa_swagger_ui::Config;
+
+use super::App;
+use super::assets::Site;
+use super::problem::Problem;
+
+const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
+     img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
+
+/// What `docs.html` loads.
+const FILES: [&str; 5] = [
+    "swagger-ui.css",
+    "swagger-ui-bundle.js",
+    "swagger-ui-standalone-preset.js",
+    "swagger-initializer.js",
+    "favicon-32x32.png",
+];
+
+static SITE: LazyLock<Site> = LazyLock::new(|| {
+    // Swagger UI would have the document judged by a server on the internet.
+    let config = Arc::new(Config::new(["openapi.json"]).validator_url("none"));
+    let page = ("index.html", Bytes::from_static(include_bytes!("docs.html")));
+    let file = |name| {
+        let found = utoipa_swagger_ui::serve(name, Arc::clone(&config)).ok().flatten()?;
+        Some((name, found.bytes.into_owned().into()))
+    };
+    Site::new(POLICY, std::iter::once(page).chain(FILES.into_iter().filter_map(file)))
+});
+
+/// The page and its files.
+pub(crate) fn routes() -> Router<App> {
+    Router::new().route("/docs", get(page)).route("/docs/{file}", get(file))
+}
+
+async fn page(headers: HeaderMap) -> Result<Response, Problem> {
+    SITE.answer("index.html", &headers)
+}
+
+async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
+    SITE.answer(&name, &headers)
+}

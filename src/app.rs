@@ -11,9 +11,10 @@ use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Model};
+use crate::config::{AuthMode, Config, Exposed, Model};
 use crate::event::Event;
 use crate::http::{self, Auth, HttpSettings, HttpState};
 use crate::providers::openai::{OpenAi, OpenAiSettings};
@@ -101,8 +102,15 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             AuthMode::None => Auth::None,
         },
     };
-    let settings =
-        HttpSettings { body_limit: config.server.body_limit, request_timeout: config.server.request_timeout };
+    let settings = HttpSettings {
+        body_limit: config.server.body_limit,
+        request_timeout: config.server.request_timeout,
+        expose: http::Exposed {
+            metrics: config.server.expose.contains(&Exposed::Metrics),
+            docs: config.server.expose.contains(&Exposed::Docs),
+            console: config.server.expose.contains(&Exposed::Console),
+        },
+    };
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 
@@ -149,37 +157,34 @@ pub async fn invoke(
 ) -> Result<Value, AppError> {
     let parts = Parts::assemble(&config).await?;
     parts.join(&config).await?;
-    let mut events = parts.runtime.events();
+    let run_id = Uuid::now_v7();
+    let mut events = parts.runtime.follow_new(keys::DEFAULT_TENANT, run_id);
     let started = parts
         .runtime
         .start(StartRequest {
             caller: Arc::new(Caller::local()),
             agent: agent.to_owned(),
             kind,
-            run_id: None,
+            run_id: Some(run_id),
             inputs,
             metadata: BTreeMap::new(),
             session_id: None,
             overrides: Overrides::default(),
         })
         .await?;
-    let run_id = started.run_id;
-    let mut end = std::pin::pin!(started.finished());
-    let ended = loop {
+    loop {
         tokio::select! {
             biased;
-            Ok(event) = events.recv() => if event.run_id == run_id { progress(&event) },
-            ended = &mut end => break ended,
+            next = events.next() => match next? {
+                Some(published) => progress(&published.event),
+                None => break,
+            },
             _ = tokio::signal::ctrl_c() => {
                 parts.runtime.cancel(keys::DEFAULT_TENANT, run_id, Some("interrupted at the terminal")).await?;
             }
         }
-    };
-    while let Ok(event) = events.try_recv() {
-        if event.run_id == run_id {
-            progress(&event);
-        }
     }
+    let ended = started.finished().await;
     parts.runtime.drain(config.server.shutdown_grace).await;
     parts.runtime.leave().await;
     parts.store.close().await;

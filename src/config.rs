@@ -64,6 +64,8 @@ pub struct Config {
     pub models: BTreeMap<String, Model>,
     /// Defaults for keys.
     pub governance: Governance,
+    /// What the process says about itself.
+    pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
     pub admin_key: Option<SecretString>,
     /// Settings that were written down and have no effect in this version.
@@ -86,6 +88,20 @@ pub struct Server {
     /// How long runs may go on after a request to stop.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
     pub shutdown_grace: Duration,
+    /// Which of the pages for operators are served, to everybody.
+    pub expose: Vec<Exposed>,
+}
+
+/// A page for operators that is served without a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Exposed {
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /docs`
+    Docs,
+    /// `GET /console`, which asks for a key in the browser.
+    Console,
 }
 
 /// `[database]`
@@ -158,6 +174,20 @@ pub struct Governance {
     pub rate_limit_burst: u32,
 }
 
+/// `[telemetry]`
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    /// The OTLP/HTTP collector that traces are sent to, without `/v1/traces`; none: no traces.
+    #[serde(deserialize_with = "endpoint")]
+    pub otlp_endpoint: Option<Url>,
+    /// `service.name` of the traces.
+    pub service_name: String,
+    /// Share of the traces begun here that are recorded; 0..=1.
+    #[serde(deserialize_with = "ratio")]
+    pub sample_ratio: f64,
+}
+
 /// `[models.<name>]`
 #[derive(Debug, Clone)]
 pub enum Model {
@@ -200,6 +230,7 @@ struct Settings {
     runtime: Runtime,
     tools: Tools,
     governance: Governance,
+    telemetry: Telemetry,
     models: BTreeMap<String, ModelSettings>,
 }
 
@@ -311,18 +342,25 @@ fn resolve(
         tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
         models,
         governance: settings.governance,
+        telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,
     };
     Ok((config, sources))
 }
 
-/// `DATABASE_URL`, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
+/// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
 /// outside sections: other such names (`TOOLLOOP_ADMIN_KEY`, a provider's key, what a container
 /// platform injects) are none of ours.
 fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
-    if let Some(url) = env.get("DATABASE_URL") {
-        sources.add_variable("DATABASE_URL", "DATABASE__URL", url.clone());
+    for (name, segments) in [
+        ("DATABASE_URL", "DATABASE__URL"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "TELEMETRY__OTLP_ENDPOINT"),
+        ("OTEL_SERVICE_NAME", "TELEMETRY__SERVICE_NAME"),
+    ] {
+        if let Some(value) = env.get(name) {
+            sources.add_variable(name, segments, value.clone());
+        }
     }
     let mut names: Vec<&String> = env.keys().filter(|name| name.starts_with(PREFIX)).collect();
     names.sort_unstable();
@@ -423,6 +461,26 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
     text.parse().map_err(|_| {
         serde::de::Error::custom(format!("{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""))
     })
+}
+
+/// An HTTP URL, or nothing.
+fn endpoint<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let complaint =
+        || serde::de::Error::custom("must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty");
+    let url: Url = text.parse().map_err(|_| complaint())?;
+    if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(complaint()) }
+}
+
+fn ratio<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let ratio = f64::deserialize(deserializer)?;
+    if (0.0..=1.0).contains(&ratio) {
+        return Ok(ratio);
+    }
+    Err(serde::de::Error::custom(format!("{ratio} is not between 0 and 1")))
 }
 
 #[cfg(test)]

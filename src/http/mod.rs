@@ -59,6 +59,19 @@ pub struct HttpSettings {
     pub body_limit: usize,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
+    /// Which pages for operators are served.
+    pub expose: Exposed,
+}
+
+/// The pages that are served to everybody, or else to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// `/metrics`
+    pub metrics: bool,
+    /// `/docs`
+    pub docs: bool,
+    /// `/console`
+    pub console: bool,
 }
 
 /// The state of the routes.

@@ -96,7 +96,11 @@ impl Store for Away {
     }
 }
 
-const SETTINGS: HttpSettings = HttpSettings { body_limit: 1024, request_timeout: Duration::from_millis(10) };
+const SETTINGS: HttpSettings = HttpSettings {
+    body_limit: 1024,
+    request_timeout: Duration::from_millis(10),
+    expose: Exposed { metrics: true, docs: true, console: true },
+};
 
 fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {

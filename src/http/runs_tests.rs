@@ -41,6 +41,7 @@ fn record(kind: RunKind) -> RunRecord {
         deadline_at: None,
         owner: None,
         epoch: 1,
+        last_seq: 9,
         crash_count: 0,
         cancel_requested_at: None,
         cancel_reason: None,

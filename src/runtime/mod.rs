@@ -4,6 +4,8 @@
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
 //! inside a run the engine's.
 
+mod bus;
+mod follow;
 pub mod keys;
 mod live;
 mod loaded;
@@ -16,7 +18,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::{Semaphore, broadcast};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -27,14 +29,13 @@ use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::store::writer::Writer;
-use crate::store::{CancelOutcome, Store, StoreError};
+use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
 use crate::tools::registry::Registry;
 
+pub use bus::Published;
+pub use follow::Follower;
 pub use replica::HeartbeatStore;
 pub use start::{StartError, StartRequest, Started, WaitError};
-
-/// Events that a slow listener may be behind before it loses some.
-const BUS: usize = 4096;
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
@@ -66,8 +67,10 @@ struct Inner {
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
     tasks: TaskTracker,
-    bus: broadcast::Sender<Arc<Event>>,
+    bus: Arc<bus::Bus>,
     draining: AtomicBool,
+    /// Cancelled when the runs of this replica have ended or are given back.
+    drained: CancellationToken,
     stop: CancellationToken,
 }
 
@@ -87,8 +90,13 @@ impl Runtime {
         settings: Settings,
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
+        let bus = Arc::<bus::Bus>::default();
+        let on_durable = {
+            let bus = Arc::clone(&bus);
+            Arc::new(move |write: &RunWrite| bus.publish(write.run_id, &write.events))
+        };
         let inner = Inner {
-            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience),
+            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience, on_durable),
             store,
             catalogue,
             router,
@@ -100,8 +108,9 @@ impl Runtime {
             owner,
             live: live::Live::default(),
             tasks: TaskTracker::new(),
-            bus: broadcast::channel(BUS).0,
+            bus,
             draining: AtomicBool::new(false),
+            drained: CancellationToken::new(),
             stop: CancellationToken::new(),
         };
         Self { inner: Arc::new(inner) }
@@ -121,11 +130,6 @@ impl Runtime {
             control.cancel(reason.map(str::to_owned));
         }
         Ok(outcome)
-    }
-
-    /// Events of all runs on this replica, as they become durable.
-    pub fn events(&self) -> broadcast::Receiver<Arc<Event>> {
-        self.inner.bus.subscribe()
     }
 
     /// Whether the service is stopping.

@@ -51,6 +51,7 @@ impl Runtime {
             inner.live.lose_all();
             inner.tasks.wait().await;
         }
+        inner.drained.cancel();
     }
 
     /// Commits what is left and gives the leases back. Nothing runs here any more.

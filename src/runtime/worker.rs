@@ -231,29 +231,24 @@ impl Runtime {
     }
 }
 
-/// The run's way to the writer; what is durable is published.
+/// The run's way to the writer.
 fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
     let head = head.clone();
     let commits = runtime.inner.writer.clone();
-    let bus = runtime.inner.bus.clone();
     let mut new = is_new.then(|| Arc::clone(&head.new));
     Journal::new(move |entry| {
-        let to_tell = (bus.receiver_count() > 0).then(|| entry.events.clone());
         let durable = commits.append(write(&head, new.take(), entry));
-        let bus = bus.clone();
-        Box::pin(async move {
-            durable.await.map_err(|error| match error {
-                AppendError::Fenced => AppendFailed::Fenced,
-                AppendError::IdTaken => AppendFailed::IdTaken,
-                AppendError::Refused => AppendFailed::Refused,
-                AppendError::Unavailable => AppendFailed::Unavailable,
-            })?;
-            for event in to_tell.into_iter().flatten() {
-                let _ = bus.send(Arc::new(event));
-            }
-            Ok(())
-        })
+        Box::pin(durable.map(|outcome| outcome.map_err(failed)))
     })
+}
+
+fn failed(error: AppendError) -> AppendFailed {
+    match error {
+        AppendError::Fenced => AppendFailed::Fenced,
+        AppendError::IdTaken => AppendFailed::IdTaken,
+        AppendError::Refused => AppendFailed::Refused,
+        AppendError::Unavailable => AppendFailed::Unavailable,
+    }
 }
 
 fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
@@ -329,6 +324,7 @@ fn record(head: &Head, state: &State) -> Option<RunRecord> {
         deadline_at: new.deadline_at,
         owner: None,
         epoch: head.epoch,
+        last_seq: state.last_seq(),
         crash_count: 0,
         cancel_requested_at: None,
         cancel_reason: None,

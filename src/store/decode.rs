@@ -131,6 +131,7 @@ where
             deadline_at: self.optional_time("deadline_at")?,
             owner: self.optional("owner")?,
             epoch: self.int("epoch")?,
+            last_seq: self.int("next_seq")? - 1,
             crash_count: self.count("crash_count")?,
             cancel_requested_at: self.optional_time("cancel_requested_at")?,
             cancel_reason: self.optional("cancel_reason")?,
@@ -139,7 +140,7 @@ where
 
     /// A locked run, the journal's tail still empty.
     pub(super) fn locked(&self) -> Result<Locked, StoreError> {
-        Ok(Locked { record: self.run()?, next_seq: self.int("next_seq")?, tail: Vec::new() })
+        Ok(Locked { record: self.run()?, tail: Vec::new() })
     }
 
     pub(super) fn claimed(&self) -> Result<ClaimedRun, StoreError> {

@@ -108,6 +108,8 @@ pub struct RunRecord {
     pub deadline_at: Option<DateTime<Utc>>,
     pub owner: Option<String>,
     pub epoch: i64,
+    /// The number of the newest event.
+    pub last_seq: i64,
     pub crash_count: u32,
     pub cancel_requested_at: Option<DateTime<Utc>>,
     pub cancel_reason: Option<String>,

@@ -21,7 +21,6 @@ pub(super) const CARETAKER: &str = "caretaker";
 /// A run that is locked and can be decided on.
 pub(super) struct Locked {
     pub(super) record: RunRecord,
-    pub(super) next_seq: i64,
     /// The journal from the last model response on; all of it where no model has responded.
     pub(super) tail: Vec<Event>,
 }
@@ -121,7 +120,7 @@ fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
     let record = &run.record;
     let mut totals = totals_of(record);
     let answers = open_calls(&run.tail).map(|(call, effect)| answer(call, effect));
-    let events: Vec<Event> = (run.next_seq..)
+    let events: Vec<Event> = (run.record.last_seq + 1..)
         .zip(answers.chain([last]))
         .map(|(seq, what)| Event { seq, at: now, run_id: record.id, what })
         .inspect(|event| totals.apply(&event.what))

@@ -73,13 +73,14 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         deadline_at: None,
         owner: Some("dead".into()),
         epoch: 4,
+        last_seq: 2 + i64::try_from(tail.len()).unwrap(),
         crash_count: 0,
         cancel_requested_at: None,
         cancel_reason: None,
     };
     let tail: Vec<Event> =
         (3..).zip(tail).map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what }).collect();
-    Locked { record, next_seq: 3 + i64::try_from(tail.len()).unwrap(), tail }
+    Locked { record, tail }
 }
 
 #[test]

@@ -50,6 +50,9 @@ pub struct Writer {
     available: Arc<AtomicBool>,
 }
 
+/// Told of every write as soon as it is durable; the writes of one run in their order. Must not block.
+pub type OnDurable = Arc<dyn Fn(&RunWrite) + Send + Sync>;
+
 type Answer = oneshot::Sender<Result<(), AppendError>>;
 
 enum Request {
@@ -71,10 +74,10 @@ struct Waiting {
 
 impl Writer {
     /// Starts the task. `patience`: how long a transient failure is retried before it is reported.
-    pub fn spawn(store: Arc<dyn Store>, owner: Arc<str>, patience: Duration) -> Self {
+    pub fn spawn(store: Arc<dyn Store>, owner: Arc<str>, patience: Duration, on_durable: OnDurable) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
-        let committer = Arc::new(Committer { store, owner, patience, available: available.clone() });
+        let committer = Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable });
         let task =
             Task { inbox, committer, queue: VecDeque::new(), in_flight: HashSet::new(), commits: JoinSet::new() };
         tokio::spawn(task.run());
@@ -230,6 +233,7 @@ struct Committer {
     owner: Arc<str>,
     patience: Duration,
     available: Arc<AtomicBool>,
+    on_durable: OnDurable,
 }
 
 impl Committer {
@@ -257,9 +261,12 @@ impl Committer {
             match self.store.commit(&self.owner, &writes).await {
                 Ok(outcomes) => {
                     self.available.store(true, Ordering::Relaxed);
-                    for (waiting, outcome) in waiting.into_iter().zip(outcomes) {
+                    for ((write, waiting), outcome) in writes.iter().zip(waiting).zip(outcomes) {
                         waiting.answer(match outcome {
-                            WriteOutcome::Committed => Ok(()),
+                            WriteOutcome::Committed => {
+                                (self.on_durable)(write);
+                                Ok(())
+                            }
                             WriteOutcome::Fenced => Err(AppendError::Fenced),
                             WriteOutcome::IdTaken => Err(AppendError::IdTaken),
                         });

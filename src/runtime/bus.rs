@@ -1,0 +1,113 @@
+//! Who follows which run: durable events on their way to readers on this replica.
+//!
+//! A run has a channel while somebody follows it. The writer publishes what it has committed; for a
+//! run that another replica drives, a poller reads the journal instead. The ring of a channel is
+//! bounded and shared by all its readers, and nobody ever waits for one: who falls behind, or meets
+//! a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+
+use bytes::Bytes;
+use tokio::sync::{OnceCell, broadcast};
+use uuid::Uuid;
+
+use crate::event::Event;
+
+/// Events that a reader may be behind before it is sent to the journal.
+const RING: usize = 256;
+
+/// A durable event and its form on the wire, which the first reader that needs it makes for all.
+#[derive(Debug)]
+pub struct Published {
+    /// What happened.
+    pub event: Event,
+    /// The frame that readers are sent; empty until somebody needs it.
+    pub frame: OnceCell<Bytes>,
+}
+
+impl Published {
+    /// An event that nobody has put into its wire form yet.
+    pub fn new(event: Event) -> Self {
+        Self { event, frame: OnceCell::new() }
+    }
+}
+
+/// The channels of all followed runs.
+#[derive(Debug, Default)]
+pub(super) struct Bus {
+    channels: Mutex<HashMap<Uuid, Weak<Channel>>>,
+}
+
+/// One followed run.
+#[derive(Debug)]
+pub(super) struct Channel {
+    run: Uuid,
+    bus: Weak<Bus>,
+    sender: broadcast::Sender<Arc<Published>>,
+    /// The newest event that was published.
+    last: Mutex<i64>,
+}
+
+impl Bus {
+    /// The run's channel, and whether it was made just now. `after` is the last event known to the
+    /// one who asks.
+    pub(super) fn channel(self: &Arc<Self>, run: Uuid, after: i64) -> (Arc<Channel>, bool) {
+        let mut channels = lock(&self.channels);
+        if let Some(channel) = channels.get(&run).and_then(Weak::upgrade) {
+            return (channel, false);
+        }
+        let (sender, _) = broadcast::channel(RING);
+        let channel = Arc::new(Channel { run, bus: Arc::downgrade(self), sender, last: Mutex::new(after) });
+        channels.insert(run, Arc::downgrade(&channel));
+        (channel, true)
+    }
+
+    /// Tells the run's readers, if it has any. The events are durable.
+    pub(super) fn publish(&self, run: Uuid, events: &[Event]) {
+        let channel = {
+            let channels = lock(&self.channels);
+            channels.get(&run).and_then(Weak::upgrade)
+        };
+        if let Some(channel) = channel {
+            channel.publish(events.iter().cloned());
+        }
+    }
+}
+
+impl Channel {
+    /// Passes on what is news.
+    pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
+        let mut last = lock(&self.last);
+        for event in events.filter(|event| event.seq > *last).collect::<Vec<_>>() {
+            *last = event.seq;
+            let _ = self.sender.send(Arc::new(Published::new(event))); // nobody listens at the moment
+        }
+    }
+
+    /// The newest event that was published.
+    pub(super) fn last(&self) -> i64 {
+        *lock(&self.last)
+    }
+
+    /// Everything published from now on.
+    pub(super) fn subscribe(&self) -> broadcast::Receiver<Arc<Published>> {
+        self.sender.subscribe()
+    }
+}
+
+impl Drop for Channel {
+    fn drop(&mut self) {
+        if let Some(bus) = self.bus.upgrade() {
+            let mut channels = lock(&bus.channels);
+            // A new channel may have taken the place.
+            if channels.get(&self.run).is_some_and(|channel| channel.strong_count() == 0) {
+                channels.remove(&self.run);
+            }
+        }
+    }
+}
+
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}

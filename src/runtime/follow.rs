@@ -1,0 +1,185 @@
+//! Following one run: replay from the journal, then live, without a gap and without a repeat.
+//!
+//! A reader that is behind reads pages of the journal until it has caught up, subscribes, and reads
+//! once more, because something may have happened in between. Live events that do not continue the
+//! last one send it back to the journal. How events look on the wire is `http/`'s.
+
+use std::collections::VecDeque;
+use std::sync::{Arc, Weak};
+use std::time::Duration;
+
+use tokio::sync::broadcast::Receiver;
+use tokio::sync::broadcast::error::RecvError;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::Runtime;
+use super::bus::{Channel, Published};
+use crate::run::RunStatus;
+use crate::store::{RunRecord, StoreError};
+
+/// Journal entries read at once.
+const PAGE: u32 = 100;
+/// How often the journal of a run is read that nobody drives here: at first, and when it is quiet.
+const BRISK: Duration = Duration::from_millis(50);
+const CALM: Duration = Duration::from_millis(500);
+/// The same for a run that is driven here, whose events come by themselves.
+const SAFETY: Duration = Duration::from_secs(1);
+/// How often a waiter looks whether the run was parked, which is no event.
+const LOOK: Duration = Duration::from_secs(2);
+
+/// A reader of one run's events.
+pub struct Follower {
+    runtime: Runtime,
+    tenant: String,
+    run: Uuid,
+    /// The last event that was handed out.
+    seen: i64,
+    /// Read from the journal and not handed out yet.
+    ready: VecDeque<Arc<Published>>,
+    live: Option<Live>,
+    /// Whether the journal held nothing new after subscribing.
+    caught_up: bool,
+    over: bool,
+}
+
+/// A subscription; the channel lives as long as somebody holds it.
+struct Live {
+    _channel: Arc<Channel>,
+    events: Receiver<Arc<Published>>,
+}
+
+impl Runtime {
+    /// Follows a run of this tenant from the event after `after` on, to its end.
+    pub fn follow(&self, tenant: &str, run: Uuid, after: i64) -> Follower {
+        Follower {
+            runtime: self.clone(),
+            tenant: tenant.to_owned(),
+            run,
+            seen: after,
+            ready: VecDeque::new(),
+            live: None,
+            caught_up: false,
+            over: false,
+        }
+    }
+
+    /// Follows a run that is about to be started here: nothing can have happened yet.
+    pub fn follow_new(&self, tenant: &str, run: Uuid) -> Follower {
+        let mut follower = self.follow(tenant, run, 0);
+        follower.subscribe();
+        follower.caught_up = true;
+        follower
+    }
+
+    /// The run as soon as it has ended or is parked, or as it is at `until`. `None`: no such run.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store cannot be asked.
+    pub async fn wait(&self, tenant: &str, run: Uuid, until: Instant) -> Result<Option<RunRecord>, StoreError> {
+        let mut follower = None;
+        loop {
+            let Some(record) = self.inner.store.run(tenant, run).await? else { return Ok(None) };
+            let goes_on = matches!(record.status, RunStatus::Queued | RunStatus::Running);
+            if !goes_on || Instant::now() >= until {
+                return Ok(Some(record));
+            }
+            let follower = follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq));
+            if follower.over {
+                return Ok(Some(record)); // the service is stopping
+            }
+            let look = until.min(Instant::now() + LOOK);
+            while let Ok(event) = tokio::time::timeout_at(look, follower.next()).await {
+                if event?.is_none_or(|published| published.event.what.ending().is_some()) {
+                    break;
+                }
+            }
+        }
+    }
+
+    /// Publishes what other replicas write, as long as somebody listens.
+    async fn poll(self, tenant: String, run: Uuid, channel: Weak<Channel>) {
+        let mut pause = BRISK;
+        loop {
+            let is_here = self.inner.live.get(run).is_some();
+            tokio::select! {
+                () = self.inner.drained.cancelled() => return,
+                () = tokio::time::sleep(if is_here { SAFETY } else { pause }) => {}
+            }
+            let Some(channel) = channel.upgrade() else { return };
+            match self.inner.store.events(&tenant, run, channel.last(), PAGE).await {
+                Ok(events) if events.is_empty() => pause = CALM.min(pause * 2),
+                Ok(events) => {
+                    let has_ended = events.last().is_some_and(|event| event.what.ending().is_some());
+                    channel.publish(events.into_iter());
+                    if has_ended {
+                        return;
+                    }
+                    pause = BRISK;
+                }
+                Err(_) => pause = CALM, // the readers meet the same error when they need the journal
+            }
+        }
+    }
+}
+
+impl Follower {
+    /// The next event. `None` after the last one, or where the service is stopping; another replica,
+    /// or this one later, goes on from the last event that was handed out. May be dropped and called
+    /// again at any time.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible.
+    pub async fn next(&mut self) -> Result<Option<Arc<Published>>, StoreError> {
+        loop {
+            if self.over {
+                return Ok(None);
+            }
+            if let Some(published) = self.ready.pop_front() {
+                return Ok(Some(self.handed_out(published)));
+            }
+            let Some(live) = self.live.as_mut().filter(|_| self.caught_up) else {
+                self.read_journal().await?;
+                continue;
+            };
+            tokio::select! {
+                biased;
+                received = live.events.recv() => match received {
+                    Ok(published) if published.event.seq == self.seen + 1 => {
+                        return Ok(Some(self.handed_out(published)));
+                    }
+                    Ok(published) if published.event.seq <= self.seen => {}
+                    Ok(_) | Err(RecvError::Lagged(_) | RecvError::Closed) => self.caught_up = false,
+                },
+                () = self.runtime.inner.drained.cancelled() => self.over = true,
+            }
+        }
+    }
+
+    fn handed_out(&mut self, published: Arc<Published>) -> Arc<Published> {
+        self.seen = published.event.seq;
+        self.over = published.event.what.ending().is_some();
+        published
+    }
+
+    async fn read_journal(&mut self) -> Result<(), StoreError> {
+        let page = self.runtime.inner.store.events(&self.tenant, self.run, self.seen, PAGE).await?;
+        if page.is_empty() {
+            // Something may have happened between reading and subscribing: read once more.
+            self.caught_up = self.live.is_some();
+            if self.live.is_none() {
+                self.subscribe();
+            }
+        }
+        self.ready.extend(page.into_iter().map(|event| Arc::new(Published::new(event))));
+        Ok(())
+    }
+
+    fn subscribe(&mut self) {
+        let (channel, is_new) = self.runtime.inner.bus.channel(self.run, self.seen);
+        if is_new {
+            tokio::spawn(self.runtime.clone().poll(self.tenant.clone(), self.run, Arc::downgrade(&channel)));
+        }
+        self.live = Some(Live { events: channel.subscribe(), _channel: channel });
+    }
+}

@@ -6,6 +6,7 @@ use async_trait::async_trait;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::get;
+use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tower::ServiceExt;
 use uuid::Uuid;
@@ -40,6 +41,9 @@ impl Store for Away {
     async fn commit(&self, _: &str, _: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
         away()
     }
+    async fn queued(&self) -> Result<u64, StoreError> {
+        away()
+    }
     async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         away()
     }
@@ -62,6 +66,12 @@ impl Store for Away {
         away()
     }
     async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {
+        away()
+    }
+    async fn idempotent_run(&self, _: &str, _: &str) -> Result<Option<IdempotentRun>, StoreError> {
+        away()
+    }
+    async fn forget_idempotency_key(&self, _: &str, _: &str, _: DateTime<Utc>) -> Result<(), StoreError> {
         away()
     }
     async fn runs(&self, _: &str, _: &RunFilter, _: &Page<RunCursor>) -> Result<Vec<RunRecord>, StoreError> {

@@ -38,7 +38,7 @@ fn record(kind: RunKind) -> RunRecord {
         created_at: at,
         started_at: Some(at),
         finished_at: Some(at),
-        deadline_at: None,
+        traceparent: None,
         owner: None,
         epoch: 1,
         last_seq: 9,

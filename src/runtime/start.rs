@@ -137,7 +137,8 @@ impl Runtime {
             parent_run_id: None,
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
             created_at: Utc::now().trunc_subsecs(6),
-            deadline_at: None,
+            idempotency: None,
+            traceparent: None,
         });
         let head = Head { new, caller: request.caller, epoch: 1 };
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));

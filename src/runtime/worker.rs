@@ -279,7 +279,8 @@ fn head_of(claimed: &ClaimedRun) -> Head {
         parent_run_id: row.parent_run_id,
         metadata: row.metadata.clone(),
         created_at: row.created_at,
-        deadline_at: row.deadline_at,
+        idempotency: None, // written once, with the row
+        traceparent: row.traceparent.clone(),
     };
     let scopes = claimed.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
@@ -321,7 +322,7 @@ fn record(head: &Head, state: &State) -> Option<RunRecord> {
         created_at: new.created_at,
         started_at: state.started_at(),
         finished_at: Some(finished_at),
-        deadline_at: new.deadline_at,
+        traceparent: new.traceparent.clone(),
         owner: None,
         epoch: head.epoch,
         last_seq: state.last_seq(),

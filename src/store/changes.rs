@@ -85,8 +85,9 @@ pub struct NewColumns<'w> {
     pub metadata: String,
     #[serde(with = "ts_microseconds")]
     pub created_at: DateTime<Utc>,
-    #[serde(with = "ts_microseconds_option")]
-    pub deadline_at: Option<DateTime<Utc>>,
+    pub idempotency_key: Option<&'w str>,
+    pub request_hash: Option<&'w str>,
+    pub traceparent: Option<&'w str>,
 }
 
 /// [`Usage`] in the integers that databases have.

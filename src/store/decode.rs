@@ -10,7 +10,9 @@ use uuid::Uuid;
 
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
-use super::{ApiKeyRecord, AuditRow, ClaimedRun, IterationRecord, RunRecord, StoreError, ToolCallRecord};
+use super::{
+    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RunRecord, StoreError, ToolCallRecord,
+};
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
 use crate::run::{RunKind, RunStatus};
@@ -128,13 +130,13 @@ where
             created_at: self.time("created_at")?,
             started_at: self.optional_time("started_at")?,
             finished_at: self.optional_time("finished_at")?,
-            deadline_at: self.optional_time("deadline_at")?,
             owner: self.optional("owner")?,
             epoch: self.int("epoch")?,
             last_seq: self.int("next_seq")? - 1,
             crash_count: self.count("crash_count")?,
             cancel_requested_at: self.optional_time("cancel_requested_at")?,
             cancel_reason: self.optional("cancel_reason")?,
+            traceparent: self.optional("traceparent")?,
         })
     }
 
@@ -148,6 +150,14 @@ where
             run: self.run()?,
             scopes: self.json("scopes")?.unwrap_or_default(),
             definition: self.text("definition")?,
+        })
+    }
+
+    pub(super) fn idempotent_run(&self) -> Result<IdempotentRun, StoreError> {
+        Ok(IdempotentRun {
+            run_id: self.uuid("id")?,
+            request_hash: self.text("request_hash")?,
+            created_at: self.time("created_at")?,
         })
     }
 

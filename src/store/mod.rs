@@ -19,6 +19,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 pub use rows::*;
@@ -51,7 +52,8 @@ pub enum WriteOutcome {
     Committed,
     /// The run is no longer ours: nothing of it was written.
     Fenced,
-    /// A new run's id is taken: nothing of it was written.
+    /// A new run's id, or its idempotency key, is taken: nothing of it was written. Which of the two
+    /// is not told; a caller that sent a key asks [`Store::idempotent_run`].
     IdTaken,
 }
 
@@ -109,6 +111,8 @@ pub trait Store: Send + Sync {
     /// Commits a batch in one transaction; one outcome per write, in order. At most one write per
     /// run in a batch. Repeating a batch after a lost answer is harmless.
     async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError>;
+    /// How many runs of all tenants are queued.
+    async fn queued(&self) -> Result<u64, StoreError>;
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
     /// Flags a run for cancelling, or ends it at once where nobody runs it. `None`: no such run.
@@ -134,6 +138,10 @@ pub trait Store: Send + Sync {
 
     /// One run.
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError>;
+    /// The run that holds an idempotency key, however old it is.
+    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError>;
+    /// Takes the key from a run that was created before that instant, so that it can be used anew.
+    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError>;
     /// Runs, newest first.
     async fn runs(
         &self,

@@ -18,6 +18,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
+use chrono::{DateTime, Utc};
 use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgConnection};
 use sqlx::{ConnectOptions, Connection, Row};
@@ -30,8 +31,8 @@ use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
 use super::decode::Columns;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IterationRecord, Page, RunCursor, RunFilter,
-    RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RunCursor,
+    RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -189,6 +190,12 @@ impl Store for Postgres {
         Ok(outcomes)
     }
 
+    async fn queued(&self) -> Result<u64, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::QUEUED)).await?;
+        let queued: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
+        Ok(queued.unsigned_abs())
+    }
+
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         let rows = self.control.fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).claimed()).collect()
@@ -248,6 +255,16 @@ impl Store for Postgres {
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
         let rows = self.reads.fetch(sqlx::query(statements::RUN).bind(tenant).bind(run)).await?;
         rows.first().map(|row| Columns(row).run()).transpose()
+    }
+
+    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key)).await?;
+        rows.first().map(|row| Columns(row).idempotent_run()).transpose()
+    }
+
+    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError> {
+        self.reads.fetch(sqlx::query(statements::FORGET_KEY).bind(tenant).bind(key).bind(before)).await?;
+        Ok(())
     }
 
     async fn runs(

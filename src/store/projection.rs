@@ -115,7 +115,9 @@ fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, S
         parent_run_id: new.parent_run_id,
         metadata: json(&new.metadata)?,
         created_at: new.created_at,
-        deadline_at: new.deadline_at,
+        idempotency_key: new.idempotency.as_ref().map(|idempotency| idempotency.key.as_str()),
+        request_hash: new.idempotency.as_ref().map(|idempotency| idempotency.request_hash.as_str()),
+        traceparent: new.traceparent.as_deref(),
     })
 }
 

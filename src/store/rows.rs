@@ -48,8 +48,30 @@ pub struct NewRun {
     pub metadata: Value,
     /// When it was accepted.
     pub created_at: DateTime<Utc>,
-    /// When its wall-clock limit strikes.
-    pub deadline_at: Option<DateTime<Utc>>,
+    /// The caller's key for safe retries.
+    pub idempotency: Option<Idempotency>,
+    /// The caller's W3C `traceparent`.
+    pub traceparent: Option<String>,
+}
+
+/// What makes a repeated request recognisable; unique per tenant.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Idempotency {
+    /// The `Idempotency-Key` header's value.
+    pub key: String,
+    /// SHA-256 of the request, hex.
+    pub request_hash: String,
+}
+
+/// The run that holds an idempotency key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct IdempotentRun {
+    /// The run.
+    pub run_id: Uuid,
+    /// SHA-256 of the request that started it, hex.
+    pub request_hash: String,
+    /// When it was accepted.
+    pub created_at: DateTime<Utc>,
 }
 
 /// Everything that one run writes in one transaction.
@@ -105,7 +127,6 @@ pub struct RunRecord {
     pub created_at: DateTime<Utc>,
     pub started_at: Option<DateTime<Utc>>,
     pub finished_at: Option<DateTime<Utc>>,
-    pub deadline_at: Option<DateTime<Utc>>,
     pub owner: Option<String>,
     pub epoch: i64,
     /// The number of the newest event.
@@ -113,6 +134,7 @@ pub struct RunRecord {
     pub crash_count: u32,
     pub cancel_requested_at: Option<DateTime<Utc>>,
     pub cancel_reason: Option<String>,
+    pub traceparent: Option<String>,
 }
 
 /// A run that this replica has just taken from the queue, with all it needs to go on.

@@ -15,7 +15,7 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use sqlx::migrate::Migrator;
 use sqlx::query::Query;
 use sqlx::sqlite::{
@@ -30,8 +30,8 @@ use self::statements::DIALECT;
 use super::decode::Columns;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IterationRecord, Page, RunCursor, RunFilter,
-    RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RunCursor,
+    RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -203,6 +203,12 @@ impl Store for Sqlite {
         Ok(outcomes)
     }
 
+    async fn queued(&self) -> Result<u64, StoreError> {
+        let rows = self.read(sqlx::query(statements::QUEUED)).await?;
+        let queued: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
+        Ok(queued.unsigned_abs())
+    }
+
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         let claim = sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit)).bind(now());
         let rows = claim.fetch_all(&mut *self.writer().await?).await?;
@@ -267,6 +273,16 @@ impl Store for Sqlite {
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
         let rows = self.read(sqlx::query(statements::RUN).bind(tenant).bind(run.to_string())).await?;
         rows.first().map(|row| Columns(row).run()).transpose()
+    }
+
+    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError> {
+        let rows = self.read(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key)).await?;
+        rows.first().map(|row| Columns(row).idempotent_run()).transpose()
+    }
+
+    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError> {
+        self.change(sqlx::query(statements::FORGET_KEY).bind(tenant).bind(key).bind(before.timestamp_micros())).await?;
+        Ok(())
     }
 
     async fn runs(

@@ -70,13 +70,13 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         created_at: DateTime::UNIX_EPOCH,
         started_at: Some(DateTime::UNIX_EPOCH),
         finished_at: None,
-        deadline_at: None,
         owner: Some("dead".into()),
         epoch: 4,
         last_seq: 2 + i64::try_from(tail.len()).unwrap(),
         crash_count: 0,
         cancel_requested_at: None,
         cancel_reason: None,
+        traceparent: None,
     };
     let tail: Vec<Event> =
         (3..).zip(tail).map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what }).collect();

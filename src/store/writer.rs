@@ -32,8 +32,8 @@ pub enum AppendError {
     /// The run belongs to another replica now; write nothing more.
     #[error("the run is no longer owned by this replica")]
     Fenced,
-    /// A new run's id is taken.
-    #[error("the run id is taken")]
+    /// A new run's id or idempotency key is taken.
+    #[error("the run id or the idempotency key is taken")]
     IdTaken,
     /// The store refused the write for a reason that will not pass.
     #[error("the store refused the write")]

@@ -4,6 +4,7 @@
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
 mod group_commit;
+mod idempotency;
 mod journal;
 mod lists;
 mod ownership;
@@ -18,7 +19,7 @@ use toolloop::event::{
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{Caller, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
-use toolloop::store::{self, DefinitionSnapshot, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
+use toolloop::store::{self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
 use uuid::Uuid;
 
 use crate::postgres_cluster;
@@ -142,7 +143,8 @@ impl Script {
             parent_run_id: None,
             metadata: json!({}),
             created_at: now(),
-            deadline_at: None,
+            idempotency: None,
+            traceparent: None,
         };
         change(&mut new);
         let scopes = vec!["agents:invoke".into(), "tools:execute".into()];

@@ -72,7 +72,7 @@ const NEW_RUNS: Part = Part {
         tools_used, warnings, callback_errors, input_tokens, output_tokens, cached_input_tokens, cache_write_tokens,
         reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason, partial,
         latency_ms, finished_at, tenant, subject, agent, agent_version, definition_hash, kind, scopes, inputs,
-        overrides, session_id, parent_run_id, metadata, created_at, deadline_at
+        overrides, session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
     )
     SELECT
         id, epoch, next_seq, status, CASE WHEN status = 'running' THEN $1 END,
@@ -81,13 +81,13 @@ const NEW_RUNS: Part = Part {
         cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output::json,
         raw_response, error::json, termination_reason, partial, latency_ms, finished_at, tenant, subject, agent,
         agent_version, definition_hash, kind, scopes::json, inputs::json, overrides::json, session_id,
-        parent_run_id, metadata::jsonb, created_at, deadline_at
+        parent_run_id, metadata::jsonb, created_at, idempotency_key, request_hash, traceparent
     FROM",
     columns: concat!(
         run_columns!(),
         ", tenant text, subject text, agent text, agent_version text, definition_hash text, kind text, scopes text, \
          inputs text, overrides text, session_id text, parent_run_id uuid, metadata text, created_at timestamptz, \
-         deadline_at timestamptz"
+         idempotency_key text, request_hash text, traceparent text"
     ),
     after: "ON CONFLICT DO NOTHING RETURNING id",
 };
@@ -194,7 +194,9 @@ pub(super) async fn write(
     owner: &str,
     changes: &Changes<'_>,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let (new_runs, known_runs): (Vec<_>, Vec<_>) = changes.runs.iter().partition(|run| run.new.is_some());
+    let (mut new_runs, known_runs): (Vec<_>, Vec<_>) = changes.runs.iter().partition(|run| run.new.is_some());
+    // In one order everywhere, so that two batches with the same keys never wait for each other.
+    new_runs.sort_by_key(|run| run.new.as_ref().and_then(|new| new.idempotency_key));
     let (new_calls, known_calls): (Vec<_>, Vec<_>) = changes.calls.iter().partition(|call| call.proposed.is_some());
     let present = |parts: &[(&'static Part, usize)]| {
         parts.iter().filter(|(_, rows)| *rows > 0).map(|(part, _)| *part).collect::<Vec<_>>()
@@ -288,7 +290,9 @@ fn bind_new_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> St
         .bind(new.clone().map(|n| n.parent_run_id).bind_iter())
         .bind(new.clone().map(|n| n.metadata.as_str()).bind_iter())
         .bind(new.clone().map(|n| n.created_at).bind_iter())
-        .bind(new.map(|n: &NewColumns| n.deadline_at).bind_iter())
+        .bind(new.clone().map(|n| n.idempotency_key).bind_iter())
+        .bind(new.clone().map(|n| n.request_hash).bind_iter())
+        .bind(new.map(|n: &NewColumns| n.traceparent).bind_iter())
 }
 
 fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> Statement<'q> {

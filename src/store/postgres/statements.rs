@@ -25,12 +25,12 @@ macro_rules! run {
              metadata::text AS metadata, output::text AS output, raw_response, error::text AS error, \
              termination_reason, partial::int::bigint AS partial, latency_ms, model, attempts, iterations, \
              tool_calls_made, tools_used::text AS tools_used, warnings::text AS warnings, \
-             callback_errors::text AS callback_errors, owner, epoch, next_seq, crash_count, cancel_reason, ",
+             callback_errors::text AS callback_errors, owner, epoch, next_seq, crash_count, cancel_reason, \
+             traceparent, ",
             usage!(), ", ",
             micros!("created_at"), " AS created_at, ",
             micros!("started_at"), " AS started_at, ",
             micros!("finished_at"), " AS finished_at, ",
-            micros!("deadline_at"), " AS deadline_at, ",
             micros!("cancel_requested_at"), " AS cancel_requested_at"
         )
     };
@@ -127,6 +127,17 @@ pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, sco
 
 pub(super) const REVOKE_KEY: &str = "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, clock_timestamp()) \
      WHERE tenant = $1 AND id = $2 RETURNING id";
+
+pub(super) const IDEMPOTENT_RUN: &str = concat!(
+    "SELECT id::text AS id, request_hash, ",
+    micros!("created_at"),
+    " AS created_at FROM runs WHERE tenant = $1 AND idempotency_key = $2"
+);
+
+pub(super) const FORGET_KEY: &str = "UPDATE runs SET idempotency_key = NULL, request_hash = NULL \
+     WHERE tenant = $1 AND idempotency_key = $2 AND created_at < $3";
+
+pub(super) const QUEUED: &str = "SELECT count(*) FROM runs WHERE status = 'queued'";
 
 /// Materialised, so that the limit holds.
 pub(super) const CLAIM: &str = concat!(

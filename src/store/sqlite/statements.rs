@@ -61,7 +61,7 @@ INSERT INTO runs (
     tools_used, warnings, callback_errors, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
     cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason,
     partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes, inputs, overrides,
-    session_id, parent_run_id, metadata, created_at, deadline_at
+    session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
 )
 SELECT
     value ->> 'id', value ->> 'epoch', value ->> 'next_seq', value ->> 'status',
@@ -76,7 +76,8 @@ SELECT
     value ->> '$.end.finished_at', value ->> '$.new.agent', value ->> '$.new.agent_version',
     value ->> '$.new.definition_hash', value ->> '$.new.kind', value ->> '$.new.scopes', value ->> '$.new.inputs',
     value ->> '$.new.overrides', value ->> '$.new.session_id', value ->> '$.new.parent_run_id',
-    value ->> '$.new.metadata', value ->> '$.new.created_at', value ->> '$.new.deadline_at'
+    value ->> '$.new.metadata', value ->> '$.new.created_at', value ->> '$.new.idempotency_key',
+    value ->> '$.new.request_hash', value ->> '$.new.traceparent'
 FROM json_each($2) WHERE value ->> '$.new.agent' IS NOT NULL
 ON CONFLICT DO NOTHING
 RETURNING id";
@@ -169,6 +170,14 @@ pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, sco
 
 pub(super) const REVOKE_KEY: &str =
     "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, $3) WHERE tenant = $1 AND id = $2";
+
+pub(super) const IDEMPOTENT_RUN: &str =
+    "SELECT id, request_hash, created_at FROM runs WHERE tenant = $1 AND idempotency_key = $2";
+
+pub(super) const FORGET_KEY: &str = "UPDATE runs SET idempotency_key = NULL, request_hash = NULL \
+     WHERE tenant = $1 AND idempotency_key = $2 AND created_at < $3";
+
+pub(super) const QUEUED: &str = "SELECT count(*) FROM runs WHERE status = 'queued'";
 
 pub(super) const CLAIM: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
      WHERE id IN (SELECT id FROM runs WHERE status = 'queued' AND available_at <= $3 ORDER BY available_at, id LIMIT $2) \

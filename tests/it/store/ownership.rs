@@ -26,6 +26,7 @@ on_both! {
     a_replica_declared_dead_may_come_back_without_its_runs,
     a_run_whose_owner_nobody_knows_is_taken_over,
     wakeups_tell_of_queue_and_cancel,
+    what_waits_again_is_told_once_per_batch,
 }
 
 const FOREVER: Duration = Duration::from_hours(1);
@@ -356,6 +357,27 @@ async fn wakeups_tell_of_queue_and_cancel(db: Db) {
     db.store.request_cancel(TENANT, running.id, None).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(running.id));
+}
+
+async fn what_waits_again_is_told_once_per_batch(db: Db) {
+    let mut hints = db.store.wakeups();
+    if db.store.kind() == "postgres" {
+        assert_eq!(hints.recv().await.unwrap(), Wakeup::Resync);
+    }
+    let batch: Vec<RunWrite> = (0..10).map(|_| Script::queued().start()).collect();
+    db.store.commit("me", &batch).await.unwrap();
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
+    let run = db.store.claim("you", 1).await.unwrap()[0].run.id;
+    db.store.release("you", Some(run)).await.unwrap();
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
+    db.store.claim("never registered", 10).await.unwrap();
+    assert_eq!(db.store.sweep("sweeper", FOREVER, 3).await.unwrap().requeued, 10);
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
+    // Nothing was left over from any of them.
+    let mut last = Script::owned();
+    db.commit("me", &last.start()).await;
+    db.store.request_cancel(TENANT, last.id, None).await.unwrap();
+    assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(last.id));
 }
 
 /// After a restart of the only process its old replica is gone, whatever its lease says.

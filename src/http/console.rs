@@ -9,7 +9,7 @@ use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Path;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{Redirect, Response};
 use axum::routing::get;
 
 use super::App;
@@ -44,7 +44,8 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
 
 /// The page and its files.
 pub(crate) fn routes() -> Router<App> {
-    Router::new().route("/console", get(page)).route("/console/{file}", get(file))
+    let without_slash = get(async || Redirect::permanent("../console"));
+    Router::new().route("/console", get(page)).route("/console/", without_slash).route("/console/{file}", get(file))
 }
 
 async fn page(headers: HeaderMap) -> Result<Response, Problem> {

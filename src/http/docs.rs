@@ -3,13 +3,14 @@
 //! It reads `/openapi.json` of this service and asks nobody else; its own scripts and styles are not
 //! ours to change, so the policy allows the inline styles that they set.
 
+use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Path;
 use axum::http::HeaderMap;
-use axum::response::Response;
+use axum::response::{Redirect, Response};
 use axum::routing::get;
 use utoipa_swagger_ui::Config;
 
@@ -35,14 +36,18 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
     let page = ("index.html", Bytes::from_static(include_bytes!("docs.html")));
     let file = |name| {
         let found = utoipa_swagger_ui::serve(name, Arc::clone(&config)).ok().flatten()?;
-        Some((name, found.bytes.into_owned().into()))
+        Some(match found.bytes {
+            Cow::Borrowed(bytes) => (name, Bytes::from_static(bytes)),
+            Cow::Owned(bytes) => (name, Bytes::from(bytes)),
+        })
     };
     Site::new(POLICY, std::iter::once(page).chain(FILES.into_iter().filter_map(file)))
 });
 
 /// The page and its files.
 pub(crate) fn routes() -> Router<App> {
-    Router::new().route("/docs", get(page)).route("/docs/{file}", get(file))
+    let without_slash = get(async || Redirect::permanent("../docs"));
+    Router::new().route("/docs", get(page)).route("/docs/", without_slash).route("/docs/{file}", get(file))
 }
 
 async fn page(headers: HeaderMap) -> Result<Response, Problem> {

@@ -6,8 +6,11 @@
 //! the OpenAPI document. Nothing is decided here about runs.
 
 mod agents;
+mod assets;
 mod audit;
 mod auth;
+mod console;
+mod docs;
 mod edge;
 mod extract;
 mod health;
@@ -99,6 +102,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
     Router::new()
         .nest("/v1", routes.clone())
         .merge(routes)
+        .merge(pages(settings.expose).method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), edge::edge))
         .with_state(app)
@@ -142,6 +146,13 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(openapi::openapi_json))
+}
+
+/// What people look at; it is no part of the API.
+fn pages(expose: Exposed) -> Router<App> {
+    let docs = if expose.docs { docs::routes() } else { Router::new() };
+    let console = if expose.console { console::routes() } else { Router::new() };
+    docs.merge(console)
 }
 
 async fn unknown_path() -> Problem {

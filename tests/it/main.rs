@@ -4,7 +4,9 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod chromium;
 mod commands;
+mod console;
 mod faults;
 mod house;
 mod machine;

@@ -9,6 +9,7 @@ mod follow;
 pub mod keys;
 mod live;
 mod loaded;
+mod queue;
 mod replica;
 mod start;
 mod worker;
@@ -35,13 +36,15 @@ use crate::tools::registry::Registry;
 pub use bus::Published;
 pub use follow::Follower;
 pub use replica::HeartbeatStore;
-pub use start::{StartError, StartRequest, Started, WaitError};
+pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Runs that are started here at once.
     pub max_concurrent_runs: usize,
+    /// Runs that may wait in the queue, of all replicas together.
+    pub max_queued_runs: u64,
     /// Runs from the queue, recovered ones among them, at once on this replica.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
@@ -66,6 +69,7 @@ struct Inner {
     live: live::Live,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
+    queue: queue::Queue,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -103,6 +107,7 @@ impl Runtime {
             loaded: loaded::LoadedAgents::new(registry),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
+            queue: queue::Queue::default(),
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,

@@ -72,6 +72,7 @@ impl Chromium {
         for domain in ["Page", "Runtime", "Network", "Log"] {
             browser.call(&format!("{domain}.enable"), json!({})).await;
         }
+        browser.call("Page.setLifecycleEventsEnabled", json!({"enabled": true})).await;
         browser.window(1280, 900).await;
         browser
     }
@@ -94,12 +95,14 @@ impl Chromium {
 
     /// Loads a page anew.
     pub(crate) async fn open(&self, url: &str) {
-        let loads = |events: &Vec<Value>| events.iter().filter(|e| e["method"] == "Page.loadEventFired").count();
-        let before = loads(&self.heard.events.borrow());
-        self.call("Page.navigate", json!({"url": "about:blank"})).await;
-        self.call("Page.navigate", json!({"url": url})).await;
+        let loader = self.call("Page.navigate", json!({"url": url})).await["loaderId"].take();
+        let loaded = |event: &Value| {
+            event["method"] == "Page.lifecycleEvent"
+                && event["params"]["name"] == "load"
+                && event["params"]["loaderId"] == loader
+        };
         let mut events = self.heard.events.subscribe();
-        let loaded = events.wait_for(|events| loads(events) >= before + 2);
+        let loaded = events.wait_for(|events| events.iter().any(loaded));
         tokio::time::timeout(PATIENCE, loaded).await.expect("the page is loaded").unwrap();
     }
 

@@ -4,6 +4,7 @@ const ROOT = new URL("v1/", document.baseURI);
 const KEY = "toolloop.key";
 /** Milliseconds between tries to follow a run again. */
 const PAUSE = 1000;
+const ENDINGS = ["run.completed", "run.failed", "run.cancelled"];
 
 /** An answer that is an error (RFC 9457). */
 export class Problem extends Error {
@@ -54,35 +55,19 @@ export async function all(path, signal) {
   return rows;
 }
 
-export const isFinal = (event) => ["run.completed", "run.failed", "run.cancelled"].includes(event.type);
-
-/**
- * Gives each event of a run once and in order to `take`, until the last. A broken stream is resumed behind
- * the last event that came; what a proxy may have held back is read page by page.
- */
+/** Gives each event of a run once and in order to `take`, until the last; a broken stream is resumed. */
 export async function follow(run, take, signal) {
-  const path = `runs/${run}/events`;
   let seen = 0;
   let ended = false;
-  const accept = (event) => {
-    if (!(event.seq > seen)) return;
-    seen = event.seq;
-    ended = isFinal(event);
-    take(event);
-  };
   while (!ended) {
     try {
       const headers = { Accept: "text/event-stream", ...(seen && { "Last-Event-ID": seen }) };
-      const answer = await request("GET", path, { headers, signal });
-      for await (const event of frames(answer.body)) accept(event);
-    } catch (problem) {
-      if (signal.aborted || (problem.status < 500 && problem.status !== 406)) throw problem;
-    }
-    try {
-      for (let more = !ended; more;) {
-        const page = await get(`${path}?after=${seen}`, signal);
-        page.data.forEach(accept);
-        more = page.next_cursor;
+      const answer = await request("GET", `runs/${run}/events`, { headers, signal });
+      ended = answer.status === 204;
+      for await (const event of ended ? [] : frames(answer.body)) {
+        take(event);
+        seen = event.seq;
+        ended = ENDINGS.includes(event.type);
       }
     } catch (problem) {
       if (signal.aborted || problem.status < 500) throw problem;

@@ -1,6 +1,6 @@
 // The frame of the console: which page is shown, who is signed in, and the keys that work everywhere.
 
-import { get, key } from "./api.js";
+import { get, key, Problem } from "./api.js";
 import { announce, el, heading, notice } from "./dom.js";
 import { agents, tools } from "./catalogue.js";
 import { invoke } from "./invoke.js";
@@ -37,7 +37,7 @@ async function show() {
     await build(main, argument, signal);
   } catch (problem) {
     if (signal.aborted || problem.status === 401) return;
-    console.warn(problem);
+    if (!(problem instanceof Problem)) console.error(problem);
     main.append(notice(problem));
   }
 }

@@ -4,14 +4,20 @@
 //! ETag that nothing has changed, so a new version of the service is never mixed with an old page.
 //! Which pages there are is for [`super::console`] and [`super::docs`] to say.
 
+use std::sync::LazyLock;
+
+use axum::Router;
 use axum::body::Bytes;
+use axum::extract::Path;
 use axum::http::header::{
     CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
-use axum::response::{IntoResponse, Response};
+use axum::response::{IntoResponse, Redirect, Response};
+use axum::routing::get;
 use sha2::{Digest, Sha256};
 
+use super::App;
 use super::problem::Problem;
 
 /// A page and what it loads.
@@ -38,8 +44,16 @@ impl Site {
         Self { policy: HeaderValue::from_static(policy), files: files.into_iter().map(file).collect() }
     }
 
+    /// The page at a path, and its files beneath it.
+    pub(crate) fn routes(site: &'static LazyLock<Self>, path: &'static str) -> Router<App> {
+        let page = get(async move |asked: HeaderMap| site.answer("index.html", &asked));
+        let file = get(async move |Path(name): Path<String>, asked: HeaderMap| site.answer(&name, &asked));
+        let slash = get(async move || Redirect::permanent(&format!("..{path}")));
+        Router::new().route(path, page).route(&format!("{path}/"), slash).route(&format!("{path}/{{file}}"), file)
+    }
+
     /// The file, or word that the caller has it already.
-    pub(crate) fn answer(&self, name: &str, asked: &HeaderMap) -> Result<Response, Problem> {
+    fn answer(&self, name: &str, asked: &HeaderMap) -> Result<Response, Problem> {
         let file = self.files.iter().find(|file| file.name == name).ok_or_else(|| Problem::not_found("path"))?;
         let headers = [
             (CONTENT_SECURITY_POLICY, self.policy.clone()),

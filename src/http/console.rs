@@ -7,14 +7,9 @@ use std::sync::LazyLock;
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::Path;
-use axum::http::HeaderMap;
-use axum::response::{Redirect, Response};
-use axum::routing::get;
 
 use super::App;
 use super::assets::Site;
-use super::problem::Problem;
 
 /// Only our own files, nothing inline, no markup made from strings.
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self'; connect-src 'self'; img-src 'self' data:; \
@@ -44,14 +39,5 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
 
 /// The page and its files.
 pub(crate) fn routes() -> Router<App> {
-    let without_slash = get(async || Redirect::permanent("../console"));
-    Router::new().route("/console", get(page)).route("/console/", without_slash).route("/console/{file}", get(file))
-}
-
-async fn page(headers: HeaderMap) -> Result<Response, Problem> {
-    SITE.answer("index.html", &headers)
-}
-
-async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
-    SITE.answer(&name, &headers)
+    Site::routes(&SITE, "/console")
 }

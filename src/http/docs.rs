@@ -8,15 +8,10 @@ use std::sync::{Arc, LazyLock};
 
 use axum::Router;
 use axum::body::Bytes;
-use axum::extract::Path;
-use axum::http::HeaderMap;
-use axum::response::{Redirect, Response};
-use axum::routing::get;
 use utoipa_swagger_ui::Config;
 
 use super::App;
 use super::assets::Site;
-use super::problem::Problem;
 
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
@@ -46,14 +41,5 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
 
 /// The page and its files.
 pub(crate) fn routes() -> Router<App> {
-    let without_slash = get(async || Redirect::permanent("../docs"));
-    Router::new().route("/docs", get(page)).route("/docs/", without_slash).route("/docs/{file}", get(file))
-}
-
-async fn page(headers: HeaderMap) -> Result<Response, Problem> {
-    SITE.answer("index.html", &headers)
-}
-
-async fn file(Path(name): Path<String>, headers: HeaderMap) -> Result<Response, Problem> {
-    SITE.answer(&name, &headers)
+    Site::routes(&SITE, "/docs")
 }

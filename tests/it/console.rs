@@ -170,6 +170,7 @@ async fn a_run_tells_its_story() {
         assert!(page.contains(part), "{part} is not in:\n{page}");
     }
     browser.screenshot("run-completed").await;
+    assert!(!page.contains("[object"), "{page}");
 
     // A run with an error, and one with a proposal that was not valid.
     browser.eval(&format!("location.hash = '#/runs/{}'", id(&failed))).await;

@@ -55,8 +55,8 @@ export async function all(path, signal) {
   return rows;
 }
 
-/** Gives each event of a run once and in order to `take`, until the last; a broken stream is resumed. */
-export async function follow(run, take, signal) {
+/** Each event of a run, once and in order, until the last; a broken stream is resumed. */
+export async function* follow(run, signal) {
   let seen = 0;
   let ended = false;
   while (!ended) {
@@ -65,9 +65,9 @@ export async function follow(run, take, signal) {
       const answer = await request("GET", `runs/${run}/events`, { headers, signal });
       ended = answer.status === 204;
       for await (const event of ended ? [] : frames(answer.body)) {
-        take(event);
         seen = event.seq;
         ended = ENDINGS.includes(event.type);
+        yield event;
       }
     } catch (problem) {
       if (signal.aborted || problem.status < 500) throw problem;

@@ -22,14 +22,14 @@ function agentCard(agent) {
 export async function tools(main, _, signal) {
   heading("Tools");
   const rows = await all("tools", signal);
-  main.append(rows.length ? el("ul", { class: "cards" }, rows.map(toolCard)) : el("p", {}, "There are no tools."));
+  main.append(rows.length ? el("ul", { class: "cards wide" }, rows.map(toolCard)) : el("p", {}, "There are no tools."));
 }
 
 function toolCard(tool) {
   return el("li", { class: "card" },
     el("h2", {}, tool.name, el("small", {}, tool.source)),
-    el("p", {}, tool.description),
-    el("p", { class: "meta" }, `Effect: ${tool.effect}`,
-      tool.allowed ? "Your runs may call it" : "Your key does not let runs call it"),
+    el("p", { class: "said" }, tool.description),
+    el("p", { class: "meta" }, el("span", {}, `Effect: ${tool.effect}`),
+      el("span", {}, tool.allowed ? "Your runs may call it" : "Your key does not let runs call it")),
     el("details", {}, el("summary", {}, "Arguments"), pre(tool.input_schema, `Schema of ${tool.name}`)));
 }

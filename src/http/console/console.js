@@ -23,17 +23,16 @@ function chosen() {
 }
 
 async function show() {
-  if (location.hash === "#main") return main.focus();
   page.abort();
   page = new AbortController();
   const { signal } = page;
-  const [room, build, argument] = chosen();
-  for (const link of nav.children) {
-    if (link.hash === `#/${room}`) link.setAttribute("aria-current", "page");
-    else link.removeAttribute("aria-current");
-  }
   main.replaceChildren();
   try {
+    const [room, build, argument] = chosen();
+    for (const link of nav.children) {
+      if (link.hash === `#/${room}`) link.setAttribute("aria-current", "page");
+      else link.removeAttribute("aria-current");
+    }
     await build(main, argument, signal);
   } catch (problem) {
     if (signal.aborted || problem.status === 401) return;
@@ -97,5 +96,9 @@ document.addEventListener("keydown", (event) => {
   if (event.key === "Escape" && event.target.matches("form.filters *")) main.querySelector("h1").focus();
 });
 window.addEventListener("hashchange", () => nav.hidden || show());
+document.querySelector(".skip").addEventListener("click", (event) => {
+  event.preventDefault();
+  main.focus();
+});
 signOut.addEventListener("click", leave);
 begin();

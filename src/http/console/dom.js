@@ -9,7 +9,7 @@ export function el(tag, attributes = {}, ...children) {
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
     else node.setAttribute(name, value === true ? "" : value);
   }
-  node.append(...children.flat().filter((child) => child !== null && child !== undefined && child !== false));
+  node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
 
@@ -33,6 +33,9 @@ export function notice(problem) {
   const id = problem.body?.request_id;
   return el("p", { class: "notice bad", role: "alert" }, detail, id && el("small", {}, ` Request ${id}`));
 }
+
+/** The end of an id, which tells it apart: its beginning is the time. */
+export const short = (id) => id.slice(-8);
 
 /** Names of the API in words: `awaiting_approval` is “awaiting approval”. */
 export const words = (name) => String(name).replaceAll("_", " ");

@@ -1,7 +1,7 @@
 // One run: what it was asked, how it stands, what it consumed, and its timeline, live.
 
 import { follow, get, request } from "./api.js";
-import { announce, count, duration, el, facts, heading, money, notice, pre, status, time, words } from "./dom.js";
+import { announce, count, duration, el, facts, heading, money, notice, pre, short, status, time, words } from "./dom.js";
 import { Timeline } from "./timeline.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
@@ -12,7 +12,7 @@ export async function run(main, id, signal) {
   const path = `runs/${encodeURIComponent(id)}`;
   const standing = el("span");
   const cancel = el("button", { class: "danger", hidden: true }, "Cancel run");
-  const title = heading(`Run ${id.slice(-12)}`, standing, cancel);
+  const title = heading(`Run ${short(id)}`, standing, cancel);
   const summary = el("div");
   const timeline = new Timeline();
   let last;
@@ -37,7 +37,7 @@ export async function run(main, id, signal) {
   main.append(summary, el("h2", {}, "Timeline"), timeline.node);
   const again = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
   signal.addEventListener("abort", () => clearInterval(again));
-  await follow(id, (event) => timeline.add(event), signal);
+  for await (const event of follow(id, signal)) timeline.add(event);
   clearInterval(again);
   await refresh();
 }
@@ -46,7 +46,9 @@ function about(run, open) {
   const { used, limits } = run.budget;
   const caps = Object.entries(used).map(([name, value]) => {
     const limit = limits?.[`max_${name}`];
-    return `${words(name)} ${count(value)}${limit === undefined ? "" : ` of ${count(limit)}`}`;
+    const unit = name.endsWith("_seconds") ? " s" : "";
+    const what = words(name.replace(/_seconds$/, ""));
+    return `${what} ${count(value)}${unit}${limit === undefined ? "" : ` of ${count(limit)}${unit}`}`;
   });
   const link = (href, text) => el("a", { href }, text);
   const labels = Object.entries(run.metadata ?? {}).map(([name, value]) =>
@@ -66,7 +68,7 @@ function about(run, open) {
       Reason: run.termination_reason && words(run.termination_reason),
       Created: time(run.created_at),
       Session: run.session_id && link(`#/runs?${new URLSearchParams({ session_id: run.session_id })}`, run.session_id),
-      "Delegated by": run.parent_run_id && link(`#/runs/${run.parent_run_id}`, run.parent_run_id.slice(-12)),
+      "Delegated by": run.parent_run_id && link(`#/runs/${run.parent_run_id}`, short(run.parent_run_id)),
       Metadata: labels.length ? labels : null,
       Budget: caps.join(" · "),
       Id: el("code", {}, run.run_id),
@@ -87,7 +89,7 @@ function waiting(call) {
     pre(call.arguments, `Arguments of ${call.tool}`));
 }
 
-/** Asks once more; Escape and the first button keep the run. */
+/** Asks once more; Escape and the other button keep the run. */
 function confirmCancel(main, path, done) {
   const reason = el("input", { id: "reason", maxlength: 1000, autocomplete: "off" });
   const trouble = el("div");

@@ -1,7 +1,7 @@
 // The history: filters that live in the address, pages, and rows that keep themselves fresh.
 
 import { all, get } from "./api.js";
-import { announce, count, duration, el, heading, money, notice, status, time, words } from "./dom.js";
+import { announce, count, duration, el, heading, money, notice, short, status, time, words } from "./dom.js";
 
 /** Milliseconds between two looks. */
 const REFRESH = 3000;
@@ -15,13 +15,13 @@ const REASONS = [
 ];
 const COLUMNS = [
   ["Status", (run) => status(run.status)],
-  ["Run", (run) => el("a", { href: `#/runs/${run.run_id}`, "data-run": run.run_id, title: run.run_id }, run.run_id.slice(-12))],
+  ["Run", (run) => el("a", { href: `#/runs/${run.run_id}`, "data-run": run.run_id, title: run.run_id }, short(run.run_id))],
   ["Agent", (run) => run.agent],
   ["Reason", (run) => (run.termination_reason === run.status ? "" : words(run.termination_reason ?? "")), "minor"],
   ["Model", (run) => run.model ?? "–", "minor"],
   ["Iterations", (run) => count(run.iterations), "number minor"],
   ["Calls", (run) => count(run.tool_calls_made), "number minor"],
-  ["Tokens", (run) => count(run.tokens_used), "number"],
+  ["Tokens", (run) => count(run.tokens_used), "number minor"],
   ["Cost", (run) => money(run.usage.cost_usd), "number minor"],
   ["Duration", (run) => duration(run.latency_ms), "number"],
   ["Created", (run) => time(run.created_at), "number"],
@@ -92,7 +92,7 @@ function filters(params, change, signal) {
   const form = el("form", { class: "filters", role: "search", "aria-label": "Filter runs", onchange: apply },
     field("Agent", agent, names), choice("status", "Status", STATUSES), choice("termination_reason", "Reason", REASONS),
     field("Session", el("input", { name: "session_id", value: params.get("session_id") })),
-    moment("created_after", "Since"), moment("created_before", "Until"), field("Metadata", labels),
+    field("Metadata", labels), moment("created_after", "Since"), moment("created_before", "Until"),
     el("a", { href: "#/runs", class: "clear" }, "Clear"));
   form.addEventListener("submit", (event) => {
     event.preventDefault();

@@ -89,6 +89,7 @@ export class Timeline {
   }
 
   end(kind, { output, error, raw_response, partial }) {
+    this.iteration?.meta.replaceChildren("no answer");
     this.steps = this.node;
     const node = this.step(`end ${kind}`, el("h3", {}, `Run ${kind}${partial ? ", partial output" : ""}`));
     if (error) node.append(el("p", {}, el("strong", {}, error.code), " ", error.message));

@@ -2,6 +2,7 @@
 
 use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
+use sqlx::Connection;
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::watch;
 
@@ -87,7 +88,7 @@ async fn a_person_signs_in_and_finds_runs() {
     let service = setup().start(Db::Sqlite).await;
     let labels = json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
     let read = service.run("reader", &labels).await;
-    let failed = service.run("hopeless", &json!({})).await;
+    let failed = service.run("hopeless", &json!({"metadata": {"which": "first"}})).await;
     let extracted = service.run("extractor", &json!({})).await;
 
     let browser = Chromium::start().await;
@@ -107,6 +108,17 @@ async fn a_person_signs_in_and_finds_runs() {
     );
     browser.screenshot("runs").await;
 
+    // What happens is seen without a look of one's own; where there is more than a page, pages follow.
+    for _ in 0..48 {
+        service.run("hopeless", &json!({})).await;
+    }
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
+    browser.click(".pager a").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 1").await;
+    assert_eq!(browser.eval("document.querySelector('[data-run]').dataset.run").await, id(&read));
+    browser.click(".pager a").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
+
     // A filter changes rows and address; the address alone shows the same.
     let only = |run: &Value| {
         format!(
@@ -117,15 +129,15 @@ async fn a_person_signs_in_and_finds_runs() {
     let choose = "(() => { const s = document.querySelector('[name=status]'); s.value = 'failed';
         s.dispatchEvent(new Event('change', {bubbles: true})); })()";
     browser.eval(choose).await;
-    browser.until(&only(&failed)).await;
+    browser.until("[...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')").await;
     assert_eq!(browser.eval("location.hash").await, "#/runs?status=failed");
     browser.eval("history.back()").await;
-    browser.until("document.querySelectorAll('[data-run]').length === 3").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
     for (filter, run) in [
-        ("status=failed", &failed),
+        ("status=completed&agent=reader", &read),
         ("agent=extractor", &extracted),
         ("metadata.ticket=42&session_id=s-1", &read),
-        ("termination_reason=model_error", &failed),
+        ("termination_reason=model_error&metadata.which=first", &failed),
     ] {
         browser.eval(&format!("location.hash = '#/runs?{filter}'")).await;
         browser.until(&only(run)).await;
@@ -184,6 +196,31 @@ async fn a_run_tells_its_story() {
         assert!(story.contains(part), "{part} is not in:\n{story}");
     }
 
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_parked_run_says_what_it_waits_for() {
+    let service = setup().start(Db::Sqlite).await;
+    let run = service.run("extractor", &json!({})).await;
+    // As a crash in the middle of a call leaves it.
+    let mut database = sqlx::SqliteConnection::connect(&service.database_url).await.unwrap();
+    for change in [
+        "DELETE FROM run_events WHERE seq > 5",
+        "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
+        "UPDATE runs SET status = 'needs_review', finished_at = NULL, output = NULL, termination_reason = NULL",
+    ] {
+        sqlx::query(change).execute(&mut database).await.unwrap();
+    }
+
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
+    browser.until("document.querySelector('.title .status')?.innerText === 'needs review'").await;
+    browser.until("document.querySelector('.call')?.innerText.includes('running')").await;
+    let waits = browser.eval("document.querySelector('[aria-label=\"Waiting for\"]').innerText").await;
+    for part in ["Waits for review", "file_ops", "unknown whether it took effect", "\"operation\": \"list\""] {
+        assert!(waits.as_str().unwrap().contains(part), "{part} is not in {waits}");
+    }
+    browser.screenshot("run-parked").await;
     browser.close(&service.url("/")).await;
 }
 

@@ -95,14 +95,14 @@ impl Chromium {
 
     /// Loads a page anew.
     pub(crate) async fn open(&self, url: &str) {
-        let loader = self.call("Page.navigate", json!({"url": url})).await["loaderId"].take();
-        let loaded = |event: &Value| {
+        let navigation = self.call("Page.navigate", json!({"url": url})).await;
+        let is_load = |event: &Value| {
             event["method"] == "Page.lifecycleEvent"
                 && event["params"]["name"] == "load"
-                && event["params"]["loaderId"] == loader
+                && event["params"]["loaderId"] == navigation["loaderId"]
         };
         let mut events = self.heard.events.subscribe();
-        let loaded = events.wait_for(|events| events.iter().any(loaded));
+        let loaded = events.wait_for(|events| events.iter().any(is_load));
         tokio::time::timeout(PATIENCE, loaded).await.expect("the page is loaded").unwrap();
     }
 
@@ -166,14 +166,12 @@ impl Chromium {
         self.call("Input.insertText", json!({ "text": text })).await;
     }
 
-    /// Presses a key: `Tab`, `Enter`, `Escape`, an arrow, or a character.
+    /// Presses a key: `Tab`, `Enter`, `Escape`, a space or a slash.
     pub(crate) async fn press(&self, key: &str) {
         let (code, number, text) = match key {
             "Tab" => ("Tab", 9, ""),
             "Enter" => ("Enter", 13, "\r"),
             "Escape" => ("Escape", 27, ""),
-            "ArrowDown" => ("ArrowDown", 40, ""),
-            "ArrowRight" => ("ArrowRight", 39, ""),
             " " => ("Space", 32, " "),
             "/" => ("Slash", 191, "/"),
             other => panic!("there is no key {other}"),

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use crate::agents::{Catalogue, catalogue};
 use crate::config::{AuthMode, Config, Exposed, Model};
 use crate::event::Event;
-use crate::http::{self, Auth, HttpSettings, HttpState};
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
 use crate::providers::openai::{OpenAi, OpenAiSettings};
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
@@ -59,7 +59,7 @@ pub enum AppError {
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
-    /// The listener failed while serving, or signals cannot be heard.
+    /// The listener has no address, or signals cannot be heard.
     #[error("the service cannot go on: {0}")]
     Serve(std::io::Error),
     /// The run was refused.
@@ -81,7 +81,7 @@ pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, AppError> {
 /// Serves until told to stop by SIGTERM or SIGINT, then lets runs finish.
 ///
 /// # Errors
-/// The service cannot start, or its listener failed.
+/// The service cannot start.
 pub async fn serve(config: Config) -> Result<(), AppError> {
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;
@@ -106,12 +106,19 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     };
     let settings = HttpSettings {
         body_limit: config.server.body_limit,
+        body_timeout: config.server.body_timeout,
         request_timeout: config.server.request_timeout,
         expose: http::Exposed {
             metrics: config.server.expose.contains(&Exposed::Metrics),
             docs: config.server.expose.contains(&Exposed::Docs),
             console: config.server.expose.contains(&Exposed::Console),
         },
+    };
+    let limits = Limits {
+        header_timeout: config.server.header_timeout,
+        idle_timeout: config.server.idle_timeout,
+        write_timeout: config.server.write_timeout,
+        max_connections: config.server.max_connections,
     };
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
@@ -127,22 +134,19 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             drained.cancel();
         }
     };
-    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(draining);
+    let server = http::serve(listener, http::router(state, settings), limits, draining);
     let last_answers = async {
         drained.cancelled().await;
         tokio::time::sleep(LAST_WAIT).await;
     };
-    let outcome = tokio::select! {
-        ended = server => ended.map_err(AppError::Serve),
-        () = last_answers => {
-            tracing::warn!("connections were still open after the last run");
-            Ok(())
-        }
-    };
+    tokio::select! {
+        () = server => {}
+        () = last_answers => tracing::warn!("connections were still open after the last run"),
+    }
     stop.cancel();
     parts.runtime.leave().await;
     parts.store.close().await;
-    outcome
+    Ok(())
 }
 
 /// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the

@@ -88,6 +88,21 @@ pub struct Server {
     /// How long runs may go on after a request to stop.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
     pub shutdown_grace: Duration,
+    /// Connections at once.
+    #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    pub max_connections: usize,
+    /// How long a request's head may take to arrive.
+    #[serde(deserialize_with = "duration::<100, 3_600, _>")]
+    pub header_timeout: Duration,
+    /// How long a request's body may take to arrive.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub body_timeout: Duration,
+    /// How long a connection may rest between requests.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub idle_timeout: Duration,
+    /// How long a client may take nothing of its answer.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub write_timeout: Duration,
     /// Which of the pages for operators are served, to everybody.
     pub expose: Vec<Exposed>,
 }

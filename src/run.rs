@@ -31,6 +31,29 @@ impl RunKind {
     }
 }
 
+/// How much a model thinks before it answers. Without a budget and an effort the model decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Thinking {
+    /// Tokens; providers want at least 1024.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_tokens: Option<u32>,
+    /// For models that take a level instead of a budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effort: Option<Effort>,
+}
+
+/// A level of thinking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are those that providers use")]
+pub enum Effort {
+    Low,
+    Medium,
+    High,
+    Max,
+}
+
 /// Where a run stands. The last three are terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

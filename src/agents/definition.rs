@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::run::{Autonomy, Budget, Limits, ToolChoicePolicy};
+use crate::run::{Autonomy, Budget, Limits, Thinking, ToolChoicePolicy};
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
@@ -27,6 +27,9 @@ pub struct Definition {
     pub description: String,
     /// `provider/model`.
     pub model: String,
+    /// Models that take over, in order, where `model` cannot answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fallback_models: Vec<String>,
     /// Template over `inputs` and `agent`.
     #[serde(default)]
     pub instructions: String,
@@ -45,6 +48,12 @@ pub struct Definition {
     /// Sampling.
     #[serde(default)]
     pub sampling: Sampling,
+    /// Whether and how much the model thinks before it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<Thinking>,
+    /// Whether providers that can are asked to cache the stable part of the conversation.
+    #[serde(default = "yes")]
+    pub prompt_caching: bool,
     /// When the model must call a tool.
     #[serde(default)]
     pub tool_choice: ToolChoicePolicy,

@@ -9,9 +9,7 @@ use std::sync::LazyLock;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Path;
-use axum::http::header::{
-    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH, REFERRER_POLICY, X_CONTENT_TYPE_OPTIONS,
-};
+use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -57,8 +55,6 @@ impl Site {
         let file = self.files.iter().find(|file| file.name == name).ok_or_else(|| Problem::not_found("path"))?;
         let headers = [
             (CONTENT_SECURITY_POLICY, self.policy.clone()),
-            (X_CONTENT_TYPE_OPTIONS, HeaderValue::from_static("nosniff")),
-            (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
             (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
             (ETAG, file.etag.clone()),
         ];

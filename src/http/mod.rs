@@ -21,10 +21,12 @@ mod invocation;
 mod invoke;
 mod keys;
 mod openapi;
+mod outgoing;
 mod page;
 mod problem;
 mod run_parts;
 mod runs;
+mod server;
 mod stream;
 mod terms;
 mod tools;
@@ -45,6 +47,7 @@ use crate::store::{RunRecord, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
+pub use self::server::{Limits, serve};
 
 /// What the handlers work with.
 pub struct HttpState {
@@ -65,6 +68,8 @@ pub struct HttpState {
 pub struct HttpSettings {
     /// The largest body that is read, in bytes.
     pub body_limit: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
     /// Which pages for operators are served.

@@ -108,6 +108,7 @@ impl Store for Away {
 
 const SETTINGS: HttpSettings = HttpSettings {
     body_limit: 1024,
+    body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
     expose: Exposed { metrics: true, docs: true, console: true },
 };

@@ -534,6 +534,7 @@ async fn pages_are_fenced_in_and_can_be_left_out() {
             assert!(policy.contains(rule), "{path}: {policy}");
         }
         assert_eq!(page.headers["cache-control"], "no-cache");
+        assert_eq!(page.headers["x-content-type-options"], "nosniff");
         let known = service.http.get(service.url(path)).header("If-None-Match", &page.headers["etag"]);
         assert_eq!(answer(known).await.status, StatusCode::NOT_MODIFIED, "{path}");
     }

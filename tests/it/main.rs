@@ -9,6 +9,7 @@ mod chromium;
 mod commands;
 mod console;
 mod faults;
+mod hardening;
 mod house;
 mod machine;
 mod mock_model;

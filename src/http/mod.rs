@@ -36,14 +36,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
-use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::{RunRecord, Store};
+use crate::store::Store;
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
@@ -126,11 +125,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// The document as indented text, as it is served and committed.
 pub fn openapi_json() -> String {
     serde_json::to_string_pretty(&openapi()).unwrap_or_default()
-}
-
-/// What the invocation of a run that ended answers, for callers that do not come by HTTP.
-pub fn answer(run: &RunRecord) -> Value {
-    serde_json::to_value(runs::Run::answer(run.clone())).unwrap_or_default()
 }
 
 /// The route table.

@@ -31,7 +31,7 @@ impl Store for Away {
     async fn migrate(&self) -> Result<(), StoreError> {
         away()
     }
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         away()
     }
     fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup> {

@@ -8,8 +8,11 @@
 mod accept;
 mod agents;
 mod answers;
+mod assets;
 mod audit;
 mod auth;
+mod console;
+mod docs;
 mod edge;
 mod events;
 mod extract;
@@ -112,6 +115,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
     Router::new()
         .nest("/v1", routes.clone())
         .merge(routes)
+        .merge(pages(settings.expose).method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), edge::edge))
         .with_state(app)
@@ -152,6 +156,13 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(health::readyz))
         .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::openapi_json))
+}
+
+/// What people look at; it is no part of the API.
+fn pages(expose: Exposed) -> Router<App> {
+    let docs = if expose.docs { docs::routes() } else { Router::new() };
+    let console = if expose.console { console::routes() } else { Router::new() };
+    docs.merge(console)
 }
 
 async fn unknown_path() -> Problem {

@@ -5,7 +5,9 @@
 
 mod api;
 mod calling;
+mod chromium;
 mod commands;
+mod console;
 mod faults;
 mod hardening;
 mod house;

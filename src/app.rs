@@ -7,30 +7,29 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
-use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Model};
-use crate::event::Event;
-use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
+use crate::config::{AuthMode, Config, Exposed, Model};
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
 use crate::providers::openai::{OpenAi, OpenAiSettings};
-use crate::providers::router::{ProviderEntry, Router};
+use crate::providers::router::{OnTry, ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
-use crate::run::{Caller, Overrides, RunKind};
-use crate::runtime::{
-    self, Accepted, HeartbeatStore, Mode, Runtime, Settings, StartError, StartRequest, WaitError, keys,
-};
-use crate::store::{self, Store, StoreError};
+use crate::run::Caller;
+use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
+use crate::store::writer::OnDurable;
+use crate::store::{self, RunWrite, Store, StoreError};
+use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended.
 const LAST_WAIT: Duration = Duration::from_secs(2);
+/// How often telemetry does its upkeep.
+const UPKEEP: Duration = Duration::from_secs(5);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
@@ -56,18 +55,15 @@ pub enum AppError {
         /// Why.
         source: std::io::Error,
     },
+    /// Metrics or traces.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
     /// The listener has no address, or signals cannot be heard.
     #[error("the service cannot go on: {0}")]
     Serve(std::io::Error),
-    /// The run was refused.
-    #[error(transparent)]
-    Refused(#[from] StartError),
-    /// The run's end is not known here.
-    #[error(transparent)]
-    Detached(#[from] WaitError),
 }
 
 /// Opens the configured store. Its schema may be out of date.
@@ -93,22 +89,13 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     };
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(keep_up(Arc::clone(&parts.telemetry))));
 
-    let state = HttpState {
-        runtime: parts.runtime.clone(),
-        store: Arc::clone(&parts.store),
-        catalogue: Arc::clone(&parts.catalogue),
-        tools: Arc::new(parts.registry.infos().cloned().collect()),
-        auth: match config.auth.mode {
-            AuthMode::ApiKey => Auth::ApiKeys,
-            AuthMode::None => Auth::None,
-        },
+    let auth = match config.auth.mode {
+        AuthMode::ApiKey => Auth::ApiKeys,
+        AuthMode::None => Auth::None,
     };
-    let settings = HttpSettings {
-        body_limit: config.server.body_limit,
-        body_timeout: config.server.body_timeout,
-        request_timeout: config.server.request_timeout,
-    };
+    let routes = parts.routes(&config, auth);
     let limits = Limits {
         header_timeout: config.server.header_timeout,
         idle_timeout: config.server.idle_timeout,
@@ -129,7 +116,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             drained.cancel();
         }
     };
-    let server = http::serve(listener, http::router(state, settings), limits, draining);
+    let server = http::serve(listener, routes, limits, draining);
     let last_answers = async {
         drained.cancelled().await;
         tokio::time::sleep(LAST_WAIT).await;
@@ -139,73 +126,68 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         () = last_answers => tracing::warn!("connections were still open after the last run"),
     }
     stop.cancel();
-    parts.runtime.leave().await;
-    parts.store.close().await;
+    parts.close().await;
     Ok(())
 }
 
-/// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the
-/// answer says so.
+/// The service inside this process, without a listener: whoever holds it is its only caller, the
+/// administrator of one tenant.
+pub struct Local {
+    parts: Parts,
+    router: axum::Router,
+    config: Config,
+}
+
+/// Puts the service together for callers in this process. It drives only what they start: the queue
+/// is left to services.
 ///
 /// # Errors
-/// No run was started.
-pub async fn invoke(
-    config: Config,
-    agent: &str,
-    inputs: Value,
-    kind: RunKind,
-    progress: impl Fn(&Event) + Send + Sync + 'static,
-) -> Result<Value, AppError> {
+/// The store cannot be opened, or a model provider cannot be set up.
+pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> {
+    config.runtime.queue_workers = 0;
     let parts = Parts::assemble(&config).await?;
-    parts.join(&config).await?;
-    let run_id = Uuid::now_v7();
-    let mut events = parts.runtime.follow_new(keys::DEFAULT_TENANT, run_id);
-    let accepted = parts
-        .runtime
-        .start(StartRequest {
-            caller: Arc::new(Caller::local()),
-            agent: agent.to_owned(),
-            kind,
-            mode: Mode::Now,
-            idempotency: None,
-            traceparent: None,
-            run_id: Some(run_id),
-            inputs,
-            metadata: BTreeMap::new(),
-            session_id: None,
-            overrides: Overrides::default(),
-        })
-        .await?;
-    let Accepted::Started(started) = accepted else {
-        return Err(AppError::Detached(WaitError::Detached(run_id)));
-    };
-    loop {
-        tokio::select! {
-            biased;
-            next = events.next() => match next? {
-                Some(published) => progress(&published.event),
-                None => break,
-            },
-            _ = tokio::signal::ctrl_c() => {
-                parts.runtime.cancel(keys::DEFAULT_TENANT, run_id, Some("interrupted at the terminal")).await?;
-            }
-        }
+    let caller = Caller { tenant: tenant.to_owned(), ..Caller::local() };
+    let router = parts.routes(&config, Auth::Local(Arc::new(caller)));
+    Ok(Local { parts, router, config })
+}
+
+impl Local {
+    /// The API.
+    pub fn router(&self) -> axum::Router {
+        self.router.clone()
     }
-    let ended = started.finished().await;
-    parts.runtime.drain(config.server.shutdown_grace).await;
-    parts.runtime.leave().await;
-    parts.store.close().await;
-    Ok(http::answer(&ended?))
+
+    /// Makes this process a replica, so that runs can be started.
+    ///
+    /// # Errors
+    /// The store cannot be reached.
+    pub async fn join(&self) -> Result<(), AppError> {
+        self.parts.join(&self.config).await
+    }
+
+    /// Lets runs finish, then lets go of the store.
+    pub async fn close(self) {
+        self.parts.runtime.drain(self.config.server.shutdown_grace).await;
+        self.parts.close().await;
+    }
 }
 
 /// What is wrong with the agents and models of this configuration, one line each.
 pub fn check(config: &Config) -> Vec<String> {
-    let router = match router(config) {
-        Ok(router) => Arc::new(router),
-        Err(error) => return vec![error.to_string()],
-    };
-    let catalogue = load_agents(config, &router, &Arc::new(Registry::builtin()));
-    catalogue.problems().into_iter().map(|problem| format!("{}: {}", problem.file, problem.error)).collect()
+    match agents(config) {
+        Ok(agents) => {
+            agents.problems().into_iter().map(|problem| format!("{}: {}", problem.file, problem.error)).collect()
+        }
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+/// The agents of this configuration, and what is wrong with the others.
+///
+/// # Errors
+/// A model provider cannot be set up.
+pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
+    Ok(load_agents(config, &Arc::new(router(config)?), &Arc::new(Registry::builtin())))
 }
 
 /// The service without its listener.
@@ -214,11 +196,13 @@ struct Parts {
     catalogue: Arc<Catalogue>,
     registry: Arc<Registry>,
     runtime: Runtime,
+    telemetry: Arc<Telemetry>,
 }
 
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
-        let router = Arc::new(router(config)?);
+        let telemetry = Arc::new(telemetry(config)?);
+        let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let registry = Arc::new(Registry::builtin());
         let catalogue = Arc::new(load_agents(config, &router, &registry));
         for problem in catalogue.problems() {
@@ -234,9 +218,43 @@ impl Parts {
             store_patience: config.runtime.store_patience,
             max_crashes: config.runtime.max_crashes,
             workspace: config.tools.workspace.clone(),
+            sample_ratio: config.telemetry.otlp_endpoint.as_ref().map_or(0.0, |_| config.telemetry.sample_ratio),
         };
-        let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
-        Ok(Self { store, catalogue, registry, runtime })
+        let (shared, tools) = (Arc::clone(&store), Arc::clone(&registry));
+        let runtime = Runtime::new(shared, Arc::clone(&catalogue), router, tools, settings, on_durable(&telemetry));
+        Ok(Self { store, catalogue, registry, runtime, telemetry })
+    }
+
+    /// Leaves no lease, no connection and no trace behind. Nothing runs here any more.
+    async fn close(self) {
+        self.runtime.leave().await;
+        self.store.close().await;
+        let telemetry = self.telemetry;
+        // Only a panic could fail it, and that has been logged.
+        let _ = tokio::task::spawn_blocking(move || telemetry.finish(LAST_WAIT)).await;
+    }
+
+    /// The API over these parts.
+    fn routes(&self, config: &Config, auth: Auth) -> axum::Router {
+        let state = HttpState {
+            runtime: self.runtime.clone(),
+            store: Arc::clone(&self.store),
+            catalogue: Arc::clone(&self.catalogue),
+            tools: Arc::new(self.registry.infos().cloned().collect()),
+            auth,
+            meters: meters(&self.telemetry),
+        };
+        let settings = HttpSettings {
+            body_limit: config.server.body_limit,
+            body_timeout: config.server.body_timeout,
+            request_timeout: config.server.request_timeout,
+            expose: http::Exposed {
+                metrics: config.server.expose.contains(&Exposed::Metrics),
+                docs: config.server.expose.contains(&Exposed::Docs),
+                console: config.server.expose.contains(&Exposed::Console),
+            },
+        };
+        http::router(state, settings)
     }
 
     /// Makes this process a replica. A shared database gets a heartbeat connection of its own; an
@@ -253,6 +271,55 @@ impl Parts {
             })
         });
         Ok(self.runtime.join(heartbeat).await?)
+    }
+}
+
+fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
+    let settings = config
+        .telemetry
+        .otlp_endpoint
+        .clone()
+        .map(|endpoint| TraceSettings { endpoint, service_name: config.telemetry.service_name.clone() });
+    Telemetry::start(settings.as_ref())
+}
+
+/// What this replica writes, told to telemetry.
+fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
+    let telemetry = Arc::clone(telemetry);
+    Arc::new(move |write| {
+        if let Some(origin) = &write.origin {
+            let RunWrite { events, audit, totals, .. } = write;
+            telemetry.observe(Observed { origin, events, audit, totals });
+        }
+    })
+}
+
+/// Tries of model calls, told to telemetry.
+fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
+    let telemetry = Arc::clone(telemetry);
+    Arc::new(move |tried| {
+        telemetry.model_tried(ModelTry {
+            provider: tried.provider,
+            model: tried.model,
+            took: tried.took,
+            failure: tried.error.map(|error| error.kind.as_str()),
+            given_up: tried.trace.filter(|_| tried.is_last).map(|span| (span, tried.call_took)),
+        });
+    })
+}
+
+fn meters(telemetry: &Arc<Telemetry>) -> Meters {
+    let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
+    Meters {
+        on_answer: Box::new(move |route, method, status| counting.http_answered(route, method, status.as_u16())),
+        scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
+    }
+}
+
+async fn keep_up(telemetry: Arc<Telemetry>) {
+    loop {
+        tokio::time::sleep(UPKEEP).await;
+        telemetry.upkeep();
     }
 }
 

@@ -14,12 +14,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
+pub use values::parse_duration;
 use values::{count, duration, size, some_count, some_duration};
 
 /// Every setting with its built-in value, annotated.
@@ -64,58 +67,87 @@ pub struct Config {
     pub models: BTreeMap<String, Model>,
     /// Defaults for keys.
     pub governance: Governance,
+    /// What the process says about itself.
+    pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
     pub admin_key: Option<SecretString>,
     /// Settings that were written down and have no effect in this version.
     pub notices: Vec<String>,
+    /// Names of the variables and flags that set something, in order; never their values.
+    pub overrides: Vec<String>,
 }
 
 /// `[server]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
     /// Where to listen; port 0 takes a free one.
     #[serde(deserialize_with = "address")]
+    #[schemars(with = "String", regex(pattern = r"^\S+:[0-9]{1,5}$"))]
     pub listen: SocketAddr,
     /// Bytes of a request body.
     #[serde(deserialize_with = "size::<1_024, 1_073_741_824, _>")]
+    #[schemars(schema_with = "values::size_schema::<1_024, 1_073_741_824>")]
     pub body_limit: usize,
     /// How long a caller is kept waiting.
     #[serde(deserialize_with = "duration::<1_000, 604_800, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub request_timeout: Duration,
     /// How long runs may go on after a request to stop.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub shutdown_grace: Duration,
     /// Connections at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_connections: usize,
     /// How long a request's head may take to arrive.
     #[serde(deserialize_with = "duration::<100, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub header_timeout: Duration,
     /// How long a request's body may take to arrive.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub body_timeout: Duration,
     /// How long a connection may rest between requests.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub idle_timeout: Duration,
     /// How long a client may take nothing of its answer.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub write_timeout: Duration,
+    /// Which of the pages for operators are served, to everybody.
+    pub expose: Vec<Exposed>,
+}
+
+/// A page for operators that is served without a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Exposed {
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /docs`
+    Docs,
+    /// `GET /console`, which asks for a key in the browser.
+    Console,
 }
 
 /// `[database]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Database {
     /// `sqlite://…` or `postgres://…`; may hold a password.
+    #[schemars(with = "String", regex(pattern = "^(sqlite:|postgres://|postgresql://)."))]
     pub url: SecretString,
     /// Size of the pool.
     #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 10_000>")]
     pub max_connections: u32,
 }
 
 /// `[auth]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
     /// How callers prove who they are.
@@ -123,7 +155,7 @@ pub struct Auth {
 }
 
 /// How callers prove who they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AuthMode {
     /// With a key of this service.
@@ -133,31 +165,37 @@ pub enum AuthMode {
 }
 
 /// `[runtime]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Runtime {
     /// Runs of this replica at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_concurrent_runs: usize,
     /// Runs that wait in the queue.
     #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 100_000_000>")]
     pub max_queued_runs: u64,
     /// Queued and recovered runs driven at once.
     #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
     pub queue_workers: usize,
     /// A replica silent for so long is dead.
     #[serde(deserialize_with = "duration::<2_000, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub lease: Duration,
     /// How long a run waits for a store that is away.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub store_patience: Duration,
     /// Replicas that a run may take down before it is given up.
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
 }
 
 /// `[tools]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tools {
     /// A run's files lie beneath `<workspace>/<tenant>/`.
@@ -165,15 +203,33 @@ pub struct Tools {
 }
 
 /// `[governance]`: what a key may do that has no limits of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Governance {
     /// Invocations, and likewise tool calls, in a minute.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_per_minute: u32,
     /// How many of them at once.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
+}
+
+/// `[telemetry]`
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    /// The OTLP/HTTP collector that traces are sent to, without `/v1/traces`; none: no traces.
+    #[serde(deserialize_with = "endpoint")]
+    #[schemars(with = "String", regex(pattern = "^(https?://.+)?$"))]
+    pub otlp_endpoint: Option<Url>,
+    /// `service.name` of the traces.
+    pub service_name: String,
+    /// Share of the traces begun here that are recorded; 0..=1.
+    #[serde(deserialize_with = "ratio")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample_ratio: f64,
 }
 
 /// `[models.<name>]`
@@ -193,6 +249,8 @@ pub enum Model {
 pub struct OpenaiModel {
     /// Without a slash at the end; `/chat/completions` is appended.
     pub base_url: String,
+    /// The variable that holds the key; absent where the server needs none.
+    pub api_key_env: Option<String>,
     /// Sent as a bearer token; absent where none is configured or the variable is unset.
     pub api_key: Option<SecretString>,
     /// One call, from connecting to the last byte.
@@ -206,11 +264,14 @@ pub struct OpenaiModel {
 }
 
 /// The tree as it is written; [`Config`] is what it means.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
+    /// One file an agent: `<name>.yaml`.
     agents_dir: PathBuf,
+    /// Not read by this version.
     skills_dir: PathBuf,
+    /// Not read by this version.
     tools_dir: PathBuf,
     server: Server,
     database: Database,
@@ -218,27 +279,42 @@ struct Settings {
     runtime: Runtime,
     tools: Tools,
     governance: Governance,
+    telemetry: Telemetry,
+    /// Model providers by name; a model is named provider/model.
     models: BTreeMap<String, ModelSettings>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ModelSettings {
+    /// What it speaks.
     kind: ModelKind,
+    /// Of `openai`: http or https, without a slash at the end.
+    #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
     base_url: Option<Url>,
+    /// The environment variable that holds the key.
     api_key_env: Option<String>,
+    /// One call, from connecting to the last byte, 100ms to 1h.
     #[serde(default, deserialize_with = "some_duration::<100, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     timeout: Option<Duration>,
+    /// Establishing a connection, 10ms to 10m.
     #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     connect_timeout: Option<Duration>,
+    /// After the first try.
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
+    /// Sent with every call.
     #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
     headers: BTreeMap<String, SecretString>,
+    /// Of `scripted`: where `<name>.yaml` scenarios lie.
     dir: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ModelKind {
     Openai,
@@ -281,6 +357,17 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         resolve(file, env, flags).map(|(config, _)| config)
     }
+}
+
+/// The JSON Schema (2020-12) of `toolloop.toml`, made from what it is parsed into. Nothing is required,
+/// because a file is laid over the built-in values.
+pub fn schema() -> serde_json::Value {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.inline_subschemas = true;
+    let mut schema = settings.into_generator().into_root_schema_for::<Settings>().to_value();
+    schema["title"] = "toolloop.toml".into();
+    values::require_nothing(&mut schema);
+    schema
 }
 
 fn resolve(
@@ -329,18 +416,26 @@ fn resolve(
         tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
         models,
         governance: settings.governance,
+        telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,
+        overrides: sources.overrides(),
     };
     Ok((config, sources))
 }
 
-/// `DATABASE_URL`, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
+/// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
 /// outside sections: other such names (`TOOLLOOP_ADMIN_KEY`, a provider's key, what a container
 /// platform injects) are none of ours.
 fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
-    if let Some(url) = env.get("DATABASE_URL") {
-        sources.add_variable("DATABASE_URL", "DATABASE__URL", url.clone());
+    for (name, segments) in [
+        ("DATABASE_URL", "DATABASE__URL"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "TELEMETRY__OTLP_ENDPOINT"),
+        ("OTEL_SERVICE_NAME", "TELEMETRY__SERVICE_NAME"),
+    ] {
+        if let Some(value) = env.get(name) {
+            sources.add_variable(name, segments, value.clone());
+        }
     }
     let mut names: Vec<&String> = env.keys().filter(|name| name.starts_with(PREFIX)).collect();
     names.sort_unstable();
@@ -423,10 +518,11 @@ fn resolve_model(
                     return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
                 }
             }
-            let api_key = model.api_key_env.and_then(|variable| env.get(&variable));
+            let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
             Ok(Model::Openai(OpenaiModel {
                 base_url: base_url.as_str().trim_end_matches('/').to_owned(),
                 api_key: api_key.map(|value| value.as_str().into()),
+                api_key_env: model.api_key_env,
                 timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
                 connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
                 max_retries: model.max_retries.unwrap_or(2),
@@ -441,6 +537,26 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
     text.parse().map_err(|_| {
         serde::de::Error::custom(format!("{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""))
     })
+}
+
+/// An HTTP URL, or nothing.
+fn endpoint<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let complaint =
+        || serde::de::Error::custom("must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty");
+    let url: Url = text.parse().map_err(|_| complaint())?;
+    if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(complaint()) }
+}
+
+fn ratio<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let ratio = f64::deserialize(deserializer)?;
+    if (0.0..=1.0).contains(&ratio) {
+        return Ok(ratio);
+    }
+    Err(serde::de::Error::custom(format!("{ratio} is not between 0 and 1")))
 }
 
 #[cfg(test)]

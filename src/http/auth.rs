@@ -25,6 +25,8 @@ use crate::store::{ApiKeyRecord, Store};
 pub enum Auth {
     /// Not at all: everybody is the administrator of the tenant `default`. For loopback only.
     None,
+    /// Not at all: everybody is this caller, who holds the service in its own process.
+    Local(Arc<Caller>),
     /// By an API key.
     ApiKeys,
 }
@@ -78,6 +80,7 @@ impl<S: Scope> FromRequestParts<App> for Scoped<S> {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let caller = match app.auth {
             Auth::None => Arc::clone(&app.keys.local),
+            Auth::Local(ref caller) => Arc::clone(caller),
             Auth::ApiKeys => authenticated(app, &parts.headers).await?,
         };
         if !caller.has(S::NAME) {

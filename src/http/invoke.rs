@@ -105,16 +105,17 @@ async fn invoke(
         session_id,
         overrides,
     };
-    let accepted = app.runtime.start(request).await?;
-    let (run_id, is_replayed) = match &accepted {
-        Accepted::Started(started) => (started.run_id, false),
-        Accepted::Queued(run_id) => (*run_id, false),
-        Accepted::Known(run_id) => (*run_id, true),
+    let mut accepted = app.runtime.start(request).await?;
+    let (run_id, is_replayed, follower) = match &mut accepted {
+        Accepted::Started(started) => (started.run_id, false, started.follower.take()),
+        Accepted::Queued(run_id) => (*run_id, false, None),
+        Accepted::Known(run_id) => (*run_id, true, None),
     };
     let is_tied = terms.cancel_on_disconnect && !is_replayed;
     let leash = is_tied.then(|| Leash::new(app.runtime.clone(), &caller.tenant, run_id));
     let mut response = if terms.wants_events() {
-        stream::response(app, &caller.tenant, run_id, 0, leash)
+        let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
+        stream::response(app, &caller.tenant, run_id, 0, follower, leash)
     } else {
         let answer = end_of(app, caller, terms, accepted).await;
         Leash::release(leash);

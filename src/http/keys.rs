@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::App;
 use super::auth::{KeysAdmin, Scoped, forbidden};
@@ -19,6 +21,20 @@ use crate::event::ValidationError;
 use crate::run::Caller;
 use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
+
+/// A scope, for the API document.
+struct Scope;
+
+impl ToSchema for Scope {}
+
+impl PartialSchema for Scope {
+    fn schema() -> RefOr<Schema> {
+        let about = "What a key may do; `admin` is everything, `tools:<name>` is executing one tool.";
+        let scope = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
+        let pattern = format!("^({}|tools:.+)$", keys::SCOPES.join("|"));
+        scope.pattern(Some(pattern)).examples(["runs:read"]).into()
+    }
+}
 
 /// The highest rate limit and burst, as for the service's defaults.
 const MAX_RATE: u32 = 1_000_000_000;
@@ -36,7 +52,7 @@ pub(crate) struct NewKeyRequest {
     tenant: Option<String>,
     /// What it may do.
     #[serde(default)]
-    #[schema(required, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When it stops working; never where absent.
     #[schema(example = json!(null))]
@@ -63,7 +79,7 @@ pub(crate) struct KeyView {
     #[schema(example = "default")]
     tenant: String,
     /// What it may do.
-    #[schema(example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    #[schema(value_type = Vec<Scope>, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When it was made.
     created_at: DateTime<Utc>,

@@ -118,6 +118,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),
+        Some("get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }
     let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();

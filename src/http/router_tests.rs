@@ -31,7 +31,7 @@ impl Store for Away {
     async fn migrate(&self) -> Result<(), StoreError> {
         away()
     }
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         away()
     }
     fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup> {
@@ -110,6 +110,7 @@ const SETTINGS: HttpSettings = HttpSettings {
     body_limit: 1024,
     body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
+    expose: Exposed { metrics: true, docs: true, console: true },
 };
 
 fn state(auth: Auth) -> HttpState {
@@ -131,14 +132,19 @@ fn state(auth: Auth) -> HttpState {
         store_patience: Duration::ZERO,
         max_crashes: 3,
         workspace: std::env::temp_dir(),
+        sample_ratio: 0.0,
     };
     let router = Arc::new(crate::providers::router::Router::default());
     HttpState {
-        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings),
+        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings, Arc::new(|_| ())),
         store,
         catalogue,
         tools: Arc::new(vec![tool]),
         auth,
+        meters: Meters {
+            on_answer: Box::new(|_, _, _| ()),
+            scrape: Box::new(|queued, in_flight| format!("{queued:?} {in_flight}")),
+        },
     }
 }
 

@@ -146,7 +146,7 @@ fn settle_parameters(api: &mut Value) {
 mod tests {
     use super::*;
 
-    fn settled(schema: Value) -> Value {
+    fn settled(schema: &Value) -> Value {
         let mut api = json!({"components": {"schemas": {"It": schema}}, "paths": {}});
         settle(&mut api);
         api["components"]["schemas"].take()
@@ -161,8 +161,8 @@ mod tests {
             "output": {"description": "Anything."},
             "attempts": {"type": "integer"},
         }});
-        assert_eq!(settled(answer.clone())["It"]["required"], json!(["id", "end", "kind", "output"]));
-        let parts = settled(json!({"allOf": [{"$ref": "#/components/schemas/Run"}, answer]}));
+        assert_eq!(settled(&answer)["It"]["required"], json!(["id", "end", "kind", "output"]));
+        let parts = settled(&json!({"allOf": [{"$ref": "#/components/schemas/Run"}, answer]}));
         assert_eq!(parts["It"]["allOf"][1]["required"], json!(["id", "end", "kind", "output"]));
     }
 
@@ -173,7 +173,7 @@ mod tests {
             "cap": {"type": ["integer", "null"], "default": null},
             "model": {"type": ["string", "null"]},
         }});
-        let schema = &settled(read)["It"];
+        let schema = &settled(&read)["It"];
         assert_eq!(schema["required"], json!(["limit"]));
         assert!(!schema.to_string().contains("default"), "{schema}");
     }
@@ -192,7 +192,7 @@ mod tests {
 
     #[test]
     fn words_and_objects_are_two_types() {
-        let schemas = settled(json!({"description": "When.", "oneOf": [
+        let schemas = settled(&json!({"description": "When.", "oneOf": [
             {"type": "string", "enum": ["auto"], "description": "It decides."},
             {"type": "string", "enum": ["none"], "description": "Never."},
             {"type": "object", "properties": {"tool": {"type": "string"}}},

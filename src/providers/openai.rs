@@ -27,6 +27,9 @@ const MAX_ANSWER: usize = 16 << 20;
 /// Largest error body that is read, in bytes; the rest is not looked at.
 const MAX_ERROR: usize = 64 << 10;
 
+/// W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+
 /// Where the server is and how to be let in.
 pub struct OpenAiSettings {
     /// The provider's name in our configuration.
@@ -153,8 +156,11 @@ impl OpenAi {
 impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
         let body = request::body(request).map_err(|e| self.error(FailureKind::BadRequest, &e.to_string()))?;
-        let sent = self.client.post(self.endpoint.clone()).body(body).send().await;
-        let mut response = sent.map_err(|error| self.broken(error))?;
+        let mut post = self.client.post(self.endpoint.clone()).body(body);
+        if let Some(span) = request.trace {
+            post = post.header(TRACEPARENT, span.to_string());
+        }
+        let mut response = post.send().await.map_err(|error| self.broken(error))?;
         let status = response.status();
         if !status.is_success() {
             return Err(self.refused(response).await);

@@ -10,7 +10,8 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
+use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError};
+use crate::run::TraceSpan;
 
 /// Upper end of the first wait.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
@@ -41,7 +42,30 @@ impl ProviderEntry {
 #[derive(Clone, Default)]
 pub struct Router {
     providers: BTreeMap<String, ProviderEntry>,
+    on_try: Option<OnTry>,
 }
+
+/// One try of a model call, as it ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Try<'a> {
+    /// The provider's name.
+    pub provider: &'a str,
+    /// The model, without the provider.
+    pub model: &'a str,
+    /// The call's place in a trace.
+    pub trace: Option<TraceSpan>,
+    /// How long the try took.
+    pub took: Duration,
+    /// How long the call has taken so far, earlier tries and waits included.
+    pub call_took: Duration,
+    /// Why it failed, if it did.
+    pub error: Option<&'a ProviderError>,
+    /// Whether the call is over.
+    pub is_last: bool,
+}
+
+/// Told of every try. Must not block.
+pub type OnTry = Arc<dyn Fn(&Try<'_>) + Send + Sync>;
 
 /// A model name that leads nowhere.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -103,7 +127,13 @@ pub struct ModelFailure {
 impl Router {
     /// A router over these providers.
     pub fn new(providers: BTreeMap<String, ProviderEntry>) -> Self {
-        Self { providers }
+        Self { providers, on_try: None }
+    }
+
+    /// Tells somebody of every try.
+    #[must_use]
+    pub fn observed_by(self, on_try: OnTry) -> Self {
+        Self { on_try: Some(on_try), ..self }
     }
 
     /// Finds the provider of a `provider/model`. Whether the provider has the model shows only when it
@@ -142,8 +172,16 @@ impl Router {
         let started = Instant::now();
         let mut retries = 0;
         loop {
+            let tried = Instant::now();
+            let tell = |error: Option<&ProviderError>, is_last| {
+                let Some(on_try) = &self.on_try else { return };
+                let (provider, model, trace) = (route.provider, route.model, request.trace);
+                let (took, call_took) = (tried.elapsed(), started.elapsed());
+                on_try(&Try { provider, model, trace, took, call_took, error, is_last });
+            };
             let error = match timeout(route.entry.timeout, route.entry.provider.complete(&request)).await {
                 Ok(Ok(completion)) => {
+                    tell(None, true);
                     return Ok(Answer {
                         completion,
                         provider: route.provider.to_owned(),
@@ -159,6 +197,7 @@ impl Router {
             let patience = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let wait =
                 if retries < route.entry.max_retries { wait_before_retry(&error, retries, patience) } else { None };
+            tell(Some(&error), wait.is_none());
             let Some(wait) = wait else {
                 let attempts = retries + 1;
                 return Err(ModelFailure {
@@ -168,7 +207,10 @@ impl Router {
                     error,
                 });
             };
-            tracing::warn!(provider = route.provider, model = route.model, %error, ?wait, "model call is repeated");
+            let run_id = request.trace.map(|span| tracing::field::display(span.run.run_id));
+            let (provider, model) = (route.provider, route.model);
+            tracing::warn!(run_id, provider, model, %error, ?wait, "model call is repeated");
+            request.deltas.send(Delta::Restarted);
             sleep(wait).await;
             retries += 1;
             request.step += 1;

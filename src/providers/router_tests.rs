@@ -104,6 +104,7 @@ async fn ask(
         output_schema: None,
         inputs: &Value::Null,
         step: 5,
+        trace: None,
     };
     let outcome = router.complete("p/some/model:4b", request, None).await;
     let asked = queue.asked.lock().unwrap().clone();

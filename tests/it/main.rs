@@ -5,10 +5,15 @@
 
 mod api;
 mod calling;
+mod chromium;
+mod clients;
 mod commands;
+mod console;
 mod faults;
+mod fuzzing;
 mod hardening;
 mod house;
+mod installing;
 mod machine;
 mod mock_model;
 mod postgres_cluster;
@@ -18,3 +23,4 @@ mod service;
 mod store;
 mod stories;
 mod streaming;
+mod telemetry;

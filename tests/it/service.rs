@@ -74,7 +74,8 @@ impl Setup {
         launch(dir, database_url).await
     }
 
-    fn lay_out(&self) -> TempDir {
+    /// The directory of a service that a test starts by itself.
+    pub fn lay_out(&self) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (kind, files) in [("agents", &self.agents), ("scenarios", &self.scenarios)] {
             std::fs::create_dir(dir.path().join(kind)).unwrap();

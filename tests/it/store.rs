@@ -164,6 +164,7 @@ impl Script {
             epoch: self.epoch,
             caller: self.caller.clone(),
             new: self.new.take(),
+            origin: None,
             events,
             audit: Vec::new(),
             totals: self.totals.clone(),

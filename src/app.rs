@@ -22,7 +22,7 @@ use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::run::{Caller, Overrides, RunKind};
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, StartError, StartRequest, WaitError, keys};
-use crate::store::{self, Store, StoreError};
+use crate::store::{self, RateLimit, Store, StoreError};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
@@ -102,8 +102,14 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             AuthMode::None => Auth::None,
         },
     };
-    let settings =
-        HttpSettings { body_limit: config.server.body_limit, request_timeout: config.server.request_timeout };
+    let settings = HttpSettings {
+        body_limit: config.server.body_limit,
+        request_timeout: config.server.request_timeout,
+        rate_limit: RateLimit {
+            per_minute: config.governance.rate_limit_per_minute,
+            burst: config.governance.rate_limit_burst,
+        },
+    };
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
 

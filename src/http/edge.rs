@@ -18,6 +18,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::problem::{Code, Problem};
+use super::rate_limit::Standing;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
@@ -43,6 +44,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let uri = request.uri().clone();
     let deadline = Instant::now() + app.settings.request_timeout;
     request.extensions_mut().insert(Deadline(deadline));
+    let standing = Standing::default();
+    request.extensions_mut().insert(standing.clone());
 
     let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
     let mut response = match tokio::time::timeout_at(deadline + GRACE, answer).await {
@@ -53,6 +56,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     if let Some(problem) = response.extensions_mut().remove::<Problem>() {
         response = problem.finish(response, request_id.to_str().unwrap_or_default(), uri.path());
     }
+    standing.tell(response.headers_mut());
     response.headers_mut().insert(X_REQUEST_ID, request_id);
     response
 }

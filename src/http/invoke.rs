@@ -10,11 +10,11 @@ use std::sync::Arc;
 use uuid::Uuid;
 
 use super::App;
-use super::auth::{AgentsInvoke, Scoped};
 use super::edge::Deadline;
 use super::extract::{AcceptsJson, JsonObject, Name, Params};
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::problem::{Code, Problem};
+use super::rate_limit::Admitted;
 use super::runs::Run;
 use crate::run::{Caller, RunKind};
 use crate::runtime::{StartRequest, WaitError};
@@ -46,7 +46,7 @@ type Answer = ([(HeaderName, HeaderValue); 1], Json<Run>);
 )]
 pub(crate) async fn invoke_agent(
     State(app): State<App>,
-    caller: Scoped<AgentsInvoke>,
+    caller: Admitted,
     _: AcceptsJson,
     deadline: Deadline,
     Name(agent): Name,
@@ -73,7 +73,7 @@ pub(crate) async fn invoke_agent(
 )]
 pub(crate) async fn invoke_agent_iterative(
     State(app): State<App>,
-    caller: Scoped<AgentsInvoke>,
+    caller: Admitted,
     _: AcceptsJson,
     deadline: Deadline,
     Name(agent): Name,

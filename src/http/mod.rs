@@ -17,6 +17,7 @@ mod keys;
 mod openapi;
 mod page;
 mod problem;
+mod rate_limit;
 mod run_parts;
 mod runs;
 mod tools;
@@ -33,7 +34,7 @@ use utoipa_axum::routes;
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::{RunRecord, Store};
+use crate::store::{RateLimit, RunRecord, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
@@ -59,6 +60,8 @@ pub struct HttpSettings {
     pub body_limit: usize,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
+    /// How often a key may invoke that has no limits of its own.
+    pub rate_limit: RateLimit,
 }
 
 /// The state of the routes.

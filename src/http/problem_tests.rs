@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 18] = [
+const ALL: [Code; 19] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -21,6 +21,7 @@ const ALL: [Code; 18] = [
     Code::UnsupportedMediaType,
     Code::InvalidInputs,
     Code::InvalidOverride,
+    Code::RateLimited,
     Code::Internal,
     Code::Overloaded,
     Code::Draining,
@@ -61,6 +62,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
     422 INVALID_INPUTS Invalid inputs
     422 INVALID_OVERRIDE Invalid override
+    429 RATE_LIMITED Rate limited
     500 INTERNAL Internal error
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5
@@ -109,6 +111,13 @@ async fn a_run_that_goes_on_is_named_in_body_and_header() {
     assert_eq!(body["run_id"], json!(run));
     assert_eq!(headers["x-run-id"], run.to_string());
     assert_eq!(headers[RETRY_AFTER], "5");
+}
+
+#[tokio::test]
+async fn a_rate_limit_says_when_to_come_back() {
+    let (status, headers, body) = sent(Problem::rate_limited(7)).await;
+    assert_eq!((status.as_u16(), headers[RETRY_AFTER].to_str().unwrap()), (429, "7"));
+    assert!(body["detail"].as_str().unwrap().contains("7 s"), "{body}");
 }
 
 #[tokio::test]

@@ -104,9 +104,16 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
+        away()
+    }
 }
 
-const SETTINGS: HttpSettings = HttpSettings { body_limit: 1024, request_timeout: Duration::from_millis(10) };
+const SETTINGS: HttpSettings = HttpSettings {
+    body_limit: 1024,
+    request_timeout: Duration::from_millis(10),
+    rate_limit: RateLimit { per_minute: 60, burst: 10 },
+};
 
 fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {

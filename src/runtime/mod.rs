@@ -9,6 +9,7 @@ mod follow;
 pub mod keys;
 mod live;
 mod loaded;
+mod rate_limits;
 mod replica;
 mod start;
 mod worker;
@@ -34,6 +35,7 @@ use crate::tools::registry::Registry;
 
 pub use bus::Published;
 pub use follow::Follower;
+pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{StartError, StartRequest, Started, WaitError};
 
@@ -64,6 +66,7 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
     tasks: TaskTracker,
@@ -107,6 +110,7 @@ impl Runtime {
             settings,
             owner,
             live: live::Live::default(),
+            rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),

@@ -10,6 +10,7 @@ mod failure;
 mod listing;
 pub mod postgres;
 pub mod projection;
+mod rate_limit;
 pub mod rows;
 pub mod sqlite;
 mod takeover;
@@ -22,6 +23,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
 
 /// What can go wrong with the store.
@@ -179,6 +181,10 @@ pub trait Store: Send + Sync {
     async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+
+    /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
+    /// taken from is full.
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError>;
 }
 
 /// Opens the store of a URL: `sqlite://path`, or `postgres://…`. `max_connections` is PostgreSQL's.

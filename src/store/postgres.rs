@@ -31,8 +31,9 @@ use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
 use super::decode::Columns;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RunCursor,
-    RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RateLimit,
+    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -345,5 +346,12 @@ impl Store for Postgres {
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
         Ok(!revoked.is_empty())
+    }
+
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
+        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+        let rows = self.reads.fetch(take.bind(i64::from(tokens))).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
+        Columns(row).taken(limit)
     }
 }

@@ -30,8 +30,9 @@ use self::statements::DIALECT;
 use super::decode::Columns;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RunCursor,
-    RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RateLimit,
+    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -359,5 +360,13 @@ impl Store for Sqlite {
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+    }
+
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
+        let mut writer = self.writer().await?;
+        let now = Utc::now().timestamp_micros() * 1000;
+        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+        let row = take.bind(tokens).bind(now).fetch_one(&mut *writer).await?;
+        Columns(&row).taken(limit)
     }
 }

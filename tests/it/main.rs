@@ -11,6 +11,7 @@ mod machine;
 mod mock_model;
 mod postgres_cluster;
 mod providers;
+mod rate_limits;
 mod samples;
 mod service;
 mod store;

@@ -8,6 +8,7 @@ mod idempotency;
 mod journal;
 mod lists;
 mod ownership;
+mod rate_limits;
 
 use std::sync::Arc;
 

@@ -217,3 +217,32 @@ pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = 
 
 pub(super) const OUTCOME_UNKNOWN: &str =
     "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";
+
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait explains,
+/// because the limit was changed or a clock set back, is brought near again.
+macro_rules! full {
+    () => {
+        "max(min(l.tat, excluded.at + $3 + 10000000000), excluded.at)"
+    };
+}
+
+/// What it gives of the tokens asked for.
+macro_rules! given {
+    () => {
+        concat!("min($4, max(0, ($3 - (", full!(), " - excluded.at)) / $2))")
+    };
+}
+
+/// `$2` is the time in which a token comes back, `$3` that in which a bucket fills, `$4` the tokens
+/// asked for; `$5` is now.
+pub(super) const TAKE_TOKENS: &str = concat!(
+    "INSERT INTO rate_limits AS l (key, at, granted, tat) \
+     VALUES ($1, $5, min($4, $3 / $2), $5 + min($4, $3 / $2) * $2) \
+     ON CONFLICT (key) DO UPDATE SET at = excluded.at, granted = ",
+    given!(),
+    ", tat = ",
+    full!(),
+    " + $2 * ",
+    given!(),
+    " RETURNING at, tat, granted"
+);

@@ -21,7 +21,9 @@ use crate::providers::openai::{OpenAi, OpenAiSettings};
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::run::{Caller, Overrides, RunKind};
-use crate::runtime::{self, HeartbeatStore, Runtime, Settings, StartError, StartRequest, WaitError, keys};
+use crate::runtime::{
+    self, Accepted, HeartbeatStore, Mode, Runtime, Settings, StartError, StartRequest, WaitError, keys,
+};
 use crate::store::{self, RateLimit, Store, StoreError};
 use crate::tools::registry::Registry;
 
@@ -158,12 +160,15 @@ pub async fn invoke(
     parts.join(&config).await?;
     let run_id = Uuid::now_v7();
     let mut events = parts.runtime.follow_new(keys::DEFAULT_TENANT, run_id);
-    let started = parts
+    let accepted = parts
         .runtime
         .start(StartRequest {
             caller: Arc::new(Caller::local()),
             agent: agent.to_owned(),
             kind,
+            mode: Mode::Now,
+            idempotency: None,
+            traceparent: None,
             run_id: Some(run_id),
             inputs,
             metadata: BTreeMap::new(),
@@ -171,6 +176,9 @@ pub async fn invoke(
             overrides: Overrides::default(),
         })
         .await?;
+    let Accepted::Started(started) = accepted else {
+        return Err(AppError::Detached(WaitError::Detached(run_id)));
+    };
     loop {
         tokio::select! {
             biased;
@@ -220,6 +228,7 @@ impl Parts {
         store.migrate().await?;
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
+            max_queued_runs: config.runtime.max_queued_runs,
             queue_workers: config.runtime.queue_workers,
             lease: config.runtime.lease,
             store_patience: config.runtime.store_patience,

@@ -124,6 +124,9 @@ pub struct Runtime {
     /// Runs of this replica at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
     pub max_concurrent_runs: usize,
+    /// Runs that wait in the queue.
+    #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
+    pub max_queued_runs: u64,
     /// Queued and recovered runs driven at once.
     #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
     pub queue_workers: usize,

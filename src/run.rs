@@ -21,6 +21,16 @@ pub enum RunKind {
     Iterative,
 }
 
+impl RunKind {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Single => "single",
+            Self::Iterative => "iterative",
+        }
+    }
+}
+
 /// Where a run stands. The last three are terminal.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]

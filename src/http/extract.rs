@@ -1,4 +1,4 @@
-//! Reading requests: bodies, path and query parameters, and what the caller accepts.
+//! Reading requests: bodies, path and query parameters.
 //!
 //! The only code in the room that reads a body or a query, so what is refused here is refused
 //! everywhere: too many bytes, other media types, malformed or deeply nested JSON, `\u0000` (no store
@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
-use axum::http::header::{ACCEPT, CONTENT_TYPE, EXPECT};
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_TYPE, EXPECT};
 use axum::http::request::Parts;
-use axum::http::{HeaderMap, HeaderValue};
 use chrono::{DateTime, Utc};
 use http_body_util::BodyExt;
 use serde::de::DeserializeOwned;
@@ -170,29 +170,6 @@ impl FromRequestParts<App> for Name {
             Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
         if name.contains('\0') { Err(Problem::not_found("path")) } else { Ok(Self(name)) }
     }
-}
-
-/// A caller that can read a JSON answer.
-pub(crate) struct AcceptsJson;
-
-impl FromRequestParts<App> for AcceptsJson {
-    type Rejection = Problem;
-
-    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
-        let mut ranges = parts.headers.get_all(ACCEPT).iter().filter_map(|v: &HeaderValue| v.to_str().ok()).peekable();
-        if ranges.peek().is_none() || ranges.flat_map(|v| v.split(',')).any(admits_json) {
-            return Ok(Self);
-        }
-        Err(Problem::new(Code::NotAcceptable, "This answers application/json only."))
-    }
-}
-
-/// Whether one media range of an `Accept` header covers JSON.
-fn admits_json(range: &str) -> bool {
-    let mut parts = range.split(';').map(str::trim);
-    let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
-    let refused = parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse() == Ok(0.0_f32)));
-    !refused && ["application/json", "application/*", "*/*"].contains(&kind.as_str())
 }
 
 /// The query of a request. Handlers take what they know; what is left over is refused.

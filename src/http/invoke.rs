@@ -1,26 +1,34 @@
-//! Invoking an agent and waiting for the end of its run.
+//! Invoking an agent, on the caller's terms: the end as JSON, the events as they happen, or a 202.
 //!
-//! Only JSON answers so far: a caller that wants an event stream is refused. The run itself does not
-//! depend on the connection; whoever goes away finds it by its id.
+//! The run does not depend on the connection: whoever goes away, or waits no longer, finds it by its
+//! id. What the caller may ask for is read in [`super::terms`] and [`super::invocation`].
+
+use std::sync::Arc;
 
 use axum::Json;
 use axum::extract::State;
-use axum::http::{HeaderName, HeaderValue};
-use std::sync::Arc;
+use axum::http::header::LOCATION;
+use axum::http::{HeaderName, HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::App;
-use super::edge::Deadline;
-use super::extract::{AcceptsJson, JsonObject, Name, Params};
+use super::answers::Answers;
+use super::extract::{JsonObject, Name, Params};
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::problem::{Code, Problem};
 use super::rate_limit::Admitted;
-use super::runs::Run;
-use crate::run::{Caller, RunKind};
-use crate::runtime::{StartRequest, WaitError};
+use super::runs::{Run, detail, existing};
+use super::stream::{self, Leash};
+use super::terms::Terms;
+use crate::run::{Caller, RunKind, RunStatus};
+use crate::runtime::{Accepted, StartRequest, WaitError};
 
 /// The header that names the run on every answer of an invocation.
 pub(crate) const X_RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
+const IDEMPOTENCY_REPLAYED: HeaderName = HeaderName::from_static("idempotency-replayed");
+const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-applied");
 
 /// The value of [`X_RUN_ID`].
 pub(crate) fn run_id_header(run_id: Uuid) -> HeaderValue {
@@ -29,81 +37,125 @@ pub(crate) fn run_id_header(run_id: Uuid) -> HeaderValue {
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// An answer of an invocation: the header and the run.
-type Answer = ([(HeaderName, HeaderValue); 1], Json<Run>);
-
 /// Invoke an agent once
 ///
-/// Exactly one model call, no tools. A run that started always answers 200; how it went is in
-/// `status` and `error`.
+/// Exactly one model call, no tools. A run that started always answers 200, or 202 where the caller
+/// does not want to wait; how it went is in `status` and `error`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent.")),
+    params(("name" = String, Path, description = "The agent."), Terms),
     request_body = Option<InvokeRequest>,
-    responses(
-        (status = 200, description = "The run has ended.", body = Run, headers(("x-run-id" = Uuid, description = "The run."))),
-    ),
+    responses(Answers),
 )]
 pub(crate) async fn invoke_agent(
     State(app): State<App>,
     caller: Admitted,
-    _: AcceptsJson,
-    deadline: Deadline,
+    terms: Terms,
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Answer, Problem> {
+) -> Result<Response, Problem> {
     params.finish()?;
-    let invocation = Invocation::read(RunKind::Single, body)?;
-    run_to_end(&app, &caller, deadline, agent, RunKind::Single, invocation).await
+    invoke(&app, &caller, &terms, agent, RunKind::Single, body).await
 }
 
 /// Invoke an agent
 ///
 /// Runs the agent's loop of model calls and tool calls until an output is accepted or a limit
 /// strikes. A request can only narrow what the definition allows. A run that started always answers
-/// 200; how it went is in `status` and `error`.
+/// 200, or 202 where the caller does not want to wait; how it went is in `status` and `error`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke-iterative", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent.")),
+    params(("name" = String, Path, description = "The agent."), Terms),
     request_body = Option<InvokeIterativeRequest>,
-    responses(
-        (status = 200, description = "The run has ended.", body = Run, headers(("x-run-id" = Uuid, description = "The run."))),
-    ),
+    responses(Answers),
 )]
 pub(crate) async fn invoke_agent_iterative(
     State(app): State<App>,
     caller: Admitted,
-    _: AcceptsJson,
-    deadline: Deadline,
+    terms: Terms,
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Answer, Problem> {
+) -> Result<Response, Problem> {
     params.finish()?;
-    let invocation = Invocation::read(RunKind::Iterative, body)?;
-    run_to_end(&app, &caller, deadline, agent, RunKind::Iterative, invocation).await
+    invoke(&app, &caller, &terms, agent, RunKind::Iterative, body).await
 }
 
-async fn run_to_end(
+async fn invoke(
     app: &App,
     caller: &Arc<Caller>,
-    deadline: Deadline,
+    terms: &Terms,
     agent: String,
     kind: RunKind,
-    Invocation { inputs, run_id, session_id, metadata, overrides }: Invocation,
-) -> Result<Answer, Problem> {
-    let caller = Arc::clone(caller);
-    let request = StartRequest { caller, agent, kind, run_id, inputs, metadata, session_id, overrides };
-    let started = app.runtime.start(request).await?;
-    let run_id = started.run_id;
-    let header = [(X_RUN_ID, run_id_header(run_id))];
-    match tokio::time::timeout_at(deadline.0, started.finished()).await {
-        Ok(Ok(record)) => Ok((header, Json(Run::answer(record)))),
-        Ok(Err(WaitError::Detached(_))) => {
-            let code = if app.runtime.is_draining() { Code::Draining } else { Code::StoreUnavailable };
-            Err(Problem::new(code, "The run goes on without this connection; ask for it by its id.").of_run(run_id))
+    body: Map<String, Value>,
+) -> Result<Response, Problem> {
+    let idempotency = terms.idempotency(kind, &agent, &body);
+    let Invocation { inputs, run_id, session_id, metadata, overrides } = Invocation::read(kind, body)?;
+    let request = StartRequest {
+        caller: Arc::clone(caller),
+        agent,
+        kind,
+        mode: terms.mode(),
+        idempotency,
+        traceparent: terms.traceparent.clone(),
+        run_id,
+        inputs,
+        metadata,
+        session_id,
+        overrides,
+    };
+    let accepted = app.runtime.start(request).await?;
+    let (run_id, is_replayed) = match &accepted {
+        Accepted::Started(started) => (started.run_id, false),
+        Accepted::Queued(run_id) => (*run_id, false),
+        Accepted::Known(run_id) => (*run_id, true),
+    };
+    let is_tied = terms.cancel_on_disconnect && !is_replayed;
+    let leash = is_tied.then(|| Leash::new(app.runtime.clone(), &caller.tenant, run_id));
+    let mut response = if terms.wants_events() {
+        stream::response(app, &caller.tenant, run_id, 0, leash)
+    } else {
+        let answer = end_of(app, caller, terms, accepted).await;
+        leash.map(Leash::release);
+        answer.map_err(|problem| problem.of_run(run_id))?
+    };
+    response.headers_mut().insert(X_RUN_ID, run_id_header(run_id));
+    if is_replayed {
+        response.headers_mut().insert(IDEMPOTENCY_REPLAYED, HeaderValue::from_static("true"));
+    }
+    Ok(response)
+}
+
+/// How the run ended, as long as the caller waits for it; else where to find it.
+async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -> Result<Response, Problem> {
+    let until = terms.until();
+    let run = match accepted {
+        Accepted::Queued(id) | Accepted::Known(id) => app.runtime.wait(&caller.tenant, id, until).await?,
+        Accepted::Started(started) => {
+            let run_id = started.run_id;
+            match tokio::time::timeout_at(until, started.finished()).await {
+                Ok(Ok(run)) => Some(run),
+                Ok(Err(WaitError::Detached(_))) => {
+                    let code = if app.runtime.is_draining() { Code::Draining } else { Code::StoreUnavailable };
+                    return Err(Problem::new(code, "The run goes on without this connection; ask for it by its id."));
+                }
+                Err(_) if terms.takes_accepted() => Some(existing(app, &caller.tenant, run_id).await?),
+                Err(_) => None,
+            }
         }
-        Err(_) => Err(Problem::new(Code::Timeout, "The run is still going on; ask for it by its id.").of_run(run_id)),
+    };
+    match run {
+        Some(run) if run.status.is_terminal() => Ok(Json(Run::answer(run)).into_response()),
+        Some(run) if terms.takes_accepted() || !matches!(run.status, RunStatus::Queued | RunStatus::Running) => {
+            let location = HeaderValue::try_from(format!("/v1/runs/{}", run.id)).ok();
+            let mut response = (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
+            response.headers_mut().extend(location.map(|location| (LOCATION, location)));
+            if terms.takes_accepted() {
+                response.headers_mut().insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
+            }
+            Ok(response)
+        }
+        _ => Err(Problem::new(Code::Timeout, "The run is still going on; ask for it by its id.")),
     }
 }

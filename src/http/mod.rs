@@ -5,10 +5,13 @@
 //! Errors become HTTP in [`problem`] and nowhere else. The same registration yields the routes and
 //! the OpenAPI document. Nothing is decided here about runs.
 
+mod accept;
 mod agents;
+mod answers;
 mod audit;
 mod auth;
 mod edge;
+mod events;
 mod extract;
 mod health;
 mod invocation;
@@ -20,6 +23,8 @@ mod problem;
 mod rate_limit;
 mod run_parts;
 mod runs;
+mod stream;
+mod terms;
 mod tools;
 
 use std::ops::Deref;
@@ -118,11 +123,12 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(invoke::invoke_agent_iterative))
         .routes(routes!(runs::list_runs))
         .routes(routes!(runs::get_run))
+        .routes(routes!(runs::wait_for_run))
         .routes(routes!(runs::cancel_run))
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
-        .routes(routes!(run_parts::list_events))
+        .routes(routes!(events::list_events))
         .routes(routes!(tools::list_tools))
         .routes(routes!(tools::get_tool))
         .routes(routes!(keys::create_key))

@@ -98,7 +98,8 @@ fn problems(operation: &Operation) -> Vec<Code> {
     }
     match operation.operation_id.as_deref() {
         Some("invoke_agent" | "invoke_agent_iterative") => {
-            codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::RateLimited]);
+            codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
+            codes.push(Code::RateLimited);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),

@@ -30,6 +30,7 @@ pub(crate) enum Code {
     NotAcceptable,
     RequestTimeout,
     RunIdTaken,
+    IdempotencyMismatch,
     PayloadTooLarge,
     UnsupportedMediaType,
     InvalidInputs,
@@ -61,6 +62,9 @@ impl Code {
             }
             Self::InvalidInputs => ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs"),
             Self::InvalidOverride => ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override"),
+            Self::IdempotencyMismatch => {
+                ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
+            }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
             Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
@@ -246,6 +250,7 @@ impl From<StartError> for Problem {
         let code = match error {
             StartError::UnknownAgent(_) => Code::NotFound,
             StartError::RunIdTaken(_) => Code::RunIdTaken,
+            StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 19] = [
+const ALL: [Code; 20] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -17,6 +17,7 @@ const ALL: [Code; 19] = [
     Code::NotAcceptable,
     Code::RequestTimeout,
     Code::RunIdTaken,
+    Code::IdempotencyMismatch,
     Code::PayloadTooLarge,
     Code::UnsupportedMediaType,
     Code::InvalidInputs,
@@ -58,6 +59,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     406 NOT_ACCEPTABLE Not acceptable
     408 REQUEST_TIMEOUT Request timeout
     409 RUN_ID_TAKEN Run id taken
+    422 IDEMPOTENCY_MISMATCH Idempotency mismatch
     413 PAYLOAD_TOO_LARGE Payload too large
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
     422 INVALID_INPUTS Invalid inputs

@@ -7,16 +7,14 @@ use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
 use serde::Serialize;
-use serde_json::{Value, json};
-use utoipa::openapi::RefOr;
-use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
-use utoipa::{PartialSchema, ToSchema};
+use serde_json::Value;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::App;
 use super::auth::{RunsRead, Scoped};
-use super::extract::{AcceptsJson, Params, RunId, invalid_parameter};
-use super::page::{Listing, PARTS, PartParams, by_number, next_offset, number_cursor};
+use super::extract::{Params, RunId};
+use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::problem::Problem;
 use super::runs::{UsageView, existing};
 use crate::event::Event;
@@ -217,39 +215,6 @@ pub(crate) fn json_or_text(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
 }
 
-/// One entry of the journal.
-#[derive(Debug, Serialize)]
-#[serde(transparent)]
-pub(crate) struct JournalEntry(Event);
-
-impl ToSchema for JournalEntry {
-    fn name() -> std::borrow::Cow<'static, str> {
-        "Event".into()
-    }
-}
-
-impl PartialSchema for JournalEntry {
-    fn schema() -> RefOr<Schema> {
-        let format = |format| Some(SchemaFormat::KnownFormat(format));
-        let text = || ObjectBuilder::new().schema_type(Type::String);
-        let number = ObjectBuilder::new().schema_type(Type::Integer).examples([json!(1)]);
-        let data = ObjectBuilder::new().schema_type(Type::Object).description(Some("By type."));
-        ObjectBuilder::new()
-            .description(Some("What happened in a run; the numbers have no gaps."))
-            .property("seq", number)
-            .property("at", text().format(format(KnownFormat::DateTime)))
-            .property("run_id", text().format(format(KnownFormat::Uuid)))
-            .property("type", text().examples([json!("attempt.started")]))
-            .property("data", data.examples([json!({"attempt": 1})]))
-            .required("seq")
-            .required("at")
-            .required("run_id")
-            .required("type")
-            .required("data")
-            .into()
-    }
-}
-
 /// List a run's model responses
 #[utoipa::path(
     get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
@@ -316,37 +281,6 @@ pub(crate) async fn list_messages(
             return Ok(Json(Listing::of_all(messages(&conversation), &page)));
         }
     }
-}
-
-/// List a run's events
-///
-/// The journal, in order. `after` and `cursor` exclude one another.
-#[utoipa::path(
-    get, path = "/runs/{id}/events", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("after" = Option<i64>, Query, description = "Events with a greater number.", minimum = 0),
-        PartParams,
-    ),
-    responses((status = 200, description = "A page of events, in order.", body = Listing<JournalEntry>)),
-)]
-pub(crate) async fn list_events(
-    State(app): State<App>,
-    caller: Scoped<RunsRead>,
-    _: AcceptsJson,
-    RunId(id): RunId,
-    mut params: Params,
-) -> Result<Json<Listing<JournalEntry>>, Problem> {
-    let after =
-        params.value("after", "the number of an event", |text| text.parse().ok().filter(|seq| *seq >= 0_i64))?;
-    let page = by_number(&mut params, PARTS)?;
-    if after.is_some() && page.after.is_some() {
-        return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
-    }
-    params.finish()?;
-    existing(&app, &caller.tenant, id).await?;
-    let rows = app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
-    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry)))
 }
 
 #[cfg(test)]

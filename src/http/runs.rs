@@ -2,16 +2,20 @@
 //!
 //! Views are made from stored rows and add nothing to them. Parts of a run are [`super::run_parts`]'s.
 
+use std::time::Duration;
+
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use tokio::time::Instant;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::auth::{RunsCancel, RunsRead, Scoped};
+use super::edge::Deadline;
 use super::extract::{JsonObject, Params, RunId, fields};
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::{Code, Problem};
@@ -327,13 +331,17 @@ pub(crate) async fn get_run(
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    let needs_review = run.status == RunStatus::NeedsReview;
-    let mut detail = RunDetail::of(run, &app);
-    if needs_review {
-        let calls = app.store.tool_calls(&caller.tenant, id, &Page { limit: MAX_PENDING, after: None }).await?;
-        detail.pending = calls.into_iter().filter(|call| call.state == "unknown").map(Pending::from).collect();
+    Ok(Json(detail(&app, run).await?))
+}
+
+/// Everything about a run, and what it waits for.
+pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Problem> {
+    let mut pending = Vec::new();
+    if run.status == RunStatus::NeedsReview {
+        let calls = app.store.tool_calls(&run.tenant, run.id, &Page { limit: MAX_PENDING, after: None }).await?;
+        pending.extend(calls.into_iter().filter(|call| call.state == "unknown").map(Pending::from));
     }
-    Ok(Json(detail))
+    Ok(RunDetail { pending, ..RunDetail::of(run, app) })
 }
 
 impl From<ToolCallRecord> for Pending {
@@ -347,6 +355,33 @@ impl From<ToolCallRecord> for Pending {
             expires_at: None,
         }
     }
+}
+
+/// Wait for a run
+///
+/// Answers the run when it has ended or waits for somebody, or as it is at the timeout.
+#[utoipa::path(
+    get, path = "/runs/{id}/wait", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(
+        ("id" = Uuid, Path, description = "The run."),
+        ("timeout" = Option<u32>, Query, description = "Seconds.", minimum = 0, maximum = 3600, example = 30),
+    ),
+    responses((status = 200, description = "The run.", body = RunDetail)),
+)]
+pub(crate) async fn wait_for_run(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    deadline: Deadline,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Json<RunDetail>, Problem> {
+    let seconds = params.value("timeout", "a number of seconds from 0 to 3600", |text| {
+        text.parse().ok().filter(|seconds| *seconds <= 3600_u64)
+    })?;
+    params.finish()?;
+    let until = deadline.0.min(Instant::now() + Duration::from_secs(seconds.unwrap_or(30)));
+    let run = app.runtime.wait(&caller.tenant, id, until).await?.ok_or_else(|| Problem::not_found("run"))?;
+    Ok(Json(detail(&app, run).await?))
 }
 
 /// Why a run is cancelled.

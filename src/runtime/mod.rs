@@ -9,6 +9,7 @@ mod follow;
 pub mod keys;
 mod live;
 mod loaded;
+mod queue;
 mod rate_limits;
 mod replica;
 mod start;
@@ -37,13 +38,15 @@ pub use bus::Published;
 pub use follow::Follower;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
-pub use start::{StartError, StartRequest, Started, WaitError};
+pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Runs that are started here at once.
     pub max_concurrent_runs: usize,
+    /// Runs that may wait in the queue, of all replicas together.
+    pub max_queued_runs: u64,
     /// Runs from the queue, recovered ones among them, at once on this replica.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
@@ -69,6 +72,7 @@ struct Inner {
     rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
+    queue: queue::Queue,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -106,6 +110,7 @@ impl Runtime {
             loaded: loaded::LoadedAgents::new(registry),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
+            queue: queue::Queue::default(),
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,

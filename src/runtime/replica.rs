@@ -73,6 +73,7 @@ impl Runtime {
         loop {
             let hint = tokio::select! {
                 () = inner.stop.cancelled() => return,
+                () = inner.queue.changed.notified() => Wakeup::Queue,
                 hint = hints.recv() => match hint {
                     Ok(hint) => hint,
                     Err(RecvError::Lagged(_)) => Wakeup::Resync,
@@ -108,22 +109,6 @@ impl Runtime {
             if let Some(control) = self.inner.live.get(id) {
                 control.cancel(reason);
             }
-        }
-        Ok(())
-    }
-
-    /// Takes from the queue what there are workers for.
-    async fn claim(&self) -> Result<(), StoreError> {
-        let inner = &self.inner;
-        let limit = u32::try_from(inner.workers.available_permits().min(64)).unwrap_or(64);
-        if limit == 0 || self.is_draining() || !inner.lease.holds() {
-            return Ok(());
-        }
-        for claimed in inner.store.claim(&inner.owner, limit).await? {
-            tracing::info!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-            let worker = Arc::clone(&inner.workers).try_acquire_owned().ok();
-            let runtime = self.clone();
-            inner.tasks.spawn(async move { runtime.resume(claimed, worker).await });
         }
         Ok(())
     }

@@ -1,20 +1,40 @@
 //! Starting a run: everything that can be refused is refused here, before anything is stored.
+//!
+//! A run is driven by this replica at once, or queued for any of them. A repeated idempotency key
+//! starts nothing: it finds the run that it stands for.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chrono::{SubsecRound, Utc};
+use chrono::{SubsecRound, TimeDelta, Utc};
 use serde_json::Value;
-use tokio::sync::oneshot;
+use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
 use super::Runtime;
-use super::worker::{Head, Owned, Tell};
-use crate::engine::{AppendFailed, Plan, State, Stopped};
-use crate::event::ValidationError;
-use crate::run::{Caller, Overrides, RunKind, RunStatus};
-use crate::store::{NewRun, RunRecord, StoreError};
+use super::loaded::LoadedAgent;
+use super::worker::{Head, Owned, Tell, write};
+use crate::agents::prompt::Opening;
+use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
+use crate::event::{Event, RunEvent, ValidationError};
+use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
+use crate::store::writer::AppendError;
+use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
 use crate::tools::Workspace;
+
+/// For how long a repeated idempotency key finds its run.
+const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
+
+/// Who drives a run, and when its acceptance is told.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Mode {
+    /// This replica; whoever waits for the end hears of nothing else.
+    Now,
+    /// This replica; accepted when its row is stored.
+    Stored,
+    /// Whichever replica takes it from the queue; accepted when its row is stored.
+    Queued,
+}
 
 /// A run to start.
 #[derive(Debug, Clone)]
@@ -25,6 +45,12 @@ pub struct StartRequest {
     pub agent: String,
     /// Single shot or loop.
     pub kind: RunKind,
+    /// Here or by the queue.
+    pub mode: Mode,
+    /// What makes a repetition of this request known.
+    pub idempotency: Option<Idempotency>,
+    /// The caller's place in a trace (W3C `traceparent`).
+    pub traceparent: Option<String>,
     /// The run's id, where the caller chose one.
     pub run_id: Option<Uuid>,
     /// Inputs, an object.
@@ -52,7 +78,10 @@ pub enum StartError {
     /// The chosen run id exists.
     #[error("the run id {0} is taken")]
     RunIdTaken(Uuid),
-    /// Too many runs at once.
+    /// The idempotency key stands for another request.
+    #[error("the idempotency key was used for another request")]
+    IdempotencyMismatch,
+    /// Too many runs at once, or in the queue.
     #[error("too many runs are in progress")]
     Overloaded,
     /// The service is stopping.
@@ -80,7 +109,17 @@ pub enum WaitError {
     Detached(Uuid),
 }
 
-/// A run that was accepted.
+/// What became of a request to start a run.
+pub enum Accepted {
+    /// It is driven here.
+    Started(Started),
+    /// It waits for a replica.
+    Queued(Uuid),
+    /// The idempotency key stands for this run, which may be over or still going on.
+    Known(Uuid),
+}
+
+/// A run that this replica drives.
 pub struct Started {
     /// Its id.
     pub run_id: Uuid,
@@ -94,12 +133,51 @@ impl Started {
     }
 }
 
+/// A request that passed every check.
+struct Checked {
+    new: NewRun,
+    caller: Arc<Caller>,
+    loaded: LoadedAgent,
+    plan: Plan,
+}
+
 impl Runtime {
-    /// Checks everything that can be refused, then starts the run on this replica.
+    /// Checks everything that can be refused, then starts the run.
     ///
     /// # Errors
     /// [`StartError`]; nothing was stored then.
-    pub async fn start(&self, request: StartRequest) -> Result<Started, StartError> {
+    pub async fn start(&self, request: StartRequest) -> Result<Accepted, StartError> {
+        let Some(idempotency) = request.idempotency.clone() else { return self.begin(request).await };
+        let tenant = request.caller.tenant.clone();
+        if let Some(known) = self.known(&tenant, &idempotency).await? {
+            return Ok(Accepted::Known(known));
+        }
+        match self.begin(request).await {
+            // The same request came twice at the same time, and the other one was faster.
+            Err(StartError::RunIdTaken(id)) => {
+                self.known(&tenant, &idempotency).await?.map(Accepted::Known).ok_or(StartError::RunIdTaken(id))
+            }
+            outcome => outcome,
+        }
+    }
+
+    /// The run that a key stands for.
+    async fn known(&self, tenant: &str, idempotency: &Idempotency) -> Result<Option<Uuid>, StartError> {
+        let store = &self.inner.store;
+        let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else { return Ok(None) };
+        let expired = Utc::now() - KEY_KEPT;
+        if known.created_at < expired {
+            store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
+            return Ok(None);
+        }
+        if known.request_hash == idempotency.request_hash {
+            Ok(Some(known.run_id))
+        } else {
+            Err(StartError::IdempotencyMismatch)
+        }
+    }
+
+    async fn begin(&self, request: StartRequest) -> Result<Accepted, StartError> {
         let inner = &self.inner;
         if self.is_draining() {
             return Err(StartError::Draining);
@@ -107,7 +185,24 @@ impl Runtime {
         if !inner.writer.is_available() {
             inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
         }
-        let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
+        match request.mode {
+            Mode::Queued => {
+                if self.queue_length().await? >= inner.settings.max_queued_runs {
+                    return Err(StartError::Overloaded);
+                }
+                self.enqueue(self.check(request)?).await.map(Accepted::Queued)
+            }
+            Mode::Now | Mode::Stored => {
+                let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
+                let tell_stored =
+                    request.mode == Mode::Stored || request.run_id.is_some() || request.idempotency.is_some();
+                self.start_here(self.check(request)?, slot, tell_stored).await.map(Accepted::Started)
+            }
+        }
+    }
+
+    fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
+        let inner = &self.inner;
         let agent =
             inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
@@ -115,45 +210,75 @@ impl Runtime {
         let plan = Plan::new(agent, loaded.executor.infos(), &request.overrides, request.kind)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         inner.router.resolve(&plan.model).map_err(|e| refused("/model", e.to_string()))?;
-        let opening =
-            plan.opening(&request.inputs).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))?;
-
-        let chosen = request.run_id;
-        let run_id = chosen.unwrap_or_else(Uuid::now_v7);
-        let directory = plan.agent.workspace_of(run_id, request.session_id.as_deref());
-        let workspace = Workspace::open(&inner.settings.workspace, &request.caller.tenant, &directory)
-            .map_err(|e| broken(&request.agent, &e))?;
-        let state = State::new(plan.rules.clone());
-        let new = Arc::new(NewRun {
-            id: run_id,
+        let new = NewRun {
+            id: request.run_id.unwrap_or_else(Uuid::now_v7),
             agent: request.agent,
             agent_version: plan.agent.definition.version.clone(),
-            definition: loaded.snapshot,
+            definition: Arc::clone(&loaded.snapshot),
             kind: request.kind,
-            status: RunStatus::Running,
+            status: if request.mode == Mode::Queued { RunStatus::Queued } else { RunStatus::Running },
             inputs: Arc::new(request.inputs),
             overrides: serde_json::to_value(&request.overrides).unwrap_or_default(),
             session_id: request.session_id,
             parent_run_id: None,
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
+            idempotency: request.idempotency,
+            traceparent: request.traceparent,
             created_at: Utc::now().trunc_subsecs(6),
-            idempotency: None,
-            traceparent: None,
-        });
-        let head = Head { new, caller: request.caller, epoch: 1 };
+        };
+        Ok(Checked { new, caller: request.caller, loaded, plan })
+    }
+
+    async fn start_here(
+        &self,
+        Checked { new, caller, loaded, plan }: Checked,
+        slot: OwnedSemaphorePermit,
+        tell_stored: bool,
+    ) -> Result<Started, StartError> {
+        let opening = opening(&plan, &new.inputs)?;
+        let run_id = new.id;
+        let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
+        let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
+            .map_err(|e| broken(&new.agent, &e))?;
+        let state = State::new(plan.rules.clone());
+        let head = Head { new: Arc::new(new), caller, epoch: 1 };
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
         owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
-        owned.spawn(Tell { stored: chosen.map(|_| stored), end: Some(tell) });
-        if chosen.is_some() {
+        owned.spawn(Tell { stored: tell_stored.then_some(stored), end: Some(tell) });
+        if tell_stored {
             is_stored.await.unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable))).map_err(|e| match e {
                 Stopped::Journal(AppendFailed::IdTaken) => StartError::RunIdTaken(run_id),
-                other => StartError::Store(StoreError::Unavailable(other.to_string())),
+                other => not_stored(&other),
             })?;
         }
         Ok(Started { run_id, end })
     }
+
+    async fn enqueue(&self, Checked { new, caller, plan, .. }: Checked) -> Result<Uuid, StartError> {
+        opening(&plan, &new.inputs)?;
+        let run_id = new.id;
+        let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
+        let head = Head { new: Arc::new(new), caller, epoch: 0 };
+        let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default() };
+        let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
+        durable.await.map_err(|e| match e {
+            AppendError::IdTaken => StartError::RunIdTaken(run_id),
+            other => not_stored(&other),
+        })?;
+        self.inner.queue.grew();
+        Ok(run_id)
+    }
+}
+
+/// The first messages; what cannot be rendered is the inputs' fault.
+fn opening(plan: &Plan, inputs: &Value) -> Result<Opening, StartError> {
+    plan.opening(inputs).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
+}
+
+fn not_stored(reason: &dyn std::error::Error) -> StartError {
+    StartError::Store(StoreError::Unavailable(reason.to_string()))
 }
 
 fn broken(agent: &str, error: &dyn std::error::Error) -> StartError {

@@ -129,6 +129,9 @@ impl Owned {
                     self.runtime.interrupt(&self.head, "the service failed while running it".into()).await;
                 }
             }
+            let runtime = self.runtime.clone();
+            drop(self); // and with it its slot
+            runtime.inner.queue.worker_freed();
         };
         runtime.inner.tasks.spawn(task);
     }
@@ -251,7 +254,7 @@ fn failed(error: AppendError) -> AppendFailed {
     }
 }
 
-fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
+pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
     RunWrite {
         run_id: head.new.id,
         epoch: head.epoch,

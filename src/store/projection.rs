@@ -21,7 +21,7 @@ use super::changes::{
 use super::{NewRun, RunWrite, StoreError, ToolCallRecord};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent};
 use crate::message::{CallTarget, FinishReason};
-use crate::run::{Caller, Outcome, RunKind, RunStatus};
+use crate::run::{Caller, Outcome, RunStatus};
 
 /// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
 ///
@@ -104,10 +104,7 @@ fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, S
         agent: &new.agent,
         agent_version: &new.agent_version,
         definition_hash: &new.definition.hash,
-        kind: match new.kind {
-            RunKind::Single => "single",
-            RunKind::Iterative => "iterative",
-        },
+        kind: new.kind.as_str(),
         scopes: json(&caller.scopes)?,
         inputs: json(&new.inputs)?,
         overrides: json(&new.overrides)?,

@@ -1,0 +1,130 @@
+//! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
+//!
+//! `id` is the event's number, `event` its type, `data` the whole event on one line; the last one's
+//! `data.run` is what a JSON answer would have been. A frame is made once for all readers. A stream
+//! that must end early says from where to resume. Order and completeness are the follower's
+//! ([`crate::runtime::Follower`]).
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use futures::stream;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::App;
+use super::runs::Run;
+use crate::event::Event;
+use crate::runtime::{Follower, Published, Runtime};
+use crate::store::{Store, StoreError};
+
+/// After so much silence a comment shows that the connection lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// A stream of the events after `after`, to the end of the run.
+pub(crate) fn response(app: &App, tenant: &str, run: Uuid, after: i64, leash: Option<Leash>) -> Response {
+    let follower = app.runtime.follow(tenant, run, after);
+    let reader = Reader { app: app.clone(), tenant: tenant.to_owned(), follower, seen: after, is_over: false, leash };
+    let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
+        let frame = reader.next().await?;
+        Some((Ok::<_, Infallible>(frame), reader))
+    }));
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    (headers, [("x-accel-buffering", "no")], body).into_response()
+}
+
+struct Reader {
+    app: App,
+    tenant: String,
+    follower: Follower,
+    /// The last event that was sent.
+    seen: i64,
+    is_over: bool,
+    leash: Option<Leash>,
+}
+
+impl Reader {
+    /// The next bytes; `None` closes the stream.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        match tokio::time::timeout(KEEP_ALIVE, self.follower.next()).await {
+            Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
+            Ok(Ok(Some(published))) => match self.frame(&published).await {
+                Ok(frame) => {
+                    self.seen = published.event.seq;
+                    if published.event.what.ending().is_some() {
+                        self.is_over = true;
+                        self.leash.take().map(Leash::release);
+                    }
+                    Some(frame)
+                }
+                Err(_) => Some(self.interrupted("the store cannot be reached")),
+            },
+            Ok(Ok(None)) => Some(self.interrupted("the service is stopping")),
+            Ok(Err(_)) => Some(self.interrupted("the store cannot be reached")),
+        }
+    }
+
+    async fn frame(&self, published: &Published) -> Result<Bytes, StoreError> {
+        let made = published.frame.get_or_try_init(|| frame(self.app.store.as_ref(), &self.tenant, &published.event));
+        made.await.cloned()
+    }
+
+    /// The last words to a reader that has not seen the end.
+    fn interrupted(&mut self, why: &str) -> Bytes {
+        self.is_over = true;
+        self.leash.take().map(Leash::release);
+        format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
+    }
+}
+
+async fn frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
+    let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
+    let mut data = serde_json::to_string(event).map_err(unwritable)?;
+    if event.what.ending().is_some()
+        && let Some(run) = store.run(tenant, event.run_id).await?
+    {
+        let mut whole: Value = serde_json::from_str(&data).map_err(unwritable)?;
+        whole["data"]["run"] = serde_json::to_value(Run::answer(run)).map_err(unwritable)?;
+        data = whole.to_string();
+    }
+    Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
+}
+
+/// Cancels the run when it is dropped: its caller went away and had asked for that.
+pub(crate) struct Leash {
+    held: Option<(Runtime, String, Uuid)>,
+}
+
+impl Leash {
+    /// Ties the run to whatever owns this.
+    pub(crate) fn new(runtime: Runtime, tenant: &str, run: Uuid) -> Self {
+        Self { held: Some((runtime, tenant.to_owned(), run)) }
+    }
+
+    /// The caller was answered.
+    pub(crate) fn release(mut self) {
+        self.held = None;
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        if let Some((runtime, tenant, run)) = self.held.take() {
+            tokio::spawn(async move {
+                if let Err(error) = runtime.cancel(&tenant, run, Some("The caller went away.")).await {
+                    tracing::warn!(run_id = %run, %error, "a run whose caller went away could not be cancelled");
+                }
+            });
+        }
+    }
+}

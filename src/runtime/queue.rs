@@ -1,0 +1,102 @@
+//! This replica's share of the queue: what may enter it, and what is taken from it.
+//!
+//! Runs that somebody waits for go first: the queue gets what they leave of the room for runs. How
+//! long the queue is, is counted by the store once a second and in between by what is seen here.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Notify;
+
+use super::Runtime;
+use crate::store::StoreError;
+
+/// Runs that are taken at once, at most.
+const MAX_CLAIM: usize = 64;
+/// How long a count is trusted.
+const FRESH: Duration = Duration::from_secs(1);
+
+/// What is known of the queue.
+#[derive(Debug, Default)]
+pub(super) struct Queue {
+    /// Wakes the loop that takes runs.
+    pub(super) changed: Notify,
+    /// Whether the last look left runs behind.
+    has_more: AtomicBool,
+    counted: Mutex<Option<Counted>>,
+}
+
+#[derive(Debug)]
+struct Counted {
+    at: Instant,
+    length: u64,
+}
+
+impl Queue {
+    fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
+        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// A run was put in.
+    pub(super) fn grew(&self) {
+        if let Some(counted) = self.counted().as_mut() {
+            counted.length += 1;
+        }
+        self.changed.notify_one();
+    }
+
+    fn shrank(&self, by: u64) {
+        if let Some(counted) = self.counted().as_mut() {
+            counted.length = counted.length.saturating_sub(by);
+        }
+    }
+
+    /// A worker is free again.
+    pub(super) fn worker_freed(&self) {
+        if self.has_more.load(Ordering::Relaxed) {
+            self.changed.notify_one();
+        }
+    }
+}
+
+impl Runtime {
+    /// Runs of all tenants that wait for a replica, as of a second ago.
+    ///
+    /// # Errors
+    /// [`StoreError`] where it has to be counted and cannot.
+    pub async fn queue_length(&self) -> Result<u64, StoreError> {
+        let fresh = |counted: &&Counted| counted.at.elapsed() < FRESH;
+        if let Some(counted) = self.inner.queue.counted().as_ref().filter(fresh) {
+            return Ok(counted.length);
+        }
+        let at = Instant::now();
+        let length = self.inner.store.queued().await?;
+        *self.inner.queue.counted() = Some(Counted { at, length });
+        Ok(length)
+    }
+
+    /// Takes from the queue what there is room for.
+    pub(super) async fn claim(&self) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        loop {
+            let room = inner.workers.available_permits().min(inner.slots.available_permits()).min(MAX_CLAIM);
+            if room == 0 || self.is_draining() || !inner.lease.holds() {
+                return Ok(());
+            }
+            let claimed = inner.store.claim(&inner.owner, u32::try_from(room).unwrap_or(u32::MAX)).await?;
+            let has_more = claimed.len() == room;
+            inner.queue.shrank(claimed.len() as u64);
+            inner.queue.has_more.store(has_more, Ordering::Relaxed);
+            for claimed in claimed {
+                tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
+                let worker = Arc::clone(&inner.workers).try_acquire_owned().ok();
+                let runtime = self.clone();
+                inner.tasks.spawn(async move { runtime.resume(claimed, worker).await });
+            }
+            if !has_more {
+                return Ok(());
+            }
+        }
+    }
+}

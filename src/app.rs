@@ -233,6 +233,7 @@ impl Parts {
             lease: config.runtime.lease,
             store_patience: config.runtime.store_patience,
             max_crashes: config.runtime.max_crashes,
+            retention: config.runtime.retention,
             workspace: config.tools.workspace.clone(),
         };
         let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);

@@ -139,6 +139,9 @@ pub struct Runtime {
     /// Replicas that a run may take down before it is given up.
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
+    pub retention: Option<Duration>,
 }
 
 /// `[tools]`

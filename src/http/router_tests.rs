@@ -53,6 +53,9 @@ impl Store for Away {
     async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         away()
     }
+    async fn delete_ended(&self, _: DateTime<Utc>, _: u32) -> Result<u64, StoreError> {
+        away()
+    }
     async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
         away()
     }
@@ -132,6 +135,7 @@ fn state(auth: Auth) -> HttpState {
         lease: Duration::from_secs(15),
         store_patience: Duration::ZERO,
         max_crashes: 3,
+        retention: None,
         workspace: std::env::temp_dir(),
     };
     let router = Arc::new(crate::providers::router::Router::default());

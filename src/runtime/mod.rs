@@ -12,6 +12,7 @@ mod loaded;
 mod queue;
 mod rate_limits;
 mod replica;
+mod retention;
 mod start;
 mod worker;
 
@@ -55,6 +56,8 @@ pub struct Settings {
     pub store_patience: Duration,
     /// Crashes of its replica after which a run is given up.
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    pub retention: Option<Duration>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
 }

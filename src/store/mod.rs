@@ -6,6 +6,7 @@
 
 pub mod changes;
 mod decode;
+mod definitions;
 mod failure;
 mod listing;
 pub mod postgres;
@@ -126,6 +127,10 @@ pub trait Store: Send + Sync {
     ) -> Result<Option<CancelOutcome>, StoreError>;
     /// Running runs of this owner that were asked to cancel, with the reason.
     async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
+    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their journals
+    /// and audit records; how many. When no such run is left, definitions that no run refers to and
+    /// that were not used for some hours go as well.
+    async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError>;
     /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
     /// counted. A run with a dispatched `once` call goes to review instead.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;

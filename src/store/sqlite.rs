@@ -6,6 +6,7 @@
 
 mod commit;
 mod ownership;
+mod retention;
 mod statements;
 
 use std::collections::HashSet;
@@ -28,6 +29,7 @@ use uuid::Uuid;
 
 use self::statements::DIALECT;
 use super::decode::Columns;
+use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RateLimit,
@@ -50,8 +52,7 @@ pub struct Sqlite {
     readers: SqlitePool,
     /// Replicas that live in this process.
     registered: Mutex<HashSet<String>>,
-    /// Hashes of definitions that are known to be stored.
-    defined: Mutex<HashSet<String>>,
+    definitions: Definitions,
     wakeups: broadcast::Sender<Wakeup>,
 }
 
@@ -85,7 +86,7 @@ impl Sqlite {
             lock: Mutex::new(Some(lock)),
             readers: readers.connect_lazy_with(options),
             registered: Mutex::default(),
-            defined: Mutex::default(),
+            definitions: Definitions::default(),
             wakeups: broadcast::Sender::new(1024),
         })
     }
@@ -173,12 +174,8 @@ impl Store for Sqlite {
         let changes = project(batch)?;
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
-        let definitions = batch.iter().filter_map(|write| write.new.as_ref()).map(|new| &new.definition);
-        let unknown: Vec<_> = {
-            let defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-            definitions.filter(|definition| !defined.contains(&definition.hash)).collect()
-        };
-        for definition in &unknown {
+        let missing = self.definitions.missing(batch);
+        for definition in &missing {
             let define = sqlx::query(statements::DEFINE).bind(&definition.hash).bind(&definition.json).bind(now());
             define.execute(&mut *tx).await?;
         }
@@ -195,9 +192,7 @@ impl Store for Sqlite {
         }
         tx.commit().await?;
         drop(writer);
-        let mut defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-        defined.extend(unknown.into_iter().map(|definition| definition.hash.clone()));
-        drop(defined);
+        self.definitions.note(&missing);
         if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
             self.hint(Wakeup::Queue);
         }
@@ -235,6 +230,14 @@ impl Store for Sqlite {
     async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         let rows = self.read(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
+    }
+
+    async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let deleted = retention::delete_ended(&mut tx, before, limit).await?;
+        tx.commit().await?;
+        Ok(deleted)
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {

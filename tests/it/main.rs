@@ -12,6 +12,7 @@ mod mock_model;
 mod postgres_cluster;
 mod providers;
 mod rate_limits;
+mod retention;
 mod samples;
 mod service;
 mod store;

@@ -9,6 +9,7 @@ mod journal;
 mod lists;
 mod ownership;
 mod rate_limits;
+mod retention;
 
 use std::sync::Arc;
 

@@ -73,7 +73,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])
-    ON CONFLICT DO NOTHING";
+    ON CONFLICT (hash) DO UPDATE SET used_at = excluded.used_at";
 
 pub(super) const RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2");
 

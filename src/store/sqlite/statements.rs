@@ -18,7 +18,7 @@ pub(super) const DIALECT: Dialect = Dialect {
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str =
-    "INSERT INTO definitions (hash, body, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+    "INSERT INTO definitions (hash, body, used_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO UPDATE SET used_at = $3";
 
 /// The fence: only rows that are still ours and stand exactly where the write begins. The `+` keeps
 /// SQLite from looking through everything that is ours instead of looking up each id.

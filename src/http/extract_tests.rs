@@ -103,16 +103,6 @@ fn json_is_recognised_by_its_media_type() {
     assert!(!is_json(&HeaderMap::new()));
 }
 
-#[test]
-fn media_ranges_admit_json_or_not() {
-    for range in ["application/json", " */*", "application/*;q=0.1", "APPLICATION/JSON; q=1"] {
-        assert!(admits_json(range), "{range}");
-    }
-    for range in ["text/event-stream", "application/json;q=0", "*/*; q=0.0", "text/*", ""] {
-        assert!(!admits_json(range), "{range}");
-    }
-}
-
 #[tokio::test]
 async fn a_body_is_read_up_to_its_limit_however_it_comes() {
     let chunked = |chunks: &'static [&'static str]| {

@@ -117,7 +117,7 @@ async fn invoke(
         stream::response(app, &caller.tenant, run_id, 0, leash)
     } else {
         let answer = end_of(app, caller, terms, accepted).await;
-        leash.map(Leash::release);
+        Leash::release(leash);
         answer.map_err(|problem| problem.of_run(run_id))?
     };
     response.headers_mut().insert(X_RUN_ID, run_id_header(run_id));

@@ -131,6 +131,7 @@ fn state(auth: Auth) -> HttpState {
     let registry = Arc::new(crate::tools::registry::Registry::builtin());
     let settings = runtime::Settings {
         max_concurrent_runs: 1,
+        max_queued_runs: 1,
         queue_workers: 1,
         lease: Duration::from_secs(15),
         store_patience: Duration::ZERO,
@@ -273,7 +274,7 @@ async fn parameters_and_accept_are_checked() {
         [("POST", "/v1/agents/a/invoke"), ("GET", "/v1/runs/00000000-0000-0000-0000-000000000000/events")]
     {
         let mut request = request(method, path, "");
-        request.headers_mut().insert("accept", "text/event-stream".parse().unwrap());
+        request.headers_mut().insert("accept", "text/html".parse().unwrap());
         let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
         assert_eq!((status.as_u16(), &body["code"]), (406, &json!("NOT_ACCEPTABLE")), "{path}");
     }

@@ -1,5 +1,7 @@
 //! The conversation as a list of messages.
 
+use serde_json::json;
+
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, OpaqueBlocks, ToolCall, ToolResult};
 

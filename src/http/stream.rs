@@ -63,7 +63,7 @@ impl Reader {
                     self.seen = published.event.seq;
                     if published.event.what.ending().is_some() {
                         self.is_over = true;
-                        self.leash.take().map(Leash::release);
+                        Leash::release(self.leash.take());
                     }
                     Some(frame)
                 }
@@ -82,7 +82,7 @@ impl Reader {
     /// The last words to a reader that has not seen the end.
     fn interrupted(&mut self, why: &str) -> Bytes {
         self.is_over = true;
-        self.leash.take().map(Leash::release);
+        Leash::release(self.leash.take());
         format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
     }
 }
@@ -112,8 +112,10 @@ impl Leash {
     }
 
     /// The caller was answered.
-    pub(crate) fn release(mut self) {
-        self.held = None;
+    pub(crate) fn release(leash: Option<Self>) {
+        if let Some(mut leash) = leash {
+            leash.held = None;
+        }
     }
 }
 

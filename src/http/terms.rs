@@ -81,10 +81,11 @@ impl Terms {
 
     /// How the run is started.
     pub(crate) fn mode(&self) -> Mode {
-        match (self.preference, self.media) {
-            (Preference { respond_async: true, wait: None }, _) => Mode::Queued,
-            (_, Media::EventStream) => Mode::Stored,
-            _ => Mode::Now,
+        match self.preference {
+            Preference { respond_async: true, wait: None } => Mode::Queued,
+            // What is acknowledged before its end must be stored by then.
+            _ if self.wants_events() || self.takes_accepted() => Mode::Stored,
+            Preference { .. } => Mode::Now,
         }
     }
 
@@ -145,7 +146,8 @@ fn preference(headers: &HeaderMap) -> Preference {
         match name.trim().to_ascii_lowercase().as_str() {
             "respond-async" => preference.respond_async = true,
             "wait" => {
-                preference.wait = preference.wait.or(value.parse::<u32>().ok().map(|s| Duration::from_secs(s.into())))
+                let seconds = value.parse().ok();
+                preference.wait = preference.wait.or(seconds.map(|seconds: u32| Duration::from_secs(seconds.into())));
             }
             _ => {}
         }
@@ -289,7 +291,7 @@ mod tests {
             r#"{"a":"1"}"#,
             r#"{"a":1}"#,
             r#"{"a":1.0}"#,
-            r#"{}"#,
+            "{}",
         ];
         let distinct: std::collections::BTreeSet<String> = texts.iter().map(|text| canonical(text)).collect();
         assert_eq!(distinct.len(), texts.len());

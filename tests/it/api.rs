@@ -143,7 +143,7 @@ async fn answers_are_what_the_document_says(db: Db) {
         }
         checked += 1;
     }
-    assert_eq!(checked, 19);
+    assert_eq!(checked, 20);
 }
 
 async fn documented_parameters_are_taken_and_others_refused(db: Db) {
@@ -158,7 +158,7 @@ async fn documented_parameters_are_taken_and_others_refused(db: Db) {
         {
             let name = parameter["name"].as_str().unwrap();
             let value = match name {
-                "limit" | "after" => "7",
+                "limit" | "after" | "timeout" => "7",
                 "status" | "termination_reason" => "completed",
                 "decision" => "allowed",
                 "outcome" => "failed",
@@ -327,7 +327,7 @@ async fn a_request_id_and_a_run_id_are_on_every_answer(db: Db) {
             assert_eq!(answer.body["instance"], path);
         }
     }
-    for accept in ["text/event-stream", "text/html"] {
+    for accept in ["text/html", "application/json;q=0"] {
         let request = service.request(Method::POST, "/agents/reader/invoke").header("accept", accept).json(&body);
         assert_eq!(problem(&answer(request).await), (406, "NOT_ACCEPTABLE"), "{accept}");
     }

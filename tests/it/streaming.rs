@@ -1,0 +1,269 @@
+//! Event streams: what a reader sees, how it resumes, and that it harms nobody.
+
+use std::time::Duration;
+
+use futures::StreamExt;
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    an_invocation_streams_its_events_and_ends_with_the_answer,
+    a_reader_resumes_anywhere_without_loss_or_repeat,
+    a_stream_goes_on_over_a_crash,
+    a_reader_that_has_seen_the_end_is_told_so,
+    a_bad_place_to_resume_from_is_refused,
+    many_readers_see_the_same,
+    a_caller_that_goes_away_cancels_only_if_it_asked_for_that,
+}
+
+/// One event as it came.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Frame {
+    pub id: i64,
+    pub event: String,
+    pub data: Value,
+}
+
+/// A stream that is read frame by frame.
+pub struct Reader {
+    response: std::pin::Pin<Box<dyn futures::Stream<Item = reqwest::Result<axum::body::Bytes>> + Send>>,
+    text: String,
+}
+
+impl Reader {
+    pub fn of(response: reqwest::Response) -> Self {
+        assert_eq!(response.status(), 200, "{response:?}");
+        assert_eq!(response.headers()["content-type"], "text/event-stream");
+        Self { response: Box::pin(response.bytes_stream()), text: String::new() }
+    }
+
+    /// The next block, a comment or a frame; `None` at the end of the stream.
+    async fn block(&mut self) -> Option<String> {
+        loop {
+            if let Some(end) = self.text.find("\n\n") {
+                let rest = self.text.split_off(end + 2);
+                return Some(std::mem::replace(&mut self.text, rest));
+            }
+            let more =
+                tokio::time::timeout(Duration::from_secs(60), self.response.next()).await.expect("a silent stream");
+            match more {
+                Some(Ok(bytes)) => self.text.push_str(std::str::from_utf8(&bytes).unwrap()),
+                Some(Err(_)) | None => return None,
+            }
+        }
+    }
+
+    pub async fn next(&mut self) -> Option<Frame> {
+        loop {
+            let block = self.block().await?;
+            let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+            if let Some(data) = field("data: ") {
+                let id = field("id: ").unwrap().parse().unwrap();
+                return Some(Frame {
+                    id,
+                    event: field("event: ").unwrap(),
+                    data: serde_json::from_str(&data).unwrap(),
+                });
+            }
+        }
+    }
+
+    pub async fn rest(mut self) -> Vec<Frame> {
+        let mut frames = Vec::new();
+        while let Some(frame) = self.next().await {
+            frames.push(frame);
+        }
+        frames
+    }
+}
+
+pub async fn follow(service: &Service, run: &str, after: Option<i64>) -> Reader {
+    let request = service.request(Method::GET, &format!("/v1/runs/{run}/events")).header("accept", "text/event-stream");
+    let request = match after {
+        Some(after) => request.header("last-event-id", after),
+        None => request,
+    };
+    Reader::of(request.send().await.unwrap())
+}
+
+const WORKER: &str = "
+model: scripted/worker
+instructions: Work.
+tools: [file_ops]
+enable_double_confirmation: false
+";
+
+/// Three turns; the middle one takes as long as the inputs say.
+const WORKING: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - {delay_ms: 700, tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]}
+  - text: done
+"#;
+
+fn worker() -> Setup {
+    Setup::new().agent("worker", WORKER).scenario("worker", WORKING).agent("sleeper", &WORKER.replace("worker", "sleeper")).scenario(
+        "sleeper",
+        "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: \".\"}}]}, {delay_ms: 60000, text: late}]",
+    )
+}
+
+async fn queued(service: &Service, agent: &str) -> String {
+    let request = service.request(Method::POST, &format!("/v1/agents/{agent}/invoke-iterative"));
+    let response = request.header("prefer", "respond-async").json(&json!({})).send().await.unwrap();
+    assert_eq!(response.status(), 202);
+    response.headers()["x-run-id"].to_str().unwrap().to_owned()
+}
+
+async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
+    let service = worker().start(db).await;
+    for (path, queued) in [("invoke-iterative", false), ("invoke-iterative", true), ("invoke", false)] {
+        let request = service.request(Method::POST, &format!("/v1/agents/worker/{path}"));
+        let request = request.header("accept", "text/event-stream");
+        let request = if queued { request.header("prefer", "respond-async") } else { request };
+        let response = request.json(&json!({"metadata": {"a": "b"}})).send().await.unwrap();
+        let run = response.headers()["x-run-id"].to_str().unwrap().to_owned();
+        let mut frames = Reader::of(response).rest().await;
+
+        let last = frames.last_mut().unwrap();
+        assert!(last.event.starts_with("run."), "{last:?}");
+        let answer = last.data["data"].as_object_mut().unwrap().remove("run").unwrap();
+        assert_eq!((&answer["run_id"], answer.get("attempts").is_some()), (&json!(run), path != "invoke"));
+        let stored = service.get(&format!("/v1/runs/{run}")).await.body;
+        for (field, value) in answer.as_object().unwrap() {
+            assert_eq!(&stored[field], value, "{field}");
+        }
+        // The stream is the journal.
+        let journal = service.get(&format!("/v1/runs/{run}/events")).await.body;
+        let streamed: Vec<&Value> = frames.iter().map(|frame| &frame.data).collect();
+        assert_eq!(json!(streamed), journal["data"]);
+        for (frame, seq) in frames.iter().zip(1..) {
+            assert_eq!((frame.id, &frame.data["seq"], &frame.data["type"]), (seq, &json!(seq), &json!(frame.event)));
+        }
+        assert_eq!(frames[0].event, if queued { "run.queued" } else { "run.started" });
+    }
+}
+
+async fn a_reader_resumes_anywhere_without_loss_or_repeat(db: Db) {
+    let service = worker().start(db).await;
+    let run = queued(&service, "worker").await;
+    // Disconnect after every single event while the run goes on.
+    let mut frames: Vec<Frame> = Vec::new();
+    while !frames.last().is_some_and(|frame| frame.event == "run.completed") {
+        let mut reader = follow(&service, &run, frames.last().map(|frame| frame.id)).await;
+        frames.push(reader.next().await.unwrap());
+    }
+    let whole = follow(&service, &run, None).await.rest().await;
+    assert_eq!(frames, whole);
+    for after in 0..i64::try_from(whole.len()).unwrap() {
+        let rest = follow(&service, &run, Some(after)).await.rest().await;
+        assert_eq!(rest, whole[usize::try_from(after).unwrap()..], "after {after}");
+        let path = format!("/v1/runs/{run}/events?after={after}");
+        let request = service.request(Method::GET, &path).header("accept", "text/event-stream");
+        assert_eq!(Reader::of(request.send().await.unwrap()).rest().await, rest);
+    }
+}
+
+async fn a_stream_goes_on_over_a_crash(db: Db) {
+    let mut service = worker().config("[runtime]\nlease = \"2s\"").start(db).await;
+    let run = queued(&service, "worker").await;
+    let mut reader = follow(&service, &run, None).await;
+    let mut seen = Vec::new();
+    while seen.last().is_none_or(|frame: &Frame| frame.event != "tool_call.completed") {
+        seen.push(reader.next().await.unwrap());
+    }
+    service.kill().await;
+    while let Some(frame) = reader.next().await {
+        seen.push(frame);
+    }
+    service.restart().await;
+    seen.extend(follow(&service, &run, seen.last().map(|frame| frame.id)).await.rest().await);
+    assert_eq!(seen, follow(&service, &run, None).await.rest().await);
+    let ids: Vec<i64> = seen.iter().map(|frame| frame.id).collect();
+    assert_eq!(ids, (1..).take(ids.len()).collect::<Vec<_>>());
+    assert!(seen.iter().any(|frame| frame.event == "run.resumed"));
+    assert_eq!(seen.last().unwrap().data["data"]["run"]["output"]["result"], "done", "{seen:#?}");
+}
+
+async fn a_reader_that_has_seen_the_end_is_told_so(db: Db) {
+    let service = worker().start(db).await;
+    let run = service.run("worker", &json!({})).await["run_id"].as_str().unwrap().to_owned();
+    let last = follow(&service, &run, None).await.rest().await.last().unwrap().id;
+    for after in [last, last + 1, i64::MAX] {
+        let request = service.request(Method::GET, &format!("/v1/runs/{run}/events"));
+        let response =
+            request.header("accept", "text/event-stream").header("last-event-id", after).send().await.unwrap();
+        assert_eq!(response.status(), 204, "{after}");
+    }
+}
+
+async fn a_bad_place_to_resume_from_is_refused(db: Db) {
+    let service = worker().start(db).await;
+    let run = service.run("worker", &json!({})).await["run_id"].as_str().unwrap().to_owned();
+    for bad in ["-1", "x", "", "1.5", "99999999999999999999"] {
+        let request = service.request(Method::GET, &format!("/v1/runs/{run}/events")).header("last-event-id", bad);
+        let answer = crate::service::answer(request.header("accept", "text/event-stream")).await;
+        assert_eq!((answer.status.as_u16(), &answer.body["code"]), (400, &json!("INVALID_PARAMETER")), "{bad:?}");
+    }
+    let unknown = service.request(Method::GET, &format!("/v1/runs/{}/events", uuid::Uuid::from_u128(9)));
+    let answer = crate::service::answer(unknown.header("accept", "text/event-stream")).await;
+    assert_eq!((answer.status.as_u16(), &answer.body["code"]), (404, &json!("NOT_FOUND")));
+}
+
+/// Whoever drives the run, every replica streams it.
+#[tokio::test]
+async fn a_reader_on_another_replica_sees_the_same() {
+    let here = worker().start(Db::Postgres).await;
+    let there = worker().start_on(here.database_url.clone()).await;
+    let response =
+        here.request(Method::POST, "/v1/agents/worker/invoke-iterative").header("accept", "text/event-stream");
+    let response = response.json(&json!({})).send().await.unwrap();
+    let run = response.headers()["x-run-id"].to_str().unwrap().to_owned();
+    let elsewhere = follow(&there, &run, None).await.rest();
+    let (one, other) = tokio::join!(Reader::of(response).rest(), elsewhere);
+    assert_eq!(one, other);
+    assert_eq!(one.last().unwrap().event, "run.completed");
+}
+
+async fn many_readers_see_the_same(db: Db) {
+    let service = worker().start(db).await;
+    let run = queued(&service, "worker").await;
+    // One that never reads does not hold up the others, or the run.
+    let _stalled = follow(&service, &run, None).await;
+    let readers =
+        futures::future::join_all((0..200).map(async |_| follow(&service, &run, None).await.rest().await)).await;
+    assert!(readers[0].last().unwrap().event == "run.completed");
+    assert!(readers.iter().all(|frames| *frames == readers[0]));
+}
+
+async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {
+    let service = worker().start(db).await;
+    for (accept, header, cancelled) in [
+        ("text/event-stream", Some("true"), true),
+        ("application/json", Some("true"), true),
+        ("text/event-stream", Some("false"), false),
+        ("text/event-stream", None, false),
+        ("application/json", None, false),
+    ] {
+        let run = uuid::Uuid::now_v7().to_string();
+        let mut request = service.request(Method::POST, "/v1/agents/sleeper/invoke-iterative").header("accept", accept);
+        if let Some(value) = header {
+            request = request.header("x-cancel-on-disconnect", value);
+        }
+        let request = request.json(&json!({"run_id": run}));
+        let call = tokio::spawn(async move { Some(Reader::of(request.send().await.ok()?).rest().await) });
+        service.until(&format!("/v1/runs/{run}"), |body| body["iterations"] == 1).await;
+        call.abort();
+        let path = format!("/v1/runs/{run}");
+        if cancelled {
+            let run = service.until(&path, |body| body["status"] == "cancelled").await;
+            assert_eq!(run["error"]["context"]["reason"], "The caller went away.", "{run:#}");
+        } else {
+            let still = service.get(&format!("{path}/wait?timeout=1")).await;
+            assert_eq!(still.body["status"], "running", "{accept} {header:?}");
+            service.post(&format!("{path}/cancel"), &json!({})).await;
+        }
+    }
+}

@@ -104,7 +104,7 @@ pub trait Store: Send + Sync {
     fn kind(&self) -> &'static str;
     /// Brings the schema up to date; runs at every start.
     async fn migrate(&self) -> Result<(), StoreError>;
-    /// Whether the store answers and its schema is up to date.
+    /// Whether the store answers, takes writes and has an up-to-date schema.
     async fn ping(&self) -> Result<(), StoreError>;
     /// Hints of what changed, from any replica.
     fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup>;

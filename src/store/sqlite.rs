@@ -49,6 +49,7 @@ pub struct Sqlite {
     /// `None` once closed, as the lock below.
     writer: AsyncMutex<Option<SqliteConnection>>,
     lock: Mutex<Option<File>>,
+    options: SqliteConnectOptions,
     readers: SqlitePool,
     /// Replicas that live in this process.
     registered: Mutex<HashSet<String>>,
@@ -84,7 +85,8 @@ impl Sqlite {
         Ok(Self {
             writer: AsyncMutex::new(Some(writer)),
             lock: Mutex::new(Some(lock)),
-            readers: readers.connect_lazy_with(options),
+            readers: readers.connect_lazy_with(options.clone()),
+            options,
             registered: Mutex::default(),
             definitions: Definitions::default(),
             wakeups: broadcast::Sender::new(1024),
@@ -92,8 +94,16 @@ impl Sqlite {
     }
 
     async fn writer(&self) -> Result<MappedMutexGuard<'_, SqliteConnection>, StoreError> {
-        MutexGuard::try_map(self.writer.lock().await, Option::as_mut)
-            .map_err(|_| StoreError::Unavailable("it is closed".to_owned()))
+        let closed = |_| StoreError::Unavailable("it is closed".to_owned());
+        let mut writer = MutexGuard::try_map(self.writer.lock().await, Option::as_mut).map_err(closed)?;
+        if writer.is_in_transaction() {
+            writer.ping().await?; // until a rollback that is on its way has been carried out
+        }
+        if writer.is_in_transaction() {
+            // SQLite ends a transaction by itself where the disk is full, and the driver never learns it.
+            *writer = self.options.connect().await?;
+        }
+        Ok(writer)
     }
 
     /// Runs one statement that reads.
@@ -104,6 +114,10 @@ impl Sqlite {
     /// Runs one statement that writes; how many rows it changed.
     async fn change(&self, query: Query<'_, Dialect, SqliteArguments>) -> Result<u64, StoreError> {
         Ok(query.execute(&mut *self.writer().await?).await?.rows_affected())
+    }
+
+    fn registered(&self) -> Vec<String> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     fn hint(&self, wakeup: Wakeup) {
@@ -153,6 +167,9 @@ impl Store for Sqlite {
         if usize::try_from(applied).unwrap_or_default() < MIGRATIONS.iter().count() {
             return Err(StoreError::Failed("the schema is not up to date".to_owned()));
         }
+        // A full disk can still be read. One heartbeat more harms nobody and shows whether it takes writes.
+        let living = serde_json::Value::from(self.registered()).to_string();
+        self.change(sqlx::query(statements::BEAT).bind(living).bind(now())).await?;
         Ok(())
     }
 
@@ -260,8 +277,7 @@ impl Store for Sqlite {
     }
 
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
-        let living: Vec<String> =
-            self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        let living = self.registered();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;

@@ -7,6 +7,7 @@ mod api;
 mod calling;
 mod commands;
 mod faults;
+mod full_disk;
 mod house;
 mod machine;
 mod mock_model;

@@ -201,6 +201,10 @@ pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbe
 
 pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
 
+/// `$1`: the replicas that live in this process.
+pub(super) const BEAT: &str =
+    "UPDATE replicas SET heartbeat_at = $2 WHERE NOT dead AND id IN (SELECT value FROM json_each($1))";
+
 /// `$1`: the oldest heartbeat that is still good; `$2`: the replicas that live in this process.
 pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
      WHERE NOT dead AND id <> $3 AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";

@@ -7,23 +7,18 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
-use serde_json::Value;
 use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use crate::agents::{Catalogue, catalogue};
 use crate::config::{AuthMode, Config, Model};
-use crate::event::Event;
-use crate::http::{self, Auth, HttpSettings, HttpState};
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
 use crate::providers::openai::{OpenAi, OpenAiSettings};
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
-use crate::run::{Caller, Overrides, RunKind};
-use crate::runtime::{
-    self, Accepted, HeartbeatStore, Mode, Runtime, Settings, StartError, StartRequest, WaitError, keys,
-};
+use crate::run::Caller;
+use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::{self, RateLimit, Store, StoreError};
 use crate::tools::registry::Registry;
 
@@ -59,15 +54,9 @@ pub enum AppError {
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
-    /// The listener failed while serving, or signals cannot be heard.
+    /// The listener has no address, or signals cannot be heard.
     #[error("the service cannot go on: {0}")]
     Serve(std::io::Error),
-    /// The run was refused.
-    #[error(transparent)]
-    Refused(#[from] StartError),
-    /// The run's end is not known here.
-    #[error(transparent)]
-    Detached(#[from] WaitError),
 }
 
 /// Opens the configured store. Its schema may be out of date.
@@ -81,7 +70,7 @@ pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, AppError> {
 /// Serves until told to stop by SIGTERM or SIGINT, then lets runs finish.
 ///
 /// # Errors
-/// The service cannot start, or its listener failed.
+/// The service cannot start.
 pub async fn serve(config: Config) -> Result<(), AppError> {
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;
@@ -94,23 +83,16 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
 
-    let state = HttpState {
-        runtime: parts.runtime.clone(),
-        store: Arc::clone(&parts.store),
-        catalogue: Arc::clone(&parts.catalogue),
-        tools: Arc::new(parts.registry.infos().cloned().collect()),
-        auth: match config.auth.mode {
-            AuthMode::ApiKey => Auth::ApiKeys,
-            AuthMode::None => Auth::None,
-        },
+    let auth = match config.auth.mode {
+        AuthMode::ApiKey => Auth::ApiKeys,
+        AuthMode::None => Auth::None,
     };
-    let settings = HttpSettings {
-        body_limit: config.server.body_limit,
-        request_timeout: config.server.request_timeout,
-        rate_limit: RateLimit {
-            per_minute: config.governance.rate_limit_per_minute,
-            burst: config.governance.rate_limit_burst,
-        },
+    let routes = parts.routes(&config, auth);
+    let limits = Limits {
+        header_timeout: config.server.header_timeout,
+        idle_timeout: config.server.idle_timeout,
+        write_timeout: config.server.write_timeout,
+        max_connections: config.server.max_connections,
     };
     let address = listener.local_addr().map_err(AppError::Serve)?;
     greet(address, &parts, first_key.as_deref());
@@ -126,86 +108,80 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
             drained.cancel();
         }
     };
-    let server = axum::serve(listener, http::router(state, settings)).with_graceful_shutdown(draining);
+    let server = http::serve(listener, routes, limits, draining);
     let last_answers = async {
         drained.cancelled().await;
         tokio::time::sleep(LAST_WAIT).await;
     };
-    let outcome = tokio::select! {
-        ended = server => ended.map_err(AppError::Serve),
-        () = last_answers => {
-            tracing::warn!("connections were still open after the last run");
-            Ok(())
-        }
-    };
+    tokio::select! {
+        () = server => {}
+        () = last_answers => tracing::warn!("connections were still open after the last run"),
+    }
     stop.cancel();
     parts.runtime.leave().await;
     parts.store.close().await;
-    outcome
+    Ok(())
 }
 
-/// Runs an agent in this process and answers what the API would. Ctrl-C cancels the run, and the
-/// answer says so.
+/// The service inside this process, without a listener: whoever holds it is its only caller, the
+/// administrator of one tenant.
+pub struct Local {
+    parts: Parts,
+    router: axum::Router,
+    config: Config,
+}
+
+/// Puts the service together for callers in this process. It drives only what they start: the queue
+/// is left to services.
 ///
 /// # Errors
-/// No run was started.
-pub async fn invoke(
-    config: Config,
-    agent: &str,
-    inputs: Value,
-    kind: RunKind,
-    progress: impl Fn(&Event) + Send + Sync + 'static,
-) -> Result<Value, AppError> {
+/// The store cannot be opened, or a model provider cannot be set up.
+pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> {
+    config.runtime.queue_workers = 0;
     let parts = Parts::assemble(&config).await?;
-    parts.join(&config).await?;
-    let run_id = Uuid::now_v7();
-    let mut events = parts.runtime.follow_new(keys::DEFAULT_TENANT, run_id);
-    let accepted = parts
-        .runtime
-        .start(StartRequest {
-            caller: Arc::new(Caller::local()),
-            agent: agent.to_owned(),
-            kind,
-            mode: Mode::Now,
-            idempotency: None,
-            traceparent: None,
-            run_id: Some(run_id),
-            inputs,
-            metadata: BTreeMap::new(),
-            session_id: None,
-            overrides: Overrides::default(),
-        })
-        .await?;
-    let Accepted::Started(started) = accepted else {
-        return Err(AppError::Detached(WaitError::Detached(run_id)));
-    };
-    loop {
-        tokio::select! {
-            biased;
-            next = events.next() => match next? {
-                Some(published) => progress(&published.event),
-                None => break,
-            },
-            _ = tokio::signal::ctrl_c() => {
-                parts.runtime.cancel(keys::DEFAULT_TENANT, run_id, Some("interrupted at the terminal")).await?;
-            }
-        }
+    let caller = Caller { tenant: tenant.to_owned(), ..Caller::local() };
+    let router = parts.routes(&config, Auth::Local(Arc::new(caller)));
+    Ok(Local { parts, router, config })
+}
+
+impl Local {
+    /// The API.
+    pub fn router(&self) -> axum::Router {
+        self.router.clone()
     }
-    let ended = started.finished().await;
-    parts.runtime.drain(config.server.shutdown_grace).await;
-    parts.runtime.leave().await;
-    parts.store.close().await;
-    Ok(http::answer(&ended?))
+
+    /// Makes this process a replica, so that runs can be started.
+    ///
+    /// # Errors
+    /// The store cannot be reached.
+    pub async fn join(&self) -> Result<(), AppError> {
+        self.parts.join(&self.config).await
+    }
+
+    /// Lets runs finish, then lets go of the store.
+    pub async fn close(self) {
+        self.parts.runtime.drain(self.config.server.shutdown_grace).await;
+        self.parts.runtime.leave().await;
+        self.parts.store.close().await;
+    }
 }
 
 /// What is wrong with the agents and models of this configuration, one line each.
 pub fn check(config: &Config) -> Vec<String> {
-    let router = match router(config) {
-        Ok(router) => Arc::new(router),
-        Err(error) => return vec![error.to_string()],
-    };
-    let catalogue = load_agents(config, &router, &Arc::new(Registry::builtin()));
-    catalogue.problems().into_iter().map(|problem| format!("{}: {}", problem.file, problem.error)).collect()
+    match agents(config) {
+        Ok(agents) => {
+            agents.problems().into_iter().map(|problem| format!("{}: {}", problem.file, problem.error)).collect()
+        }
+        Err(error) => vec![error.to_string()],
+    }
+}
+
+/// The agents of this configuration, and what is wrong with the others.
+///
+/// # Errors
+/// A model provider cannot be set up.
+pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
+    Ok(load_agents(config, &Arc::new(router(config)?), &Arc::new(Registry::builtin())))
 }
 
 /// The service without its listener.
@@ -238,6 +214,27 @@ impl Parts {
         };
         let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
         Ok(Self { store, catalogue, registry, runtime })
+    }
+
+    /// The API over these parts.
+    fn routes(&self, config: &Config, auth: Auth) -> axum::Router {
+        let state = HttpState {
+            runtime: self.runtime.clone(),
+            store: Arc::clone(&self.store),
+            catalogue: Arc::clone(&self.catalogue),
+            tools: Arc::new(self.registry.infos().cloned().collect()),
+            auth,
+        };
+        let settings = HttpSettings {
+            body_limit: config.server.body_limit,
+            body_timeout: config.server.body_timeout,
+            request_timeout: config.server.request_timeout,
+            rate_limit: RateLimit {
+                per_minute: config.governance.rate_limit_per_minute,
+                burst: config.governance.rate_limit_burst,
+            },
+        };
+        http::router(state, settings)
     }
 
     /// Makes this process a replica. A shared database gets a heartbeat connection of its own; an

@@ -14,12 +14,15 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use http::{HeaderName, HeaderValue};
+use schemars::JsonSchema;
+use schemars::generate::SchemaSettings;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
+pub use values::parse_duration;
 use values::{count, duration, size, some_count, some_duration};
 
 /// Every setting with its built-in value, annotated.
@@ -68,39 +71,62 @@ pub struct Config {
     pub admin_key: Option<SecretString>,
     /// Settings that were written down and have no effect in this version.
     pub notices: Vec<String>,
+    /// Names of the variables and flags that set something, in order; never their values.
+    pub overrides: Vec<String>,
 }
 
 /// `[server]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
     /// Where to listen; port 0 takes a free one.
     #[serde(deserialize_with = "address")]
+    #[schemars(with = "String", regex(pattern = r"^\S+:[0-9]{1,5}$"))]
     pub listen: SocketAddr,
     /// Bytes of a request body.
     #[serde(deserialize_with = "size::<1_024, 1_073_741_824, _>")]
+    #[schemars(schema_with = "values::size_schema::<1_024, 1_073_741_824>")]
     pub body_limit: usize,
     /// How long a caller is kept waiting.
     #[serde(deserialize_with = "duration::<1_000, 604_800, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub request_timeout: Duration,
     /// How long runs may go on after a request to stop.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub shutdown_grace: Duration,
+    /// Connections at once.
+    #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    pub max_connections: usize,
+    /// How long a request's head may take to arrive.
+    #[serde(deserialize_with = "duration::<100, 3_600, _>")]
+    pub header_timeout: Duration,
+    /// How long a request's body may take to arrive.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub body_timeout: Duration,
+    /// How long a connection may rest between requests.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub idle_timeout: Duration,
+    /// How long a client may take nothing of its answer.
+    #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    pub write_timeout: Duration,
 }
 
 /// `[database]`
-#[derive(Debug, Clone, Deserialize)]
+#[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Database {
     /// `sqlite://…` or `postgres://…`; may hold a password.
+    #[schemars(with = "String", regex(pattern = "^(sqlite:|postgres://|postgresql://)."))]
     pub url: SecretString,
     /// Size of the pool.
     #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 10_000>")]
     pub max_connections: u32,
 }
 
 /// `[auth]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
     /// How callers prove who they are.
@@ -108,7 +134,7 @@ pub struct Auth {
 }
 
 /// How callers prove who they are.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AuthMode {
     /// With a key of this service.
@@ -118,26 +144,32 @@ pub enum AuthMode {
 }
 
 /// `[runtime]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Runtime {
     /// Runs of this replica at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_concurrent_runs: usize,
     /// Runs that wait in the queue.
     #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 100_000_000>")]
     pub max_queued_runs: u64,
     /// Queued and recovered runs driven at once.
     #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
     pub queue_workers: usize,
     /// A replica silent for so long is dead.
     #[serde(deserialize_with = "duration::<2_000, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub lease: Duration,
     /// How long a run waits for a store that is away.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub store_patience: Duration,
     /// Replicas that a run may take down before it is given up.
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
     /// How long an ended run is kept; for ever where absent.
     #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
@@ -145,7 +177,7 @@ pub struct Runtime {
 }
 
 /// `[tools]`
-#[derive(Debug, Clone, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tools {
     /// A run's files lie beneath `<workspace>/<tenant>/`.
@@ -153,14 +185,16 @@ pub struct Tools {
 }
 
 /// `[governance]`: what a key may do that has no limits of its own.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Governance {
     /// Invocations, and likewise tool calls, in a minute.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_per_minute: u32,
     /// How many of them at once.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
 }
 
@@ -181,6 +215,8 @@ pub enum Model {
 pub struct OpenaiModel {
     /// Without a slash at the end; `/chat/completions` is appended.
     pub base_url: String,
+    /// The variable that holds the key; absent where the server needs none.
+    pub api_key_env: Option<String>,
     /// Sent as a bearer token; absent where none is configured or the variable is unset.
     pub api_key: Option<SecretString>,
     /// One call, from connecting to the last byte.
@@ -194,11 +230,14 @@ pub struct OpenaiModel {
 }
 
 /// The tree as it is written; [`Config`] is what it means.
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
+    /// One file an agent: `<name>.yaml`.
     agents_dir: PathBuf,
+    /// Not read by this version.
     skills_dir: PathBuf,
+    /// Not read by this version.
     tools_dir: PathBuf,
     server: Server,
     database: Database,
@@ -206,27 +245,41 @@ struct Settings {
     runtime: Runtime,
     tools: Tools,
     governance: Governance,
+    /// Model providers by name; a model is named provider/model.
     models: BTreeMap<String, ModelSettings>,
 }
 
-#[derive(Deserialize)]
+#[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct ModelSettings {
+    /// What it speaks.
     kind: ModelKind,
+    /// Of `openai`: http or https, without a slash at the end.
+    #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
     base_url: Option<Url>,
+    /// The environment variable that holds the key.
     api_key_env: Option<String>,
+    /// One call, from connecting to the last byte, 100ms to 1h.
     #[serde(default, deserialize_with = "some_duration::<100, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     timeout: Option<Duration>,
+    /// Establishing a connection, 10ms to 10m.
     #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     connect_timeout: Option<Duration>,
+    /// After the first try.
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
+    /// Sent with every call.
     #[serde(default)]
+    #[schemars(with = "BTreeMap<String, String>")]
     headers: BTreeMap<String, SecretString>,
+    /// Of `scripted`: where `<name>.yaml` scenarios lie.
     dir: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
+#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 enum ModelKind {
     Openai,
@@ -269,6 +322,17 @@ impl Config {
     ) -> Result<Self, ConfigError> {
         resolve(file, env, flags).map(|(config, _)| config)
     }
+}
+
+/// The JSON Schema (2020-12) of `toolloop.toml`, made from what it is parsed into. Nothing is required,
+/// because a file is laid over the built-in values.
+pub fn schema() -> serde_json::Value {
+    let mut settings = SchemaSettings::draft2020_12();
+    settings.inline_subschemas = true;
+    let mut schema = settings.into_generator().into_root_schema_for::<Settings>().to_value();
+    schema["title"] = "toolloop.toml".into();
+    values::require_nothing(&mut schema);
+    schema
 }
 
 fn resolve(
@@ -319,6 +383,7 @@ fn resolve(
         governance: settings.governance,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,
+        overrides: sources.overrides(),
     };
     Ok((config, sources))
 }
@@ -411,10 +476,11 @@ fn resolve_model(
                     return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
                 }
             }
-            let api_key = model.api_key_env.and_then(|variable| env.get(&variable));
+            let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
             Ok(Model::Openai(OpenaiModel {
                 base_url: base_url.as_str().trim_end_matches('/').to_owned(),
                 api_key: api_key.map(|value| value.as_str().into()),
+                api_key_env: model.api_key_env,
                 timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
                 connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
                 max_retries: model.max_retries.unwrap_or(2),

@@ -5,6 +5,7 @@
 
 use std::collections::BTreeSet;
 
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -29,6 +30,29 @@ impl RunKind {
             Self::Iterative => "iterative",
         }
     }
+}
+
+/// How much a model thinks before it answers. Without a budget and an effort the model decides.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct Thinking {
+    /// Tokens; providers want at least 1024.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub budget_tokens: Option<u32>,
+    /// For models that take a level instead of a budget.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub effort: Option<Effort>,
+}
+
+/// A level of thinking.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+#[expect(missing_docs, reason = "the names are those that providers use")]
+pub enum Effort {
+    Low,
+    Medium,
+    High,
+    Max,
 }
 
 /// Where a run stands. The last three are terminal.
@@ -279,7 +303,7 @@ impl Effect {
 }
 
 /// How much an agent may do unasked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Autonomy {
     /// Only calls that change nothing.
@@ -292,20 +316,26 @@ pub enum Autonomy {
 }
 
 /// What the loop must not exceed. Counts unless a unit is named.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Attempts at a valid output; 1..=100.
+    #[schemars(range(min = 1, max = 100))]
     pub max_attempts: u32,
     /// Model responses in a run; 1..=10000.
+    #[schemars(range(min = 1, max = 10_000))]
     pub max_iterations: u32,
     /// Model responses in one attempt; 1..=10000.
+    #[schemars(range(min = 1, max = 10_000))]
     pub max_iterations_per_attempt: u32,
     /// Calls executed of one response; 1..=128.
+    #[schemars(range(min = 1, max = 128))]
     pub max_tool_calls_per_iteration: u32,
     /// Seconds that one tool call may take; 1..=86400.
+    #[schemars(range(min = 1, max = 86_400))]
     pub tool_call_timeout_seconds: u64,
     /// Consecutive failing calls that end the run; 1..=1000.
+    #[schemars(range(min = 1, max = 1_000))]
     pub error_threshold: u32,
 }
 
@@ -323,17 +353,21 @@ impl Default for Limits {
 }
 
 /// Consumption caps of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
     /// Model responses in the run (enforcement point EF-05).
+    #[schemars(range(min = 1, max = 1_000_000))]
     pub max_iterations: u64,
     /// Wall-clock seconds from the run's start (EF-06).
+    #[schemars(range(min = 1, max = 31_536_000))]
     pub max_duration_seconds: u64,
     /// Calls of real tools.
+    #[schemars(range(min = 0, max = 1_000_000))]
     pub max_tool_calls: u64,
     /// Input plus output tokens of all model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub max_total_tokens: Option<u64>,
 }
 
@@ -383,7 +417,7 @@ pub struct Totals {
 }
 
 /// When the model must call a tool.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolChoicePolicy {
     /// The model decides.

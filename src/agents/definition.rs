@@ -7,26 +7,33 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
+use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::run::{Autonomy, Budget, Limits, ToolChoicePolicy};
+use crate::run::{Autonomy, Budget, Limits, Thinking, ToolChoicePolicy};
 
 /// One agent.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Definition {
     /// `^[a-z][a-z0-9-]{1,63}$`, equal to the file's name.
+    #[schemars(regex(pattern = "^[a-z][a-z0-9-]{1,63}$"))]
     pub name: String,
     /// For people; semantic versioning by habit.
     #[serde(default = "default_version")]
+    #[schemars(length(min = 1, max = 64))]
     pub version: String,
     /// One line.
     #[serde(default)]
     pub description: String,
     /// `provider/model`.
+    #[schemars(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$"))]
     pub model: String,
+    /// Models that take over, in order, where `model` cannot answer.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub fallback_models: Vec<String>,
     /// Template over `inputs` and `agent`.
     #[serde(default)]
     pub instructions: String,
@@ -35,16 +42,24 @@ pub struct Definition {
     pub prompt: Option<String>,
     /// JSON Schema of the inputs; absent: any object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schemars(schema_with = "any_schema")]
     pub inputs: Option<Value>,
     /// Absent: text contract.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub output: Option<OutputSection>,
     /// Names of offered tools.
     #[serde(default)]
+    #[schemars(inner(length(max = 256), regex(pattern = "^[A-Za-z0-9_.:/*-]+$")), extend("uniqueItems" = true))]
     pub tools: Vec<String>,
     /// Sampling.
     #[serde(default)]
     pub sampling: Sampling,
+    /// Whether and how much the model thinks before it answers.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub thinking: Option<Thinking>,
+    /// Whether providers that can are asked to cache the stable part of the conversation.
+    #[serde(default = "yes")]
+    pub prompt_caching: bool,
     /// When the model must call a tool.
     #[serde(default)]
     pub tool_choice: ToolChoicePolicy,
@@ -59,6 +74,7 @@ pub struct Definition {
     pub enable_double_confirmation: bool,
     /// Directory beneath the tenant's workspace; `{run_id}` and `{session_id}` are replaced.
     #[serde(default = "default_workspace")]
+    #[schemars(regex(pattern = r"^([^/\\{}]|\{run_id\}|\{session_id\})([^\\{}]|\{run_id\}|\{session_id\})*$"))]
     pub workspace: String,
     /// What tools may do.
     #[serde(default)]
@@ -69,7 +85,7 @@ pub struct Definition {
 }
 
 /// A structured output contract.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct OutputSection {
     /// The tool by which the model proposes an output.
@@ -77,14 +93,16 @@ pub struct OutputSection {
     pub tool: OutputTool,
     /// JSON Schema 2020-12 of the output; `type: object`.
     #[schema(value_type = Value)]
+    #[schemars(schema_with = "object_schema")]
     pub schema: Arc<Value>,
 }
 
 /// Name and description of the output tool.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutputTool {
     /// Default `output`.
+    #[schemars(regex(pattern = "^[A-Za-z0-9_-]{1,64}$"))]
     pub name: String,
     /// For the model.
     pub description: String,
@@ -100,19 +118,21 @@ impl Default for OutputTool {
 }
 
 /// Sampling parameters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
     /// 0..=2.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0.0, max = 2.0))]
     pub temperature: Option<f64>,
     /// Tokens.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 10_000_000))]
     pub max_output_tokens: Option<u32>,
 }
 
 /// What tools may do.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct GovernanceSection {
     /// How much may be done unasked.
@@ -126,14 +146,17 @@ pub struct GovernanceSection {
 }
 
 /// Globs relative to the workspace; `./**` is everything.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(default, deny_unknown_fields)]
 pub struct PathsSection {
     /// May be read; default: the whole workspace.
+    #[schemars(inner(regex(pattern = "^[^/]")))]
     pub read: Vec<String>,
     /// May be written; default: nothing.
+    #[schemars(inner(regex(pattern = "^[^/]")))]
     pub write: Vec<String>,
     /// Neither.
+    #[schemars(inner(regex(pattern = "^[^/]")))]
     pub deny: Vec<String>,
 }
 
@@ -144,7 +167,7 @@ impl Default for PathsSection {
 }
 
 /// How a tool is treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPolicySetting {
     /// Other rules decide.
@@ -153,6 +176,21 @@ pub enum ToolPolicySetting {
     Ask,
     /// Never.
     Deny,
+}
+
+/// The JSON Schema of a JSON Schema 2020-12.
+fn any_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"type": "null"}]})
+}
+
+/// The same for one of objects.
+fn object_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({
+        "$ref": "https://json-schema.org/draft/2020-12/schema",
+        "type": "object",
+        "required": ["type"],
+        "properties": {"type": {"const": "object"}}
+    })
 }
 
 fn default_version() -> String {

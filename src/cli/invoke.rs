@@ -1,18 +1,43 @@
-//! `toolloop invoke`: one run in this process, progress on standard error, the answer on standard output.
+//! `toolloop invoke`: one run, progress on standard error, the answer on standard output.
+//!
+//! A person at a terminal gets the output; a pipe, or `--json`, gets the answer that the API gives.
+//! An interrupt cancels the run and waits for its end; a second one leaves at once.
 
 use std::process::ExitCode;
 
 use anyhow::Context as _;
 use clap::Args;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
+use tokio::signal::unix::{Signal, SignalKind, signal};
+use uuid::Uuid;
 
-use super::UsageError;
-use crate::app;
-use crate::config::Config;
-use crate::event::{Event, RunEvent};
-use crate::run::RunKind;
+use super::client::{Client, ClientError, TargetArgs};
+use super::following::Following;
+use super::output::{harmless, is_read_by_a_person, print, print_json};
+use super::progress::Progress;
+use super::{JsonArg, UsageError};
+use crate::config::Flags;
+use crate::runtime::keys::DEFAULT_TENANT;
+
+/// The exit code of a run that was cancelled, and of whoever leaves by Ctrl-C.
+const INTERRUPTED: u8 = 130;
+
+const AFTER_HELP: &str = "\
+Without --server the run happens in this process, on the configured database. Progress goes to
+standard error. Standard output gets the output where it is a terminal, and the whole answer of the
+API as JSON where it is a pipe or a file, or with --json.
+
+Ctrl-C cancels the run and waits for its end; a second Ctrl-C leaves at once.
+
+Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 130 cancelled
+
+Examples:
+  toolloop invoke repo-guide --input path=.
+  toolloop invoke assistant --input task='What is in the README?' --server http://127.0.0.1:8080 --key tl_…
+  toolloop invoke repo-guide --inputs '{\"path\": \"docs\"}' --json | jq .output.title";
 
 #[derive(Debug, Args)]
+#[command(after_help = AFTER_HELP)]
 pub(super) struct InvokeArgs {
     /// The agent's name
     agent: String,
@@ -25,27 +50,125 @@ pub(super) struct InvokeArgs {
     /// Make exactly one model call, without tools
     #[arg(long)]
     single: bool,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: JsonArg,
 }
 
-pub(super) async fn invoke(config: Config, args: InvokeArgs) -> anyhow::Result<ExitCode> {
+pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<ExitCode> {
     let inputs = parse_inputs(args.inputs.as_deref(), &args.input)?;
-    let kind = if args.single { RunKind::Single } else { RunKind::Iterative };
-    let progress = |event: &Event| {
-        if let Some(line) = progress_line(event) {
-            eprintln!("{line}");
-        }
-    };
-    let answer = app::invoke(config, &args.agent, inputs, kind, progress).await?;
-    println!("{}", serde_json::to_string_pretty(&answer).context("the answer cannot be printed")?);
+    let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
+    client.join().await?;
+    let answer = run(&client, &args.agent, args.single, &inputs).await;
+    client.close().await;
+    let answer = answer?;
+    if args.output.json || !is_read_by_a_person() {
+        print_json(&answer)?;
+    } else if let Some(output) = answer.get("output").filter(|output| !output.is_null()) {
+        print(&for_a_person(output))?;
+    }
     Ok(exit_code(&answer))
 }
 
+async fn run(client: &Client, agent: &str, single: bool, inputs: &Value) -> anyhow::Result<Value> {
+    let mut interrupts = signal(SignalKind::interrupt()).context("interrupts cannot be heard")?;
+    let run_id = Uuid::now_v7();
+    let route = if single { "invoke" } else { "invoke-iterative" };
+    let agent_in_path: String = url::form_urlencoded::byte_serialize(agent.as_bytes()).collect();
+    let path = format!("/agents/{agent_in_path}/{route}");
+    let body = json!({"run_id": run_id, "inputs": inputs});
+    let mut progress = Progress::start();
+    let started = tokio::select! {
+        started = Following::started(client, run_id, &path, &body) => started,
+        _ = interrupts.recv() => {
+            cancel(client, run_id, &mut interrupts, &progress).await;
+            leave(&progress)
+        }
+    };
+    let mut following = match started {
+        Ok(following) => following,
+        Err(error) => {
+            progress.finish();
+            return Err(explained(client, agent, error).await);
+        }
+    };
+    let mut is_cancelled = false;
+    let outcome = loop {
+        tokio::select! {
+            entry = following.next() => match entry {
+                Ok(entry) => {
+                    progress.show(&entry.0);
+                    if let Some(answer) = entry.answer() {
+                        break Ok(answer.clone());
+                    }
+                }
+                Err(error) => break Err(error).context(format!("run {run_id} goes on without this connection")),
+            },
+            _ = interrupts.recv() => {
+                if std::mem::replace(&mut is_cancelled, true) {
+                    leave(&progress);
+                }
+                cancel(client, run_id, &mut interrupts, &progress).await;
+            }
+        }
+    };
+    progress.finish();
+    outcome
+}
+
+/// Asks for the end of the run, unless a second interrupt comes first.
+async fn cancel(client: &Client, run_id: Uuid, interrupts: &mut Signal, progress: &Progress) {
+    progress.say("cancelling the run; Ctrl-C again leaves at once");
+    let (path, reason) = (format!("/runs/{run_id}/cancel"), json!({"reason": "interrupted at the terminal"}));
+    tokio::select! {
+        asked = client.post(&path, &reason) => {
+            if let Err(error) = asked {
+                progress.say(&format!("the run cannot be cancelled: {error}"));
+            }
+        }
+        _ = interrupts.recv() => leave(progress),
+    }
+}
+
+/// Ends this process; the run goes on, if there is one.
+fn leave(progress: &Progress) -> ! {
+    progress.finish();
+    std::process::exit(INTERRUPTED.into())
+}
+
+/// The error, and for an unknown agent the names of those that there are.
+async fn explained(client: &Client, agent: &str, error: ClientError) -> anyhow::Error {
+    if error.code() != Some("NOT_FOUND") {
+        return error.into();
+    }
+    let names = match client.list("/agents?", usize::MAX).await {
+        Ok((agents, _)) => agents.iter().filter_map(|a| a.get("name")?.as_str().map(str::to_owned)).collect(),
+        Err(_) => Vec::new(),
+    };
+    let hint = if names.is_empty() {
+        "there are none yet: write agents/<name>.yaml (`toolloop check` says what is wrong with a file)".to_owned()
+    } else {
+        format!("there are: {}", names.join(", "))
+    };
+    anyhow::anyhow!("there is no agent named {agent:?}\n  {hint}")
+}
+
 /// 0 completed, 1 failed, 130 cancelled.
-fn exit_code(answer: &Value) -> ExitCode {
+pub(super) fn exit_code(answer: &Value) -> ExitCode {
     match answer.get("status").and_then(Value::as_str) {
         Some("completed") => ExitCode::SUCCESS,
-        Some("cancelled") => ExitCode::from(130),
+        Some("cancelled") => ExitCode::from(INTERRUPTED),
         _ => ExitCode::from(1),
+    }
+}
+
+/// Text as text, anything else as indented JSON.
+pub(super) fn for_a_person(output: &Value) -> String {
+    let text = output.as_object().filter(|object| object.len() == 1).and_then(|object| object.get("result")?.as_str());
+    match text {
+        Some(text) => harmless(text).into_owned(),
+        None => harmless(&format!("{output:#}")).into_owned(),
     }
 }
 
@@ -72,39 +195,4 @@ pub(super) fn parse_inputs(object: Option<&str>, pairs: &[String]) -> anyhow::Re
         inputs.insert(key.to_owned(), value);
     }
     Ok(Value::Object(inputs))
-}
-
-/// What a person wants to know of an event while it happens.
-pub(super) fn progress_line(event: &Event) -> Option<String> {
-    Some(match &event.what {
-        RunEvent::RunStarted { warnings, .. } => {
-            let mut lines = vec![format!("run {}", event.run_id)];
-            lines.extend(warnings.iter().map(|warning| format!("  warning: {warning}")));
-            lines.join("\n")
-        }
-        RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
-        RunEvent::ModelResponded(r) => format!(
-            "  {}/{}: {} tokens, {} ms, {} tool call(s)",
-            r.provider,
-            r.model,
-            r.usage.total_tokens(),
-            r.latency_ms,
-            r.message.tool_calls.len()
-        ),
-        RunEvent::ToolCallCompleted(c) => {
-            let outcome = if c.failure.is_some() { "failed" } else { "ok" };
-            format!("  {}: {outcome}, {} ms", c.tool, c.duration_ms)
-        }
-        RunEvent::ToolCallBlocked(c) => format!("  {}: {}, {}", c.tool, c.decision, c.reason),
-        RunEvent::ValidationFailed { attempt, errors, .. } => {
-            let mut lines = vec![format!("attempt {attempt} was not accepted")];
-            lines.extend(errors.iter().map(|e| format!("  {} {}", e.pointer, e.message)));
-            lines.join("\n")
-        }
-        RunEvent::RunCompleted(end) | RunEvent::RunFailed(end) | RunEvent::RunCancelled(end) => {
-            let reason = end.outcome.error().map_or_else(String::new, |e| format!(": {}", e.message));
-            format!("{} after {} ms{reason}", end.outcome.status().as_str(), end.latency_ms)
-        }
-        _ => return None,
-    })
 }

@@ -1,26 +1,36 @@
-//! `toolloop keys`: API keys, straight in the store. Who can reach the database needs no key.
+//! `toolloop keys`: making, listing and revoking API keys.
+//!
+//! Whoever can reach the database needs no key and acts for any tenant; over the network the key
+//! given with `--key` decides for whom and what it may grant.
 
-use anyhow::{Context as _, bail};
+use anyhow::bail;
 use chrono::{DateTime, Utc};
-use clap::Subcommand;
+use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
+use super::client::{Client, TargetArgs};
+use super::output::{print, print_json, tell};
+use super::table::table;
 use super::{JsonArg, UsageError};
-use crate::app;
-use crate::config::Config;
-use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, generate, is_scope, is_tenant};
-use crate::store::{ApiKeyRecord, Page, RunCursor, Store};
+use crate::config::Flags;
+use crate::runtime::keys::{DEFAULT_TENANT, SCOPES, is_id, is_scope, is_tenant};
+
+const CREATE_EXAMPLES: &str = "\
+Scopes: admin, agents:invoke, agents:read, audit:read, keys:admin, runs:approve, runs:cancel, runs:read,
+        sessions:read, sessions:write, tools:execute, tools:read, tools:<name>
+
+Examples:
+  toolloop keys create --name ci --scope agents:invoke --scope tools:execute --scope runs:read
+  TOOLLOOP_KEY=$(toolloop keys create --name me --scope admin)";
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeysCommand {
     /// Make a key and show it, this once
+    #[command(after_help = CREATE_EXAMPLES)]
     Create {
         /// For people
         #[arg(long)]
         name: String,
-        /// The tenant that it acts for
-        #[arg(long, default_value = DEFAULT_TENANT)]
-        tenant: String,
         /// What it may do; may be repeated
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
@@ -28,130 +38,154 @@ pub(super) enum KeysCommand {
         #[arg(long, value_name = "TIME")]
         expires_at: Option<DateTime<Utc>>,
         #[command(flatten)]
-        output: JsonArg,
+        access: AccessArgs,
     },
     /// List a tenant's keys, newest first
     List {
-        /// Whose keys
-        #[arg(long, default_value = DEFAULT_TENANT)]
-        tenant: String,
         #[command(flatten)]
-        output: JsonArg,
+        access: AccessArgs,
     },
     /// Revoke a key
     Revoke {
         /// The part between tl_ and the secret
         id: String,
-        /// Whose key
-        #[arg(long, default_value = DEFAULT_TENANT)]
-        tenant: String,
         #[command(flatten)]
-        output: JsonArg,
+        access: AccessArgs,
     },
 }
 
-pub(super) async fn keys(config: &Config, command: KeysCommand) -> anyhow::Result<()> {
-    if let KeysCommand::Create { tenant, scopes, .. } = &command {
-        if !is_tenant(tenant) {
-            bail!(UsageError(format!("--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$")));
-        }
-        if let Some(scope) = scopes.iter().find(|scope| !is_scope(scope)) {
-            bail!(UsageError(format!(
-                "--scope: there is no {scope:?}; there are {} and tools:<name>",
-                SCOPES.join(", ")
-            )));
+/// Whose keys, and how they are reached.
+#[derive(Debug, Args)]
+pub(super) struct AccessArgs {
+    /// The tenant [default: default, or with --server that of the key]
+    #[arg(long)]
+    tenant: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: JsonArg,
+}
+
+impl KeysCommand {
+    fn access(&self) -> &AccessArgs {
+        match self {
+            Self::Create { access, .. } | Self::List { access } | Self::Revoke { access, .. } => access,
         }
     }
-    let store = app::open_store(config).await?;
-    store.migrate().await?;
+
+    /// What is wrong with it before anybody is asked.
+    fn check(&self) -> Result<(), UsageError> {
+        let wrong = |message: String| Err(UsageError(message));
+        let AccessArgs { tenant, target, .. } = self.access();
+        if let Some(tenant) = tenant.as_ref().filter(|tenant| !is_tenant(tenant)) {
+            return wrong(format!("--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$"));
+        }
+        match self {
+            Self::Create { scopes, .. } => match scopes.iter().find(|scope| !is_scope(scope)) {
+                Some(scope) => {
+                    wrong(format!("--scope: there is no {scope:?}; there are {} and tools:<name>", SCOPES.join(", ")))
+                }
+                None => Ok(()),
+            },
+            _ if tenant.is_some() && target.server().is_some() => {
+                wrong("--tenant: with --server the key decides whose keys are seen".to_owned())
+            }
+            Self::Revoke { id, .. } if !is_id(id) => {
+                wrong(format!("{id:?} is not the id of a key: it is the part between tl_ and the secret"))
+            }
+            _ => Ok(()),
+        }
+    }
+}
+
+pub(super) async fn keys(flags: &Flags, command: KeysCommand) -> anyhow::Result<()> {
+    command.check()?;
+    let access = command.access();
+    let tenant = access.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
+    let client = Client::open(&access.target, flags, tenant).await?;
+    let done = carry_out(&client, &command).await;
+    client.close().await;
+    done
+}
+
+async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()> {
+    let AccessArgs { tenant, output, .. } = command.access();
     match command {
-        KeysCommand::Create { name, tenant, scopes, expires_at, output } => {
-            let new = generate()?;
-            let key = ApiKeyRecord {
-                id: new.id,
-                name,
-                tenant,
-                scopes,
-                secret_hash: new.secret_hash,
-                created_at: Utc::now(),
-                expires_at,
-                revoked_at: None,
-                rate_limit_per_minute: None,
-                rate_limit_burst: None,
+        KeysCommand::Create { name, scopes, expires_at, .. } => {
+            let mut request = json!({"name": name, "scopes": scopes, "expires_at": expires_at});
+            if let Some(tenant) = tenant {
+                request["tenant"] = tenant.as_str().into();
+            }
+            let made = client.post("/keys", &request).await?;
+            if output.json {
+                print_json(&made)?;
+            } else {
+                print(made.get("key").and_then(Value::as_str).unwrap_or_default())?;
+                tell("This is the only time that the key is shown.");
+            }
+        }
+        KeysCommand::List { .. } => {
+            let (keys, next_cursor) = client.list("/keys?", usize::MAX).await?;
+            if output.json {
+                print_json(&json!({"data": keys, "next_cursor": next_cursor}))?;
+            } else {
+                print(&key_table(&keys, Utc::now()))?;
+            }
+        }
+        KeysCommand::Revoke { id, .. } => {
+            match client.delete(&format!("/keys/{id}")).await {
+                Err(error) if error.code() == Some("NOT_FOUND") => {
+                    bail!("there is no key {id}\n  `toolloop keys list` shows those that there are");
+                }
+                deleted => deleted?,
             };
-            if !store.insert_key(&key).await? {
-                bail!("the key's id is taken; try again");
-            }
-            if output.json {
-                let mut shown = as_json(&key);
-                shown["key"] = new.token.into();
-                println!("{shown}");
-            } else {
-                println!("{}", new.token);
-                eprintln!("This is the only time that the key is shown.");
-            }
-        }
-        KeysCommand::List { tenant, output } => {
-            let keys = all_keys(store.as_ref(), &tenant).await?;
-            if output.json {
-                println!("{}", json!({ "data": keys.iter().map(as_json).collect::<Vec<_>>(), "next_cursor": null }));
-            } else {
-                print_table(&keys);
-            }
-        }
-        KeysCommand::Revoke { id, tenant, output } => {
-            if !store.revoke_key(&tenant, &id).await? {
-                bail!("tenant {tenant} has no key {id}");
-            }
-            let key = store.key(&id).await?.context("the key is gone")?;
-            if output.json {
-                println!("{}", as_json(&key));
-            } else {
-                println!("Key {id} ({}) is revoked.", key.name);
+            let (keys, _) = client.list("/keys?", usize::MAX).await?;
+            let key = keys.iter().find(|key| key.get("id").and_then(Value::as_str) == Some(id));
+            match key {
+                Some(key) if output.json => print_json(key)?,
+                _ => print(&format!("Key {id} is revoked."))?,
             }
         }
     }
-    store.close().await;
     Ok(())
 }
 
-async fn all_keys(store: &dyn Store, tenant: &str) -> anyhow::Result<Vec<ApiKeyRecord>> {
-    const PAGE: u32 = 200;
-    let mut keys: Vec<ApiKeyRecord> = Vec::new();
-    loop {
-        let after = keys.last().map(|key| RunCursor { at: key.created_at, id: key.id.clone() });
-        let page = store.keys(tenant, &Page { limit: PAGE, after }).await?;
-        let is_last = page.len() < PAGE as usize;
-        keys.extend(page);
-        if is_last {
-            return Ok(keys);
-        }
-    }
-}
-
-fn as_json(key: &ApiKeyRecord) -> Value {
-    json!({
-        "id": key.id,
-        "name": key.name,
-        "tenant": key.tenant,
-        "scopes": key.scopes,
-        "created_at": key.created_at,
-        "expires_at": key.expires_at,
-        "revoked_at": key.revoked_at,
-        "rate_limit_per_minute": key.rate_limit_per_minute,
-        "rate_limit_burst": key.rate_limit_burst,
-    })
-}
-
-fn print_table(keys: &[ApiKeyRecord]) {
-    println!("{:<18} {:<24} {:<20} {:<10} SCOPES", "ID", "NAME", "CREATED", "STATE");
-    for key in keys {
-        let state = match (key.revoked_at, key.expires_at) {
-            (Some(_), _) => "revoked",
-            (None, Some(end)) if end <= Utc::now() => "expired",
-            _ => "active",
+fn key_table(keys: &[Value], now: DateTime<Utc>) -> String {
+    let text = |key: &Value, field: &str| key.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let row = |key: &Value| {
+        let expired = text(key, "expires_at").parse::<DateTime<Utc>>().is_ok_and(|end| end <= now);
+        let state = if key.get("revoked_at").is_some_and(|at| !at.is_null()) {
+            "revoked"
+        } else if expired {
+            "expired"
+        } else {
+            "active"
         };
-        let created = key.created_at.format("%Y-%m-%dT%H:%M:%SZ");
-        println!("{:<18} {:<24} {created:<20} {state:<10} {}", key.id, key.name, key.scopes.join(" "));
+        let created = text(key, "created_at");
+        let created = created.get(..19).map(|seconds| format!("{seconds}Z")).unwrap_or(created);
+        let scopes = key.get("scopes").and_then(Value::as_array).into_iter().flatten();
+        let scopes: Vec<&str> = scopes.filter_map(Value::as_str).collect();
+        vec![text(key, "id"), text(key, "name"), created, state.to_owned(), scopes.join(" ")]
+    };
+    table(&["ID", "NAME", "CREATED", "STATE", "SCOPES"], &keys.iter().map(row).collect::<Vec<_>>())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_table_of_keys() {
+        let now = "2026-01-02T00:00:00Z".parse().unwrap();
+        let key = |id: &str, expires: Option<&str>, revoked: Option<&str>| {
+            json!({"id": id, "name": "ci", "created_at": "2026-01-01T00:00:00.123456Z", "expires_at": expires,
+                "revoked_at": revoked, "scopes": ["runs:read", "tools:file_ops"]})
+        };
+        let keys = [
+            key("a1", Some("2026-02-01T00:00:00Z"), None),
+            key("b2", Some("2026-01-02T00:00:00Z"), None),
+            key("c3", None, Some("2026-01-01T08:00:00Z")),
+        ];
+        insta::assert_snapshot!(key_table(&keys, now));
     }
 }

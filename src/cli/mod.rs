@@ -1,27 +1,51 @@
 //! The command line: what was typed, and which exit code it ends with.
 //!
-//! Commands work in this process: `serve`, `invoke` and `check` on the whole service ([`crate::app`]),
-//! `migrate` and `keys` on its store. Results go to standard output, everything else to standard
-//! error. Exit codes: 0 done, 1 failed, 2 wrong usage or configuration, 130 cancelled.
+//! `serve`, `check`, `migrate` and `doctor` work on the configured service in this process
+//! ([`crate::app`]); `invoke`, `runs` and `keys` speak to the API ([`client`]), here or over the
+//! network. Results go to standard output, everything else to standard error. Exit codes: 0 done,
+//! 1 failed, 2 wrong usage or configuration, 130 cancelled.
 
+mod client;
+mod doctor;
+mod following;
 mod invoke;
 mod keys;
+mod models;
+mod output;
+mod progress;
+mod run_view;
+mod runs;
+mod schema;
+mod sse;
+mod table;
 
 use std::ffi::OsString;
-use std::io::{ErrorKind, Write as _};
+use std::io::{self, ErrorKind};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use clap::{Args, Parser, Subcommand};
+use clap::{Args, CommandFactory as _, Parser, Subcommand};
+use serde_json::json;
 
 use crate::app;
 use crate::config::{Config, ConfigError, Flags};
 use crate::http;
 use crate::telemetry::{self, LogFormat};
 
+const AFTER_HELP: &str = "\
+Settings come from toolloop.toml, then the environment (TOOLLOOP_SERVER__LISTEN=…, DATABASE_URL=…), then
+flags. Nothing is required: without any, agents are read from ./agents and runs are kept in ./toolloop.db.
+
+Begin here:
+  toolloop doctor                             what is set up, and what is missing
+  toolloop invoke repo-guide --input path=.   one run, without a server
+  toolloop serve                              the service; the first start prints an administrator's key
+
+Exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 130 cancelled";
+
 /// Runs LLM agents in governed tool-use loops and keeps a durable record of every run.
 #[derive(Debug, Parser)]
-#[command(name = "toolloop", version, propagate_version = true)]
+#[command(name = "toolloop", version, propagate_version = true, after_help = AFTER_HELP)]
 struct Cli {
     #[command(flatten)]
     settings: SettingArgs,
@@ -31,6 +55,7 @@ struct Cli {
 
 /// Flags that every command takes; they beat environment and file.
 #[derive(Debug, Args)]
+#[command(next_help_heading = "Settings")]
 struct SettingArgs {
     /// Configuration file [default: toolloop.toml, if it is there]
     #[arg(long, value_name = "FILE", global = true)]
@@ -53,18 +78,40 @@ struct SettingArgs {
 enum Command {
     /// Serve the HTTP API (the default)
     Serve,
-    /// Run an agent in this process, without a server
+    /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
-    /// Check configuration and agent definitions
-    Check(JsonArg),
-    /// Bring the store's schema up to date
-    Migrate,
-    /// Print the OpenAPI document
-    Openapi,
+    /// List, show, watch and cancel runs
+    #[command(subcommand)]
+    Runs(runs::RunsCommand),
     /// Make, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
+    /// List the model providers, and the models that agents use
+    Models(JsonArg),
+    /// Check configuration and agent definitions
+    Check(JsonArg),
+    /// Tell what is set up and reachable, what is not, and what to do about it
+    Doctor(JsonArg),
+    /// Bring the store's schema up to date
+    Migrate(JsonArg),
+    /// Print a JSON Schema, for editors and checks
+    #[command(subcommand)]
+    Schema(schema::SchemaCommand),
+    /// Print the OpenAPI document
+    Openapi,
+    /// Print completions for a shell
+    #[command(after_help = COMPLETION_EXAMPLES)]
+    Completions {
+        /// Which
+        shell: clap_complete::Shell,
+    },
 }
+
+const COMPLETION_EXAMPLES: &str = "\
+Examples:
+  toolloop completions bash > ~/.local/share/bash-completion/completions/toolloop
+  toolloop completions zsh > ~/.zfunc/_toolloop
+  toolloop completions fish > ~/.config/fish/completions/toolloop.fish";
 
 #[derive(Debug, Clone, Copy, Args)]
 struct JsonArg {
@@ -73,7 +120,7 @@ struct JsonArg {
     json: bool,
 }
 
-/// Does what the arguments say. Prints errors as one line.
+/// Does what the arguments say. Prints errors for people, on standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
@@ -85,8 +132,11 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         }
     };
     execute(cli).await.unwrap_or_else(|error| {
+        if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
+            return ExitCode::SUCCESS; // whoever closed it has read enough
+        }
         let code = if error.is::<ConfigError>() || error.is::<UsageError>() { 2 } else { 1 };
-        eprintln!("toolloop: {error:#}");
+        output::tell(&format!("toolloop: {error:#}"));
         ExitCode::from(code)
     })
 }
@@ -98,51 +148,77 @@ struct UsageError(String);
 
 async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let SettingArgs { config, listen, database_url, agents_dir, log_format } = cli.settings;
+    let flags = Flags { config, listen, database_url, agents_dir };
     let command = cli.command.unwrap_or(Command::Serve);
-    if matches!(command, Command::Openapi) {
-        return Ok(print(&http::openapi_json()));
-    }
-    let filter = if matches!(command, Command::Serve) { "info" } else { "warn" };
-    telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
-    let config = Config::read(&Flags { config, listen, database_url, agents_dir })?;
-    for notice in &config.notices {
-        tracing::warn!("{notice}");
-    }
     match command {
-        Command::Serve => app::serve(config).await?,
-        Command::Invoke(args) => return invoke::invoke(config, args).await,
-        Command::Check(JsonArg { json }) => return Ok(check(&config, json)),
-        Command::Migrate => {
-            let store = app::open_store(&config).await?;
-            store.migrate().await?;
-            println!("The {} schema is up to date.", store.kind());
-            store.close().await;
+        Command::Openapi => {
+            output::print(&http::openapi_json())?;
+            return Ok(ExitCode::SUCCESS);
         }
-        Command::Keys(command) => keys::keys(&config, command).await?,
-        Command::Openapi => {}
+        Command::Schema(what) => {
+            output::print_json(&schema::schema(what))?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        Command::Completions { shell } => {
+            let mut script = Vec::new();
+            clap_complete::generate(shell, &mut Cli::command(), "toolloop", &mut script);
+            output::print(String::from_utf8_lossy(&script).trim_end())?;
+            return Ok(ExitCode::SUCCESS);
+        }
+        _ => {}
+    }
+    let filter = match command {
+        Command::Serve => "info",
+        Command::Doctor(_) => "off",
+        _ => "warn",
+    };
+    telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
+    match command {
+        Command::Serve => app::serve(read_config(&flags)?).await?,
+        Command::Invoke(args) => return invoke::invoke(&flags, args).await,
+        Command::Runs(command) => return runs::runs(&flags, command).await,
+        Command::Keys(command) => keys::keys(&flags, command).await?,
+        Command::Models(JsonArg { json }) => models::models(&read_config(&flags)?, json)?,
+        Command::Check(JsonArg { json }) => return check(&read_config(&flags)?, json),
+        Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
+        Command::Migrate(JsonArg { json }) => migrate(&read_config(&flags)?, json).await?,
+        Command::Openapi | Command::Schema(_) | Command::Completions { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }
 
-/// Writes a line to standard output; whoever closed it has read enough.
-fn print(text: &str) -> ExitCode {
-    match writeln!(std::io::stdout(), "{text}") {
-        Err(error) if error.kind() != ErrorKind::BrokenPipe => ExitCode::FAILURE,
-        _ => ExitCode::SUCCESS,
+/// The settings in force; what has no effect is said.
+fn read_config(flags: &Flags) -> Result<Config, ConfigError> {
+    let config = Config::read(flags)?;
+    for notice in &config.notices {
+        tracing::warn!("{notice}");
     }
+    Ok(config)
 }
 
-fn check(config: &Config, json: bool) -> ExitCode {
+async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
+    let store = app::open_store(config).await?;
+    store.migrate().await?;
+    store.close().await;
+    if json {
+        output::print_json(&json!({"store": store.kind(), "status": "up_to_date"}))?;
+    } else {
+        output::print(&format!("The {} schema is up to date.", store.kind()))?;
+    }
+    Ok(())
+}
+
+fn check(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
     let problems = app::check(config);
     if json {
-        println!("{}", serde_json::json!({ "problems": problems }));
+        output::print_json(&json!({ "problems": problems }))?;
     } else if problems.is_empty() {
         let file = config.file.as_ref().map_or("built-in settings".into(), |file| file.display().to_string());
-        println!("{file} and the agents in {} are in order.", config.agents_dir.display());
+        output::print(&format!("{file} and the agents in {} are in order.", config.agents_dir.display()))?;
     } else {
-        println!("{}", problems.join("\n"));
+        output::print(&problems.join("\n"))?;
     }
-    ExitCode::from(u8::from(!problems.is_empty()))
+    Ok(ExitCode::from(u8::from(!problems.is_empty())))
 }
 
 #[cfg(test)]

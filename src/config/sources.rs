@@ -3,7 +3,7 @@
 //! Values are merged into one tree, and every key remembers its origin, so that a complaint can name
 //! file and line, variable or flag. What the keys mean is [`super`]'s.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use serde::de::DeserializeOwned;
@@ -211,6 +211,16 @@ impl Sources {
                 None => return &Origin::BuiltIn,
             }
         }
+    }
+
+    /// The variables and flags that set something, in order.
+    pub(super) fn overrides(&self) -> Vec<String> {
+        let names = self.origins.values().filter_map(|origin| match origin {
+            Origin::Variable(name) => Some(name.clone()),
+            Origin::Flag(flag) => Some((*flag).to_owned()),
+            Origin::BuiltIn | Origin::File(_) => None,
+        });
+        names.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
     /// A complaint about the value of this key.

@@ -5,11 +5,15 @@
 
 use std::time::Duration;
 
+use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::Value;
 
 /// Reads `500ms`, `15s`, `10m`, `24h`, `7d`.
-pub(super) fn parse_duration(text: &str) -> Result<Duration, String> {
+///
+/// # Errors
+/// What is wrong with it, for the person who wrote it.
+pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let unit_ms: u64 = match unit {
         "ms" => 1,
@@ -104,6 +108,32 @@ fn within<T: TryFrom<u64>, E: serde::de::Error>(value: u64, min: u64, max: u64) 
         .ok()
         .filter(|_| (min..=max).contains(&value))
         .ok_or_else(|| E::custom(format!("{value} is not between {min} and {max}")))
+}
+
+/// The JSON Schema of a [`duration`]; its bounds cannot be said in one.
+pub(super) fn duration_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "pattern": "^[0-9]+ *(ms|s|m|h|d)$"})
+}
+
+/// The JSON Schema of a [`size`].
+pub(super) fn size_schema<const MIN: u64, const MAX: u64>(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"anyOf": [
+        {"type": "integer", "minimum": MIN, "maximum": MAX},
+        {"type": "string", "pattern": "^[0-9]+ *(B|KiB|MiB|GiB)?$"}
+    ]})
+}
+
+/// The JSON Schema of a [`count`].
+pub(super) fn count_schema<const MIN: u64, const MAX: u64>(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "integer", "minimum": MIN, "maximum": MAX})
+}
+
+/// Makes every key of a schema optional, at any depth.
+pub(super) fn require_nothing(schema: &mut Value) {
+    if let Value::Object(object) = schema {
+        object.remove("required");
+        object.values_mut().for_each(require_nothing);
+    }
 }
 
 #[cfg(test)]

@@ -13,7 +13,7 @@ use crate::agents::Agent;
 use crate::agents::prompt::{self, Opening, PromptError, Terms};
 use crate::event::ValidationError;
 use crate::providers::{ToolOffer, WireNames};
-use crate::run::{Budget, Limits, Overrides, RunKind, ToolChoicePolicy};
+use crate::run::{Budget, Limits, Overrides, RunKind, Thinking, ToolChoicePolicy};
 use crate::tools::ToolInfo;
 
 /// What an acceptable output is.
@@ -58,6 +58,8 @@ pub struct Plan {
     pub temperature: Option<f64>,
     /// Tokens.
     pub max_output_tokens: Option<u32>,
+    /// Whether and how much the model thinks.
+    pub thinking: Option<Thinking>,
     /// Passed through.
     pub parallel_tool_calls: Option<bool>,
     /// What the model is offered: the agent's tools, then the output tool.
@@ -136,6 +138,7 @@ impl Plan {
             model: overrides.model.clone().unwrap_or_else(|| definition.model.clone()),
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
             max_output_tokens: definition.sampling.max_output_tokens,
+            thinking: definition.thinking,
             parallel_tool_calls: overrides.parallel_tool_calls.or(definition.parallel_tool_calls),
             names: WireNames::new(offers.iter().map(|offer| offer.name.as_str())),
             rules: Rules {

@@ -21,7 +21,7 @@ use crate::drivers::{Driver, Place};
 use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError};
 use crate::message::{Turn, Usage};
 use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{FailureKind, ModelRequest, ToolChoice};
+use crate::providers::{Deltas, FailureKind, ModelRequest, ToolChoice};
 use crate::run::{Effect, TerminationReason};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
@@ -183,6 +183,9 @@ impl Run {
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: plan.temperature,
             max_output_tokens: self.output_cap(),
+            thinking: plan.thinking,
+            prompt_caching: plan.agent.definition.prompt_caching,
+            deltas: Deltas::default(),
             output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),

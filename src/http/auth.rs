@@ -25,6 +25,8 @@ use crate::store::{ApiKeyRecord, Store};
 pub enum Auth {
     /// Not at all: everybody is the administrator of the tenant `default`. For loopback only.
     None,
+    /// Not at all: everybody is this caller, who holds the service in its own process.
+    Local(Arc<Caller>),
     /// By an API key.
     ApiKeys,
 }
@@ -90,8 +92,9 @@ pub(crate) struct Identity {
 impl Identity {
     /// Authenticates, and refuses whoever does not hold the scope.
     pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
-        let identity = match app.auth {
+        let identity = match &app.auth {
             Auth::None => Self { caller: Arc::clone(&app.keys.local), key: None },
+            Auth::Local(caller) => Self { caller: Arc::clone(caller), key: None },
             Auth::ApiKeys => {
                 let Known { caller, key, .. } = authenticated(app, &parts.headers).await?;
                 Self { caller, key: Some(key) }

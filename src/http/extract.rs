@@ -21,8 +21,6 @@ use super::App;
 use super::problem::{Code, Problem};
 use crate::event::ValidationError;
 
-/// How long a body may take to arrive.
-const BODY_PATIENCE: Duration = Duration::from_secs(30);
 /// How much of an oversized body is read and dropped, so that the caller can hear why it is refused.
 const DRAIN_BYTES: usize = 32 << 20;
 const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
@@ -37,7 +35,7 @@ impl FromRequest<App> for JsonObject {
         let (parts, body) = request.into_parts();
         let waits_for_continue = parts.headers.contains_key(EXPECT);
         let read = read_body(body, app.settings.body_limit, waits_for_continue);
-        let bytes = match tokio::time::timeout(BODY_PATIENCE, read).await {
+        let bytes = match tokio::time::timeout(app.settings.body_timeout, read).await {
             Ok(bytes) => bytes?,
             Err(_) => return Err(Problem::new(Code::RequestTimeout, "The body took too long to arrive.")),
         };

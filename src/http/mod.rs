@@ -18,11 +18,13 @@ mod invocation;
 mod invoke;
 mod keys;
 mod openapi;
+mod outgoing;
 mod page;
 mod problem;
 mod rate_limit;
 mod run_parts;
 mod runs;
+mod server;
 mod stream;
 mod terms;
 mod tools;
@@ -32,17 +34,17 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::{Router, middleware};
-use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::{RateLimit, RunRecord, Store};
+use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
+pub use self::server::{Limits, serve};
 
 /// What the handlers work with.
 pub struct HttpState {
@@ -63,6 +65,8 @@ pub struct HttpState {
 pub struct HttpSettings {
     /// The largest body that is read, in bytes.
     pub body_limit: usize,
+    /// How long a body may take to arrive.
+    pub body_timeout: Duration,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
     /// How often a key may invoke that has no limits of its own.
@@ -107,11 +111,6 @@ pub fn openapi() -> utoipa::openapi::OpenApi {
 /// The document as indented text, as it is served and committed.
 pub fn openapi_json() -> String {
     serde_json::to_string_pretty(&openapi()).unwrap_or_default()
-}
-
-/// What the invocation of a run that ended answers, for callers that do not come by HTTP.
-pub fn answer(run: &RunRecord) -> Value {
-    serde_json::to_value(runs::Run::answer(run.clone())).unwrap_or_default()
 }
 
 /// The route table.

@@ -81,7 +81,7 @@ fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
 
 /// The errors that an operation can answer with, by what it takes.
 fn problems(operation: &Operation) -> Vec<Code> {
-    let mut codes = vec![Code::Internal];
+    let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
     let takes = |place: ParameterIn| {
         let mut parameters = operation.parameters.iter().flatten();
         parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))

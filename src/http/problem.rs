@@ -32,10 +32,12 @@ pub(crate) enum Code {
     RunIdTaken,
     IdempotencyMismatch,
     PayloadTooLarge,
+    UriTooLong,
     UnsupportedMediaType,
     InvalidInputs,
     InvalidOverride,
     RateLimited,
+    HeadersTooLarge,
     Internal,
     Overloaded,
     Draining,
@@ -57,6 +59,7 @@ impl Code {
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
+            Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
             Self::UnsupportedMediaType => {
                 ("UNSUPPORTED_MEDIA_TYPE", StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type")
             }
@@ -66,6 +69,9 @@ impl Code {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
             }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
+            Self::HeadersTooLarge => {
+                ("HEADERS_TOO_LARGE", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large")
+            }
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
             Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
             Self::Draining => ("DRAINING", StatusCode::SERVICE_UNAVAILABLE, "Shutting down"),

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 20] = [
+const ALL: [Code; 22] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -19,10 +19,12 @@ const ALL: [Code; 20] = [
     Code::RunIdTaken,
     Code::IdempotencyMismatch,
     Code::PayloadTooLarge,
+    Code::UriTooLong,
     Code::UnsupportedMediaType,
     Code::InvalidInputs,
     Code::InvalidOverride,
     Code::RateLimited,
+    Code::HeadersTooLarge,
     Code::Internal,
     Code::Overloaded,
     Code::Draining,
@@ -61,10 +63,12 @@ fn codes_statuses_and_titles_are_a_contract() {
     409 RUN_ID_TAKEN Run id taken
     422 IDEMPOTENCY_MISMATCH Idempotency mismatch
     413 PAYLOAD_TOO_LARGE Payload too large
+    414 URI_TOO_LONG URI too long
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
     422 INVALID_INPUTS Invalid inputs
     422 INVALID_OVERRIDE Invalid override
     429 RATE_LIMITED Rate limited
+    431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5

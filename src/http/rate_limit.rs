@@ -41,7 +41,7 @@ impl FromRequestParts<App> for Admitted {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let Identity { caller, key } = Identity::with::<AgentsInvoke>(parts, app).await?;
-        // Without authentication everybody is the administrator of this machine, who has no limit.
+        // Without authentication everybody is at home on this machine, where nobody is limited.
         let Some(key) = key else { return Ok(Self(caller)) };
         let limit = limit_of(&key, app.settings.rate_limit);
         let allowance = app.runtime.admit_invocation(&key.id, limit).await?;

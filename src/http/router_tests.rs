@@ -31,7 +31,7 @@ impl Store for Away {
     async fn migrate(&self) -> Result<(), StoreError> {
         away()
     }
-    async fn ping(&self) -> Result<(), StoreError> {
+    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         away()
     }
     fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup> {
@@ -114,6 +114,7 @@ impl Store for Away {
 
 const SETTINGS: HttpSettings = HttpSettings {
     body_limit: 1024,
+    body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
     rate_limit: RateLimit { per_minute: 60, burst: 10 },
 };

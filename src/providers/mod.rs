@@ -10,6 +10,7 @@ pub mod openai;
 pub mod router;
 pub mod scripted;
 
+use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -17,6 +18,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
+use crate::run::Thinking;
 
 pub use names::WireNames;
 
@@ -63,6 +65,12 @@ pub struct ModelRequest<'a> {
     pub temperature: Option<f64>,
     /// Output cap in tokens; the provider's default where absent.
     pub max_output_tokens: Option<u32>,
+    /// Whether and how much the model thinks before it answers, where it can.
+    pub thinking: Option<Thinking>,
+    /// Whether the stable prefix (tools, system prompt, turns so far) is marked for the provider's cache.
+    pub prompt_caching: bool,
+    /// Who follows the answer while it is written; where nobody does, it may be fetched in one piece.
+    pub deltas: Deltas<'a>,
     /// Structured output of a single shot, where the provider has it.
     pub output_schema: Option<&'a Value>,
     /// The run's inputs. Only `scripted` reads them.
@@ -70,6 +78,49 @@ pub struct ModelRequest<'a> {
     /// 1-based number of this call within the run, failed tries included. Only `scripted` reads it;
     /// the router raises it with every retry.
     pub step: u32,
+}
+
+/// A piece of an answer that is still being written. Pieces of one kind are to be put together in
+/// order; what counts is the [`Completion`].
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Delta {
+    /// Visible text.
+    Text(String),
+    /// Thinking that the provider shows.
+    Thinking(String),
+    /// A tool call: its name comes with the first piece, its arguments' JSON text in pieces.
+    ToolCall {
+        /// 0-based place among the calls of the answer.
+        index: usize,
+        /// The name on the wire, with the first piece.
+        wire_name: Option<String>,
+        /// The next piece of the arguments; may be empty.
+        arguments: String,
+    },
+}
+
+/// Who follows an answer, if anybody does. Never blocks.
+#[derive(Clone, Copy, Default)]
+pub struct Deltas<'a>(pub Option<&'a (dyn Fn(Delta) + Send + Sync)>);
+
+impl Deltas<'_> {
+    /// Whether an answer should be streamed.
+    pub fn are_followed(self) -> bool {
+        self.0.is_some()
+    }
+
+    /// Passes a piece on.
+    pub fn send(self, delta: Delta) {
+        if let Some(follower) = self.0 {
+            follower(delta);
+        }
+    }
+}
+
+impl fmt::Debug for Deltas<'_> {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "Deltas(followed: {})", self.are_followed())
+    }
 }
 
 /// A tool call as a provider sent it.

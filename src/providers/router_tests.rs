@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::message::{Conversation, FinishReason};
-use crate::providers::{ToolChoice, WireNames};
+use crate::providers::{Deltas, ToolChoice, WireNames};
 
 fn error(kind: FailureKind, retry_after: Option<Duration>) -> ProviderError {
     ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after }
@@ -98,6 +98,9 @@ async fn ask(
         parallel_tool_calls: None,
         temperature: None,
         max_output_tokens: None,
+        thinking: None,
+        prompt_caching: false,
+        deltas: Deltas::default(),
         output_schema: None,
         inputs: &Value::Null,
         step: 5,

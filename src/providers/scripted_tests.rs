@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, ToolCall, ToolResult};
-use crate::providers::{ToolOffer, WireNames};
+use crate::providers::{Deltas, ToolOffer, WireNames};
 
 /// A conversation in which the last turn's calls gave `results`.
 fn conversation(results: &[&str]) -> Conversation {
@@ -67,6 +67,9 @@ impl Stage {
             parallel_tool_calls: None,
             temperature: None,
             max_output_tokens: None,
+            thinking: None,
+            prompt_caching: false,
+            deltas: Deltas::default(),
             output_schema: None,
             inputs: &self.inputs,
             step,

@@ -64,14 +64,6 @@ impl Runtime {
         }
     }
 
-    /// Follows a run that is about to be started here: nothing can have happened yet.
-    pub fn follow_new(&self, tenant: &str, run: Uuid) -> Follower {
-        let mut follower = self.follow(tenant, run, 0);
-        follower.subscribe();
-        follower.caught_up = true;
-        follower
-    }
-
     /// The run as soon as it has ended or is parked, or as it is at `until`. `None`: no such run.
     ///
     /// # Errors

@@ -97,6 +97,19 @@ pub struct Swept {
     pub failed: u64,
 }
 
+/// What a database says about itself.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct DatabaseInfo {
+    /// Product and version, e.g. `PostgreSQL 17.2`.
+    pub version: String,
+    /// Migrations that were carried out.
+    pub applied: usize,
+    /// Migrations that this version knows.
+    pub known: usize,
+    /// Its clock, where that is not this machine's.
+    pub now: Option<DateTime<Utc>>,
+}
+
 /// A durable store of runs. Implementations: [`postgres::Postgres`], [`sqlite::Sqlite`].
 #[async_trait]
 pub trait Store: Send + Sync {
@@ -105,7 +118,19 @@ pub trait Store: Send + Sync {
     /// Brings the schema up to date; runs at every start.
     async fn migrate(&self) -> Result<(), StoreError>;
     /// Whether the store answers, takes writes and has an up-to-date schema.
-    async fn ping(&self) -> Result<(), StoreError>;
+    async fn ping(&self) -> Result<(), StoreError> {
+        let about = self.about().await?;
+        if about.applied < about.known {
+            return Err(StoreError::Failed("the schema is not up to date".to_owned()));
+        }
+        self.try_writing().await
+    }
+    /// Fails where the store can be read and not written, as on a full disk.
+    async fn try_writing(&self) -> Result<(), StoreError> {
+        Ok(())
+    }
+    /// What the database says about itself; changes nothing.
+    async fn about(&self) -> Result<DatabaseInfo, StoreError>;
     /// Hints of what changed, from any replica.
     fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup>;
     /// Closes all connections.

@@ -31,9 +31,9 @@ use super::decode::Columns;
 use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RateLimit,
-    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
-    listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Page,
+    RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -150,13 +150,21 @@ impl Store for Postgres {
         connection.close().await.map_err(StoreError::from)
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
-        let rows = self.control.fetch(sqlx::query(statements::MIGRATED)).await?;
-        let applied: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
-        if usize::try_from(applied).unwrap_or_default() < MIGRATIONS.iter().count() {
-            return Err(StoreError::Failed("the schema is not up to date".to_owned()));
-        }
-        Ok(())
+    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::ABOUT)).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
+        let applied: i64 = if row.try_get("is_migrated")? {
+            let rows = self.control.fetch(sqlx::query(statements::MIGRATED)).await?;
+            rows.first().map_or(Ok(0), |row| row.try_get(0))?
+        } else {
+            0
+        };
+        Ok(DatabaseInfo {
+            version: format!("PostgreSQL {}", row.try_get::<&str, _>("version")?),
+            applied: usize::try_from(applied).unwrap_or_default(),
+            known: MIGRATIONS.iter().count(),
+            now: Some(row.try_get("now")?),
+        })
     }
 
     fn wakeups(&self) -> broadcast::Receiver<Wakeup> {

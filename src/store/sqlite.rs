@@ -32,9 +32,9 @@ use super::decode::Columns;
 use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, IdempotentRun, IterationRecord, Page, RateLimit,
-    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
-    listing,
+    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Page,
+    RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -161,13 +161,25 @@ impl Store for Sqlite {
         migrated.map_err(|error| StoreError::Failed(format!("the schema cannot be brought up to date: {error}")))
     }
 
-    async fn ping(&self) -> Result<(), StoreError> {
-        let rows = self.read(sqlx::query(statements::MIGRATED)).await?;
-        let applied: i64 = rows.first().map_or(Ok(0), |row| row.try_get(0))?;
-        if usize::try_from(applied).unwrap_or_default() < MIGRATIONS.iter().count() {
-            return Err(StoreError::Failed("the schema is not up to date".to_owned()));
-        }
-        // A full disk can still be read. One heartbeat more harms nobody and shows whether it takes writes.
+    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
+        let rows = self.read(sqlx::query(statements::ABOUT)).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
+        let applied: i64 = if row.try_get("is_migrated")? {
+            let rows = self.read(sqlx::query(statements::MIGRATED)).await?;
+            rows.first().map_or(Ok(0), |row| row.try_get(0))?
+        } else {
+            0
+        };
+        Ok(DatabaseInfo {
+            version: format!("SQLite {}", row.try_get::<&str, _>("version")?),
+            applied: usize::try_from(applied).unwrap_or_default(),
+            known: MIGRATIONS.iter().count(),
+            now: None,
+        })
+    }
+
+    async fn try_writing(&self) -> Result<(), StoreError> {
+        // One heartbeat more harms nobody.
         let living = serde_json::Value::from(self.registered()).to_string();
         self.change(sqlx::query(statements::BEAT).bind(living).bind(now())).await?;
         Ok(())

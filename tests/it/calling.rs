@@ -120,7 +120,8 @@ async fn the_same_key_is_the_same_run(db: Db) {
     assert_eq!(answer(single.json(&same)).await.body["code"], "IDEMPOTENCY_MISMATCH");
     // Another tenant's keys are its own.
     let other = json!({"name": "x", "tenant": "other", "scopes": ["agents:invoke"]});
-    service.key = service.post("/v1/keys", &other).await.body["key"].as_str().unwrap().to_owned();
+    let made = service.post("/v1/keys", &other).await.body;
+    made["key"].as_str().unwrap().clone_into(&mut service.key);
     let theirs = invoke(&service, "slow", &key, same).await;
     assert_eq!(theirs.status, 200, "{theirs:?}");
     assert_ne!(theirs.body["run_id"], first.body["run_id"]);

@@ -1,5 +1,9 @@
 //! The command line, run as a person or a script would.
 
+mod doctor;
+mod printed;
+mod speaking;
+
 use std::path::Path;
 
 use serde_json::{Value, json};
@@ -126,12 +130,4 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
     };
     assert_eq!(start().await.matches("TOOLLOOP_KEY=tl_").count(), 1);
     assert_eq!(start().await.matches("tl_").count(), 0);
-}
-
-#[tokio::test]
-async fn the_api_document_is_printed() {
-    let dir = directory(&[]);
-    let printed = toolloop(dir.path(), &["openapi"]).await;
-    assert_eq!(printed.code, Some(0), "{}", printed.err);
-    assert_eq!(printed.out, include_str!("../../openapi/openapi.json"));
 }

@@ -8,6 +8,7 @@ mod calling;
 mod commands;
 mod faults;
 mod full_disk;
+mod hardening;
 mod house;
 mod machine;
 mod mock_model;

@@ -10,7 +10,7 @@ use tokio::net::TcpListener;
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use toolloop::providers::openai::{OpenAi, OpenAiSettings};
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
-use toolloop::providers::{FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
+use toolloop::providers::{Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
 use uuid::Uuid;
 
 use crate::mock_model::{MockModel, Reply};
@@ -60,6 +60,9 @@ impl Client {
             parallel_tool_calls: None,
             temperature: Some(0.0),
             max_output_tokens: Some(100),
+            thinking: None,
+            prompt_caching: false,
+            deltas: Deltas::default(),
             output_schema: None,
             inputs: &Value::Null,
             step: 1,

@@ -47,7 +47,7 @@ impl Reader {
                 return Some(std::mem::replace(&mut self.text, rest));
             }
             let more =
-                tokio::time::timeout(Duration::from_secs(60), self.response.next()).await.expect("a silent stream");
+                tokio::time::timeout(Duration::from_mins(1), self.response.next()).await.expect("a silent stream");
             match more {
                 Some(Ok(bytes)) => self.text.push_str(std::str::from_utf8(&bytes).unwrap()),
                 Some(Err(_)) | None => return None,
@@ -151,7 +151,7 @@ async fn a_reader_resumes_anywhere_without_loss_or_repeat(db: Db) {
     let run = queued(&service, "worker").await;
     // Disconnect after every single event while the run goes on.
     let mut frames: Vec<Frame> = Vec::new();
-    while !frames.last().is_some_and(|frame| frame.event == "run.completed") {
+    while frames.last().is_none_or(|frame| frame.event != "run.completed") {
         let mut reader = follow(&service, &run, frames.last().map(|frame| frame.id)).await;
         frames.push(reader.next().await.unwrap());
     }

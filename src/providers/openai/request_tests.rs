@@ -7,6 +7,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolResult};
+use crate::providers::Deltas;
 
 fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
     ToolCall {
@@ -36,6 +37,9 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
         parallel_tool_calls: Some(false),
         temperature: None,
         max_output_tokens: None,
+        thinking: None,
+        prompt_caching: false,
+        deltas: Deltas::default(),
         output_schema: None,
         inputs: &Value::Null,
         step: 1,

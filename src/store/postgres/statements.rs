@@ -70,6 +70,9 @@ pub(super) const DIALECT: Dialect = Dialect {
     label: ("metadata <> '{}' AND metadata @> jsonb_build_object(", "::text, ", "::text)"),
 };
 
+pub(super) const ABOUT: &str = "SELECT current_setting('server_version') AS version, clock_timestamp() AS now,
+    to_regclass('_sqlx_migrations') IS NOT NULL AS is_migrated";
+
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])

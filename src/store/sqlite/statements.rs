@@ -15,6 +15,9 @@ pub(super) const DIALECT: Dialect = Dialect {
     label: ("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ", " AND m.value = ", ")"),
 };
 
+pub(super) const ABOUT: &str = "SELECT sqlite_version() AS version,
+    EXISTS (SELECT 1 FROM sqlite_master WHERE name = '_sqlx_migrations') AS is_migrated";
+
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str =

@@ -1,0 +1,186 @@
+//! `toolloop doctor`: what is set up and reachable, what is not, and what to do about it.
+//!
+//! Every check says one line and changes nothing: no database is made, no schema brought up to date,
+//! no run started. A warning is something that works and may surprise; only a failure makes the exit
+//! code 1. Secrets are never printed, only whether and where they are set.
+
+mod database;
+mod machine;
+mod providers;
+
+use std::process::ExitCode;
+
+use serde::Serialize;
+use serde_json::json;
+
+use super::output::{print, print_json};
+use crate::agents::Catalogue;
+use crate::app;
+use crate::config::{AuthMode, Config, Flags};
+use crate::runtime::keys;
+
+/// How a check went.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
+#[serde(rename_all = "snake_case")]
+enum Health {
+    /// As it should be.
+    Ok,
+    /// It works, and may surprise.
+    Warn,
+    /// It does not work.
+    Fail,
+}
+
+/// One line.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+struct Finding {
+    check: String,
+    status: Health,
+    detail: String,
+    /// What to do about it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    next: Option<String>,
+}
+
+impl Finding {
+    fn ok(check: impl Into<String>, detail: impl Into<String>) -> Self {
+        Self { check: check.into(), status: Health::Ok, detail: detail.into(), next: None }
+    }
+
+    fn warn(check: impl Into<String>, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { status: Health::Warn, next: Some(next.into()), ..Self::ok(check, detail) }
+    }
+
+    fn fail(check: impl Into<String>, detail: impl Into<String>, next: impl Into<String>) -> Self {
+        Self { status: Health::Fail, next: Some(next.into()), ..Self::ok(check, detail) }
+    }
+}
+
+pub(super) async fn doctor(flags: &Flags, as_json: bool) -> anyhow::Result<ExitCode> {
+    let findings = match Config::read(flags) {
+        Ok(config) => examine(&config).await,
+        Err(error) => {
+            vec![Finding::fail(
+                "configuration",
+                error.to_string(),
+                "correct it; `toolloop schema config` says what there is",
+            )]
+        }
+    };
+    let worst = findings.iter().map(|finding| finding.status).max().unwrap_or(Health::Ok);
+    if as_json {
+        print_json(&json!({"status": worst, "checks": findings}))?;
+    } else {
+        print(&text(&findings))?;
+    }
+    Ok(ExitCode::from(u8::from(worst == Health::Fail)))
+}
+
+async fn examine(config: &Config) -> Vec<Finding> {
+    let agents = app::agents(config);
+    let database = database::examine(config).await;
+    let mut findings = configuration(config);
+    findings.extend(database.findings);
+    findings.push(machine::workspace(&config.tools.workspace));
+    match &agents {
+        Ok(agents) => {
+            findings.extend(definitions(config, agents));
+            findings.extend(providers::examine(config, agents).await);
+        }
+        Err(error) => findings.push(Finding::fail("models", error.to_string(), "correct the section that it names")),
+    }
+    findings.push(machine::listen(config.server.listen).await);
+    findings.extend(access(config, database.has_keys));
+    findings.push(machine::open_files(config.runtime.max_concurrent_runs));
+    findings.push(machine::clock(database.now));
+    findings.push(Finding::ok("sandbox", "not used: no tool of this version starts programs"));
+    findings
+}
+
+fn configuration(config: &Config) -> Vec<Finding> {
+    let file = match &config.file {
+        Some(file) => file.display().to_string(),
+        None => "no file; built-in settings".to_owned(),
+    };
+    let overrides = match config.overrides.as_slice() {
+        [] => String::new(),
+        names => format!("; overridden by {}", names.join(", ")),
+    };
+    let read = Finding::ok("configuration", format!("{file}{overrides}"));
+    let unused = config.notices.iter().map(|notice| Finding::warn("configuration", notice, "leave it out"));
+    std::iter::once(read).chain(unused).collect()
+}
+
+fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
+    let dir = config.agents_dir.display();
+    let names: Vec<String> = agents.agents().iter().map(|agent| agent.definition.name.clone()).collect();
+    let loaded = if names.is_empty() {
+        Finding::warn(
+            "agents",
+            format!("none in {dir}"),
+            format!("write {dir}/<name>.yaml; `toolloop schema agent` says how"),
+        )
+    } else {
+        Finding::ok("agents", format!("{} in {dir}: {}", names.len(), names.join(", ")))
+    };
+    let broken = agents.problems().into_iter().map(|problem| {
+        let detail = format!("{}: {}", config.agents_dir.join(problem.file).display(), problem.error);
+        Finding::fail("agents", detail, "correct the file; it is read again within a second")
+    });
+    std::iter::once(loaded).chain(broken).collect()
+}
+
+/// Who may call: the mode, and whether there is a key to call with.
+fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
+    use secrecy::ExposeSecret as _;
+    if config.auth.mode == AuthMode::None {
+        let detail = "none: everybody on this machine is the administrator of the tenant default";
+        return vec![Finding::warn(
+            "authentication",
+            detail,
+            "set [auth] mode = \"api_key\" where others have accounts",
+        )];
+    }
+    let key = match (&config.admin_key, has_keys) {
+        (Some(key), _) if keys::parse(key.expose_secret()).is_none() => {
+            let detail = "TOOLLOOP_ADMIN_KEY does not have the form tl_<id>_<secret>";
+            Finding::fail("administrator", detail, "the secret needs 16 to 256 visible characters")
+        }
+        (Some(_), _) => Finding::ok("administrator", "TOOLLOOP_ADMIN_KEY is set"),
+        (None, Some(true)) => Finding::ok("administrator", "the database holds keys"),
+        (None, Some(false)) => {
+            Finding::ok("administrator", "no key yet: the first `toolloop serve` makes one and prints it once")
+        }
+        (None, None) => Finding::ok("administrator", "unknown: the database was not asked"),
+    };
+    vec![Finding::ok("authentication", "API keys"), key]
+}
+
+fn text(findings: &[Finding]) -> String {
+    let width = findings.iter().map(|finding| finding.check.chars().count()).max().unwrap_or_default();
+    let line = |finding: &Finding| {
+        let status = match finding.status {
+            Health::Ok => "ok  ",
+            Health::Warn => "warn",
+            Health::Fail => "FAIL",
+        };
+        let next = finding.next.as_ref().map(|next| format!("\n      {:<width$}  → {next}", "")).unwrap_or_default();
+        format!("{status}  {:<width$}  {}{next}", finding.check, finding.detail)
+    };
+    findings.iter().map(line).collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn findings_as_text() {
+        let findings = [
+            Finding::ok("configuration", "toolloop.toml; overridden by --listen"),
+            Finding::warn("model openai", "OPENAI_API_KEY is not set", "export OPENAI_API_KEY=…"),
+            Finding::fail("listen", "127.0.0.1:80: permission denied", "choose another with --listen"),
+        ];
+        insta::assert_snapshot!(text(&findings));
+    }
+}

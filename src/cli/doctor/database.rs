@@ -1,0 +1,142 @@
+//! Is the database there, is its schema right, and who holds it?
+//!
+//! An SQLite file that does not exist is not made; one that a service holds is left alone.
+
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use secrecy::ExposeSecret as _;
+
+use super::Finding;
+use super::machine::refuses_writing;
+use crate::app::{self, AppError};
+use crate::config::Config;
+use crate::store::{DatabaseInfo, StoreError};
+
+/// How long the database may take to answer.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// What is known of the database.
+pub(super) struct Database {
+    pub(super) findings: Vec<Finding>,
+    /// Whether it holds API keys, where it could be asked.
+    pub(super) has_keys: Option<bool>,
+    /// Its clock, where that is not this machine's, and when it was read.
+    pub(super) now: Option<(DateTime<Utc>, DateTime<Utc>)>,
+}
+
+pub(super) async fn examine(config: &Config) -> Database {
+    let url = config.database.url.expose_secret();
+    let only = |finding| Database { findings: vec![finding], has_keys: None, now: None };
+    let file = sqlite_file(url);
+    let place = match &file {
+        Some(file) => file.display().to_string(),
+        None => "PostgreSQL".to_owned(),
+    };
+    if let Some(file) = file.as_deref() {
+        if let Some(finding) = not_usable(file) {
+            return only(finding);
+        }
+        if !file.exists() {
+            let detail = format!("{place} does not exist yet; it is made at the first start");
+            return Database { has_keys: Some(false), ..only(Finding::ok("database", detail)) };
+        }
+    }
+    match tokio::time::timeout(PATIENCE, ask(config)).await {
+        Ok(Ok((about, has_keys))) => Database {
+            findings: vec![Finding::ok("database", format!("{place}, {}", about.version)), schema(&about)],
+            has_keys,
+            now: about.now.map(|now| (now, Utc::now())),
+        },
+        Ok(Err(AppError::Store(StoreError::Locked(_)))) => only(Finding::ok("database", held(&place, file.as_deref()))),
+        Ok(Err(error)) => {
+            only(Finding::fail("database", error.to_string(), "is it running, and is database.url right?"))
+        }
+        Err(_) => {
+            let detail = format!("{place} does not answer within {PATIENCE:?}");
+            only(Finding::fail("database", detail, "is it running, and is database.url right?"))
+        }
+    }
+}
+
+async fn ask(config: &Config) -> Result<(DatabaseInfo, Option<bool>), AppError> {
+    let store = app::open_store(config).await?;
+    let answer = async {
+        let about = store.about().await?;
+        let has_keys = if about.applied > 0 { store.has_keys().await? } else { false };
+        Ok((about, Some(has_keys)))
+    };
+    let answer = answer.await;
+    store.close().await;
+    answer
+}
+
+fn schema(about: &DatabaseInfo) -> Finding {
+    let DatabaseInfo { applied, known, .. } = about;
+    match applied {
+        0 => Finding::ok("schema", "not there yet; it is made at the first start"),
+        _ if applied == known => Finding::ok("schema", format!("version {applied}")),
+        _ if applied < known => {
+            let detail = format!("version {applied}, this program knows {known}");
+            Finding::warn("schema", detail, "`toolloop migrate`, or the next start, brings it up to date")
+        }
+        _ => {
+            let detail = format!("version {applied} was made by a newer program, this one knows {known}");
+            Finding::fail("schema", detail, "use the newer program")
+        }
+    }
+}
+
+/// The file of an SQLite URL.
+fn sqlite_file(url: &str) -> Option<PathBuf> {
+    let path = url.strip_prefix("sqlite:")?;
+    Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
+}
+
+fn not_usable(file: &Path) -> Option<Finding> {
+    let reason = refuses_writing(file)?;
+    let next = "let this user write there, or choose another file with --database-url";
+    Some(Finding::fail("database", format!("{}: {reason}", file.display()), next))
+}
+
+/// A service uses the file, which is as it should be.
+fn held(place: &str, file: Option<&Path>) -> String {
+    let holder = file.and_then(holder).map(|pid| format!(" (process {pid})")).unwrap_or_default();
+    format!("{place} is in use by a running service{holder}; commands reach it with --server")
+}
+
+/// The process that holds the lock beside the file, from Linux's list of locks, whose sixth word is
+/// `major:minor:inode` and whose fifth the process (proc_locks(5)).
+fn holder(file: &Path) -> Option<u32> {
+    use std::os::unix::fs::MetadataExt as _;
+    let mut lock = file.as_os_str().to_owned();
+    lock.push(".lock");
+    let inode = format!(":{}", std::fs::metadata(lock).ok()?.ino());
+    let locks = std::fs::read_to_string("/proc/locks").ok()?;
+    locks.lines().find_map(|line| {
+        let words: Vec<&str> = line.split_whitespace().collect();
+        words.get(5).filter(|place| place.ends_with(&inode))?;
+        words.get(4)?.parse().ok()
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::Health;
+
+    #[test]
+    fn schemas_older_newer_and_right() {
+        let about = |applied| DatabaseInfo { version: "x".into(), applied, known: 3, now: None };
+        let health = [0, 2, 3, 4].map(|applied| schema(&about(applied)).status);
+        assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Fail]);
+    }
+
+    #[test]
+    fn the_file_of_a_url() {
+        assert_eq!(sqlite_file("sqlite://a/b.db"), Some("a/b.db".into()));
+        assert_eq!(sqlite_file("sqlite:/b.db"), Some("/b.db".into()));
+        assert_eq!(sqlite_file("postgres://x"), None);
+    }
+}

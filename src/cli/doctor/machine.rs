@@ -1,0 +1,145 @@
+//! What this machine gives: a writable workspace, a free address, open files, a clock that is right.
+
+use std::io::ErrorKind;
+use std::net::SocketAddr;
+use std::path::Path;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use rustix::fs::{Access, access};
+use serde_json::Value;
+
+use super::Finding;
+
+/// How long whoever listens already may take to say what it is.
+const PATIENCE: Duration = Duration::from_secs(2);
+/// Open files with which a service that is busy gets by.
+const ENOUGH_FILES: u64 = 4096;
+/// Milliseconds by which two clocks may differ: leases are short.
+const SKEW_MS: i64 = 2_000;
+
+/// Whether runs can have files.
+pub(super) fn workspace(dir: &Path) -> Finding {
+    match refuses_writing(dir) {
+        Some(reason) => Finding::fail(
+            "workspace",
+            format!("{}: {reason}", dir.display()),
+            "let this user write there, or set [tools] workspace",
+        ),
+        None if dir.exists() => Finding::ok("workspace", dir.display().to_string()),
+        None => Finding::ok("workspace", format!("{} is made when it is needed", dir.display())),
+    }
+}
+
+/// Why this process cannot write there, or make it, if it cannot.
+pub(super) fn refuses_writing(path: &Path) -> Option<String> {
+    let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    let there = absolute.ancestors().find(|ancestor| ancestor.exists())?;
+    if there != absolute && !there.is_dir() {
+        return Some(format!("{} is not a directory", there.display()));
+    }
+    let error = access(there, Access::WRITE_OK).err()?;
+    Some(format!("{} cannot be written to: {}", there.display(), std::io::Error::from(error).kind()))
+}
+
+/// Whether the address is free, or a service of ours listens there already.
+pub(super) async fn listen(address: SocketAddr) -> Finding {
+    let Err(error) = tokio::net::TcpListener::bind(address).await else {
+        return Finding::ok("listen", format!("{address} is free"));
+    };
+    if error.kind() == ErrorKind::AddrInUse && is_ours(address).await {
+        return Finding::ok("listen", format!("a toolloop service is listening on {address}"));
+    }
+    Finding::fail(
+        "listen",
+        format!("{address}: {}", error.kind()),
+        "choose another address with --listen or in [server]",
+    )
+}
+
+async fn is_ours(address: SocketAddr) -> bool {
+    let ask = async {
+        let response = reqwest::get(format!("http://{address}/readyz")).await.ok()?;
+        let ready: Value = response.json().await.ok()?;
+        Some(ready.get("status").is_some() && ready.get("definitions").is_some())
+    };
+    matches!(tokio::time::timeout(PATIENCE, ask).await, Ok(Some(true)))
+}
+
+/// Each connection is an open file.
+pub(super) fn open_files(max_concurrent_runs: usize) -> Finding {
+    let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
+    match soft_limit(&limits) {
+        None => Finding::ok("open files", "the limit is not known on this system"),
+        Some(limit) if limit < ENOUGH_FILES => Finding::warn(
+            "open files",
+            format!(
+                "{limit} at most, and each caller takes one; [runtime] max_concurrent_runs is {max_concurrent_runs}"
+            ),
+            "`ulimit -n 65536` before the service starts",
+        ),
+        Some(limit) => Finding::ok("open files", format!("{limit} at most")),
+    }
+}
+
+/// The first number of the line `Max open files` (proc_pid_limits(5)).
+fn soft_limit(limits: &str) -> Option<u64> {
+    let line = limits.lines().find_map(|line| line.strip_prefix("Max open files"))?;
+    match line.split_whitespace().next()? {
+        "unlimited" => Some(u64::MAX),
+        number => number.parse().ok(),
+    }
+}
+
+/// Whether the clock can be right: not before this program was written, and close to the database's.
+pub(super) fn clock(database: Option<(DateTime<Utc>, DateTime<Utc>)>) -> Finding {
+    let now = Utc::now();
+    if now.timestamp() < 1_767_225_600 {
+        return Finding::fail("clock", format!("says {now}, which is over"), "set it; expiry and leases depend on it");
+    }
+    let Some((theirs, ours)) = database else {
+        return Finding::ok("clock", now.format("%Y-%m-%dT%H:%M:%SZ").to_string());
+    };
+    let ahead = (ours - theirs).num_milliseconds();
+    if ahead.abs() > SKEW_MS {
+        let detail = format!("{ahead} ms ahead of the database's");
+        return Finding::warn("clock", detail, "synchronise both machines, e.g. with chrony");
+    }
+    Finding::ok("clock", "agrees with the database's")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::cli::doctor::Health;
+
+    #[test]
+    fn limits_as_linux_writes_them() {
+        let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
+                    Max processes             127342               127342               processes \n\
+                    Max open files            1024                 524288               files     \n";
+        assert_eq!(soft_limit(text), Some(1024));
+        assert_eq!(
+            soft_limit("Max open files            unlimited            unlimited            files"),
+            Some(u64::MAX)
+        );
+        assert_eq!(soft_limit(""), None);
+    }
+
+    #[test]
+    fn what_can_be_made_beneath_a_directory_is_writable() {
+        let dir = tempfile::tempdir().unwrap();
+        assert_eq!(workspace(dir.path()).status, Health::Ok);
+        assert_eq!(workspace(&dir.path().join("a/b")).status, Health::Ok);
+        std::fs::write(dir.path().join("file"), "").unwrap();
+        assert_eq!(workspace(&dir.path().join("file/b")).status, Health::Fail);
+    }
+
+    #[test]
+    fn clocks_that_differ_are_noticed() {
+        let now = Utc::now();
+        assert_eq!(clock(None).status, Health::Ok);
+        assert_eq!(clock(Some((now, now))).status, Health::Ok);
+        assert_eq!(clock(Some((now, now + chrono::Duration::seconds(3)))).status, Health::Warn);
+    }
+}

@@ -1,0 +1,180 @@
+//! What a person sees of a run while it happens.
+//!
+//! On a terminal one line that changes, and a line that stays for each tool call and each thing that
+//! went wrong; elsewhere plain lines. Events that this version does not know are passed over, so an
+//! older command line can watch a newer service.
+
+use std::io::IsTerminal as _;
+use std::time::Duration;
+
+use indicatif::{ProgressBar, ProgressStyle};
+use serde_json::Value;
+
+use super::output::{harmless, one_line, tell};
+use crate::event::{Event, RunEvent};
+
+/// How often the changing line is drawn.
+const TICK: Duration = Duration::from_millis(100);
+/// Characters of a reason or message on one line at most.
+const REASON: usize = 300;
+
+/// Shows a run on standard error.
+pub(super) enum Progress {
+    /// Plain lines.
+    Lines,
+    /// One line that changes.
+    Live(ProgressBar, Standing),
+}
+
+impl Progress {
+    /// As it suits whoever reads standard error.
+    pub(super) fn start() -> Self {
+        if !std::io::stderr().is_terminal() {
+            return Self::Lines;
+        }
+        let bar = ProgressBar::new_spinner();
+        if let Ok(style) = ProgressStyle::with_template("{spinner} {elapsed} {wide_msg}") {
+            bar.set_style(style);
+        }
+        bar.enable_steady_tick(TICK);
+        Self::Live(bar, Standing::default())
+    }
+
+    /// Shows one event.
+    pub(super) fn show(&mut self, event: &Value) {
+        let Some(event) = known(event) else { return };
+        match self {
+            Self::Lines => {
+                if let Some(line) = describe(&event) {
+                    tell(&line);
+                }
+            }
+            Self::Live(bar, standing) => {
+                standing.apply(&event.what);
+                bar.set_message(standing.line());
+                if let Some(line) = describe(&event).filter(|_| stays(&event.what)) {
+                    bar.println(line);
+                }
+            }
+        }
+    }
+
+    /// Says something that is no event.
+    pub(super) fn say(&self, text: &str) {
+        match self {
+            Self::Lines => tell(text),
+            Self::Live(bar, _) => bar.println(text),
+        }
+    }
+
+    /// Takes the changing line away.
+    pub(super) fn finish(&self) {
+        if let Self::Live(bar, _) = self {
+            bar.finish_and_clear();
+        }
+    }
+}
+
+/// The event, if this version knows its kind.
+pub(super) fn known(event: &Value) -> Option<Event> {
+    serde::Deserialize::deserialize(event).ok()
+}
+
+/// Whether an event's line stays above the changing one.
+fn stays(what: &RunEvent) -> bool {
+    !matches!(what, RunEvent::IterationStarted { .. } | RunEvent::ModelResponded(_))
+}
+
+/// Where a run stands, as far as its events tell.
+#[derive(Debug, Default)]
+pub(super) struct Standing {
+    attempt: u32,
+    iteration: u32,
+    tool: Option<String>,
+    tokens: u64,
+    cost_micro_usd: Option<i64>,
+}
+
+impl Standing {
+    fn apply(&mut self, what: &RunEvent) {
+        match what {
+            RunEvent::IterationStarted { attempt, iteration } => {
+                (self.attempt, self.iteration) = (*attempt, *iteration);
+            }
+            RunEvent::ModelResponded(r) => {
+                self.tokens += r.usage.total_tokens();
+                if let Some(cost) = r.usage.cost_micro_usd {
+                    *self.cost_micro_usd.get_or_insert(0) += cost;
+                }
+            }
+            RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
+            RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,
+            _ => {}
+        }
+    }
+
+    /// E.g. `attempt 1, iteration 3 · file_ops · 1311 tokens · $0.0005`.
+    fn line(&self) -> String {
+        if self.iteration == 0 {
+            return "starting".to_owned();
+        }
+        let mut parts = vec![format!("attempt {}, iteration {}", self.attempt, self.iteration)];
+        parts.push(self.tool.clone().unwrap_or_else(|| "model".to_owned()));
+        parts.push(format!("{} tokens", self.tokens));
+        parts.extend(self.cost_micro_usd.map(usd));
+        parts.join(" · ")
+    }
+}
+
+/// Millionths of a dollar as dollars.
+fn usd(micro: i64) -> String {
+    format!("${}.{:06}", micro / 1_000_000, micro % 1_000_000)
+}
+
+/// What a person wants to know of an event while it happens; harmless for a terminal.
+pub(super) fn describe(event: &Event) -> Option<String> {
+    Some(match &event.what {
+        RunEvent::RunStarted { warnings, .. } => {
+            let mut lines = vec![format!("run {}", event.run_id)];
+            lines.extend(warnings.iter().map(|warning| format!("  warning: {}", one_line(warning, REASON))));
+            lines.join("\n")
+        }
+        RunEvent::RunResumed { .. } => "resumed".to_owned(),
+        RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
+        RunEvent::ModelResponded(r) => format!(
+            "  {}/{}: {} tokens, {} ms, {} tool call(s)",
+            harmless(&r.provider),
+            harmless(&r.model),
+            r.usage.total_tokens(),
+            r.latency_ms,
+            r.message.tool_calls.len()
+        ),
+        RunEvent::ToolCallCompleted(c) => {
+            let outcome = if c.failure.is_some() { "failed" } else { "ok" };
+            format!("  {}: {outcome}, {} ms", one_line(&c.tool, 60), c.duration_ms)
+        }
+        RunEvent::ToolCallBlocked(c) => {
+            format!("  {}: {}, {}", one_line(&c.tool, 60), c.decision, one_line(&c.reason, REASON))
+        }
+        RunEvent::ValidationFailed { attempt, errors, .. } => {
+            let mut lines = vec![format!("attempt {attempt} was not accepted")];
+            lines.extend(
+                errors.iter().map(|e| format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))),
+            );
+            lines.join("\n")
+        }
+        RunEvent::RunCancelRequested { reason } => {
+            let reason = reason.as_ref().map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default();
+            format!("cancel requested{reason}")
+        }
+        RunEvent::RunCompleted(end) | RunEvent::RunFailed(end) | RunEvent::RunCancelled(end) => {
+            let reason = end.outcome.error().map(|e| format!(": {}", one_line(&e.message, REASON))).unwrap_or_default();
+            format!("{} after {} ms{reason}", end.outcome.status().as_str(), end.latency_ms)
+        }
+        _ => return None,
+    })
+}
+
+#[cfg(test)]
+#[path = "progress_tests.rs"]
+mod tests;

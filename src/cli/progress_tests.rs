@@ -1,0 +1,53 @@
+use serde_json::json;
+
+use super::*;
+
+fn event(kind: &str, data: &Value) -> Value {
+    json!({"seq": 1, "type": kind, "at": "2026-01-02T03:04:05Z", "run_id": uuid::Uuid::nil(), "data": data})
+}
+
+fn responded(input: u64, cost: Option<i64>) -> Value {
+    let usage = json!({"input_tokens": input, "output_tokens": 1, "cached_input_tokens": 0, "cache_write_tokens": 0,
+        "reasoning_tokens": 0, "cost_micro_usd": cost});
+    event(
+        "model.responded",
+        &json!({"attempt": 1, "iteration": 1, "provider": "p", "model": "m", "message": {"text": "", "tool_calls": []},
+            "finish_reason": "stop", "usage": usage, "latency_ms": 5, "retries": 0, "fallback": false}),
+    )
+}
+
+fn completed(failure: Option<&str>) -> Value {
+    let call = json!({"call_id": uuid::Uuid::nil(), "tool": "file_ops\u{1b}[2J", "target": "tool",
+        "content": "secret content", "failure": failure, "duration_ms": 12, "cached": false});
+    event("tool_call.completed", &call)
+}
+
+#[test]
+fn an_event_is_one_thing_to_say() {
+    let line = |event: &Value| describe(&known(event).unwrap_or_else(|| panic!("{event}")));
+    assert_eq!(line(&completed(Some("timeout"))).as_deref(), Some("  file_ops\\u{1b}[2J: failed, 12 ms"));
+    assert_eq!(line(&completed(None)).as_deref(), Some("  file_ops\\u{1b}[2J: ok, 12 ms"));
+    assert_eq!(line(&responded(3, None)).as_deref(), Some("  p/m: 4 tokens, 5 ms, 0 tool call(s)"));
+    assert_eq!(line(&event("run.queued", &json!({}))), None);
+    let end = json!({"status": "cancelled", "error": {"code": "EXECUTION_CANCELLED", "message": "Over.", "context": {}},
+        "raw_response": "", "latency_ms": 7, "run": {"run_id": "x", "status": "cancelled"}});
+    assert_eq!(line(&event("run.cancelled", &end)).as_deref(), Some("cancelled after 7 ms: Over."));
+    assert!(known(&event("run.teleported", &json!({}))).is_none(), "a newer service's event is passed over");
+}
+
+#[test]
+fn the_changing_line_tells_where_the_run_stands() {
+    let mut standing = Standing::default();
+    let mut see = |event: &Value| {
+        standing.apply(&known(event).unwrap().what);
+        standing.line()
+    };
+    assert_eq!(see(&event("attempt.started", &json!({"attempt": 2}))), "starting");
+    see(&event("iteration.started", &json!({"attempt": 2, "iteration": 3})));
+    assert_eq!(see(&responded(10, None)), "attempt 2, iteration 3 · model · 11 tokens");
+    let call = json!({"call_id": uuid::Uuid::nil(), "tool": "file_ops", "effect": "read", "effect_key": "k",
+        "decision": "allowed", "reason": null});
+    assert_eq!(see(&event("tool_call.started", &call)), "attempt 2, iteration 3 · file_ops · 11 tokens");
+    see(&completed(None));
+    assert_eq!(see(&responded(20, Some(1_500_042))), "attempt 2, iteration 3 · model · 32 tokens · $1.500042");
+}

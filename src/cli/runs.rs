@@ -1,0 +1,209 @@
+//! `toolloop runs`: the history, one run, watching and cancelling.
+//!
+//! Everything is asked of the API; nothing is decided here but how it looks.
+
+use std::process::ExitCode;
+
+use chrono::{DateTime, SecondsFormat, Utc};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+use url::form_urlencoded::Serializer;
+use uuid::Uuid;
+
+use super::client::{Client, TargetArgs};
+use super::following::Following;
+use super::invoke::exit_code;
+use super::output::{line, one_line, print, print_json};
+use super::progress::{describe, known};
+use super::run_view::{run_table, run_text};
+use super::{JsonArg, UsageError};
+use crate::config::{Flags, parse_duration};
+use crate::runtime::keys::DEFAULT_TENANT;
+
+#[derive(Debug, Subcommand)]
+pub(super) enum RunsCommand {
+    /// List runs, newest first
+    List(Box<ListArgs>),
+    /// Show one run: how it went, its iterations and its tool calls
+    Show(RunArgs),
+    /// Show a run's events as they happen, until it ends
+    Watch(RunArgs),
+    /// Cancel a run, wherever it stands
+    Cancel {
+        /// Told to whoever asks how the run ended
+        #[arg(long)]
+        reason: Option<String>,
+        #[command(flatten)]
+        run: RunArgs,
+    },
+}
+
+const LIST_EXAMPLES: &str = "\
+Examples:
+  toolloop runs list --status failed --since 24h
+  toolloop runs list --agent repo-guide --metadata ticket=42 --json | jq '.data[].run_id'";
+
+#[derive(Debug, Args)]
+#[command(after_help = LIST_EXAMPLES)]
+pub(super) struct ListArgs {
+    /// Runs of this agent
+    #[arg(long)]
+    agent: Option<String>,
+    /// Runs that stand there: queued, running, completed, failed, cancelled …
+    #[arg(long)]
+    status: Option<String>,
+    /// Runs of this session
+    #[arg(long, value_name = "ID")]
+    session: Option<String>,
+    /// Runs that ended for this reason, e.g. max_iterations
+    #[arg(long)]
+    reason: Option<String>,
+    /// Runs that this run delegated to
+    #[arg(long, value_name = "ID")]
+    parent: Option<Uuid>,
+    /// Runs with this label; may be repeated
+    #[arg(long, value_name = "KEY=VALUE")]
+    metadata: Vec<String>,
+    /// Runs made after this: a time, or how long ago (30m, 24h, 7d)
+    #[arg(long, value_name = "TIME", value_parser = instant)]
+    since: Option<DateTime<Utc>>,
+    /// Runs made before this
+    #[arg(long, value_name = "TIME", value_parser = instant)]
+    until: Option<DateTime<Utc>>,
+    /// How many
+    #[arg(long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..))]
+    limit: u32,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: JsonArg,
+}
+
+#[derive(Debug, Args)]
+pub(super) struct RunArgs {
+    /// The run's id
+    id: Uuid,
+    #[command(flatten)]
+    target: TargetArgs,
+    #[command(flatten)]
+    output: JsonArg,
+}
+
+/// A time as RFC 3339, or as how long ago it is.
+fn instant(text: &str) -> Result<DateTime<Utc>, String> {
+    if let Ok(time) = DateTime::parse_from_rfc3339(text) {
+        return Ok(time.to_utc());
+    }
+    let ago =
+        parse_duration(text).ok().and_then(|ago| Utc::now().checked_sub_signed(chrono::Duration::from_std(ago).ok()?));
+    ago.ok_or_else(|| "write a time like 2026-01-31T08:00:00Z, or how long ago it is: 30m, 24h, 7d".to_owned())
+}
+
+pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<ExitCode> {
+    let target = match &command {
+        RunsCommand::List(args) => &args.target,
+        RunsCommand::Show(run) | RunsCommand::Watch(run) | RunsCommand::Cancel { run, .. } => &run.target,
+    };
+    let query = if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
+    let client = Client::open(target, flags, DEFAULT_TENANT).await?;
+    let outcome = match &command {
+        RunsCommand::List(args) => list(&client, args, &query).await,
+        RunsCommand::Show(run) => show(&client, run).await,
+        RunsCommand::Watch(run) => watch(&client, run).await,
+        RunsCommand::Cancel { run, reason } => cancel(&client, run, reason.as_deref()).await,
+    };
+    client.close().await;
+    outcome
+}
+
+fn list_query(args: &ListArgs) -> Result<String, UsageError> {
+    let mut query = Serializer::new(String::new());
+    let times = [("created_after", args.since), ("created_before", args.until)];
+    let times = times.map(|(name, time)| (name, time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true))));
+    for (name, value) in times {
+        query.extend_pairs(value.map(|value| (name, value)));
+    }
+    let parent = args.parent.map(|id| id.to_string());
+    for (name, value) in [
+        ("agent", &args.agent),
+        ("status", &args.status),
+        ("session_id", &args.session),
+        ("termination_reason", &args.reason),
+        ("parent_run_id", &parent),
+    ] {
+        query.extend_pairs(value.as_ref().map(|value| (name, value)));
+    }
+    for label in &args.metadata {
+        let (key, value) =
+            label.split_once('=').ok_or_else(|| UsageError(format!("--metadata: {label:?} is not KEY=VALUE")))?;
+        query.append_pair(&format!("metadata.{key}"), value);
+    }
+    Ok(query.finish())
+}
+
+async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<ExitCode> {
+    let (runs, next_cursor) = client.list(&format!("/runs?{query}"), args.limit as usize).await?;
+    if args.output.json {
+        print_json(&json!({"data": runs, "next_cursor": next_cursor}))?;
+    } else if runs.is_empty() {
+        super::output::tell("There is no such run.");
+    } else {
+        print(&run_table(&runs))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let mut run = client.get(&format!("/runs/{}", args.id)).await?;
+    let (iterations, _) = client.list(&format!("/runs/{}/iterations?", args.id), usize::MAX).await?;
+    let (calls, _) = client.list(&format!("/runs/{}/tool-calls?", args.id), usize::MAX).await?;
+    if args.output.json {
+        run["parts"] = json!({"iterations": iterations, "tool_calls": calls});
+        print_json(&run)?;
+    } else {
+        print(&run_text(&run, &iterations, &calls))?;
+    }
+    Ok(ExitCode::SUCCESS)
+}
+
+async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
+    let mut following = Following::existing(client, args.id);
+    loop {
+        let entry = following.next().await?;
+        let shown = if args.output.json { entry.0.to_string() } else { event_line(&entry.0) };
+        line(&shown)?;
+        if let Some(answer) = entry.answer() {
+            return Ok(exit_code(answer));
+        }
+    }
+}
+
+/// Number, time, type, and what there is to say.
+fn event_line(event: &Value) -> String {
+    let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
+    let time = DateTime::parse_from_rfc3339(text("at")).map(|at| at.format("%H:%M:%S%.3f").to_string());
+    let seq = event.get("seq").and_then(Value::as_i64).unwrap_or_default();
+    let said = known(event).and_then(|event| describe(&event)).unwrap_or_default();
+    let said = said.trim().replace('\n', "; ");
+    let shown = format!("{seq:>4}  {}  {:<22}  {said}", time.unwrap_or_default(), one_line(text("type"), 40));
+    shown.trim_end().to_owned()
+}
+
+async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow::Result<ExitCode> {
+    let body = reason.map_or_else(|| json!({}), |reason| json!({ "reason": reason }));
+    let run = client.post(&format!("/runs/{}/cancel", args.id), &body).await?;
+    if args.output.json {
+        print_json(&run)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    print(&match run.get("status").and_then(Value::as_str) {
+        Some("cancelled") => format!("Run {} is cancelled.", args.id),
+        Some(status @ ("completed" | "failed")) => format!("Run {} had ended already: {status}.", args.id),
+        _ => format!("Run {} will end in a moment: `toolloop runs watch {}`.", args.id, args.id),
+    })?;
+    Ok(ExitCode::SUCCESS)
+}
+
+#[cfg(test)]
+#[path = "runs_tests.rs"]
+mod tests;

@@ -1,0 +1,65 @@
+use serde_json::json;
+
+use super::*;
+
+fn run() -> Value {
+    json!({
+        "run_id": "0197f000-0000-7000-8000-000000000001", "agent": "repo-guide", "status": "failed",
+        "termination_reason": "max_iterations", "output": null, "raw_response": "…", "model": "openai/gpt-4.1-mini",
+        "tokens_used": 1234,
+        "usage": {"input_tokens": 1000, "output_tokens": 234, "total_tokens": 1234, "cost_usd": 0.00054},
+        "attempts": 1, "iterations": 4, "tool_calls_made": 3, "latency_ms": 61_812, "partial": false,
+        "error": {"code": "MAX_ITERATIONS", "message": "4 iterations\u{1b}[31m", "context": {}},
+        "warnings": ["The model ignored a choice."], "callback_errors": [], "kind": "iterative",
+        "inputs": {"path": "."}, "overrides": {}, "metadata": {"ticket": "42"}, "session_id": "s-1",
+        "parent_run_id": null, "agent_version": "1.2.0", "created_at": "2026-01-02T03:04:05.678901Z",
+        "started_at": "2026-01-02T03:04:05.679Z", "finished_at": null, "pending": [
+            {"call_id": "c", "kind": "review", "tool": "file_ops", "arguments": {"operation": "delete"}, "reason": "…"}
+        ]
+    })
+}
+
+#[test]
+fn a_table_of_runs() {
+    let short = json!({"run_id": "0197f000-0000-7000-8000-000000000002", "agent": "a2", "status": "running",
+        "termination_reason": null, "iterations": 0, "tokens_used": 0, "created_at": "2026-01-02T03:04:06Z"});
+    insta::assert_snapshot!(run_table(&[run(), short]));
+}
+
+#[test]
+fn a_page_of_one_run() {
+    let iterations = [json!({"attempt": 1, "number": 1, "provider": "openai", "model": "gpt-4.1-mini",
+        "finish_reason": "tool_calls", "usage": {"total_tokens": 620}, "latency_ms": 320, "retries": 1})];
+    let calls = [
+        json!({"attempt": 1, "iteration": 1, "tool": "file_ops", "arguments": {"operation": "list", "path": "."},
+            "decision": "allowed", "reason": null, "state": "succeeded", "result": "README.md\ndocs/", "duration_ms": 2}),
+        json!({"attempt": 1, "iteration": 1, "tool": "file_ops", "arguments": "{not json", "decision": "blocked",
+            "reason": "autonomy is read-only", "state": "denied", "result": null, "duration_ms": null}),
+    ];
+    insta::assert_snapshot!(run_text(&run(), &iterations, &calls));
+    let done = json!({"run_id": "x", "agent": "a", "status": "completed", "termination_reason": "completed",
+        "output": {"result": "The tide\nturns."}, "usage": {}});
+    assert!(run_text(&done, &[], &[]).ends_with("\n\nOutput\nThe tide\nturns."));
+}
+
+#[test]
+fn a_line_of_an_event() {
+    let event = json!({"seq": 12, "type": "iteration.started", "at": "2026-01-02T03:04:05.678901Z",
+        "run_id": Uuid::nil(), "data": {"attempt": 1, "iteration": 2}});
+    assert_eq!(event_line(&event), "  12  03:04:05.678  iteration.started       attempt 1, iteration 2");
+    let new =
+        json!({"seq": 13, "type": "scan.warned", "at": "2026-01-02T03:04:06Z", "run_id": Uuid::nil(), "data": {}});
+    assert_eq!(event_line(&new), "  13  03:04:06.000  scan.warned");
+}
+
+#[test]
+fn times_are_instants_or_ages() {
+    assert_eq!(instant("2026-01-31T09:00:00+01:00").unwrap().to_rfc3339(), "2026-01-31T08:00:00+00:00");
+    let day = chrono::Duration::days(1);
+    let earliest = Utc::now() - day;
+    let read = instant("24h").unwrap();
+    assert!((earliest..=Utc::now() - day).contains(&read), "{read}");
+    for text in ["", "yesterday", "-1h", "99999999999d"] {
+        assert!(instant(text).is_err(), "{text}");
+    }
+}

@@ -1,0 +1,40 @@
+//! Columns for people: as wide as their widest cell, the last one free.
+//!
+//! Scripts get JSON instead; nothing here is meant to be parsed.
+
+use super::output::one_line;
+
+/// Characters of one cell at most; the last column is not cut.
+const WIDEST: usize = 60;
+
+/// Rows beneath a head. Every row has as many cells as the head.
+pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
+    let last = head.len().saturating_sub(1);
+    let cell = |column: usize, text: &str| one_line(text, if column == last { usize::MAX } else { WIDEST });
+    let head: Vec<String> = head.iter().map(|title| (*title).to_owned()).collect();
+    let lines: Vec<Vec<String>> = std::iter::once(&head)
+        .chain(rows)
+        .map(|row| row.iter().enumerate().map(|(column, text)| cell(column, text)).collect())
+        .collect();
+    let width = |column: usize| {
+        lines.iter().filter_map(|row: &Vec<String>| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+    };
+    let widths: Vec<usize> = (0..=last).map(width).collect();
+    let shown = lines.iter().map(|row| {
+        let cells = row.iter().zip(&widths).map(|(cell, width)| format!("{cell:<width$}"));
+        cells.collect::<Vec<_>>().join("  ").trim_end().to_owned()
+    });
+    shown.collect::<Vec<_>>().join("\n")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn columns_fit_their_cells() {
+        let rows = [vec!["1".into(), "ä".into(), "x".repeat(70)], vec!["22".into(), "b\nc".into(), String::new()]];
+        let long = "x".repeat(70);
+        assert_eq!(table(&["N", "NAME", "REST"], &rows), format!("N   NAME  REST\n1   ä     {long}\n22  b c"));
+    }
+}

@@ -1,0 +1,95 @@
+//! `toolloop doctor`: what it finds, what it leaves alone, and what it does not say.
+
+use serde_json::Value;
+
+use super::{ECHO, directory, toolloop};
+use crate::service::{Db, Setup, command, on_both_stores};
+
+/// The findings of a check in `doctor --json`.
+fn of<'r>(report: &'r Value, check: &str) -> Vec<&'r Value> {
+    report["checks"].as_array().unwrap().iter().filter(|finding| finding["check"] == check).collect()
+}
+
+#[tokio::test]
+async fn a_fresh_directory_is_healthy_and_left_alone() {
+    let dir = directory(&[]);
+    let seen = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0", "--json"]).await;
+    assert_eq!(seen.code, Some(0), "{}{}", seen.out, seen.err);
+    let report: Value = serde_json::from_str(&seen.out).unwrap();
+    assert_eq!(report["status"], "warn");
+    assert!(of(&report, "configuration")[0]["detail"].as_str().unwrap().contains("--listen"));
+    assert!(of(&report, "agents")[0]["next"].as_str().unwrap().contains("schema agent"));
+    assert!(of(&report, "model openai")[0]["detail"].as_str().unwrap().contains("OPENAI_API_KEY is not set"));
+    assert_eq!(dir.path().read_dir().unwrap().count(), 0, "nothing was made");
+    let text = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0"]).await;
+    assert!(text.out.starts_with("ok    configuration"), "{}", text.out);
+}
+
+#[tokio::test]
+async fn what_is_broken_is_named_and_fails() {
+    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let address = taken.local_addr().unwrap().to_string();
+    let dir = directory(&[
+        ("agents/echo.yaml", &ECHO.replace("scripted/", "local/")),
+        ("agents/bad.yaml", "name: bad\nmodel: scripted/x\nlimit: {}\n"),
+        (
+            "toolloop.toml",
+            "[models.local]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1\"\n[tools]\nworkspace = \"toolloop.toml/x\"\n",
+        ),
+    ]);
+    let seen = toolloop(dir.path(), &["doctor", "--listen", &address, "--json"]).await;
+    assert_eq!(seen.code, Some(1), "{}", seen.err);
+    let report: Value = serde_json::from_str(&seen.out).unwrap();
+    for (check, word) in [
+        ("agents", "bad.yaml: line 3"),
+        ("model local", "does not answer"),
+        ("listen", &address),
+        ("workspace", "toolloop.toml"),
+    ] {
+        let failed = of(&report, check).into_iter().find(|finding| finding["status"] == "fail");
+        let failed = failed.unwrap_or_else(|| panic!("{check}: {report:#}"));
+        assert!(failed["detail"].as_str().unwrap().contains(word) && failed["next"].is_string(), "{failed}");
+    }
+
+    let dir = directory(&[("toolloop.toml", "[server]\nlissen = 1\n")]);
+    let seen = toolloop(dir.path(), &["doctor"]).await;
+    assert!(seen.code == Some(1) && seen.out.contains("toolloop.toml:2"), "{}", seen.out);
+}
+
+/// The service, its database and its log are as they were; a provider that answers is seen.
+async fn a_running_service_is_recognised(db: Db) {
+    let service = Setup::new().agent("echo", "model: scripted/echo\n").start(db).await;
+    let address = service.url("").replace("http://", "");
+    let local = format!("[models.local]\nkind = \"openai\"\nbase_url = \"{}\"\n", service.url("/v1"));
+    service.write("toolloop.toml", &local);
+    let mut command = command(service.dir.path());
+    command.args(["doctor", "--json", "--listen", &address]);
+    command.env("DATABASE_URL", &service.database_url).env("TOOLLOOP_ADMIN_KEY", crate::service::ADMIN_KEY);
+    let output = command.env("OPENAI_API_KEY", "").output().await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{text}");
+    assert!(!text.contains(crate::service::ADMIN_KEY));
+    let report: Value = serde_json::from_str(&text).unwrap();
+    assert!(of(&report, "listen")[0]["detail"].as_str().unwrap().contains("a toolloop service"), "{report:#}");
+    assert!(of(&report, "model local")[0]["detail"].as_str().unwrap().contains("answers"), "{report:#}");
+    let database = of(&report, "database")[0]["detail"].as_str().unwrap();
+    match db {
+        Db::Sqlite => assert!(database.contains("in use by a running service (process "), "{database}"),
+        Db::Postgres => {
+            assert!(database.contains("PostgreSQL, PostgreSQL 1"), "{database}");
+            assert_eq!(of(&report, "schema")[0]["status"], "ok");
+            assert_eq!(of(&report, "clock")[0]["detail"], "agrees with the database's");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_database_that_is_away_keeps_its_password() {
+    let dir = directory(&[]);
+    let url = "postgres://someone:hunter2@127.0.0.1:1/none";
+    let seen = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0", "--database-url", url]).await;
+    assert_eq!(seen.code, Some(1), "{}", seen.out);
+    assert!(seen.out.contains("FAIL  database") && !seen.out.contains("hunter2") && !seen.err.contains("hunter2"));
+}
+
+on_both_stores!(a_running_service_is_recognised);

@@ -97,18 +97,23 @@ pub struct Server {
     pub shutdown_grace: Duration,
     /// Connections at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_connections: usize,
     /// How long a request's head may take to arrive.
     #[serde(deserialize_with = "duration::<100, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub header_timeout: Duration,
     /// How long a request's body may take to arrive.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub body_timeout: Duration,
     /// How long a connection may rest between requests.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub idle_timeout: Duration,
     /// How long a client may take nothing of its answer.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub write_timeout: Duration,
 }
 

@@ -178,6 +178,7 @@ pub struct Runtime {
     pub max_crashes: u32,
     /// How long an ended run is kept; for ever where absent.
     #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub retention: Option<Duration>,
 }
 

@@ -93,7 +93,7 @@ async fn survive(setup: Setup) {
 
     disk.fill();
     service.until("/readyz", |ready| ready["checks"]["store"] == "unavailable").await;
-    until_logged(&service, "writes wait for the store").await;
+    service.until_logged("writes wait for the store").await;
     let body = json!({"inputs": {"out": "new.txt"}});
     for mode in ["invoke", "invoke-iterative"] {
         let refused = service.post(&format!("/v1/agents/reader/{mode}"), &body).await;
@@ -133,10 +133,4 @@ fn start(service: &Service, number: u8) -> tokio::task::JoinHandle<Value> {
     let body = json!({"inputs": {"out": format!("{number}.txt")}});
     let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     tokio::spawn(async move { answer(request).await.body })
-}
-
-async fn until_logged(service: &Service, text: &str) {
-    while !service.log().contains(text) {
-        tokio::time::sleep(std::time::Duration::from_millis(20)).await;
-    }
 }

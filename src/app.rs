@@ -20,7 +20,7 @@ use crate::providers::scripted::Scripted;
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
-use crate::store::{self, RunWrite, Store, StoreError};
+use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
 use crate::tools::registry::Registry;
 
@@ -217,6 +217,7 @@ impl Parts {
             lease: config.runtime.lease,
             store_patience: config.runtime.store_patience,
             max_crashes: config.runtime.max_crashes,
+            retention: config.runtime.retention,
             workspace: config.tools.workspace.clone(),
             sample_ratio: config.telemetry.otlp_endpoint.as_ref().map_or(0.0, |_| config.telemetry.sample_ratio),
         };
@@ -252,6 +253,10 @@ impl Parts {
                 metrics: config.server.expose.contains(&Exposed::Metrics),
                 docs: config.server.expose.contains(&Exposed::Docs),
                 console: config.server.expose.contains(&Exposed::Console),
+            },
+            rate_limit: RateLimit {
+                per_minute: config.governance.rate_limit_per_minute,
+                burst: config.governance.rate_limit_burst,
             },
         };
         http::router(state, settings)

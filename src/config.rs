@@ -192,6 +192,10 @@ pub struct Runtime {
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
+    pub retention: Option<Duration>,
 }
 
 /// `[tools]`

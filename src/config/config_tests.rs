@@ -23,7 +23,7 @@ fn nothing_is_required() {
     assert_eq!(config.server.request_timeout, Duration::from_mins(10));
     assert_eq!(config.database.url.expose_secret(), "sqlite://toolloop.db");
     assert_eq!(config.auth.mode, AuthMode::ApiKey);
-    assert_eq!(config.runtime.lease, Duration::from_secs(15));
+    assert_eq!((config.runtime.lease, config.runtime.retention), (Duration::from_secs(15), None));
     assert_eq!(config.agents_dir, Path::new("agents"));
     assert_eq!(config.server.expose, [Exposed::Metrics, Exposed::Docs, Exposed::Console]);
     assert_eq!(config.telemetry.otlp_endpoint, None);
@@ -211,6 +211,7 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[server]\nlisten = \"0.0.0.0:1\"\n[auth]\nmode = \"none\"",
             "conf/toolloop.toml:4: auth.mode: \"none\" is for loopback addresses only, and server.listen is 0.0.0.0:1",
         ),
+        ("[runtime]\nretention = \"10ms\"", "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s"),
         ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
         ("[models.x]\nkind = \"anthropic\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `anthropic`"),
         ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::invoke::X_RUN_ID;
 use super::metrics::{method_label, route_label};
 use super::problem::{Code, Problem};
+use super::rate_limit::Standing;
 use super::{App, outgoing};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -57,6 +58,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let takes_gzip = outgoing::accepts_gzip(request.headers());
     let deadline = Instant::now() + app.settings.request_timeout;
     request.extensions_mut().insert(Deadline(deadline));
+    let standing = Standing::default();
+    request.extensions_mut().insert(standing.clone());
 
     let mut response = match check_head(&request) {
         Ok(()) => {
@@ -85,6 +88,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         "answered"
     );
     let headers = response.headers_mut();
+    standing.tell(headers);
     headers.insert(X_REQUEST_ID, request_id);
     outgoing::protect(headers);
     outgoing::compress(response, takes_gzip).await

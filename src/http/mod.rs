@@ -25,6 +25,7 @@ mod openapi;
 mod outgoing;
 mod page;
 mod problem;
+mod rate_limit;
 mod run_parts;
 mod runs;
 mod schemas;
@@ -46,7 +47,7 @@ use utoipa_axum::routes;
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::Store;
+use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
@@ -80,6 +81,8 @@ pub struct HttpSettings {
     pub request_timeout: Duration,
     /// Which pages for operators are served.
     pub expose: Exposed,
+    /// How often a key may invoke that has no limits of its own.
+    pub rate_limit: RateLimit,
 }
 
 /// The pages that are served to everybody, or else to nobody.

@@ -53,6 +53,9 @@ impl Store for Away {
     async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         away()
     }
+    async fn delete_ended(&self, _: DateTime<Utc>, _: u32) -> Result<u64, StoreError> {
+        away()
+    }
     async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
         away()
     }
@@ -104,6 +107,9 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
+        away()
+    }
 }
 
 const SETTINGS: HttpSettings = HttpSettings {
@@ -111,6 +117,7 @@ const SETTINGS: HttpSettings = HttpSettings {
     body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
     expose: Exposed { metrics: true, docs: true, console: true },
+    rate_limit: RateLimit { per_minute: 60, burst: 10 },
 };
 
 fn state(auth: Auth) -> HttpState {
@@ -131,6 +138,7 @@ fn state(auth: Auth) -> HttpState {
         lease: Duration::from_secs(15),
         store_patience: Duration::ZERO,
         max_crashes: 3,
+        retention: None,
         workspace: std::env::temp_dir(),
         sample_ratio: 0.0,
     };

@@ -30,6 +30,7 @@ pub struct Published {
 
 /// What readers are told.
 #[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most news are events")]
 pub enum News {
     /// A durable event.
     Event(Event),

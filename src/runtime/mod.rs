@@ -11,7 +11,9 @@ pub mod keys;
 mod live;
 mod loaded;
 mod queue;
+mod rate_limits;
 mod replica;
+mod retention;
 mod start;
 mod worker;
 
@@ -36,6 +38,7 @@ use crate::tools::registry::Registry;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
+pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 
@@ -54,6 +57,8 @@ pub struct Settings {
     pub store_patience: Duration,
     /// Crashes of its replica after which a run is given up.
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    pub retention: Option<Duration>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
@@ -72,6 +77,7 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
     queue: queue::Queue,
@@ -125,6 +131,7 @@ impl Runtime {
             settings,
             owner,
             live: live::Live::default(),
+            rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),

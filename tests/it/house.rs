@@ -199,8 +199,8 @@ fn every_handler_names_its_scope() {
             let name = first_word(function);
             let signature = &function[..function.find('{').unwrap_or(function.len())];
             assert!(
-                public.contains(&name.as_str()) || signature.contains("Scoped<"),
-                "src/{}: handler {name} takes no Scoped<…>: name the scope that it needs in its signature",
+                public.contains(&name.as_str()) || signature.contains("Scoped<") || signature.contains("Admitted"),
+                "src/{}: handler {name} takes no Scoped<…> and no Admitted: name the scope that it needs in its signature",
                 source.path
             );
         }

@@ -8,6 +8,8 @@ mod idempotency;
 mod journal;
 mod lists;
 mod ownership;
+mod rate_limits;
+mod retention;
 
 use std::sync::Arc;
 

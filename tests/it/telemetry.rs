@@ -128,7 +128,7 @@ async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
     service.post(&format!("/v1/runs/{waiting}/cancel"), &json!({})).await;
     let ended = r#"toolloop_runs_total{agent="reader",status="cancelled",reason="cancelled"} 1"#;
     service.until("/metrics", scraped(ended)).await;
-    assert!(service.log().contains(&format!(r#""message":"run ended","run_id":"{waiting}""#)), "{}", service.log());
+    service.until_logged(&format!(r#""message":"run ended","run_id":"{waiting}""#)).await;
 }
 
 #[tokio::test]

@@ -7,6 +7,7 @@ use std::fs;
 use std::time::Duration;
 
 use serde_json::Value;
+use uuid::Uuid;
 
 use crate::installing::Workshop;
 use crate::service::{ADMIN_KEY, Db, Service, Setup};
@@ -36,24 +37,27 @@ steps:
 }
 
 async fn everything_is_answered_as_documented(db: Db) {
-    let seconds: u64 = std::env::var("TOOLLOOP_FUZZ_SECONDS").map_or(30, |seconds| seconds.parse().unwrap());
+    // A short run is always the same, so that what it finds is new; a long one goes where none has been.
+    let (seconds, seed) = match std::env::var("TOOLLOOP_FUZZ_SECONDS") {
+        Ok(seconds) => (seconds.parse().unwrap(), Uuid::new_v4().as_u128() >> 96),
+        Err(_) => (30, 1),
+    };
     let workshop = Workshop::python().await;
     let service = service(db).await;
-    // Every run asks something else; the report names the seed, `--seed` repeats it.
-    let (url, seconds_text) = (service.url(""), seconds.to_string());
+    let (url, time, seed) = (service.url(""), u64::to_string(&seconds), seed.to_string());
     let document = format!("{url}/openapi.json");
     let _ = fs::remove_file(workshop.dir.join("report.json"));
     let arguments = ["--config-file", "schemathesis.toml", "--no-color", "run", &document, "--origin", &url];
-    let budget = ["--max-time", &seconds_text, "--max-examples", "1000", "--report-json-path", "report.json"];
+    let budget = ["--max-time", &time, "--max-examples", "1000", "--seed", &seed, "--report-json-path", "report.json"];
     let patience = Duration::from_secs(2 * seconds + 60);
     let arguments = [&arguments[..], &budget].concat();
     let environment = [("TOOLLOOP_KEY", ADMIN_KEY)];
     let (passed, said) = workshop.outcome(patience, "venv/bin/schemathesis", &arguments, &environment).await;
-    assert!(passed, "{said}");
+    assert!(passed, "{said}\n{}", service.log());
     let report: Value = serde_json::from_slice(&fs::read(workshop.dir.join("report.json")).unwrap()).unwrap();
     assert_eq!(report["operations"]["tested"], report["operations"]["total"], "{said}");
-    assert!(report["test_cases"]["generated"].as_u64().unwrap() > 500, "{said}");
-    println!("{}", report["test_cases"]);
+    assert!(report["test_cases"]["generated"].as_u64().unwrap() > 200, "{said}");
+    println!("{db:?}, seed {seed}: {}", report["test_cases"]);
 }
 
 #[tokio::test]

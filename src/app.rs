@@ -12,11 +12,13 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Model};
+use crate::config::{AuthMode, Config, Model, ModelApi, ModelServer};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
-use crate::providers::openai::{OpenAi, OpenAiSettings};
+use crate::providers::Provider;
+use crate::providers::openai::OpenAi;
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
+use crate::providers::wire::WireSettings;
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::{self, Store, StoreError};
@@ -265,29 +267,33 @@ fn router(config: &Config) -> Result<Router, AppError> {
     for (name, model) in &config.models {
         let entry = match model {
             Model::Scripted { dir } => ProviderEntry::new(Arc::new(Scripted::new(dir.clone()))),
-            Model::Openai(settings) => {
-                let broken = |message: String| AppError::Provider { name: name.clone(), message };
-                let provider = OpenAi::new(OpenAiSettings {
-                    name: name.clone(),
-                    base_url: settings.base_url.parse().map_err(|e| broken(format!("base_url: {e}")))?,
-                    api_key: settings.api_key.clone(),
-                    headers: settings
-                        .headers
-                        .iter()
-                        .map(|(key, value)| (key.clone(), value.expose_secret().to_owned()))
-                        .collect(),
-                    connect_timeout: settings.connect_timeout,
-                });
-                ProviderEntry {
-                    provider: Arc::new(provider.map_err(|e| broken(e.to_string()))?),
-                    max_retries: settings.max_retries,
-                    timeout: settings.timeout,
-                }
-            }
+            Model::Server(server) => ProviderEntry {
+                provider: model_server(name, server)
+                    .map_err(|message| AppError::Provider { name: name.clone(), message })?,
+                max_retries: server.max_retries,
+                timeout: server.timeout,
+            },
         };
         providers.insert(name.clone(), entry);
     }
     Ok(Router::new(providers))
+}
+
+fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
+    let headers = server.headers.iter().map(|(key, value)| (key.clone(), value.expose_secret().to_owned()));
+    let settings = WireSettings {
+        name: name.to_owned(),
+        base_url: server.base_url.parse().map_err(|e| format!("base_url: {e}"))?,
+        api_key: server.api_key.clone(),
+        headers: headers.collect(),
+        connect_timeout: server.connect_timeout,
+        first_byte_timeout: server.first_byte_timeout,
+        idle_timeout: server.idle_timeout,
+    };
+    let provider: Arc<dyn Provider> = match server.api {
+        ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
+    };
+    Ok(provider)
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {

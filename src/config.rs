@@ -198,8 +198,8 @@ pub struct Governance {
 /// `[models.<name>]`
 #[derive(Debug, Clone)]
 pub enum Model {
-    /// A server that speaks Chat Completions.
-    Openai(OpenaiModel),
+    /// A server.
+    Server(ModelServer),
     /// Scenarios.
     Scripted {
         /// `scripted/<name>` plays `<dir>/<name>.yaml`.
@@ -207,19 +207,41 @@ pub enum Model {
     },
 }
 
-/// Settings of a server that speaks Chat Completions.
+/// What a model server speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum ModelApi {
+    /// OpenAI's Chat Completions.
+    Openai,
+}
+
+impl ModelApi {
+    /// The word for it in a configuration.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Openai => "openai",
+        }
+    }
+}
+
+/// Settings of a model server.
 #[derive(Debug, Clone)]
-pub struct OpenaiModel {
-    /// Without a slash at the end; `/chat/completions` is appended.
+pub struct ModelServer {
+    /// What it speaks.
+    pub api: ModelApi,
+    /// Without a slash at the end; the API's path is appended.
     pub base_url: String,
     /// The variable that holds the key; absent where the server needs none.
     pub api_key_env: Option<String>,
-    /// Sent as a bearer token; absent where none is configured or the variable is unset.
+    /// Absent where none is configured or the variable is unset.
     pub api_key: Option<SecretString>,
     /// One call, from connecting to the last byte.
     pub timeout: Duration,
     /// Establishing a connection.
     pub connect_timeout: Duration,
+    /// From the request to the first byte of a streamed answer.
+    pub first_byte_timeout: Duration,
+    /// Between two pieces of an answer.
+    pub idle_timeout: Duration,
     /// After the first try.
     pub max_retries: u32,
     /// Sent with every call; names and values are valid.
@@ -251,7 +273,7 @@ struct Settings {
 struct ModelSettings {
     /// What it speaks.
     kind: ModelKind,
-    /// Of `openai`: http or https, without a slash at the end.
+    /// Of a server: http or https, without a slash at the end.
     #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
     base_url: Option<Url>,
     /// The environment variable that holds the key.
@@ -264,6 +286,14 @@ struct ModelSettings {
     #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     connect_timeout: Option<Duration>,
+    /// From the request to the first byte of a streamed answer, 10ms to 1h.
+    #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
+    first_byte_timeout: Option<Duration>,
+    /// Between two pieces of an answer, 10ms to 1h.
+    #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
+    idle_timeout: Option<Duration>,
     /// After the first try.
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
     #[schemars(schema_with = "values::count_schema::<0, 20>")]
@@ -301,7 +331,7 @@ impl Config {
         let (config, sources) = resolve(file.zip(text.as_deref()), env, flags)?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
-            Model::Openai(_) => None,
+            Model::Server(_) => None,
         });
         for (key, dir) in std::iter::once(("agents_dir".to_owned(), &config.agents_dir)).chain(scenarios) {
             if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
@@ -440,13 +470,16 @@ fn resolve_model(
     {
         return Err(sources.error(&format!("models.{name}"), "a provider's name has letters, digits, - and _ only"));
     }
-    match model.kind {
+    let api = match model.kind {
+        ModelKind::Openai => ModelApi::Openai,
         ModelKind::Scripted => {
             let foreign = [
                 ("base_url", model.base_url.is_some()),
                 ("api_key_env", model.api_key_env.is_some()),
                 ("timeout", model.timeout.is_some()),
                 ("connect_timeout", model.connect_timeout.is_some()),
+                ("first_byte_timeout", model.first_byte_timeout.is_some()),
+                ("idle_timeout", model.idle_timeout.is_some()),
                 ("max_retries", model.max_retries.is_some()),
                 ("headers", !model.headers.is_empty()),
             ];
@@ -454,37 +487,39 @@ fn resolve_model(
                 return Err(sources.error(&key(setting), "has no meaning where kind is \"scripted\""));
             }
             let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
-            Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) })
+            return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
         }
-        ModelKind::Openai => {
-            if model.dir.is_some() && written("dir") {
-                return Err(sources.error(&key("dir"), "has no meaning where kind is \"openai\""));
-            }
-            let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
-            if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {
-                return Err(sources.error(&key("base_url"), "must be an http or https URL without a query"));
-            }
-            if !base_url.username().is_empty() || base_url.password().is_some() {
-                return Err(sources.error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
-            }
-            for (header, value) in &model.headers {
-                let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
-                if !name_ok || HeaderValue::from_str(value.expose_secret()).is_err() {
-                    return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
-                }
-            }
-            let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
-            Ok(Model::Openai(OpenaiModel {
-                base_url: base_url.as_str().trim_end_matches('/').to_owned(),
-                api_key: api_key.map(|value| value.as_str().into()),
-                api_key_env: model.api_key_env,
-                timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
-                connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
-                max_retries: model.max_retries.unwrap_or(2),
-                headers: model.headers,
-            }))
+    };
+    if model.dir.is_some() && written("dir") {
+        let message = format!("has no meaning where kind is {:?}", api.as_str());
+        return Err(sources.error(&key("dir"), message));
+    }
+    let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
+    if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {
+        return Err(sources.error(&key("base_url"), "must be an http or https URL without a query"));
+    }
+    if !base_url.username().is_empty() || base_url.password().is_some() {
+        return Err(sources.error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
+    }
+    for (header, value) in &model.headers {
+        let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
+        if !name_ok || HeaderValue::from_str(value.expose_secret()).is_err() {
+            return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
         }
     }
+    let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
+    Ok(Model::Server(ModelServer {
+        api,
+        base_url: base_url.as_str().trim_end_matches('/').to_owned(),
+        api_key: api_key.map(|value| value.as_str().into()),
+        api_key_env: model.api_key_env,
+        timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
+        connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
+        first_byte_timeout: model.first_byte_timeout.unwrap_or(Duration::from_mins(1)),
+        idle_timeout: model.idle_timeout.unwrap_or(Duration::from_mins(1)),
+        max_retries: model.max_retries.unwrap_or(2),
+        headers: model.headers,
+    }))
 }
 
 fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {

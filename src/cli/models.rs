@@ -9,7 +9,7 @@ use serde_json::{Value, json};
 use super::output::{print, print_json};
 use super::table::table;
 use crate::app;
-use crate::config::{Config, Model, OpenaiModel};
+use crate::config::{Config, Model, ModelServer};
 
 pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
@@ -33,7 +33,7 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// Whether calls carry a key: `set`, `not set` or `none` where none is configured.
-pub(super) fn key_state(model: &OpenaiModel) -> &'static str {
+pub(super) fn key_state(model: &ModelServer) -> &'static str {
     match (&model.api_key, &model.api_key_env) {
         (Some(_), _) => "set",
         (None, Some(_)) => "not set",
@@ -44,14 +44,16 @@ pub(super) fn key_state(model: &OpenaiModel) -> &'static str {
 fn provider_json(name: &str, model: &Model) -> Value {
     match model {
         Model::Scripted { dir } => json!({"provider": name, "kind": "scripted", "dir": dir}),
-        Model::Openai(model) => json!({
+        Model::Server(model) => json!({
             "provider": name,
-            "kind": "openai",
+            "kind": model.api.as_str(),
             "base_url": model.base_url,
             "key": key_state(model),
             "api_key_env": model.api_key_env,
             "timeout_seconds": model.timeout.as_secs_f64(),
             "connect_timeout_seconds": model.connect_timeout.as_secs_f64(),
+            "first_byte_timeout_seconds": model.first_byte_timeout.as_secs_f64(),
+            "idle_timeout_seconds": model.idle_timeout.as_secs_f64(),
             "max_retries": model.max_retries,
         }),
     }
@@ -63,13 +65,13 @@ fn provider_row(name: &str, model: &Model) -> Vec<String> {
             let place = dir.display().to_string();
             vec![name.to_owned(), "scripted".into(), "none".into(), String::new(), String::new(), place]
         }
-        Model::Openai(model) => {
+        Model::Server(model) => {
             let key = match (key_state(model), &model.api_key_env) {
                 ("not set", Some(variable)) => format!("not set: {variable}"),
                 (state, _) => state.to_owned(),
             };
             let (timeout, retries) = (format!("{:?}", model.timeout), model.max_retries.to_string());
-            vec![name.to_owned(), "openai".into(), key, timeout, retries, model.base_url.clone()]
+            vec![name.to_owned(), model.api.as_str().into(), key, timeout, retries, model.base_url.clone()]
         }
     }
 }

@@ -26,7 +26,7 @@ fn nothing_is_required() {
     assert_eq!(config.runtime.lease, Duration::from_secs(15));
     assert_eq!(config.agents_dir, Path::new("agents"));
     assert!(config.notices.is_empty() && config.admin_key.is_none());
-    let Model::Openai(openai) = &config.models["openai"] else { panic!("openai is not openai") };
+    let Model::Server(openai) = &config.models["openai"] else { panic!("openai is not openai") };
     assert_eq!(openai.base_url, "https://api.openai.com/v1");
     assert!(openai.api_key.is_none());
     let Model::Scripted { dir } = &config.models["scripted"] else { panic!("scripted is not scripted") };
@@ -36,7 +36,7 @@ fn nothing_is_required() {
 #[test]
 fn a_provider_of_ones_own_has_the_documented_defaults() {
     let config = from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"").unwrap();
-    let (Model::Openai(own), Model::Openai(documented)) = (&config.models["own"], &config.models["openai"]) else {
+    let (Model::Server(own), Model::Server(documented)) = (&config.models["own"], &config.models["openai"]) else {
         panic!("both are openai")
     };
     assert_eq!(own.base_url, "http://127.0.0.1:1/v1");
@@ -129,7 +129,7 @@ fn variables_find_their_keys() {
         ("TOOLLOOP_MODELS__FRESH__DIR", "123"),
     ];
     let config = load(file, &env, &Flags::default()).unwrap();
-    let Model::Openai(own) = &config.models["my-llm"] else { panic!("my-llm is not openai") };
+    let Model::Server(own) = &config.models["my-llm"] else { panic!("my-llm is not openai") };
     assert_eq!((own.base_url.as_str(), own.max_retries), ("http://y/v1", 0));
     assert_eq!(own.headers["x-team"].expose_secret(), "a");
     assert!(matches!(&config.models["fresh"], Model::Scripted { dir } if dir == Path::new("123")));
@@ -153,7 +153,7 @@ fn secrets_do_not_print() {
     let file = "[database]\nurl = \"postgres://u:hunter2@h/d\"\n\
                 [models.own]\nkind = \"openai\"\nbase_url = \"http://x/v1\"\napi_key_env = \"OWN\"\nheaders = {a = \"hunter2\"}";
     let config = load(file, &[("OWN", "hunter2"), ("TOOLLOOP_ADMIN_KEY", "hunter2")], &Flags::default()).unwrap();
-    let Model::Openai(own) = &config.models["own"] else { panic!("own is not openai") };
+    let Model::Server(own) = &config.models["own"] else { panic!("own is not openai") };
     assert_eq!(own.api_key.as_ref().unwrap().expose_secret(), "hunter2");
     assert!(!format!("{config:?}").contains("hunter2"));
 }

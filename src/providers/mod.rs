@@ -5,10 +5,13 @@
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
 mod failure;
+mod frames;
 pub mod names;
 pub mod openai;
+mod received;
 pub mod router;
 pub mod scripted;
+pub mod wire;
 
 use std::fmt;
 use std::sync::Arc;

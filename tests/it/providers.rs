@@ -8,8 +8,9 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
-use toolloop::providers::openai::{OpenAi, OpenAiSettings};
+use toolloop::providers::openai::OpenAi;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
+use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
 use uuid::Uuid;
 
@@ -18,12 +19,14 @@ use crate::mock_model::{MockModel, Reply};
 const KEY: &str = "sk-do-not-tell-anybody";
 
 fn openai(base_url: &str) -> OpenAi {
-    OpenAi::new(OpenAiSettings {
+    OpenAi::new(WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
         headers: vec![("x-team".into(), "platform".into())],
         connect_timeout: Duration::from_secs(5),
+        first_byte_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(5),
     })
     .unwrap()
 }
@@ -254,12 +257,14 @@ async fn no_key_is_told() {
 
 #[test]
 fn settings_that_cannot_be_sent_are_refused() {
-    let settings = |base_url: &str, key: &str, header: &str| OpenAiSettings {
+    let settings = |base_url: &str, key: &str, header: &str| WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(key)),
         headers: vec![(header.into(), "v".into())],
         connect_timeout: Duration::from_secs(5),
+        first_byte_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(5),
     };
     let table = [
         ("ftp://host/v1", "k", "a", "base_url is not an http or https URL"),

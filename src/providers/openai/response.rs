@@ -9,7 +9,7 @@ use serde_json::value::RawValue;
 
 use crate::message::{FinishReason, Usage};
 use crate::providers::failure::{self, Reported};
-use crate::providers::{Completion, RawToolCall};
+use crate::providers::{Completion, RawToolCall, received};
 
 /// Why a 2xx answer is of no use.
 #[derive(Debug, PartialEq, Eq)]
@@ -117,8 +117,8 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
     let thinking = message.reasoning_content.or(message.reasoning).and_then(string).filter(|text| !text.is_empty());
     Ok(Completion {
-        text: without_nul(text),
-        thinking: thinking.map(without_nul),
+        text: received::text(text),
+        thinking: thinking.map(received::text),
         tool_calls,
         opaque: None,
         finish_reason,
@@ -138,28 +138,19 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
 }
 
 fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Vec<RawToolCall> {
-    let mut seen: Vec<RawToolCall> = Vec::with_capacity(calls.len());
-    for (index, call) in calls.into_iter().enumerate() {
-        let mut id = without_nul(call.id.and_then(string).unwrap_or_default());
-        if id.is_empty() || seen.iter().any(|earlier| earlier.id == id) {
-            id = format!("call_{step}_{index}");
-            while seen.iter().any(|earlier| earlier.id == id) {
-                id.push('_');
-            }
-        }
+    let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
+    for call in calls {
+        let id = call.id.and_then(string).unwrap_or_default();
         let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
-        seen.push(RawToolCall {
-            id,
-            wire_name: without_nul(name.unwrap_or_default()),
-            arguments: arguments.map(arguments_text).filter(|a| !a.trim().is_empty()).unwrap_or_else(|| "{}".into()),
-        });
+        let arguments = arguments.map(arguments_text).unwrap_or_default();
+        read.push(received::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
     }
-    seen
+    read
 }
 
 /// Arguments are a string that holds JSON; some servers send the JSON itself.
 fn arguments_text(raw: &RawValue) -> String {
-    without_escaped_nul(without_nul(string(raw).unwrap_or_else(|| raw.get().to_owned())))
+    string(raw).unwrap_or_else(|| raw.get().to_owned())
 }
 
 fn text_of_content(raw: &RawValue) -> Result<String, Unusable> {
@@ -189,42 +180,6 @@ fn usage(raw: &RawValue) -> Option<Usage> {
         reasoning_tokens: completion.reasoning_tokens.unwrap_or_default().min(output_tokens),
         ..Usage::default()
     })
-}
-
-fn without_nul(mut text: String) -> String {
-    if text.contains('\0') {
-        text.retain(|c| c != '\0');
-    }
-    text
-}
-
-/// Takes `\u0000` out of JSON text. Behind a broken `\u` escape the text is left alone: it is not JSON,
-/// and taking something out could make it JSON that holds NUL.
-fn without_escaped_nul(json: String) -> String {
-    const NUL: &str = "\\u0000";
-    if !json.contains(NUL) {
-        return json;
-    }
-    let mut clean = String::with_capacity(json.len());
-    let mut rest = json.as_str();
-    while let Some(at) = rest.find('\\') {
-        clean.push_str(&rest[..at]);
-        rest = &rest[at..];
-        if let Some(after) = rest.strip_prefix(NUL) {
-            rest = after;
-            continue;
-        }
-        let mut chars = rest.chars();
-        let escape_len = 1 + chars.nth(1).map_or(0, char::len_utf8);
-        let broken = rest.starts_with("\\u") && !rest.as_bytes().iter().skip(2).take(4).all(u8::is_ascii_hexdigit);
-        if broken {
-            break;
-        }
-        clean.push_str(&rest[..escape_len]);
-        rest = &rest[escape_len..];
-    }
-    clean.push_str(rest);
-    clean
 }
 
 #[cfg(test)]

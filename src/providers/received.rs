@@ -5,6 +5,11 @@
 
 use super::RawToolCall;
 
+/// Most tool calls of one answer that are read.
+pub(super) const MAX_CALLS: usize = 1024;
+/// Largest arguments of one tool call that are read, in bytes.
+pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
+
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
 /// and place. Arguments that were left out are an empty object.
 pub(super) fn tool_call(

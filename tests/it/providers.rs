@@ -11,7 +11,7 @@ use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason
 use toolloop::providers::openai::{ChatDialect, OpenAi};
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
-use toolloop::providers::{Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
+use toolloop::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
 use uuid::Uuid;
 
 use crate::mock_model::{MockModel, Reply};
@@ -59,6 +59,7 @@ impl Client {
     async fn ask(&self, deadline: Option<Duration>) -> Result<Answer, ModelFailure> {
         let request = ModelRequest {
             model: "",
+            capabilities: &Capabilities::OPENAI,
             conversation: &self.conversation,
             tools: &self.tools,
             names: &self.names,

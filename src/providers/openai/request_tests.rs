@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolResult};
-use crate::providers::Deltas;
+use crate::providers::{Capabilities, Deltas};
 use crate::run::{Effort, Thinking};
 
 fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
@@ -31,6 +31,7 @@ fn sent(request: &ModelRequest<'_>) -> Value {
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
     ModelRequest {
         model: "m",
+        capabilities: &Capabilities::OPENAI,
         conversation,
         tools: &[],
         names,

@@ -9,7 +9,6 @@ mod response;
 
 use async_trait::async_trait;
 
-use self::response::Unusable;
 use super::frames::Framing;
 use super::wire::{Api, KeyHeader, Wire, WireSettings, WireSettingsError};
 use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
@@ -30,13 +29,6 @@ impl OpenAi {
     pub fn new(settings: WireSettings) -> Result<Self, WireSettingsError> {
         Ok(Self { wire: Wire::new(settings, &API)? })
     }
-
-    fn unusable(&self, unusable: Unusable) -> ProviderError {
-        match unusable {
-            Unusable::Malformed(message) => self.wire.malformed(&message),
-            Unusable::Error(reported) => self.wire.reported(502, &reported),
-        }
-    }
 }
 
 #[async_trait]
@@ -44,6 +36,6 @@ impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
         let body = request::body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = self.wire.json(body).await?;
-        response::parse(&answer, request.step).map_err(|unusable| self.unusable(unusable))
+        response::parse(&answer, request.step).map_err(|unusable| self.wire.unusable(unusable))
     }
 }

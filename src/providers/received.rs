@@ -4,6 +4,16 @@
 //! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
 
 use super::RawToolCall;
+use super::failure::Reported;
+
+/// Why a 2xx answer is of no use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unusable {
+    /// It is not what the API answers, or it has no end.
+    Malformed(String),
+    /// It is an error that came with a success status.
+    Error(Reported),
+}
 
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
 /// and place. Arguments that were left out are an empty object.

@@ -212,6 +212,13 @@ pub enum Model {
 pub enum ModelApi {
     /// OpenAI's Chat Completions.
     Openai,
+    /// Anthropic's Messages.
+    Anthropic,
+    /// Ollama's own.
+    Ollama {
+        /// The context window that models are loaded with, in tokens.
+        num_ctx: u32,
+    },
 }
 
 impl ModelApi {
@@ -219,6 +226,8 @@ impl ModelApi {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Openai => "openai",
+            Self::Anthropic => "anthropic",
+            Self::Ollama { .. } => "ollama",
         }
     }
 }
@@ -302,6 +311,10 @@ struct ModelSettings {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     headers: BTreeMap<String, SecretString>,
+    /// Of `ollama`: the context window that models are loaded with, in tokens.
+    #[serde(default, deserialize_with = "some_count::<512, 10_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<512, 10_000_000>")]
+    num_ctx: Option<u32>,
     /// Of `scripted`: where `<name>.yaml` scenarios lie.
     dir: Option<PathBuf>,
 }
@@ -310,6 +323,8 @@ struct ModelSettings {
 #[serde(rename_all = "snake_case")]
 enum ModelKind {
     Openai,
+    Anthropic,
+    Ollama,
     Scripted,
 }
 
@@ -472,6 +487,8 @@ fn resolve_model(
     }
     let api = match model.kind {
         ModelKind::Openai => ModelApi::Openai,
+        ModelKind::Anthropic => ModelApi::Anthropic,
+        ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
         ModelKind::Scripted => {
             let foreign = [
                 ("base_url", model.base_url.is_some()),
@@ -482,6 +499,7 @@ fn resolve_model(
                 ("idle_timeout", model.idle_timeout.is_some()),
                 ("max_retries", model.max_retries.is_some()),
                 ("headers", !model.headers.is_empty()),
+                ("num_ctx", model.num_ctx.is_some()),
             ];
             if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
                 return Err(sources.error(&key(setting), "has no meaning where kind is \"scripted\""));
@@ -490,9 +508,11 @@ fn resolve_model(
             return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
         }
     };
-    if model.dir.is_some() && written("dir") {
+    let foreign =
+        [("dir", model.dir.is_some()), ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. }))];
+    if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
         let message = format!("has no meaning where kind is {:?}", api.as_str());
-        return Err(sources.error(&key("dir"), message));
+        return Err(sources.error(&key(setting), message));
     }
     let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
     if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {

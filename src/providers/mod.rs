@@ -4,10 +4,13 @@
 //! retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to ask a
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
+pub mod anthropic;
+mod arguments;
 pub mod capabilities;
 mod failure;
 mod frames;
 pub mod names;
+pub mod ollama;
 pub mod openai;
 mod received;
 pub mod router;

@@ -4,11 +4,27 @@
 //! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
 
 use super::RawToolCall;
+use super::failure::Reported;
+
+/// Why a 2xx answer is of no use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unusable {
+    /// It is not what the API answers, or it has no end.
+    Malformed(String),
+    /// It is an error that came with a success status.
+    Error(Reported),
+}
 
 /// Most tool calls of one answer that are read.
 pub(super) const MAX_CALLS: usize = 1024;
 /// Largest arguments of one tool call that are read, in bytes.
 pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
+
+impl Unusable {
+    pub(super) fn too_many_calls() -> Self {
+        Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
+    }
+}
 
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
 /// and place. Arguments that were left out are an empty object.

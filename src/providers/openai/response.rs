@@ -9,23 +9,8 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::message::{FinishReason, Usage};
-use crate::providers::failure::{self, Reported};
-use crate::providers::{Completion, RawToolCall, received};
-
-/// Why a 2xx answer is of no use.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unusable {
-    /// It is not what the API answers.
-    Malformed(String),
-    /// It is an error that came with a success status.
-    Error(Reported),
-}
-
-impl Unusable {
-    pub(super) fn too_many_calls() -> Self {
-        Self::Malformed(format!("the answer has more than {} tool calls", received::MAX_CALLS))
-    }
-}
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, RawToolCall, failure};
 
 /// What an answer holds, however it came.
 pub(super) struct Parts {

@@ -10,9 +10,10 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::response::{Function, Parts, Unusable, call_text, content_text, string, usage};
+use super::response::{Function, Parts, call_text, content_text, string, usage};
 use crate::message::Usage;
-use crate::providers::{Completion, Delta, Deltas, failure, received};
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, Delta, Deltas, failure};
 
 #[derive(Deserialize)]
 struct Chunk<'a> {

@@ -18,6 +18,7 @@ use crate::providers::Provider;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::OpenAi;
+use crate::providers::responses::Responses;
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
@@ -294,6 +295,7 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
     };
     let provider: Arc<dyn Provider> = match server.api {
         ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
         ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
         ModelApi::Ollama { num_ctx } => Arc::new(Ollama::new(settings, num_ctx).map_err(|e| e.to_string())?),
     };

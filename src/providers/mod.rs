@@ -13,6 +13,7 @@ pub mod names;
 pub mod ollama;
 pub mod openai;
 mod received;
+pub mod responses;
 pub mod router;
 pub mod scripted;
 pub mod wire;

@@ -1,4 +1,4 @@
-//! A model server that speaks Chat Completions, and refuses what OpenAI would refuse.
+//! A model server that speaks Chat Completions and Responses, and refuses what OpenAI would refuse.
 //!
 //! Tests say what it answers, and look at what it was asked. Every request is checked against the rules
 //! of the real API before an answer is taken from the script: a conversation that a provider would
@@ -8,6 +8,7 @@
 #![allow(dead_code, reason = "a kit: not every test uses every part")]
 
 mod chunks;
+mod responses;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -142,7 +143,10 @@ impl MockModel {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
-        let app = Router::new().route("/v1/chat/completions", post(completions)).with_state(shared.clone());
+        let app = Router::new()
+            .route("/v1/chat/completions", post(completions))
+            .route("/v1/responses", post(responses))
+            .with_state(shared.clone());
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { base_url, shared, server }
     }
@@ -213,6 +217,11 @@ impl Open {
         });
         Self { shared, answered: false }
     }
+
+    /// The answer was made.
+    fn close(mut self) {
+        self.answered = true;
+    }
 }
 
 impl Drop for Open {
@@ -226,7 +235,20 @@ impl Drop for Open {
 }
 
 async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
-    let parsed: Result<Value, _> = serde_json::from_slice(&body);
+    serve(shared, headers, &body, check).await
+}
+
+async fn responses(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    serve(shared, headers, &body, responses::check).await
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    headers: HeaderMap,
+    body: &[u8],
+    check: fn(&Value) -> Result<(), String>,
+) -> Response {
+    let parsed: Result<Value, _> = serde_json::from_slice(body);
     let refusal = match &parsed {
         Ok(body) => check(body).err(),
         Err(error) => Some(format!("the body is not JSON: {error}")),
@@ -253,7 +275,7 @@ fn refuse(message: &str) -> Reply {
     Reply::Status { status: 400, headers: Vec::new(), body: json!({ "error": error }) }
 }
 
-async fn answer(mut reply: Reply, number: usize, request: &Value, mut open: Open) -> Response {
+async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) -> Response {
     while let Reply::Delayed(delay, inner) = reply {
         tokio::time::sleep(delay).await;
         reply = *inner;
@@ -292,16 +314,16 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, mut open: Open
         Reply::Raw(body) => body.into_response(),
         Reply::Delayed(..) => unreachable!("unwrapped above"),
     };
-    open.answered = true;
+    open.close();
     response
 }
 
 fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
-    let pieces = stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, mut open)| async move {
+    let pieces = stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, open)| async move {
         let piece = match (pieces.pop_front(), after) {
             (Some(piece), _) => Ok(piece),
             (None, After::End) => {
-                open.answered = true;
+                open.close();
                 return None;
             }
             (None, After::Reset) => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
@@ -313,18 +335,29 @@ fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
 }
 
 fn completion(number: usize, request: &Value, message: &Value, finish_reason: &str) -> Response {
+    if request.get("input").is_some() {
+        let answer = responses::answer(number, request, message);
+        if request["stream"] == json!(true) {
+            return events(responses::events(&answer));
+        }
+        return answer.to_string().into_response();
+    }
     let prompt = request.to_string().len() / 4;
     let written = message.to_string().len() / 4;
     let usage = json!({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written});
     let id = format!("chatcmpl-{number}");
     if request["stream"] == json!(true) {
-        let events = chunks::of(&id, request, message, finish_reason, &usage).into_iter().map(Ok::<_, Infallible>);
-        return ([("content-type", "text/event-stream")], Body::from_stream(stream::iter(events))).into_response();
+        return events(chunks::of(&id, request, message, finish_reason, &usage));
     }
     let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason});
     let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": request["model"],
         "choices": [choice], "usage": usage});
     body.to_string().into_response()
+}
+
+fn events(events: Vec<Bytes>) -> Response {
+    let body = Body::from_stream(stream::iter(events.into_iter().map(Ok::<_, Infallible>)));
+    ([("content-type", "text/event-stream")], body).into_response()
 }
 
 /// The rules of the real API; the message is what it would complain about.

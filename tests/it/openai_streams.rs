@@ -17,13 +17,13 @@ use toolloop::providers::{
 
 use crate::mock_model::{After, MockModel, Reply};
 
-const KEY: &str = "sk-do-not-tell-anybody";
+pub(crate) const KEY: &str = "sk-do-not-tell-anybody";
 const CHAT_TEXT: &[u8] = include_bytes!("../cassettes/openai/chat_text.sse");
 const CHAT_TOOLS: &[u8] = include_bytes!("../cassettes/openai/chat_tools.sse");
 
-/// A server that is given up after this long without a byte.
-fn impatient(base_url: &str, patience: Duration) -> OpenAi {
-    OpenAi::new(WireSettings {
+/// For a server that is given up after this long without a byte.
+pub(crate) fn settings(base_url: &str, patience: Duration) -> WireSettings {
+    WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
@@ -31,8 +31,11 @@ fn impatient(base_url: &str, patience: Duration) -> OpenAi {
         connect_timeout: Duration::from_secs(5),
         first_byte_timeout: patience,
         idle_timeout: patience,
-    })
-    .unwrap()
+    }
+}
+
+fn impatient(base_url: &str, patience: Duration) -> OpenAi {
+    OpenAi::new(settings(base_url, patience)).unwrap()
 }
 
 fn patient(mock: &MockModel) -> OpenAi {
@@ -40,7 +43,7 @@ fn patient(mock: &MockModel) -> OpenAi {
 }
 
 /// Asks and follows.
-async fn follow(provider: &dyn Provider) -> (Result<Completion, ProviderError>, Vec<Delta>) {
+pub(crate) async fn follow(provider: &dyn Provider) -> (Result<Completion, ProviderError>, Vec<Delta>) {
     let mut conversation = Conversation::new("be brief");
     conversation.push_user("hello");
     let schema = json!({"type": "object", "required": ["tz"], "additionalProperties": false,
@@ -70,7 +73,7 @@ async fn follow(provider: &dyn Provider) -> (Result<Completion, ProviderError>, 
 }
 
 /// What the pieces add up to: text, and the calls' names and arguments.
-fn put_together(deltas: &[Delta]) -> (String, Vec<(String, String)>) {
+pub(crate) fn put_together(deltas: &[Delta]) -> (String, Vec<(String, String)>) {
     let mut text = String::new();
     let mut calls: Vec<(String, String)> = Vec::new();
     for delta in deltas {
@@ -112,15 +115,13 @@ async fn a_followed_answer_comes_in_pieces_that_add_up() {
 async fn a_stream_cut_at_any_byte_is_a_passing_fault() {
     let mock = MockModel::start().await;
     let provider = patient(&mock);
-    for cassette in [CHAT_TEXT, CHAT_TOOLS] {
-        for after in [After::End, After::Reset] {
-            mock.script((0..cassette.len()).map(|end| Reply::bytes(&cassette[..end], after)));
-            let cut = |_| async {
-                let error = follow(&provider).await.0.expect_err("a cut stream was taken for complete");
-                assert_eq!(error.kind, FailureKind::Transient, "{error}");
-            };
-            stream::iter(0..cassette.len()).map(cut).buffer_unordered(16).collect::<Vec<()>>().await;
-        }
+    for (cassette, after) in [(CHAT_TEXT, After::Reset), (CHAT_TOOLS, After::End)] {
+        mock.script((0..cassette.len()).map(|end| Reply::bytes(&cassette[..end], after)));
+        let cut = |_| async {
+            let error = follow(&provider).await.0.expect_err("a cut stream was taken for complete");
+            assert_eq!(error.kind, FailureKind::Transient, "{error}");
+        };
+        stream::iter(0..cassette.len()).map(cut).buffer_unordered(16).collect::<Vec<()>>().await;
     }
     mock.script([Reply::bytes(CHAT_TOOLS, After::End)]);
     assert_eq!(follow(&provider).await.0.unwrap().tool_calls.len(), 2, "and whole it is complete");

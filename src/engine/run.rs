@@ -21,7 +21,7 @@ use crate::drivers::{Driver, Place};
 use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError};
 use crate::message::{Turn, Usage};
 use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{Deltas, FailureKind, ModelRequest, ToolChoice};
+use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
 use crate::run::{Effect, TerminationReason};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
@@ -176,6 +176,7 @@ impl Run {
         let inputs = Arc::clone(&self.inputs);
         let base = ModelRequest {
             model: &plan.model,
+            capabilities: &Capabilities::OPENAI, // the router knows better
             conversation: self.state.conversation(),
             tools: &plan.offers,
             names: &plan.names,

@@ -6,6 +6,7 @@
 
 pub mod anthropic;
 mod arguments;
+pub mod capabilities;
 mod failure;
 mod frames;
 pub mod names;
@@ -26,6 +27,7 @@ use serde_json::Value;
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
 use crate::run::Thinking;
 
+pub use capabilities::{Capabilities, ProviderKind};
 pub use names::WireNames;
 
 /// A tool as a model sees it.
@@ -57,6 +59,9 @@ pub enum ToolChoice {
 pub struct ModelRequest<'a> {
     /// The model, without the provider.
     pub model: &'a str,
+    /// What the model can be asked for. The router sets it, and has taken out of this request what the
+    /// model cannot do.
+    pub capabilities: &'a Capabilities,
     /// System prompt and turns.
     pub conversation: &'a Conversation,
     /// Offered tools, in stable order.

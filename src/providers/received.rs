@@ -15,6 +15,23 @@ pub(super) enum Unusable {
     Error(Reported),
 }
 
+/// Most tool calls of one answer that are read.
+pub(super) const MAX_CALLS: usize = 1024;
+/// Largest arguments of one tool call that are read, in bytes.
+pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
+
+impl Unusable {
+    /// More calls than anybody asks for.
+    pub(super) fn too_many_calls() -> Self {
+        Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
+    }
+
+    /// More arguments than anybody reads.
+    pub(super) fn too_large_arguments() -> Self {
+        Self::Malformed("the arguments of a tool call are larger than 1 MiB".into())
+    }
+}
+
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
 /// and place. Arguments that were left out are an empty object.
 pub(super) fn tool_call(

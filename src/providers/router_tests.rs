@@ -8,7 +8,7 @@ use serde_json::Value;
 
 use super::*;
 use crate::message::{Conversation, FinishReason};
-use crate::providers::{Deltas, ToolChoice, WireNames};
+use crate::providers::{Capabilities, Deltas, ToolChoice, WireNames};
 
 fn error(kind: FailureKind, retry_after: Option<Duration>) -> ProviderError {
     ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after }
@@ -91,6 +91,7 @@ async fn ask(
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
     let request = ModelRequest {
         model: "",
+        capabilities: &Capabilities::OPENAI,
         conversation: &conversation,
         tools: &[],
         names: &names,

@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult};
-use crate::providers::{Delta, Deltas, ToolOffer, WireNames};
+use crate::providers::capabilities::{CapabilityTable, ProviderKind};
+use crate::providers::{Capabilities, Delta, Deltas, ToolOffer, WireNames};
 use crate::run;
 
 fn call(id: u128, provider_id: &str, name: &str, arguments: &str) -> ToolCall {
@@ -24,17 +25,21 @@ fn result(id: u128, content: &str, is_error: bool) -> ToolResult {
     ToolResult { call_id: Uuid::from_u128(id), content: content.into(), is_error }
 }
 
-fn kept(provider: &str, json: &str) -> Option<OpaqueBlocks> {
-    Some(OpaqueBlocks { provider: provider.into(), json: json.into() })
+fn kept(provider: &str, json: &str) -> OpaqueBlocks {
+    OpaqueBlocks { provider: provider.into(), json: json.into() }
 }
 
+/// As the router would send it to the model of that name.
 fn sent(request: &ModelRequest<'_>) -> Value {
+    let capabilities = CapabilityTable::default().of(ProviderKind::Anthropic, "anthropic", request.model);
+    let request = &ModelRequest { capabilities: &capabilities, ..request.clone() };
     serde_json::from_slice(&body(request, "anthropic").unwrap()).unwrap()
 }
 
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
     ModelRequest {
         model: "claude-sonnet-4-5",
+        capabilities: &Capabilities::ANTHROPIC,
         conversation,
         tools: &[],
         names,
@@ -65,8 +70,11 @@ fn clock() -> [ToolOffer; 1] {
 #[test]
 fn a_plain_question_holds_nothing_that_servers_could_refuse() {
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
-    let request =
-        ModelRequest { tool_choice: ToolChoice::Required, parallel_tool_calls: Some(false), ..plain(&conversation, &names) };
+    let request = ModelRequest {
+        tool_choice: ToolChoice::Required,
+        parallel_tool_calls: Some(false),
+        ..plain(&conversation, &names)
+    };
     let expected = json!({"model": "claude-sonnet-4-5", "max_tokens": 8192, "stream": false,
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]});
     assert_eq!(sent(&request), expected);
@@ -128,7 +136,7 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
             text: "One.".into(),
             thinking: Some("hm".into()),
             tool_calls: calls.clone(),
-            opaque: kept(provider, &json),
+            opaque: Some(kept(provider, &json)),
         };
         conversation.push_turn(message, vec![result(1, "x", false), result(2, "y", false)]).unwrap();
         String::from_utf8(body(&plain(&conversation, &WireNames::default()), "anthropic").unwrap()).unwrap()
@@ -149,7 +157,7 @@ fn kept_blocks_follow_the_message_they_belong_to() {
     let message = |text: &str, calls: Vec<ToolCall>| AssistantMessage {
         text: text.into(),
         tool_calls: calls,
-        opaque: kept("anthropic", json),
+        opaque: Some(kept("anthropic", json)),
         ..AssistantMessage::default()
     };
     let kinds = |message: AssistantMessage| {
@@ -171,21 +179,22 @@ fn kept_blocks_follow_the_message_they_belong_to() {
 fn a_pause_is_sent_back_as_it_is() {
     let mut conversation = conversation("", "hello");
     let json = r#"[{"type":"text","text":"Searching."},{"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"q":"x"}}]"#;
-    let paused = AssistantMessage { text: "Searching.".into(), opaque: kept("anthropic", json), ..Default::default() };
-    conversation.push_turn(paused, vec![]).unwrap();
+    let pause =
+        AssistantMessage { text: "Searching.".into(), opaque: Some(kept("anthropic", json)), ..Default::default() };
+    conversation.push_turn(pause, vec![]).unwrap();
     let names = WireNames::default();
-    let messages = sent(&plain(&conversation, &names))["messages"].clone();
-    assert_eq!(messages[1]["content"], serde_json::from_str::<Value>(json).unwrap());
+    let paused = sent(&plain(&conversation, &names))["messages"].take();
+    assert_eq!(paused[1]["content"], serde_json::from_str::<Value>(json).unwrap());
     let more = AssistantMessage { text: "Found it. ".into(), ..AssistantMessage::default() };
     conversation.push_turn(more, vec![]).unwrap();
-    let messages = sent(&plain(&conversation, &names))["messages"].clone();
+    let messages = sent(&plain(&conversation, &names))["messages"].take();
     assert_eq!(messages.as_array().unwrap().len(), 2, "roles take turns");
     assert_eq!(messages[1]["content"][2], json!({"type": "text", "text": "Found it."}), "no white space at the end");
 }
 
 #[test]
 fn a_choice_is_sent_as_the_api_takes_it() {
-    let (conversation, names, tools) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]), clock());
+    let (conversation, names, offers) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]), clock());
     let thinking = run::Thinking { budget_tokens: Some(2000), effort: None };
     let named = ToolChoice::Tool("mcp:time/now".into());
     let table = [
@@ -201,7 +210,7 @@ fn a_choice_is_sent_as_the_api_takes_it() {
     ];
     for (tool_choice, parallel_tool_calls, thinking, expected) in table {
         let plain = plain(&conversation, &names);
-        let body = sent(&ModelRequest { tools: &tools, tool_choice, parallel_tool_calls, thinking, ..plain });
+        let body = sent(&ModelRequest { tools: &offers, tool_choice, parallel_tool_calls, thinking, ..plain });
         assert_eq!(body["tool_choice"], expected);
         let tool = json!({"name": "mcp__time__now", "description": "Now.", "input_schema": {"type": "object"}});
         assert_eq!(body["tools"], json!([tool]));
@@ -250,11 +259,11 @@ fn thinking_with_a_budget_is_left_out_where_its_beginning_is_missing() {
         let calls = vec![call(1, "x", "mcp:time/now", "{}")];
         let asked = AssistantMessage { tool_calls: calls, opaque, ..AssistantMessage::default() };
         conversation.push_turn(asked, vec![result(1, "noon", false)]).unwrap();
-        sent(&ModelRequest { model, tools: &tools, thinking, ..plain(&conversation, &names) })["thinking"].clone()
+        sent(&ModelRequest { model, tools: &tools, thinking, ..plain(&conversation, &names) })["thinking"].take()
     };
     let signed = r#"[{"type":"thinking","thinking":"","signature":"s"},{"type":"tool_use"}]"#;
-    assert_eq!(asks(kept("anthropic", signed), "claude-sonnet-4-5")["type"], "enabled");
-    assert_eq!(asks(kept("other", signed), "claude-sonnet-4-5"), Value::Null);
+    assert_eq!(asks(Some(kept("anthropic", signed)), "claude-sonnet-4-5")["type"], "enabled");
+    assert_eq!(asks(Some(kept("other", signed)), "claude-sonnet-4-5"), Value::Null);
     assert_eq!(asks(None, "claude-sonnet-4-5"), Value::Null);
     assert_eq!(asks(None, "claude-opus-4-7")["type"], "adaptive");
 }
@@ -262,7 +271,11 @@ fn thinking_with_a_budget_is_left_out_where_its_beginning_is_missing() {
 #[test]
 fn temperature_is_sent_where_it_is_known_and_in_range() {
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
-    let table = [("claude-sonnet-4-5", 0.3, json!(0.3)), ("claude-sonnet-4-5", 1.7, json!(1.0)), ("claude-opus-4-7", 0.3, Value::Null)];
+    let table = [
+        ("claude-sonnet-4-5", 0.3, json!(0.3)),
+        ("claude-sonnet-4-5", 1.7, json!(1.0)),
+        ("claude-opus-4-7", 0.3, Value::Null),
+    ];
     for (model, temperature, expected) in table {
         let request = ModelRequest { model, temperature: Some(temperature), ..plain(&conversation, &names) };
         assert_eq!(sent(&request)["temperature"], expected, "{model}");
@@ -290,7 +303,8 @@ fn an_answer_is_held_to_a_schema_where_the_model_can_be() {
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
     let schema = json!({"type": "object", "properties": {"n": {"type": "integer", "minimum": 1}}});
     let config = |model: &'static str, schema| {
-        sent(&ModelRequest { model, output_schema: Some(schema), ..plain(&conversation, &names) })["output_config"].clone()
+        sent(&ModelRequest { model, output_schema: Some(schema), ..plain(&conversation, &names) })["output_config"]
+            .clone()
     };
     let closed = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": false});
     assert_eq!(config("claude-sonnet-4-5", &schema), json!({"format": {"type": "json_schema", "schema": closed}}));

@@ -116,7 +116,8 @@ fn ids_and_inputs_that_are_missing_are_made_up_and_nul_is_taken_out() {
         {"type": "text", "text": "a\u{0}b"},
     ]);
     let completion = said(&content, "tool_use").unwrap();
-    let calls: Vec<_> = completion.tool_calls.iter().map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str())).collect();
+    let calls: Vec<_> =
+        completion.tool_calls.iter().map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str())).collect();
     assert_eq!(calls, [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", "{}"), ("call_3_2", "t", "{}")]);
     assert_eq!(completion.text, "ab");
 }

@@ -94,7 +94,8 @@ fn a_follower_sees_every_piece_as_it_comes() {
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
-const STOP: [&str; 2] = [r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#, r#"{"type":"message_stop"}"#];
+const STOP: [&str; 2] =
+    [r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#, r#"{"type":"message_stop"}"#];
 
 #[test]
 fn what_we_do_not_know_is_passed_over_and_what_is_whole_is_kept() {

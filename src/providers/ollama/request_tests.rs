@@ -7,7 +7,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{CallTarget, Conversation, OpaqueBlocks, ToolResult};
-use crate::providers::{Delta, Deltas};
+use crate::providers::{Capabilities, Delta, Deltas};
 
 fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
     ToolCall {
@@ -24,12 +24,13 @@ fn result(id: u128, content: &str) -> ToolResult {
 }
 
 fn sent(request: &ModelRequest<'_>) -> Value {
-    serde_json::from_slice(&body(request, "ollama", 16_384).unwrap()).unwrap()
+    serde_json::from_slice(&body(request, "ollama").unwrap()).unwrap()
 }
 
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
     ModelRequest {
         model: "qwen3:4b",
+        capabilities: &Capabilities::OLLAMA,
         conversation,
         tools: &[],
         names,
@@ -77,9 +78,7 @@ fn a_history_with_calls_keeps_its_pairs_and_its_thinking() {
         {"id": "call_2", "type": "function",
             "function": {"index": 1, "name": "no_such_tool_", "arguments": {"malformed_json": "{\"broken"}}},
     ]);
-    let result = |number: u8, name: &str, content: &str| {
-        json!({"role": "tool", "tool_name": name, "tool_call_id": format!("call_{number}"), "content": content})
-    };
+    let result = |number: u8, name: &str, content: &str| json!({"role": "tool", "tool_name": name, "tool_call_id": format!("call_{number}"), "content": content});
     let expected = json!([
         {"role": "system", "content": "be kind"},
         {"role": "user", "content": "hello"},

@@ -22,27 +22,10 @@ const API: Api = Api { path: &["chat", "completions"], key: KeyHeader::Bearer, h
 /// Ends every stream.
 const DONE: &[u8] = b"[DONE]";
 
-/// In what servers that speak Chat Completions differ.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct ChatDialect {
-    /// The output cap is called `max_tokens`, as OpenAI itself once called it.
-    pub legacy_max_tokens: bool,
-    /// Schemas that qualify are marked `strict`.
-    pub strict_schemas: bool,
-}
-
-impl Default for ChatDialect {
-    /// OpenAI's own.
-    fn default() -> Self {
-        Self { legacy_max_tokens: false, strict_schemas: true }
-    }
-}
-
 /// A server that speaks Chat Completions.
 #[derive(Debug)]
 pub struct OpenAi {
     wire: Wire,
-    dialect: ChatDialect,
 }
 
 impl OpenAi {
@@ -50,8 +33,8 @@ impl OpenAi {
     ///
     /// # Errors
     /// [`WireSettingsError`] where the settings cannot be sent.
-    pub fn new(settings: WireSettings, dialect: ChatDialect) -> Result<Self, WireSettingsError> {
-        Ok(Self { wire: Wire::new(settings, &API)?, dialect })
+    pub fn new(settings: WireSettings) -> Result<Self, WireSettingsError> {
+        Ok(Self { wire: Wire::new(settings, &API)? })
     }
 
     /// Follows a stream to its explicit end.
@@ -70,8 +53,7 @@ impl OpenAi {
 #[async_trait]
 impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let body = request::body(request, self.dialect)
-            .map_err(|error| self.wire.error(FailureKind::BadRequest, &error.to_string()))?;
+        let body = request::body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
             match self.wire.stream(body).await? {
                 Streamed::Frames(frames) => return self.follow(frames, request).await,

@@ -97,6 +97,7 @@ pub(super) struct Wire {
 }
 
 /// A successful answer to a request for a stream.
+#[expect(clippy::large_enum_variant, reason = "made once a call, and taken apart at once")]
 pub(super) enum Streamed<'a> {
     /// A stream, as asked for.
     Frames(Frames<'a>),

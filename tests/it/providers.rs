@@ -8,7 +8,7 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
-use toolloop::providers::openai::{ChatDialect, OpenAi};
+use toolloop::providers::openai::OpenAi;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
@@ -31,7 +31,7 @@ fn settings(base_url: &str) -> WireSettings {
 }
 
 fn openai(base_url: &str) -> OpenAi {
-    OpenAi::new(settings(base_url), ChatDialect::default()).unwrap()
+    OpenAi::new(settings(base_url)).unwrap()
 }
 
 /// One provider behind a router, and everything a request borrows.
@@ -267,7 +267,7 @@ fn settings_that_cannot_be_sent_are_refused() {
             headers: vec![(header.into(), "v".into())],
             ..settings(base_url)
         };
-        OpenAi::new(settings, ChatDialect::default())
+        OpenAi::new(settings)
     };
     let table = [
         ("ftp://host/v1", "k", "a", "base_url is not an http or https URL"),

@@ -10,8 +10,9 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 
 use super::effort::effort;
-use super::{ChatDialect, strict};
+use super::strict;
 use crate::message::{ToolCall, Turn};
+use crate::providers::capabilities::OutputCap;
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
 #[derive(Serialize)]
@@ -127,30 +128,31 @@ struct Tools<'a> {
 }
 
 /// The request's JSON text, for a stream if somebody follows.
-pub(super) fn body(request: &ModelRequest<'_>, dialect: ChatDialect) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let streams = request.deltas.are_followed();
-    let cap = request.max_output_tokens;
+    let capabilities = request.capabilities;
+    let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {
         model: request.model,
         messages: request,
         tools: offered.then_some(Tools {
             offers: request.tools,
             names: request.names,
-            may_be_strict: dialect.strict_schemas,
+            may_be_strict: capabilities.strict_schemas,
         }),
         tool_choice: offered.then(|| choice(request)),
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
-        max_completion_tokens: cap.filter(|_| !dialect.legacy_max_tokens),
-        max_tokens: cap.filter(|_| dialect.legacy_max_tokens),
+        max_completion_tokens: cap(OutputCap::MaxCompletionTokens),
+        max_tokens: cap(OutputCap::MaxTokens),
         reasoning_effort: request.thinking.and_then(effort),
         response_format: request.output_schema.map(|schema| ResponseFormat {
             r#type: "json_schema",
             json_schema: JsonSchema {
                 name: "output",
                 schema,
-                strict: dialect.strict_schemas && strict::qualifies(schema),
+                strict: capabilities.strict_schemas && strict::qualifies(schema),
             },
         }),
         stream: streams.then_some(true),

@@ -25,7 +25,7 @@ fn result(id: u128, content: &str) -> ToolResult {
 }
 
 fn sent(request: &ModelRequest<'_>) -> Value {
-    serde_json::from_slice(&body(request, ChatDialect::default()).unwrap()).unwrap()
+    serde_json::from_slice(&body(request).unwrap()).unwrap()
 }
 
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
@@ -121,8 +121,8 @@ fn strict_is_asked_for_only_where_the_schema_qualifies() {
         let tools = [ToolOffer { name: "t".into(), description: "T.".into(), input_schema: Arc::clone(&schema) }];
         let request = ModelRequest { output_schema: Some(&schema), tools: &tools, ..plain(&conversation, &names) };
         for strict_schemas in [true, false] {
-            let dialect = ChatDialect { strict_schemas, ..ChatDialect::default() };
-            let body: Value = serde_json::from_slice(&body(&request, dialect).unwrap()).unwrap();
+            let capabilities = Capabilities { strict_schemas, ..Capabilities::OPENAI };
+            let body = sent(&ModelRequest { capabilities: &capabilities, ..request.clone() });
             let strict = qualifies && strict_schemas;
             let output = json!({"name": "output", "schema": schema, "strict": strict});
             assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": output}));
@@ -164,11 +164,14 @@ fn a_stream_is_asked_for_where_somebody_follows() {
 }
 
 #[test]
-fn servers_of_an_older_dialect_get_the_older_name_of_the_cap() {
+fn servers_that_stayed_with_it_get_the_older_name_of_the_cap() {
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
-    let request = ModelRequest { max_output_tokens: Some(300), ..plain(&conversation, &names) };
-    let dialect = ChatDialect { legacy_max_tokens: true, ..ChatDialect::default() };
-    let body: Value = serde_json::from_slice(&body(&request, dialect).unwrap()).unwrap();
+    let capabilities = Capabilities { output_cap: OutputCap::MaxTokens, ..Capabilities::OPENAI };
+    let body = sent(&ModelRequest {
+        capabilities: &capabilities,
+        max_output_tokens: Some(300),
+        ..plain(&conversation, &names)
+    });
     assert_eq!((&body["max_tokens"], body.get("max_completion_tokens")), (&json!(300), None));
 }
 

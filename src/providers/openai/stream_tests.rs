@@ -56,9 +56,8 @@ fn whole(text: &str) -> Completion {
     read([text.as_bytes()], Deltas::default()).unwrap().unwrap()
 }
 
-fn calls(deltas: &[Value]) -> Vec<(String, String, String)> {
-    let calls = whole(&stream(deltas, "tool_calls")).tool_calls;
-    calls.into_iter().map(|RawToolCall { id, wire_name, arguments }| (id, wire_name, arguments)).collect()
+fn made(id: &str, wire_name: &str, arguments: &str) -> RawToolCall {
+    RawToolCall { id: id.into(), wire_name: wire_name.into(), arguments: arguments.into() }
 }
 
 fn call(index: impl Into<Option<u64>>, id: Option<&str>, name: Option<&str>, arguments: &str) -> Value {
@@ -115,14 +114,14 @@ fn deltas_come_with_the_pieces_and_add_up() {
 
 #[test]
 fn calls_are_told_apart_however_they_are_cut() {
-    let two = [("a", "t", "{\"x\":1}"), ("b", "u", "{}")];
+    let two = [made("a", "t", "{\"x\":1}"), made("b", "u", "{}")];
     let both = json!({"tool_calls": [
         {"index": 0, "id": "a", "function": {"name": "t", "arguments": "{\"x\":1}"}},
         {"index": 1, "id": "b", "function": {"name": "u", "arguments": "{}"}},
     ]});
     let as_object = json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "t", "arguments": {"x": 1}}}]});
     let (a, b, t, u) = (Some("a"), Some("b"), Some("t"), Some("u"));
-    let table: &[(&str, Vec<Value>, &[(&str, &str, &str)])] = &[
+    let table: &[(&str, Vec<Value>, &[RawToolCall])] = &[
         ("whole calls in one chunk", vec![both], &two),
         ("arguments as an object", vec![as_object], &two[..1]),
         ("no index", vec![call(None, a, t, "{\"x\""), call(None, None, None, ":1}"), call(None, b, u, "{}")], &two),
@@ -141,15 +140,17 @@ fn calls_are_told_apart_however_they_are_cut() {
         (
             "neither ids nor different indices",
             vec![call(0, None, t, "{}"), call(0, None, t, "{}")],
-            &[("call_3_0", "t", "{}"), ("call_3_1", "t", "{}")],
+            &[made("call_3_0", "t", "{}"), made("call_3_1", "t", "{}")],
         ),
-        ("a repeated id", vec![call(0, a, t, "{}"), call(1, a, t, "")], &[("a", "t", "{}"), ("call_3_1", "t", "{}")]),
+        (
+            "a repeated id",
+            vec![call(0, a, t, "{}"), call(1, a, t, "")],
+            &[made("a", "t", "{}"), made("call_3_1", "t", "{}")],
+        ),
         ("a name that comes late", vec![call(0, a, None, ""), call(0, None, t, "{\"x\":1}")], &two[..1]),
     ];
     for (what, deltas, expected) in table {
-        let expected: Vec<_> =
-            expected.iter().map(|(i, n, a)| ((*i).to_owned(), (*n).to_owned(), (*a).to_owned())).collect();
-        assert_eq!(calls(deltas), expected, "{what}");
+        assert_eq!(whole(&stream(deltas, "tool_calls")).tool_calls, *expected, "{what}");
     }
 }
 

@@ -5,10 +5,12 @@
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
 pub mod capabilities;
+pub mod estimate;
 mod failure;
 mod frames;
 pub mod names;
 pub mod openai;
+pub mod prices;
 mod received;
 pub mod router;
 pub mod scripted;

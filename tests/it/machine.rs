@@ -114,6 +114,7 @@ impl Bench {
             latency_ms: 1,
             retries: 0,
             fallback: false,
+            warnings: vec![],
         }));
     }
 

@@ -265,7 +265,11 @@ fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>) 
     )
 }
 
-fn router(config: &Config) -> Result<Router, AppError> {
+/// The model providers of this configuration, and what is known of their models.
+///
+/// # Errors
+/// A provider cannot be set up.
+pub fn router(config: &Config) -> Result<Router, AppError> {
     let mut providers = BTreeMap::new();
     for (name, model) in &config.models {
         let entry = match model {

@@ -1,6 +1,8 @@
 //! Puts the parts together: the only place that picks concrete types, and the order in which they
 //! start and stop.
 
+mod model_tables;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -13,8 +15,8 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
 use crate::config::{AuthMode, Config, Model, ModelApi, ModelServer};
+use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
-use crate::providers::Provider;
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::OpenAi;
@@ -22,6 +24,7 @@ use crate::providers::responses::Responses;
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
+use crate::providers::{Provider, ProviderKind};
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::{self, Store, StoreError};
@@ -259,27 +262,40 @@ fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>) 
     Catalogue::load(
         &config.agents_dir,
         Box::new(move |definition| {
-            router.resolve(&definition.model).map_err(|e| format!("model: {e}"))?;
+            demands::check_definition(definition, &router).map_err(|unmet| unmet.to_string())?;
             runtime::check_tools(&registry, definition)
         }),
     )
 }
 
-fn router(config: &Config) -> Result<Router, AppError> {
+/// The model providers of this configuration, and what is known of their models.
+///
+/// # Errors
+/// A provider cannot be set up.
+pub fn router(config: &Config) -> Result<Router, AppError> {
     let mut providers = BTreeMap::new();
     for (name, model) in &config.models {
         let entry = match model {
-            Model::Scripted { dir } => ProviderEntry::new(Arc::new(Scripted::new(dir.clone()))),
+            Model::Scripted { dir } => {
+                let scripted = Arc::new(Scripted::new(dir.clone()));
+                ProviderEntry { kind: ProviderKind::Scripted, ..ProviderEntry::new(scripted) }
+            }
             Model::Server(server) => ProviderEntry {
                 provider: model_server(name, server)
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
+                kind: match server.api {
+                    ModelApi::Openai => ProviderKind::Openai,
+                    ModelApi::Anthropic => ProviderKind::Anthropic,
+                    ModelApi::Ollama { .. } => ProviderKind::Ollama,
+                },
                 max_retries: server.max_retries,
                 timeout: server.timeout,
+                max_concurrency: server.max_concurrency,
             },
         };
         providers.insert(name.clone(), entry);
     }
-    Ok(Router::new(providers))
+    Ok(Router::new(providers).with_tables(model_tables::capabilities(config), model_tables::prices(config)))
 }
 
 fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
@@ -297,7 +313,7 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
         ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
         ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
         ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::Ollama { num_ctx } => Arc::new(Ollama::new(settings, num_ctx).map_err(|e| e.to_string())?),
+        ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
     };
     Ok(provider)
 }

@@ -6,6 +6,7 @@
 //! written twice. Nothing of ours is imported: rooms get their settings as arguments.
 
 mod sources;
+pub mod tables;
 mod values;
 
 use std::collections::{BTreeMap, HashMap};
@@ -22,6 +23,7 @@ use url::Url;
 
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
+use tables::{ModelCapabilities, ModelPrice};
 pub use values::parse_duration;
 use values::{count, duration, size, some_count, some_duration};
 
@@ -65,6 +67,10 @@ pub struct Config {
     pub tools: Tools,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,
+    /// What models cost, by `provider/model` or glob.
+    pub prices: BTreeMap<String, ModelPrice>,
+    /// What the operator knows better about models, by `provider/model` or glob.
+    pub capabilities: BTreeMap<String, ModelCapabilities>,
     /// Defaults for keys.
     pub governance: Governance,
     /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
@@ -256,6 +262,8 @@ pub struct ModelServer {
     pub idle_timeout: Duration,
     /// After the first try.
     pub max_retries: u32,
+    /// Tries at once; absent: no limit.
+    pub max_concurrency: Option<usize>,
     /// Sent with every call; names and values are valid.
     pub headers: BTreeMap<String, SecretString>,
 }
@@ -278,6 +286,13 @@ struct Settings {
     governance: Governance,
     /// Model providers by name; a model is named provider/model.
     models: BTreeMap<String, ModelSettings>,
+    /// What models cost; provider/model, where the model may be a glob.
+    #[serde(default)]
+    prices: BTreeMap<String, ModelPrice>,
+    /// What models can be asked for, where the shipped table is wrong; provider/model, where the model may
+    /// be a glob.
+    #[serde(default)]
+    capabilities: BTreeMap<String, ModelCapabilities>,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -310,6 +325,10 @@ struct ModelSettings {
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
     #[schemars(schema_with = "values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
+    /// Tries at once; more wait their turn.
+    #[serde(default, deserialize_with = "some_count::<1, 100_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
+    max_concurrency: Option<usize>,
     /// Sent with every call.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
@@ -412,6 +431,8 @@ fn resolve(
     for (name, model) in settings.models {
         models.insert(name.clone(), resolve_model(&name, model, &sources, &env)?);
     }
+    tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
+    tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
     let notices = [("skills_dir", &settings.skills_dir), ("tools_dir", &settings.tools_dir)]
         .into_iter()
         .filter(|(key, _)| *sources.origin(key) != Origin::BuiltIn)
@@ -426,6 +447,8 @@ fn resolve(
         agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
         tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
         models,
+        prices: settings.prices,
+        capabilities: settings.capabilities,
         governance: settings.governance,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,
@@ -503,6 +526,7 @@ fn resolve_model(
                 ("first_byte_timeout", model.first_byte_timeout.is_some()),
                 ("idle_timeout", model.idle_timeout.is_some()),
                 ("max_retries", model.max_retries.is_some()),
+                ("max_concurrency", model.max_concurrency.is_some()),
                 ("headers", !model.headers.is_empty()),
                 ("num_ctx", model.num_ctx.is_some()),
             ];
@@ -542,7 +566,8 @@ fn resolve_model(
         connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
         first_byte_timeout: model.first_byte_timeout.unwrap_or(Duration::from_mins(1)),
         idle_timeout: model.idle_timeout.unwrap_or(Duration::from_mins(1)),
-        max_retries: model.max_retries.unwrap_or(2),
+        max_retries: model.max_retries.unwrap_or(5),
+        max_concurrency: model.max_concurrency,
         headers: model.headers,
     }))
 }

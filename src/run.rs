@@ -3,6 +3,8 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod money;
+
 use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
@@ -11,6 +13,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 
 use crate::message::Usage;
+
+pub use money::Usd;
 
 /// Single model call, or the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
@@ -369,11 +373,20 @@ pub struct Budget {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub max_total_tokens: Option<u64>,
+    /// US dollars for all model calls; needs a price for every model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd: Option<Usd>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_iterations: 100, max_duration_seconds: 3600, max_tool_calls: 200, max_total_tokens: None }
+        Self {
+            max_iterations: 100,
+            max_duration_seconds: 3600,
+            max_tool_calls: 200,
+            max_total_tokens: None,
+            max_cost_usd: None,
+        }
     }
 }
 
@@ -387,6 +400,7 @@ impl Budget {
             max_duration_seconds: least(self.max_duration_seconds, wanted.max_duration_seconds),
             max_tool_calls: least(self.max_tool_calls, wanted.max_tool_calls),
             max_total_tokens: self.max_total_tokens.into_iter().chain(wanted.max_total_tokens).min(),
+            max_cost_usd: self.max_cost_usd.into_iter().chain(wanted.max_cost_usd).min(),
         }
     }
 }
@@ -483,6 +497,8 @@ pub struct Overrides {
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    pub strict_tool_choice: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
@@ -503,4 +519,6 @@ pub struct BudgetOverrides {
     pub max_tool_calls: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_tokens: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd: Option<Usd>,
 }

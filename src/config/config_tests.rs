@@ -48,7 +48,18 @@ fn a_provider_of_ones_own_has_the_documented_defaults() {
 
 #[test]
 fn every_setting_is_in_the_annotated_file() {
-    let sections = ["", "server", "database", "auth", "runtime", "tools", "governance", "models.openai"];
+    let sections = [
+        "",
+        "server",
+        "database",
+        "auth",
+        "runtime",
+        "tools",
+        "governance",
+        "models.openai",
+        "prices.\"a/b\"",
+        "capabilities.\"a/b\"",
+    ];
     for section in sections {
         let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
         let error = from_file(&format!("{header}zzz = 1")).unwrap_err().to_string();

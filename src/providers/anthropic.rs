@@ -1,17 +1,17 @@
 //! Anthropic's Messages API.
 //!
-//! One call, one HTTP request. What a model of which name takes is [`models`]'s, the body [`request`]'s
-//! and its history [`messages`]'s, the meaning of an answer [`response`]'s, and of one that comes in
-//! pieces [`stream`]'s. The connection, its limits and what its failures are reported as are
-//! [`wire`](super::wire)'s; how long a call may take as a whole, and whether it is repeated, is the
-//! router's. Source: platform.claude.com, "Messages" and "Streaming Messages", version 2023-06-01.
+//! One call, one HTTP request. The body is [`request`]'s and its history [`messages`]'s, the meaning of an
+//! answer [`response`]'s, and of one that comes in pieces [`stream`]'s. The connection, its limits and what
+//! its failures are reported as are [`wire`](super::wire)'s; how long a call may take as a whole, and
+//! whether it is repeated, is the router's. Source: platform.claude.com, "Messages" and "Streaming
+//! Messages", version 2023-06-01.
 
 mod messages;
-mod models;
 mod request;
 mod response;
 mod schema;
 mod stream;
+mod thinking;
 
 use async_trait::async_trait;
 

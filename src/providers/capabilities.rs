@@ -9,11 +9,13 @@
 //! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API document.
 
 use globset::{Glob, GlobMatcher};
+use serde::Serialize;
 
 use crate::run::Thinking;
 
 /// Which API a provider speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
 pub enum ProviderKind {
     /// OpenAI's Chat Completions, there or elsewhere.
     Openai,
@@ -28,7 +30,8 @@ pub enum ProviderKind {
 }
 
 /// Whether a model takes a `tool_choice` that demands a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum Forcing {
     /// It refuses or ignores one.
     No,
@@ -39,7 +42,8 @@ pub enum Forcing {
 }
 
 /// How a model is asked to think.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum ThinkingStyle {
     /// Not at all.
     None,
@@ -56,7 +60,8 @@ pub enum ThinkingStyle {
 }
 
 /// The field that caps the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
 pub enum OutputCap {
     /// `max_tokens`
     MaxTokens,
@@ -65,7 +70,7 @@ pub enum OutputCap {
 }
 
 /// What one model can be asked for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table of yes and no")]
 pub struct Capabilities {
     /// Whether a call can be demanded.

@@ -7,11 +7,13 @@
 pub mod anthropic;
 mod arguments;
 pub mod capabilities;
+pub mod estimate;
 mod failure;
 mod frames;
 pub mod names;
 pub mod ollama;
 pub mod openai;
+pub mod prices;
 mod received;
 pub mod responses;
 pub mod router;

@@ -23,17 +23,15 @@ const API: Api = Api { path: &["api", "chat"], key: KeyHeader::Bearer, headers: 
 #[derive(Debug)]
 pub struct Ollama {
     wire: Wire,
-    num_ctx: u32,
 }
 
 impl Ollama {
-    /// Prepares the connection pool; nothing is sent yet. `num_ctx` is the context window that models
-    /// are loaded with, in tokens; the server's own default is smaller than an agent needs.
+    /// Prepares the connection pool; nothing is sent yet.
     ///
     /// # Errors
     /// [`WireSettingsError`] where the settings cannot be sent.
-    pub fn new(settings: WireSettings, num_ctx: u32) -> Result<Self, WireSettingsError> {
-        Ok(Self { wire: Wire::new(settings, &API)?, num_ctx })
+    pub fn new(settings: WireSettings) -> Result<Self, WireSettingsError> {
+        Ok(Self { wire: Wire::new(settings, &API)? })
     }
 
     async fn followed(&self, mut frames: Frames<'_>, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
@@ -51,14 +49,14 @@ impl Ollama {
 ///
 /// # Errors
 /// The request cannot be written down as JSON.
-pub fn body(request: &ModelRequest<'_>, provider: &str, num_ctx: u32) -> Result<Vec<u8>, serde_json::Error> {
-    request::body(request, provider, num_ctx)
+pub fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    request::body(request, provider)
 }
 
 #[async_trait]
 impl Provider for Ollama {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let body = body(request, self.wire.name(), self.num_ctx);
+        let body = body(request, self.wire.name());
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
             match self.wire.stream(body).await? {

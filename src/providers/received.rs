@@ -23,8 +23,14 @@ pub(super) const MAX_CALLS: usize = 1024;
 pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
 
 impl Unusable {
+    /// More calls than anybody asks for.
     pub(super) fn too_many_calls() -> Self {
         Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
+    }
+
+    /// More arguments than anybody reads.
+    pub(super) fn too_large_arguments() -> Self {
+        Self::Malformed("the arguments of a tool call are larger than 1 MiB".into())
     }
 }
 

@@ -75,7 +75,7 @@ impl Client {
             step: 1,
         };
         let deadline = deadline.map(|left| tokio::time::Instant::now() + left);
-        self.router.complete("mock/gpt", request, deadline).await
+        self.router.complete(&["mock/gpt".to_owned()], 0, &request, deadline).await
     }
 }
 

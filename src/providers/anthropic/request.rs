@@ -11,8 +11,8 @@ use serde::{Serialize, Serializer};
 use serde_json::Value;
 
 use super::messages::{self, Block, CacheControl, EPHEMERAL, Message};
-use super::models::{self, Mode};
 use super::schema;
+use super::thinking::{self, Mode};
 use crate::message::Turn;
 use crate::providers::{ModelRequest, ToolChoice};
 use crate::run::Effort;
@@ -113,8 +113,9 @@ struct Format {
 
 /// The request's JSON text. `provider` is who wants its own blocks back.
 pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    let capabilities = request.capabilities;
     let mut messages = messages::messages(request.conversation, request.names, provider);
-    let mode = request.thinking.map(|thinking| models::mode(request.model, thinking));
+    let mode = request.thinking.and_then(|wish| thinking::mode(capabilities.thinking, wish));
     let mode = mode.filter(|mode| matches!(mode, Mode::Adaptive(_)) || messages::allow_enabled_thinking(&messages));
     let cap = request.max_output_tokens.unwrap_or(OUTPUT_CAP).max(1);
     let (thinking, effort, max_tokens) = match mode {
@@ -125,7 +126,7 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
     };
     let mut tools = tools(request);
     let mut system = Some(request.conversation.system()).filter(|s| !s.trim().is_empty()).map(System::Text);
-    if request.prompt_caching {
+    if request.prompt_caching && capabilities.prompt_caching {
         if let Some(tool) = tools.last_mut() {
             tool.cache_control = Some(EPHEMERAL);
         }
@@ -136,9 +137,9 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
             *mark = Some(EPHEMERAL);
         }
     }
-    let format = request.output_schema.filter(|_| models::has_structured_output(request.model));
+    let format = request.output_schema.filter(|_| capabilities.structured_output);
     let format = format.and_then(schema::constrained).map(|schema| Format { r#type: "json_schema", schema });
-    let may_set_temperature = thinking.is_none() && models::has_temperature(request.model);
+    let may_set_temperature = thinking.is_none() && capabilities.temperature;
     serde_json::to_vec(&Body {
         model: request.model,
         max_tokens,

@@ -155,6 +155,10 @@ pub(super) fn completion(
         match block {
             Block::Text(piece) => text.push_str(&piece),
             Block::Thinking { text: piece, .. } => thinking.push_str(&piece),
+            Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
+            Block::ToolUse { input, .. } if input.len() > received::MAX_ARGUMENTS => {
+                return Err(Unusable::too_large_arguments());
+            }
             Block::ToolUse { id, name, input } => {
                 tool_calls.push(received::tool_call(id, name, input, &tool_calls, step));
             }

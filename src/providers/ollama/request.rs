@@ -1,7 +1,8 @@
 //! A model request as the body of an `/api/chat` call.
 //!
 //! Serialised from borrowed parts. The server is told never to drop the beginning of a conversation by
-//! itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever keeps it.
+//! itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever keeps it. It
+//! is asked for the context window (`num_ctx`) that we count on; its own default is a small one.
 //! Thinking goes back beside the calls that it led to, to the provider that it came from.
 
 use std::borrow::Cow;
@@ -34,7 +35,8 @@ struct Body<'a> {
 
 #[derive(Serialize)]
 struct Options {
-    num_ctx: u32,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_ctx: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     num_predict: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -112,7 +114,7 @@ pub(super) struct Kept<'a> {
 }
 
 /// The request's JSON text. `provider` is who wants its thinking back.
-pub(super) fn body(request: &ModelRequest<'_>, provider: &str, num_ctx: u32) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
     let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
     serde_json::to_vec(&Body {
         model: request.model,
@@ -121,7 +123,7 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str, num_ctx: u32) -> 
         format: request.output_schema,
         think: request.thinking.map(think),
         options: Options {
-            num_ctx,
+            num_ctx: request.capabilities.context_window,
             num_predict: request.max_output_tokens,
             temperature: request.temperature.filter(|_| request.thinking.is_none()),
         },

@@ -79,7 +79,7 @@ impl Fold {
             return Err(Unusable::Error(failure::read_body(json)));
         }
         if let Some(message) = line.message {
-            self.add(message, step, deltas);
+            self.add(message, step, deltas)?;
         } else if !line.done {
             return Err(Unusable::Malformed("the answer has no message".into()));
         }
@@ -94,7 +94,7 @@ impl Fold {
         Ok(())
     }
 
-    fn add(&mut self, message: Message<'_>, step: u32, deltas: Deltas<'_>) {
+    fn add(&mut self, message: Message<'_>, step: u32, deltas: Deltas<'_>) -> Result<(), Unusable> {
         if let Some(thinking) = message.thinking.filter(|thinking| !thinking.is_empty()) {
             self.thinking.push_str(&thinking);
             deltas.send(Delta::Thinking(thinking));
@@ -105,6 +105,12 @@ impl Fold {
         }
         for call in message.tool_calls.unwrap_or_default() {
             let arguments = call.function.arguments.map(arguments_text).unwrap_or_default();
+            if self.tool_calls.len() == received::MAX_CALLS {
+                return Err(Unusable::too_many_calls());
+            }
+            if arguments.len() > received::MAX_ARGUMENTS {
+                return Err(Unusable::too_large_arguments());
+            }
             let id = call.id.unwrap_or_default();
             let call = received::tool_call(id, call.function.name, arguments, &self.tool_calls, step);
             deltas.send(Delta::ToolCall {
@@ -114,6 +120,7 @@ impl Fold {
             });
             self.tool_calls.push(call);
         }
+        Ok(())
     }
 
     /// The answer of a provider of this name.

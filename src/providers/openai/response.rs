@@ -133,7 +133,7 @@ impl Parts {
     pub(super) fn complete(self) -> Result<Completion, Unusable> {
         let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
-            return Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into()));
+            return Err(Unusable::too_large_arguments());
         }
         let finish_reason = finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
         let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);

@@ -70,7 +70,8 @@ fn check_items(items: &[Value]) -> Result<(), String> {
     for item in items {
         let kind = item["type"].as_str().unwrap_or("message");
         let role = item["role"].as_str().unwrap_or_default();
-        if !led_to_something && !(kind == "function_call" || kind == "reasoning" || role == "assistant") {
+        let may_follow = matches!(kind, "function_call" | "reasoning") || role == "assistant";
+        if !(led_to_something || may_follow) {
             return Err(format!(
                 "an item of type 'reasoning' was provided without its required following item: {item}"
             ));

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::check_strict;
 
 /// The rules of the real API; the message is what it would complain about.
-pub(super) fn check(body: &Value) -> Result<(), String> {
+pub(crate) fn check(body: &Value) -> Result<(), String> {
     const FIELDS: [&str; 13] = [
         "model",
         "instructions",

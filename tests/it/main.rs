@@ -13,6 +13,7 @@ mod machine;
 mod mock_model;
 mod postgres_cluster;
 mod providers;
+mod routing;
 mod samples;
 mod service;
 mod store;

@@ -17,7 +17,10 @@ use crate::agents::{Catalogue, catalogue};
 use crate::config::{AuthMode, Config, Model, ModelApi, ModelServer};
 use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
+use crate::providers::anthropic::Anthropic;
+use crate::providers::ollama::Ollama;
 use crate::providers::openai::OpenAi;
+use crate::providers::responses::Responses;
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
@@ -282,6 +285,8 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
                 kind: match server.api {
                     ModelApi::Openai => ProviderKind::Openai,
+                    ModelApi::Anthropic => ProviderKind::Anthropic,
+                    ModelApi::Ollama { .. } => ProviderKind::Ollama,
                 },
                 max_retries: server.max_retries,
                 timeout: server.timeout,
@@ -306,6 +311,9 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
     };
     let provider: Arc<dyn Provider> = match server.api {
         ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
     };
     Ok(provider)
 }

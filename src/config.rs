@@ -218,6 +218,15 @@ pub enum Model {
 pub enum ModelApi {
     /// OpenAI's Chat Completions.
     Openai,
+    /// OpenAI's Responses.
+    OpenaiResponses,
+    /// Anthropic's Messages.
+    Anthropic,
+    /// Ollama's own.
+    Ollama {
+        /// The context window that models are loaded with, in tokens.
+        num_ctx: u32,
+    },
 }
 
 impl ModelApi {
@@ -225,6 +234,9 @@ impl ModelApi {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Openai => "openai",
+            Self::OpenaiResponses => "openai-responses",
+            Self::Anthropic => "anthropic",
+            Self::Ollama { .. } => "ollama",
         }
     }
 }
@@ -321,14 +333,21 @@ struct ModelSettings {
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     headers: BTreeMap<String, SecretString>,
+    /// Of `ollama`: the context window that models are loaded with, in tokens.
+    #[serde(default, deserialize_with = "some_count::<512, 10_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<512, 10_000_000>")]
+    num_ctx: Option<u32>,
     /// Of `scripted`: where `<name>.yaml` scenarios lie.
     dir: Option<PathBuf>,
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 enum ModelKind {
     Openai,
+    OpenaiResponses,
+    Anthropic,
+    Ollama,
     Scripted,
 }
 
@@ -495,6 +514,9 @@ fn resolve_model(
     }
     let api = match model.kind {
         ModelKind::Openai => ModelApi::Openai,
+        ModelKind::OpenaiResponses => ModelApi::OpenaiResponses,
+        ModelKind::Anthropic => ModelApi::Anthropic,
+        ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
         ModelKind::Scripted => {
             let foreign = [
                 ("base_url", model.base_url.is_some()),
@@ -506,6 +528,7 @@ fn resolve_model(
                 ("max_retries", model.max_retries.is_some()),
                 ("max_concurrency", model.max_concurrency.is_some()),
                 ("headers", !model.headers.is_empty()),
+                ("num_ctx", model.num_ctx.is_some()),
             ];
             if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
                 return Err(sources.error(&key(setting), "has no meaning where kind is \"scripted\""));
@@ -514,9 +537,11 @@ fn resolve_model(
             return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
         }
     };
-    if model.dir.is_some() && written("dir") {
+    let foreign =
+        [("dir", model.dir.is_some()), ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. }))];
+    if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
         let message = format!("has no meaning where kind is {:?}", api.as_str());
-        return Err(sources.error(&key("dir"), message));
+        return Err(sources.error(&key(setting), message));
     }
     let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
     if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {

@@ -3,22 +3,29 @@
 //! Pure renaming: the configuration knows nothing of providers, and they nothing of it. Keys were checked
 //! when the configuration was read.
 
-use crate::config::Config;
 use crate::config::tables::{
     ForcedToolChoice, ForcedToolChoiceWord, ModelCapabilities, ModelPrice, OutputCapField, ThinkingStyleName,
 };
+use crate::config::{Config, Model, ModelApi, ModelServer};
 use crate::providers::capabilities::{CapabilityTable, Corrections, Forcing, ModelPattern, OutputCap, ThinkingStyle};
 use crate::providers::prices::{Price, PriceTable};
 
-/// The shipped table, corrected. A window that stands with a price is a correction, too, but one in
-/// `[capabilities]` counts more.
+/// The shipped table, corrected. A window that stands with a price is a correction, too, as is the one that
+/// a provider's models are loaded with, but one in `[capabilities]` counts more.
 pub(super) fn capabilities(config: &Config) -> CapabilityTable {
-    let windows = config.prices.iter().filter_map(|(key, price)| {
-        let context_window = Some(price.context_window?);
+    let window = |key: &str, window: u64| {
+        let context_window = Some(window);
         Some((ModelPattern::parse(key)?, Corrections { context_window, ..Corrections::default() }))
+    };
+    let loaded = config.models.iter().filter_map(|(name, model)| match model {
+        Model::Server(ModelServer { api: ModelApi::Ollama { num_ctx }, .. }) => {
+            window(&format!("{name}/*"), u64::from(*num_ctx))
+        }
+        _ => None,
     });
+    let priced = config.prices.iter().filter_map(|(key, price)| window(key, price.context_window?));
     let rows = config.capabilities.iter().filter_map(|(key, row)| Some((ModelPattern::parse(key)?, corrections(row))));
-    CapabilityTable::new(windows.chain(rows).collect())
+    CapabilityTable::new(loaded.chain(priced).chain(rows).collect())
 }
 
 /// The price table.

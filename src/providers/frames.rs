@@ -156,8 +156,9 @@ mod tests {
 
     #[test]
     fn streams_are_cut_into_frames() {
+        type Row = (Framing, &'static str, &'static [(&'static str, &'static str)]);
         use Framing::{Lines, Sse};
-        let table: &[(Framing, &str, &[(&str, &str)])] = &[
+        let table: &[Row] = &[
             (Sse, "data: a\n\ndata: b\n\n", &[("", "a"), ("", "b")]),
             (Sse, "event: ping\ndata: {}\n\ndata:x\n\n", &[("ping", "{}"), ("", "x")]),
             (Sse, "data: a\r\ndata:  b\r\n\r\n", &[("", "a\n b")]),

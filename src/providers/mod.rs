@@ -4,14 +4,18 @@
 //! retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to ask a
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
+pub mod anthropic;
+mod arguments;
 pub mod capabilities;
 pub mod estimate;
 mod failure;
 mod frames;
 pub mod names;
+pub mod ollama;
 pub mod openai;
 pub mod prices;
 mod received;
+pub mod responses;
 pub mod router;
 pub mod scripted;
 pub mod wire;

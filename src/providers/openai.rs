@@ -1,20 +1,26 @@
 //! OpenAI's Chat Completions API, spoken by OpenAI, llama-server, vLLM, Ollama's `/v1` and many more.
 //!
-//! One call, one HTTP request. The body is [`request`]'s, the meaning of an answer [`response`]'s; the
-//! connection, its limits and what its failures are reported as are [`wire`](super::wire)'s. How long a
-//! call may take as a whole, and whether it is repeated, is the router's.
+//! One call, one HTTP request. The body is [`request`]'s, the meaning of an answer [`response`]'s, how a
+//! streamed one is put together [`stream`]'s; the connection, its limits and what its failures are
+//! reported as are [`wire`](super::wire)'s. How long a call may take as a whole, and whether it is
+//! repeated, is the router's.
 
+pub(super) mod effort;
 mod request;
 mod response;
+mod stream;
+pub(super) mod strict;
 
 use async_trait::async_trait;
 
-use self::response::Unusable;
 use super::frames::Framing;
-use super::wire::{Api, KeyHeader, Wire, WireSettings, WireSettingsError};
+use super::wire::{Api, Frames, KeyHeader, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
 
 const API: Api = Api { path: &["chat", "completions"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Sse };
+
+/// Ends every stream.
+const DONE: &[u8] = b"[DONE]";
 
 /// A server that speaks Chat Completions.
 #[derive(Debug)]
@@ -31,11 +37,16 @@ impl OpenAi {
         Ok(Self { wire: Wire::new(settings, &API)? })
     }
 
-    fn unusable(&self, unusable: Unusable) -> ProviderError {
-        match unusable {
-            Unusable::Malformed(message) => self.wire.malformed(&message),
-            Unusable::Error(reported) => self.wire.reported(502, &reported),
+    /// Follows a stream to its explicit end.
+    async fn follow(&self, mut frames: Frames<'_>, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+        let mut answer = stream::Answer::default();
+        while let Some(frame) = frames.next().await? {
+            if frame.data.trim_ascii() == DONE {
+                return answer.finish(request.step).map_err(|unusable| self.wire.unusable(unusable));
+            }
+            answer.take(&frame.data, request.deltas).map_err(|unusable| self.wire.unusable(unusable))?;
         }
+        Err(self.wire.malformed("the stream broke off before [DONE]"))
     }
 }
 
@@ -43,7 +54,14 @@ impl OpenAi {
 impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
         let body = request::body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let answer = self.wire.json(body).await?;
-        response::parse(&answer, request.step).map_err(|unusable| self.unusable(unusable))
+        let answer = if request.deltas.are_followed() {
+            match self.wire.stream(body).await? {
+                Streamed::Frames(frames) => return self.follow(frames, request).await,
+                Streamed::Whole(answer) => answer,
+            }
+        } else {
+            self.wire.json(body).await?
+        };
+        response::parse(&answer, request.step).map_err(|unusable| self.wire.unusable(unusable))
     }
 }

@@ -3,7 +3,36 @@
 //!
 //! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
 
+use serde_json::value::RawValue;
+
 use super::RawToolCall;
+use super::failure::Reported;
+
+/// Why a 2xx answer is of no use.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Unusable {
+    /// It is not what the API answers, or it has no end.
+    Malformed(String),
+    /// It is an error that came with a success status.
+    Error(Reported),
+}
+
+/// Most tool calls of one answer that are read.
+pub(super) const MAX_CALLS: usize = 1024;
+/// Largest arguments of one tool call that are read, in bytes.
+pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
+
+impl Unusable {
+    /// More calls than anybody asks for.
+    pub(super) fn too_many_calls() -> Self {
+        Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
+    }
+
+    /// More arguments than anybody reads.
+    pub(super) fn too_large_arguments() -> Self {
+        Self::Malformed("the arguments of a tool call are larger than 1 MiB".into())
+    }
+}
 
 /// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
 /// and place. Arguments that were left out are an empty object.
@@ -25,6 +54,11 @@ pub(super) fn tool_call(
     let arguments = without_escaped_nul(text(arguments));
     let arguments = if arguments.trim().is_empty() { "{}".into() } else { arguments };
     RawToolCall { id, wire_name: text(wire_name), arguments }
+}
+
+/// The value of a JSON string; nothing where it is something else.
+pub(super) fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
 }
 
 /// Text without NUL.

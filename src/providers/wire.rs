@@ -20,6 +20,7 @@ use url::{Host, Url};
 
 use super::failure::{self, Reported};
 use super::frames::{Frame, Framing, Splitter};
+use super::received::Unusable;
 use super::{FailureKind, ProviderError};
 
 /// Largest answer that is read, in bytes, streamed or not.
@@ -96,6 +97,7 @@ pub(super) struct Wire {
 }
 
 /// A successful answer to a request for a stream.
+#[expect(clippy::large_enum_variant, reason = "made once a call, and taken apart at once")]
 pub(super) enum Streamed<'a> {
     /// A stream, as asked for.
     Frames(Frames<'a>),
@@ -205,6 +207,14 @@ impl Wire {
             status: Some(status),
             code: reported.code.as_deref().map(|code| failure::presentable(code, &self.secrets)),
             ..self.error(kind, &message)
+        }
+    }
+
+    /// An answer that came with a success status and is none.
+    pub(super) fn unusable(&self, unusable: Unusable) -> ProviderError {
+        match unusable {
+            Unusable::Malformed(message) => self.malformed(&message),
+            Unusable::Error(reported) => self.reported(502, &reported),
         }
     }
 

@@ -11,6 +11,8 @@ mod hardening;
 mod house;
 mod machine;
 mod mock_model;
+mod openai_responses;
+mod openai_streams;
 mod postgres_cluster;
 mod providers;
 mod routing;

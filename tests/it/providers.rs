@@ -18,8 +18,8 @@ use crate::mock_model::{MockModel, Reply};
 
 const KEY: &str = "sk-do-not-tell-anybody";
 
-fn openai(base_url: &str) -> OpenAi {
-    OpenAi::new(WireSettings {
+fn settings(base_url: &str) -> WireSettings {
+    WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
@@ -27,8 +27,11 @@ fn openai(base_url: &str) -> OpenAi {
         connect_timeout: Duration::from_secs(5),
         first_byte_timeout: Duration::from_secs(5),
         idle_timeout: Duration::from_secs(5),
-    })
-    .unwrap()
+    }
+}
+
+fn openai(base_url: &str) -> OpenAi {
+    OpenAi::new(settings(base_url)).unwrap()
 }
 
 /// One provider behind a router, and everything a request borrows.
@@ -258,14 +261,13 @@ async fn no_key_is_told() {
 
 #[test]
 fn settings_that_cannot_be_sent_are_refused() {
-    let settings = |base_url: &str, key: &str, header: &str| WireSettings {
-        name: "mock".into(),
-        base_url: base_url.parse().unwrap(),
-        api_key: Some(SecretString::from(key)),
-        headers: vec![(header.into(), "v".into())],
-        connect_timeout: Duration::from_secs(5),
-        first_byte_timeout: Duration::from_secs(5),
-        idle_timeout: Duration::from_secs(5),
+    let with = |base_url: &str, key: &str, header: &str| {
+        let settings = WireSettings {
+            api_key: Some(SecretString::from(key)),
+            headers: vec![(header.into(), "v".into())],
+            ..settings(base_url)
+        };
+        OpenAi::new(settings)
     };
     let table = [
         ("ftp://host/v1", "k", "a", "base_url is not an http or https URL"),
@@ -274,9 +276,9 @@ fn settings_that_cannot_be_sent_are_refused() {
         ("http://host/v1", "k", "a b", "the header \"a b\" cannot be sent"),
     ];
     for (base_url, key, header, message) in table {
-        assert_eq!(OpenAi::new(settings(base_url, key, header)).unwrap_err().to_string(), message);
+        assert_eq!(with(base_url, key, header).unwrap_err().to_string(), message);
     }
-    assert!(OpenAi::new(settings("https://host/v1/?api-version=1", "", "a")).is_ok());
+    assert!(with("https://host/v1/?api-version=1", "", "a").is_ok());
 }
 
 fn conversation(system: &str, user: &str) -> Conversation {

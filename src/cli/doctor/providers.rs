@@ -10,7 +10,7 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::agents::Catalogue;
-use crate::config::{Config, Model, ModelServer};
+use crate::config::{Config, Model, ModelApi, ModelServer};
 
 /// How long a provider may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -67,12 +67,24 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
 /// The status of a look at the list of models.
 async fn status(model: &ModelServer) -> Result<u16, String> {
     let http = reqwest::Client::builder().timeout(PATIENCE).build().map_err(|e| e.to_string())?;
-    let mut request = http.get(format!("{}/models", model.base_url));
+    let list = match model.api {
+        ModelApi::Openai | ModelApi::OpenaiResponses => "models",
+        ModelApi::Anthropic => "v1/models",
+        ModelApi::Ollama { .. } => "api/tags",
+    };
+    let mut request = http.get(format!("{}/{list}", model.base_url));
     for (name, value) in &model.headers {
         request = request.header(name, value.expose_secret());
     }
     if let Some(key) = &model.api_key {
-        request = request.bearer_auth(key.expose_secret());
+        request = match model.api {
+            ModelApi::Anthropic => {
+                request.header("x-api-key", key.expose_secret()).header("anthropic-version", "2023-06-01")
+            }
+            ModelApi::Openai | ModelApi::OpenaiResponses | ModelApi::Ollama { .. } => {
+                request.bearer_auth(key.expose_secret())
+            }
+        };
     }
     match request.send().await {
         Ok(response) => Ok(response.status().as_u16()),

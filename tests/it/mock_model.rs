@@ -50,6 +50,8 @@ pub(crate) enum Reply {
     NoChoices,
     /// 200 with this body.
     Raw(String),
+    /// Fails so many requests of a hundred, which ones the seed decides, with 500, 502, 503 or 529.
+    Unsteady { seed: u64, percent: u64, otherwise: Box<Reply> },
     /// 200 with these bytes, sent piece by piece.
     Pieces(Vec<Bytes>, After),
     /// Waits first.
@@ -276,9 +278,18 @@ fn refuse(message: &str) -> Reply {
 }
 
 async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) -> Response {
-    while let Reply::Delayed(delay, inner) = reply {
-        tokio::time::sleep(delay).await;
-        reply = *inner;
+    loop {
+        reply = match reply {
+            Reply::Delayed(delay, inner) => {
+                tokio::time::sleep(delay).await;
+                *inner
+            }
+            Reply::Unsteady { seed, percent, otherwise } => match scattered(seed << 32 | number as u64) {
+                draw if draw % 100 >= percent => *otherwise,
+                draw => Reply::error([500, 502, 503, 529][(draw / 100 % 4) as usize], "overloaded", None),
+            },
+            _ => break,
+        };
     }
     let response = match reply {
         Reply::Text(text) => {
@@ -312,7 +323,7 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
         Reply::Garbage => "<html>It works!</html>".into_response(),
         Reply::NoChoices => json!({"id": "x", "object": "chat.completion", "choices": []}).to_string().into_response(),
         Reply::Raw(body) => body.into_response(),
-        Reply::Delayed(..) => unreachable!("unwrapped above"),
+        Reply::Delayed(..) | Reply::Unsteady { .. } => unreachable!("unwrapped above"),
     };
     open.close();
     response
@@ -332,6 +343,14 @@ fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
         Some((piece, (pieces, open)))
     });
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+}
+
+/// The same for the same number, and otherwise without a pattern (the mixing of splitmix64).
+fn scattered(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
 fn completion(number: usize, request: &Value, message: &Value, finish_reason: &str) -> Response {

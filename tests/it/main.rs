@@ -6,11 +6,15 @@
 mod api;
 mod calling;
 mod commands;
+mod dialects;
 mod faults;
 mod hardening;
 mod house;
 mod machine;
+mod mock_anthropic;
 mod mock_model;
+mod mock_ollama;
+mod mock_server;
 mod postgres_cluster;
 mod providers;
 mod samples;

@@ -20,6 +20,7 @@ use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::OpenAi;
+use crate::providers::responses::Responses;
 use crate::providers::router::{ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
@@ -310,6 +311,7 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
     };
     let provider: Arc<dyn Provider> = match server.api {
         ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
         ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
         ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
     };

@@ -218,6 +218,8 @@ pub enum Model {
 pub enum ModelApi {
     /// OpenAI's Chat Completions.
     Openai,
+    /// OpenAI's Responses.
+    OpenaiResponses,
     /// Anthropic's Messages.
     Anthropic,
     /// Ollama's own.
@@ -232,6 +234,7 @@ impl ModelApi {
     pub fn as_str(self) -> &'static str {
         match self {
             Self::Openai => "openai",
+            Self::OpenaiResponses => "openai-responses",
             Self::Anthropic => "anthropic",
             Self::Ollama { .. } => "ollama",
         }
@@ -339,9 +342,10 @@ struct ModelSettings {
 }
 
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
+#[serde(rename_all = "kebab-case")]
 enum ModelKind {
     Openai,
+    OpenaiResponses,
     Anthropic,
     Ollama,
     Scripted,
@@ -510,6 +514,7 @@ fn resolve_model(
     }
     let api = match model.kind {
         ModelKind::Openai => ModelApi::Openai,
+        ModelKind::OpenaiResponses => ModelApi::OpenaiResponses,
         ModelKind::Anthropic => ModelApi::Anthropic,
         ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
         ModelKind::Scripted => {

@@ -209,7 +209,7 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
         (Anthropic, "claude-opus-4-[78]*", ADAPTIVE),
         (Anthropic, "claude-opus-4-6*", EITHER),
         (Anthropic, "claude-sonnet-4-6*", EITHER),
-        (Anthropic, "claude-*-[5-9]*", ADAPTIVE),
+        (Anthropic, "claude-{opus,sonnet,haiku}-[5-9]*", ADAPTIVE),
         (Anthropic, "claude-opus-4-[15]*", WITH_STRICT),
         (Anthropic, "claude-sonnet-4-5*", WITH_STRICT),
         (Anthropic, "claude-haiku-4-5*", WITH_STRICT),

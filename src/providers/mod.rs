@@ -15,6 +15,7 @@ pub mod ollama;
 pub mod openai;
 pub mod prices;
 mod received;
+pub mod responses;
 pub mod router;
 pub mod scripted;
 pub mod wire;

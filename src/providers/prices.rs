@@ -36,8 +36,8 @@ impl Price {
             (usage.cache_write_tokens, self.cache_write),
             (usage.output_tokens, self.output),
         ];
-        let sum: u128 = parts.into_iter().map(|(tokens, price)| u128::from(tokens) * u128::from(price)).sum();
-        i64::try_from((sum + PER / 2) / PER).unwrap_or(i64::MAX)
+        let costs = parts.into_iter().map(|(tokens, price)| u128::from(tokens) * u128::from(price));
+        i64::try_from(costs.fold(PER / 2, u128::saturating_add) / PER).unwrap_or(i64::MAX)
     }
 
     /// Tokens of output that can be paid for after `input` tokens were, with `left` millionths of a dollar;

@@ -3,6 +3,8 @@
 //!
 //! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
 
+use serde_json::value::RawValue;
+
 use super::RawToolCall;
 use super::failure::Reported;
 
@@ -52,6 +54,11 @@ pub(super) fn tool_call(
     let arguments = without_escaped_nul(text(arguments));
     let arguments = if arguments.trim().is_empty() { "{}".into() } else { arguments };
     RawToolCall { id, wire_name: text(wire_name), arguments }
+}
+
+/// The value of a JSON string; nothing where it is something else.
+pub(super) fn string(raw: &RawValue) -> Option<String> {
+    serde_json::from_str(raw.get()).ok()
 }
 
 /// Text without NUL.

@@ -390,9 +390,8 @@ fn streamed(mut message: Value) -> String {
     let delta = json!({"stop_reason": stop_reason, "stop_sequence": null});
     events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
     events.push(json!({"type": "message_stop"}));
-    let frame = |text: String, event: &Value| {
-        text + &format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
-    };
+    let frame =
+        |text: String, event: &Value| text + &format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
     events.iter().fold(String::new(), frame)
 }
 

@@ -68,7 +68,7 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
 async fn status(model: &ModelServer) -> Result<u16, String> {
     let http = reqwest::Client::builder().timeout(PATIENCE).build().map_err(|e| e.to_string())?;
     let list = match model.api {
-        ModelApi::Openai => "models",
+        ModelApi::Openai | ModelApi::OpenaiResponses => "models",
         ModelApi::Anthropic => "v1/models",
         ModelApi::Ollama { .. } => "api/tags",
     };
@@ -81,7 +81,9 @@ async fn status(model: &ModelServer) -> Result<u16, String> {
             ModelApi::Anthropic => {
                 request.header("x-api-key", key.expose_secret()).header("anthropic-version", "2023-06-01")
             }
-            ModelApi::Openai | ModelApi::Ollama { .. } => request.bearer_auth(key.expose_secret()),
+            ModelApi::Openai | ModelApi::OpenaiResponses | ModelApi::Ollama { .. } => {
+                request.bearer_auth(key.expose_secret())
+            }
         };
     }
     match request.send().await {

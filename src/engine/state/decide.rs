@@ -5,7 +5,6 @@
 //! the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
-use serde::Serialize;
 use serde_json::{Value, json};
 
 use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step, Wish};
@@ -321,8 +320,8 @@ impl State {
         self.failed(now, TerminationReason::Error, message, context)
     }
 
-    fn over_budget<T: Serialize>(&self, now: DateTime<Utc>, limit: &str, used: T, max: Option<T>) -> RunEvent {
-        let context = json!({"limit": limit, "used": used, "max": max});
+    fn over_budget<T: Into<Value>>(&self, now: DateTime<Utc>, limit: &str, used: T, max: Option<T>) -> RunEvent {
+        let context = json!({"limit": limit, "used": used.into(), "max": max.map(Into::into)});
         self.failed(now, TerminationReason::BudgetExceeded, format!("The budget {limit} is used up."), context)
     }
 

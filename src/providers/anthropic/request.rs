@@ -131,7 +131,7 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
             tool.cache_control = Some(EPHEMERAL);
         }
         if let Some(System::Text(text)) = system {
-            system = Some(System::Cached([Block::Text { text, cache_control: Some(EPHEMERAL) }]));
+            system = Some(System::Cached([Block::Text { text: text.into(), cache_control: Some(EPHEMERAL) }]));
         }
         if let Some(mark) = messages.last_mut().and_then(|last| last.content.last_mut()?.cache_control()) {
             *mark = Some(EPHEMERAL);

@@ -116,7 +116,11 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     Parts {
         content: message.content.map(content_text).transpose()?,
         refusal: message.refusal.filter(|text| !text.is_empty()),
-        thinking: message.reasoning_content.or(message.reasoning).and_then(string).filter(|text| !text.is_empty()),
+        thinking: message
+            .reasoning_content
+            .or(message.reasoning)
+            .and_then(received::string)
+            .filter(|text| !text.is_empty()),
         tool_calls: tool_calls(message.tool_calls.unwrap_or_default(), step)?,
         finish_reason: choice.finish_reason,
         usage: answer.usage.and_then(usage),
@@ -165,7 +169,7 @@ fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusa
     }
     let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
     for call in calls {
-        let id = call.id.and_then(string).unwrap_or_default();
+        let id = call.id.and_then(received::string).unwrap_or_default();
         let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
         let arguments = arguments.map(call_text).unwrap_or_default();
         read.push(received::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
@@ -175,22 +179,17 @@ fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusa
 
 /// Arguments are a string that holds JSON; some servers send the JSON itself.
 pub(super) fn call_text(raw: &RawValue) -> String {
-    string(raw).unwrap_or_else(|| raw.get().to_owned())
+    received::string(raw).unwrap_or_else(|| raw.get().to_owned())
 }
 
 /// Content is text, or parts that hold some.
 pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
-    if let Some(text) = string(raw) {
+    if let Some(text) = received::string(raw) {
         return Ok(text);
     }
     let parts: Vec<Part> = serde_json::from_str(raw.get())
         .map_err(|error| Unusable::Malformed(format!("the content is neither text nor parts: {error}")))?;
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
-}
-
-/// The value of a JSON string; nothing where it is something else.
-pub(super) fn string(raw: &RawValue) -> Option<String> {
-    serde_json::from_str(raw.get()).ok()
 }
 
 /// Accounting that we cannot read does not spoil an answer.

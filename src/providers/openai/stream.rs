@@ -10,7 +10,7 @@ use serde::Deserialize;
 use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
-use super::response::{Function, Parts, call_text, content_text, string, usage};
+use super::response::{Function, Parts, call_text, content_text, usage};
 use crate::message::Usage;
 use crate::providers::received::{self, Unusable};
 use crate::providers::{Completion, Delta, Deltas, failure};
@@ -97,7 +97,7 @@ impl Answer {
     }
 
     fn take_piece(&mut self, piece: Piece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let thinking = piece.reasoning_content.or(piece.reasoning).and_then(string).unwrap_or_default();
+        let thinking = piece.reasoning_content.or(piece.reasoning).and_then(received::string).unwrap_or_default();
         self.has_content |= piece.content.is_some();
         let text = piece.content.map(content_text).transpose()?.unwrap_or_default();
         let refusal = piece.refusal.unwrap_or_default();
@@ -119,7 +119,7 @@ impl Answer {
     }
 
     fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let id = piece.id.and_then(string).unwrap_or_default();
+        let id = piece.id.and_then(received::string).unwrap_or_default();
         let (name, arguments) = piece.function.map_or((None, None), |function| (function.name, function.arguments));
         let (name, arguments) = (name.unwrap_or_default(), arguments.map(call_text).unwrap_or_default());
         let open = match piece.index {

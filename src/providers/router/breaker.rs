@@ -159,9 +159,9 @@ mod tests {
         Err(ProviderError { provider: "p".into(), kind, status: Some(503), code, message, retry_after: None })
     }
 
-    fn answer() -> Result<Completion, ProviderError> {
+    fn answer() -> Completion {
         let (text, finish_reason) = (String::new(), FinishReason::Stop);
-        Ok(Completion { text, thinking: None, tool_calls: Vec::new(), opaque: None, finish_reason, usage: None })
+        Completion { text, thinking: None, tool_calls: Vec::new(), opaque: None, finish_reason, usage: None }
     }
 
     /// One call, with as many tries as there are outcomes; how many were admitted.
@@ -196,7 +196,11 @@ mod tests {
         drop(probe);
         assert_eq!(tries(&call, later, &broken()), 1, "a probe that nobody waited for is made again, and fails");
         let last = later + OPEN_FOR;
-        assert_eq!(tries(&call, last, &[answer(), fault(FailureKind::Transient), answer()]), 3, "a probe closes it");
+        assert_eq!(
+            tries(&call, last, &[Ok(answer()), fault(FailureKind::Transient), Ok(answer())]),
+            3,
+            "a probe closes it"
+        );
     }
 
     #[test]

@@ -285,6 +285,7 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
                 kind: match server.api {
                     ModelApi::Openai => ProviderKind::Openai,
+                    ModelApi::OpenaiResponses => ProviderKind::OpenaiResponses,
                     ModelApi::Anthropic => ProviderKind::Anthropic,
                     ModelApi::Ollama { .. } => ProviderKind::Ollama,
                 },

@@ -250,7 +250,7 @@ async fn errors_have_the_kind_of_their_status() {
 
 /// One call as a provider, any provider, may have asked for it, and what became of it.
 #[derive(Debug, Clone)]
-struct Asked {
+pub(crate) struct Asked {
     id: &'static str,
     name: &'static str,
     arguments: &'static str,
@@ -259,7 +259,7 @@ struct Asked {
 }
 
 #[derive(Debug, Clone)]
-enum Said {
+pub(crate) enum Said {
     User(&'static str),
     Model { text: &'static str, calls: Vec<Asked>, provider: &'static str, blocks: Vec<&'static str> },
 }
@@ -283,7 +283,7 @@ fn asked() -> impl Strategy<Value = Asked> {
         .prop_map(|(id, name, arguments, result, is_error)| Asked { id, name, arguments, result, is_error })
 }
 
-fn said() -> impl Strategy<Value = Said> {
+pub(crate) fn said() -> impl Strategy<Value = Said> {
     let text = || prop::sample::select(vec!["", " \n", "hello", "ends in white space \n", "é日本", "{\"a\": 1}"]);
     let block = prop::sample::select(vec!["thinking", "redacted_thinking", "server_tool_use"]);
     let provider = prop::sample::select(vec!["home", "home", "elsewhere", ""]);
@@ -312,7 +312,7 @@ fn kept_by_anthropic(text: &str, calls: usize, blocks: &[&str]) -> String {
     json!(kept).to_string()
 }
 
-fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str]) -> String) -> Conversation {
+pub(crate) fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str]) -> String) -> Conversation {
     let mut conversation = Conversation::new("be kind");
     conversation.push_user("hello");
     let mut number = 0;
@@ -346,7 +346,7 @@ fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str]) -> String)
 
 /// Everything else that a request may ask for.
 #[derive(Debug, Clone)]
-struct Wish {
+pub(crate) struct Wish {
     model: &'static str,
     tools: usize,
     tool_choice: ToolChoice,
@@ -359,7 +359,7 @@ struct Wish {
     is_followed: bool,
 }
 
-fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
+pub(crate) fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
     let effort = prop::sample::select(vec![Effort::Low, Effort::Medium, Effort::High, Effort::Max]);
     let thinking = (prop::option::of(1..40_000u32), prop::option::of(effort))
         .prop_map(|(budget_tokens, effort)| Thinking { budget_tokens, effort });
@@ -386,7 +386,7 @@ fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
 }
 
 /// The body of a request with this history and these wishes.
-fn body(
+pub(crate) fn body(
     kind: ProviderKind,
     conversation: &Conversation,
     wish: &Wish,

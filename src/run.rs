@@ -511,9 +511,10 @@ pub struct Overrides {
     /// When the model must call a tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
-    /// Whether one response may call several tools.
+    /// Whether a choice that cannot be sent, or is ignored, is an error instead of a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict_tool_choice: Option<bool>,
+    /// Whether one response may call several tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
     /// Tools to offer, of those that the definition names.
@@ -540,6 +541,7 @@ pub struct BudgetOverrides {
     /// Input plus output tokens of all model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_tokens: Option<u64>,
+    /// US dollars for all model calls; refused for a model without a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd: Option<Usd>,
 }

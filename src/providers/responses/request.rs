@@ -163,13 +163,13 @@ impl Input<'_> {
             for (call, call_id) in message.tool_calls.iter().zip(&call_ids) {
                 items.serialize_element(&Item::Call {
                     r#type: "function_call",
-                    call_id: Cow::Borrowed(call_id),
+                    call_id,
                     name: self.request.names.to_wire(&call.name),
                     arguments: &call.arguments,
                 })?;
             }
         }
-        for (call_id, result) in call_ids.into_iter().zip(turn.results()) {
+        for (call_id, result) in call_ids.iter().zip(turn.results()) {
             let output = &result.content;
             items.serialize_element(&Item::Output { r#type: "function_call_output", call_id, output })?;
         }

@@ -179,6 +179,7 @@ fn settings_without_effect_are_noted() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn errors_in_the_file_name_file_line_and_key() {
     let table = [
         ("x = ", "conf/toolloop.toml:1: "),

@@ -213,6 +213,7 @@ async fn a_followed_answer_is_the_same_answer() {
         for delta in seen.into_inner().unwrap() {
             match delta {
                 Delta::Text(text) => panic!("nobody said {text:?}"),
+                Delta::Restarted => panic!("an adapter does not repeat"),
                 Delta::Thinking(piece) => thinking.push_str(&piece),
                 Delta::ToolCall { index, wire_name, arguments } => {
                     calls[index].0.push_str(&wire_name.unwrap_or_default());

@@ -27,8 +27,8 @@ proptest! {
         wish in wish(vec!["gpt-4.1-mini", "gpt-5.6-luna", "codex-mini"]),
     ) {
         let conversation = conversation(&history, |_, _, _| "[]".into());
-        let elsewhere = |request: &_, _: &str| responses::body(request, "another");
-        let body = body(ProviderKind::OpenaiResponses, &conversation, &wish, elsewhere);
+        let body =
+            body(ProviderKind::OpenaiResponses, &conversation, &wish, |request, _| responses::body(request, "another"));
         prop_assert_eq!(mock_model::responses::check(&body), Ok(()), "{:#}", body);
     }
 }

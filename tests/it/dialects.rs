@@ -6,6 +6,7 @@ use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
 
 use proptest::prelude::*;
+use reqwest::Method;
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, ToolResult};
@@ -22,10 +23,12 @@ use uuid::Uuid;
 
 use crate::mock_server::{Api, MockServer, Reply};
 use crate::service::{Db, Service, Setup, on_both_stores};
+use crate::streaming::Reader;
 use crate::{mock_anthropic, mock_ollama};
 
 on_both_stores! {
     an_agent_uses_tools_and_answers_on_every_api,
+    a_followed_run_is_streamed_on_every_api,
     a_structured_output_is_proposed_on_every_api,
     a_single_shot_is_held_to_its_schema_on_every_api,
     a_provider_that_is_overloaded_is_asked_again,
@@ -89,6 +92,23 @@ async fn an_agent_uses_tools_and_answers_on_every_api(db: Db) {
         let sent = requests[2]["messages"].to_string();
         assert!(sent.contains("Thinking for the 1. time") && sent.contains("Thinking for the 2. time"), "{sent}");
         assert!(sent.contains("seventeen"), "{sent}");
+    }
+}
+
+async fn a_followed_run_is_streamed_on_every_api(db: Db) {
+    for (kind, model, api) in DIALECTS {
+        let mock = MockServer::start(api, reading()).await;
+        let service = service(db, kind, model, &mock).await;
+        let request = service.request(Method::POST, "/v1/agents/reader/invoke-iterative").json(&json!({}));
+        let response = request.header("accept", "text/event-stream").send().await.unwrap();
+        let mut reader = Reader::of(response);
+        let mut last = reader.next().await.unwrap();
+        while let Some(frame) = reader.next().await {
+            last = frame;
+        }
+        assert!(mock.requests().iter().all(|request| request["stream"] == json!(true)), "{kind}: somebody follows");
+        assert_eq!(last.data["data"]["run"]["output"], json!({"read": "seventeen"}), "{kind}: {last:?}");
+        assert!(!reader.deltas.is_empty(), "{kind}: pieces are passed on");
     }
 }
 

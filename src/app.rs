@@ -1,6 +1,8 @@
 //! Puts the parts together: the only place that picks concrete types, and the order in which they
 //! start and stop.
 
+mod model_tables;
+
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::Arc;
@@ -12,11 +14,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Exposed, Model};
+use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
+use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
-use crate::providers::openai::{OpenAi, OpenAiSettings};
+use crate::providers::anthropic::Anthropic;
+use crate::providers::ollama::Ollama;
+use crate::providers::openai::OpenAi;
+use crate::providers::responses::Responses;
 use crate::providers::router::{OnTry, ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
+use crate::providers::wire::WireSettings;
+use crate::providers::{Provider, ProviderKind};
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
@@ -333,40 +341,61 @@ fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>) 
     Catalogue::load(
         &config.agents_dir,
         Box::new(move |definition| {
-            router.resolve(&definition.model).map_err(|e| format!("model: {e}"))?;
+            demands::check_definition(definition, &router).map_err(|unmet| unmet.to_string())?;
             runtime::check_tools(&registry, definition)
         }),
     )
 }
 
-fn router(config: &Config) -> Result<Router, AppError> {
+/// The model providers of this configuration, and what is known of their models.
+///
+/// # Errors
+/// A provider cannot be set up.
+pub fn router(config: &Config) -> Result<Router, AppError> {
     let mut providers = BTreeMap::new();
     for (name, model) in &config.models {
         let entry = match model {
-            Model::Scripted { dir } => ProviderEntry::new(Arc::new(Scripted::new(dir.clone()))),
-            Model::Openai(settings) => {
-                let broken = |message: String| AppError::Provider { name: name.clone(), message };
-                let provider = OpenAi::new(OpenAiSettings {
-                    name: name.clone(),
-                    base_url: settings.base_url.parse().map_err(|e| broken(format!("base_url: {e}")))?,
-                    api_key: settings.api_key.clone(),
-                    headers: settings
-                        .headers
-                        .iter()
-                        .map(|(key, value)| (key.clone(), value.expose_secret().to_owned()))
-                        .collect(),
-                    connect_timeout: settings.connect_timeout,
-                });
-                ProviderEntry {
-                    provider: Arc::new(provider.map_err(|e| broken(e.to_string()))?),
-                    max_retries: settings.max_retries,
-                    timeout: settings.timeout,
-                }
+            Model::Scripted { dir } => {
+                let scripted = Arc::new(Scripted::new(dir.clone()));
+                ProviderEntry { kind: ProviderKind::Scripted, ..ProviderEntry::new(scripted) }
             }
+            Model::Server(server) => ProviderEntry {
+                provider: model_server(name, server)
+                    .map_err(|message| AppError::Provider { name: name.clone(), message })?,
+                kind: match server.api {
+                    ModelApi::Openai => ProviderKind::Openai,
+                    ModelApi::OpenaiResponses => ProviderKind::OpenaiResponses,
+                    ModelApi::Anthropic => ProviderKind::Anthropic,
+                    ModelApi::Ollama { .. } => ProviderKind::Ollama,
+                },
+                max_retries: server.max_retries,
+                timeout: server.timeout,
+                max_concurrency: server.max_concurrency,
+            },
         };
         providers.insert(name.clone(), entry);
     }
-    Ok(Router::new(providers))
+    Ok(Router::new(providers).with_tables(model_tables::capabilities(config), model_tables::prices(config)))
+}
+
+fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
+    let headers = server.headers.iter().map(|(key, value)| (key.clone(), value.expose_secret().to_owned()));
+    let settings = WireSettings {
+        name: name.to_owned(),
+        base_url: server.base_url.parse().map_err(|e| format!("base_url: {e}"))?,
+        api_key: server.api_key.clone(),
+        headers: headers.collect(),
+        connect_timeout: server.connect_timeout,
+        first_byte_timeout: server.first_byte_timeout,
+        idle_timeout: server.idle_timeout,
+    };
+    let provider: Arc<dyn Provider> = match server.api {
+        ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
+        ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
+    };
+    Ok(provider)
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {

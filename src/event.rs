@@ -109,6 +109,16 @@ pub enum RunEvent {
         /// What the model is asked.
         prompt: String,
     },
+    /// A tool call was demanded and did not come.
+    #[serde(rename = "tool_choice.unmet")]
+    ToolChoiceUnmet {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// What the model is asked, where it is asked once more.
+        prompt: Option<String>,
+        /// What the caller should know, where the answer is accepted as it is.
+        warning: Option<String>,
+    },
     /// Somebody asked to cancel the run.
     #[serde(rename = "run.cancel_requested")]
     RunCancelRequested {
@@ -149,6 +159,9 @@ pub struct ModelResponded {
     pub retries: u32,
     /// Whether a fallback model answered.
     pub fallback: bool,
+    /// What the caller should know about the call.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub warnings: Vec<String>,
 }
 
 /// A dispatched call, stored before the tool runs.
@@ -389,6 +402,7 @@ impl RunEvent {
             Self::OutputProposed { .. } => "output.proposed",
             Self::ValidationFailed { .. } => "validation.failed",
             Self::ConfirmationRequested { .. } => "confirmation.requested",
+            Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
             Self::RunCancelRequested { .. } => "run.cancel_requested",
             Self::RunCompleted(_) => "run.completed",
             Self::RunFailed(_) => "run.failed",
@@ -401,14 +415,16 @@ impl Totals {
     /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
     pub fn apply(&mut self, event: &RunEvent) {
         match event {
-            RunEvent::RunStarted { warnings, .. } => self.warnings.extend_from_slice(warnings),
+            RunEvent::RunStarted { warnings, .. } => self.warn(warnings),
             RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
             RunEvent::ModelResponded(r) => {
                 self.iterations += 1;
                 self.usage.add(&r.usage);
                 self.retries += r.retries;
                 self.model = Some(format!("{}/{}", r.provider, r.model));
+                self.warn(&r.warnings);
             }
+            RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
             RunEvent::ToolCallStarted(c) => {
                 self.tools_used.insert(c.tool.clone());
             }
@@ -416,6 +432,15 @@ impl Totals {
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => self.tool_calls_made += 1,
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             _ => {}
+        }
+    }
+
+    /// A warning is told once, however often there is reason for it.
+    fn warn(&mut self, warnings: &[String]) {
+        for warning in warnings {
+            if !self.warnings.contains(warning) {
+                self.warnings.push(warning.clone());
+            }
         }
     }
 }

@@ -3,6 +3,7 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod money;
 mod trace;
 
 use std::collections::BTreeSet;
@@ -14,6 +15,7 @@ use utoipa::ToSchema;
 
 use crate::message::Usage;
 
+pub use money::Usd;
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -375,11 +377,20 @@ pub struct Budget {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 1_000_000_000_000_u64))]
     pub max_total_tokens: Option<u64>,
+    /// US dollars for all model calls; needs a price for every model.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd: Option<Usd>,
 }
 
 impl Default for Budget {
     fn default() -> Self {
-        Self { max_iterations: 100, max_duration_seconds: 3600, max_tool_calls: 200, max_total_tokens: None }
+        Self {
+            max_iterations: 100,
+            max_duration_seconds: 3600,
+            max_tool_calls: 200,
+            max_total_tokens: None,
+            max_cost_usd: None,
+        }
     }
 }
 
@@ -393,6 +404,7 @@ impl Budget {
             max_duration_seconds: least(self.max_duration_seconds, wanted.max_duration_seconds),
             max_tool_calls: least(self.max_tool_calls, wanted.max_tool_calls),
             max_total_tokens: self.max_total_tokens.into_iter().chain(wanted.max_total_tokens).min(),
+            max_cost_usd: self.max_cost_usd.into_iter().chain(wanted.max_cost_usd).min(),
         }
     }
 }
@@ -499,6 +511,9 @@ pub struct Overrides {
     /// When the model must call a tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
+    /// Whether a choice that cannot be sent, or is ignored, is an error instead of a warning.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub strict_tool_choice: Option<bool>,
     /// Whether one response may call several tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
@@ -526,4 +541,7 @@ pub struct BudgetOverrides {
     /// Input plus output tokens of all model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_tokens: Option<u64>,
+    /// US dollars for all model calls; refused for a model without a price.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_cost_usd: Option<Usd>,
 }

@@ -14,9 +14,12 @@ use serde_json::Value;
 
 use super::Definition;
 use super::yaml::DefinitionError;
-use crate::run::ToolChoicePolicy;
+use crate::run::{ToolChoicePolicy, Usd};
 
 type Check = Result<(), DefinitionError>;
+
+/// Models that may take over.
+const MAX_FALLBACKS: usize = 8;
 
 /// Whether this may be an agent's name: `^[a-z][a-z0-9-]{1,63}$`.
 pub fn is_agent_name(name: &str) -> bool {
@@ -47,11 +50,8 @@ pub(super) fn check(definition: &Definition) -> Check {
     if d.version.is_empty() || d.version.len() > 64 {
         return Err(DefinitionError::at("version", "must have 1 to 64 characters"));
     }
-    let model = d.model.split_once('/');
-    if !model.is_some_and(|(provider, model)| is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)) {
-        let message = format!("{:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini", d.model);
-        return Err(DefinitionError::at("model", message));
-    }
+    check_model("model", &d.model)?;
+    check_fallbacks(d)?;
     check_tools(d)?;
     check_output(d)?;
     check_ranges(d)?;
@@ -65,6 +65,29 @@ pub(super) fn check(definition: &Definition) -> Check {
     for pattern in d.governance.tool_policies.keys() {
         let key = format!("governance.tool_policies.{pattern}");
         Glob::new(pattern).map_err(|e| DefinitionError::at(key, e.to_string()))?;
+    }
+    Ok(())
+}
+
+fn check_model(key: &str, name: &str) -> Check {
+    let model = name.split_once('/');
+    if model.is_some_and(|(provider, model)| is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)) {
+        return Ok(());
+    }
+    let message = format!("{name:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini");
+    Err(DefinitionError::at(key, message))
+}
+
+fn check_fallbacks(d: &Definition) -> Check {
+    if d.fallback_models.len() > MAX_FALLBACKS {
+        return Err(DefinitionError::at("fallback_models", format!("has more than {MAX_FALLBACKS} entries")));
+    }
+    for (i, model) in d.fallback_models.iter().enumerate() {
+        let key = format!("fallback_models[{i}]");
+        check_model(&key, model)?;
+        if *model == d.model || d.fallback_models.iter().take(i).any(|earlier| earlier == model) {
+            return Err(DefinitionError::at(key, format!("{model:?} is asked before")));
+        }
     }
     Ok(())
 }
@@ -129,6 +152,8 @@ fn check_ranges(d: &Definition) -> Check {
     within("governance.budget.max_duration_seconds", budget.max_duration_seconds, 1..=31_536_000)?;
     within("governance.budget.max_tool_calls", budget.max_tool_calls, 0..=1_000_000)?;
     within("governance.budget.max_total_tokens", budget.max_total_tokens.unwrap_or(1), 1..=1_000_000_000_000)?;
+    let (least, million) = (Usd::from_micro(1), Usd::from_micro(1_000_000_000_000));
+    within("governance.budget.max_cost_usd", budget.max_cost_usd.unwrap_or(million), least..=million)?;
     within("sampling.temperature", d.sampling.temperature.unwrap_or(0.0), 0.0..=2.0)?;
     within("sampling.max_output_tokens", d.sampling.max_output_tokens.unwrap_or(1), 1..=10_000_000)
 }

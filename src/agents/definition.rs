@@ -33,6 +33,7 @@ pub struct Definition {
     pub model: String,
     /// Models that take over, in order, where `model` cannot answer.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$")), length(max = 8))]
     pub fallback_models: Vec<String>,
     /// Template over `inputs` and `agent`.
     #[serde(default)]
@@ -63,6 +64,9 @@ pub struct Definition {
     /// When the model must call a tool.
     #[serde(default)]
     pub tool_choice: ToolChoicePolicy,
+    /// Whether a tool choice that a model cannot be held to is refused instead of asked for in words.
+    #[serde(default)]
+    pub strict_tool_choice: bool,
     /// Passed through to providers that have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,

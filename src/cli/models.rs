@@ -1,4 +1,5 @@
-//! `toolloop models`: the model providers that are configured, and the models that agents use.
+//! `toolloop models`: the model providers that are configured, the models that agents use, what they cost
+//! and what they can be asked for.
 //!
 //! Tells whether a key is set, never the key. Whether a provider answers is `doctor`'s to find out.
 
@@ -9,31 +10,96 @@ use serde_json::{Value, json};
 use super::output::{print, print_json};
 use super::table::table;
 use crate::app;
-use crate::config::{Config, Model, OpenaiModel};
+use crate::config::{Config, Model, ModelServer};
+use crate::providers::capabilities;
+use crate::providers::prices::Price;
+use crate::providers::router::Router;
+use crate::run::Usd;
 
 pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for agent in app::agents(config)?.agents() {
-        users.entry(agent.definition.model.clone()).or_default().push(agent.definition.name.clone());
+        let definition = &agent.definition;
+        for model in std::iter::once(&definition.model).chain(&definition.fallback_models) {
+            users.entry(model.clone()).or_default().push(definition.name.clone());
+        }
     }
+    let router = app::router(config)?;
+    let rows = || capabilities::shipped().map(|(kind, pattern, row)| (json!(kind), pattern, json!(row)));
     if as_json {
         let providers: Vec<Value> = config.models.iter().map(|(name, model)| provider_json(name, model)).collect();
-        let models: Vec<Value> =
-            users.iter().map(|(model, agents)| json!({"model": model, "agents": agents})).collect();
-        print_json(&json!({"providers": providers, "models": models}))?;
-        return Ok(());
+        let models: Vec<Value> = users.iter().map(|(model, agents)| model_json(&router, model, agents)).collect();
+        let shipped: Vec<Value> =
+            rows().map(|(kind, pattern, row)| json!({"kind": kind, "pattern": pattern, "capabilities": row})).collect();
+        return Ok(print_json(&json!({"providers": providers, "models": models, "shipped": shipped}))?);
     }
     let providers: Vec<Vec<String>> = config.models.iter().map(|(name, model)| provider_row(name, model)).collect();
     print(&table(&["PROVIDER", "KIND", "KEY", "TIMEOUT", "RETRIES", "AT"], &providers))?;
     if !users.is_empty() {
-        let models: Vec<Vec<String>> = users.into_iter().map(|(model, agents)| vec![model, agents.join(" ")]).collect();
-        print(&format!("\n{}", table(&["MODEL", "AGENTS"], &models)))?;
+        let models: Vec<Vec<String>> = users.iter().map(|(model, agents)| model_row(&router, model, agents)).collect();
+        print(&format!("\n{}", table(&["MODEL", "INPUT $/M", "OUTPUT $/M", "AGENTS"], &models)))?;
     }
+    let used = users.keys().filter_map(|model| {
+        let route = router.resolve(model).ok()?;
+        Some(capability_row(model.clone(), &json!(route.capabilities)))
+    });
+    let shipped = rows().map(|(kind, pattern, row)| capability_row(format!("{}: {pattern}", text(&kind)), &row));
+    print(&format!("\n{}", table(&CAPABILITIES, &used.chain(shipped).collect::<Vec<_>>())))?;
     Ok(())
 }
 
+/// What is shown of what a model can be asked for; the names in JSON are in the same order.
+const CAPABILITIES: [&str; 11] = [
+    "MODEL",
+    "FORCED",
+    "NAMED",
+    "PARALLEL",
+    "STRICT",
+    "CACHE",
+    "SCHEMA",
+    "WINDOW",
+    "OUTPUT CAP",
+    "TEMPERATURE",
+    "THINKING",
+];
+
+fn capability_row(name: String, capabilities: &Value) -> Vec<String> {
+    let cells = capabilities.as_object().into_iter().flat_map(|row| row.values().map(text));
+    std::iter::once(name).chain(cells).collect()
+}
+
+fn text(value: &Value) -> String {
+    match value {
+        Value::Null => "-".into(),
+        Value::Bool(true) => "yes".into(),
+        Value::Bool(false) => "no".into(),
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+/// Dollars for a million tokens.
+fn dollars(micro: u64) -> f64 {
+    Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars()
+}
+
+fn model_json(router: &Router, model: &str, agents: &[String]) -> Value {
+    let route = router.resolve(model).ok();
+    let price = route.and_then(|route| route.price).map(|price| {
+        json!({"input": dollars(price.input), "cached_input": dollars(price.cached_input),
+            "cache_write": dollars(price.cache_write), "output": dollars(price.output)})
+    });
+    json!({"model": model, "agents": agents, "capabilities": route.map(|route| route.capabilities), "price": price})
+}
+
+fn model_row(router: &Router, model: &str, agents: &[String]) -> Vec<String> {
+    let price = router.resolve(model).ok().and_then(|route| route.price);
+    let cell = |part: fn(Price) -> u64| price.map_or_else(|| "-".to_owned(), |price| dollars(part(price)).to_string());
+    vec![model.to_owned(), cell(|price| price.input), cell(|price| price.output), agents.join(" ")]
+}
+
 /// Whether calls carry a key: `set`, `not set` or `none` where none is configured.
-pub(super) fn key_state(model: &OpenaiModel) -> &'static str {
+pub(super) fn key_state(model: &ModelServer) -> &'static str {
     match (&model.api_key, &model.api_key_env) {
         (Some(_), _) => "set",
         (None, Some(_)) => "not set",
@@ -44,15 +110,18 @@ pub(super) fn key_state(model: &OpenaiModel) -> &'static str {
 fn provider_json(name: &str, model: &Model) -> Value {
     match model {
         Model::Scripted { dir } => json!({"provider": name, "kind": "scripted", "dir": dir}),
-        Model::Openai(model) => json!({
+        Model::Server(model) => json!({
             "provider": name,
-            "kind": "openai",
+            "kind": model.api.as_str(),
             "base_url": model.base_url,
             "key": key_state(model),
             "api_key_env": model.api_key_env,
             "timeout_seconds": model.timeout.as_secs_f64(),
             "connect_timeout_seconds": model.connect_timeout.as_secs_f64(),
+            "first_byte_timeout_seconds": model.first_byte_timeout.as_secs_f64(),
+            "idle_timeout_seconds": model.idle_timeout.as_secs_f64(),
             "max_retries": model.max_retries,
+            "max_concurrency": model.max_concurrency,
         }),
     }
 }
@@ -63,13 +132,13 @@ fn provider_row(name: &str, model: &Model) -> Vec<String> {
             let place = dir.display().to_string();
             vec![name.to_owned(), "scripted".into(), "none".into(), String::new(), String::new(), place]
         }
-        Model::Openai(model) => {
+        Model::Server(model) => {
             let key = match (key_state(model), &model.api_key_env) {
                 ("not set", Some(variable)) => format!("not set: {variable}"),
                 (state, _) => state.to_owned(),
             };
             let (timeout, retries) = (format!("{:?}", model.timeout), model.max_retries.to_string());
-            vec![name.to_owned(), "openai".into(), key, timeout, retries, model.base_url.clone()]
+            vec![name.to_owned(), model.api.as_str().into(), key, timeout, retries, model.base_url.clone()]
         }
     }
 }

@@ -141,14 +141,22 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
         RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
-        RunEvent::ModelResponded(r) => format!(
-            "  {}/{}: {} tokens, {} ms, {} tool call(s)",
-            harmless(&r.provider),
-            harmless(&r.model),
-            r.usage.total_tokens(),
-            r.latency_ms,
-            r.message.tool_calls.len()
-        ),
+        RunEvent::ModelResponded(r) => {
+            let cost = r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
+            let mut line = format!(
+                "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
+                harmless(&r.provider),
+                harmless(&r.model),
+                if r.fallback { " (fallback)" } else { "" },
+                r.usage.total_tokens(),
+                r.latency_ms,
+                r.message.tool_calls.len()
+            );
+            line.extend(r.warnings.iter().map(|warning| format!("\n  warning: {}", one_line(warning, REASON))));
+            line
+        }
+        RunEvent::ToolChoiceUnmet { prompt: Some(_), .. } => "  no tool call: asked for once more".to_owned(),
+        RunEvent::ToolChoiceUnmet { warning: Some(warning), .. } => format!("  warning: {}", one_line(warning, REASON)),
         RunEvent::ToolCallCompleted(c) => {
             let outcome = if c.failure.is_some() { "failed" } else { "ok" };
             format!("  {}: {outcome}, {} ms", one_line(&c.tool, 60), c.duration_ms)

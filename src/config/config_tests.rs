@@ -28,7 +28,7 @@ fn nothing_is_required() {
     assert_eq!(config.server.expose, [Exposed::Metrics, Exposed::Docs, Exposed::Console]);
     assert_eq!(config.telemetry.otlp_endpoint, None);
     assert!(config.notices.is_empty() && config.admin_key.is_none());
-    let Model::Openai(openai) = &config.models["openai"] else { panic!("openai is not openai") };
+    let Model::Server(openai) = &config.models["openai"] else { panic!("openai is not openai") };
     assert_eq!(openai.base_url, "https://api.openai.com/v1");
     assert!(openai.api_key.is_none());
     let Model::Scripted { dir } = &config.models["scripted"] else { panic!("scripted is not scripted") };
@@ -38,7 +38,7 @@ fn nothing_is_required() {
 #[test]
 fn a_provider_of_ones_own_has_the_documented_defaults() {
     let config = from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"").unwrap();
-    let (Model::Openai(own), Model::Openai(documented)) = (&config.models["own"], &config.models["openai"]) else {
+    let (Model::Server(own), Model::Server(documented)) = (&config.models["own"], &config.models["openai"]) else {
         panic!("both are openai")
     };
     assert_eq!(own.base_url, "http://127.0.0.1:1/v1");
@@ -50,7 +50,19 @@ fn a_provider_of_ones_own_has_the_documented_defaults() {
 
 #[test]
 fn every_setting_is_in_the_annotated_file() {
-    let sections = ["", "server", "database", "auth", "runtime", "tools", "governance", "telemetry", "models.openai"];
+    let sections = [
+        "",
+        "server",
+        "database",
+        "auth",
+        "runtime",
+        "tools",
+        "governance",
+        "telemetry",
+        "models.openai",
+        "prices.\"a/b\"",
+        "capabilities.\"a/b\"",
+    ];
     for section in sections {
         let header = if section.is_empty() { String::new() } else { format!("[{section}]\n") };
         let error = from_file(&format!("{header}zzz = 1")).unwrap_err().to_string();
@@ -131,7 +143,7 @@ fn variables_find_their_keys() {
         ("TOOLLOOP_MODELS__FRESH__DIR", "123"),
     ];
     let config = load(file, &env, &Flags::default()).unwrap();
-    let Model::Openai(own) = &config.models["my-llm"] else { panic!("my-llm is not openai") };
+    let Model::Server(own) = &config.models["my-llm"] else { panic!("my-llm is not openai") };
     assert_eq!((own.base_url.as_str(), own.max_retries), ("http://y/v1", 0));
     assert_eq!(own.headers["x-team"].expose_secret(), "a");
     assert!(matches!(&config.models["fresh"], Model::Scripted { dir } if dir == Path::new("123")));
@@ -155,7 +167,7 @@ fn secrets_do_not_print() {
     let file = "[database]\nurl = \"postgres://u:hunter2@h/d\"\n\
                 [models.own]\nkind = \"openai\"\nbase_url = \"http://x/v1\"\napi_key_env = \"OWN\"\nheaders = {a = \"hunter2\"}";
     let config = load(file, &[("OWN", "hunter2"), ("TOOLLOOP_ADMIN_KEY", "hunter2")], &Flags::default()).unwrap();
-    let Model::Openai(own) = &config.models["own"] else { panic!("own is not openai") };
+    let Model::Server(own) = &config.models["own"] else { panic!("own is not openai") };
     assert_eq!(own.api_key.as_ref().unwrap().expose_secret(), "hunter2");
     assert!(!format!("{config:?}").contains("hunter2"));
 }
@@ -167,6 +179,7 @@ fn settings_without_effect_are_noted() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn errors_in_the_file_name_file_line_and_key() {
     let table = [
         ("x = ", "conf/toolloop.toml:1: "),
@@ -213,7 +226,11 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         ("[runtime]\nretention = \"10ms\"", "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s"),
         ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
-        ("[models.x]\nkind = \"anthropic\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `anthropic`"),
+        ("[models.x]\nkind = \"gemini\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `gemini`"),
+        (
+            "[models.anthropic]\nnum_ctx = 4096",
+            "conf/toolloop.toml:2: models.anthropic.num_ctx: has no meaning where kind is \"anthropic\"",
+        ),
         ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),
         ("[models.x]\nkind = \"openai\"", "conf/toolloop.toml:1: models.x.base_url: is missing"),
         (

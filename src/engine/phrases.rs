@@ -50,3 +50,19 @@ pub fn another_attempt(list: &[ValidationError], output_tool: &str) -> String {
 pub fn use_output_tool(output_tool: &str) -> String {
     format!("Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output.")
 }
+
+/// The request to call a tool after an answer that called none.
+pub fn call_a_tool(tool: Option<&str>) -> String {
+    match tool {
+        Some(tool) => format!("You answered without calling `{tool}`. Call `{tool}` now, before you answer."),
+        None => "You answered without using a tool. Call one of your tools now, before you answer.".to_owned(),
+    }
+}
+
+/// What is wrong with an answer that had to call a tool.
+pub fn no_call(tool: Option<&str>) -> String {
+    match tool {
+        Some(tool) => format!("answered without calling {tool}, which tool_choice demands"),
+        None => "answered without a tool call, which tool_choice demands".to_owned(),
+    }
+}

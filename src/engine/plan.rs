@@ -9,11 +9,14 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
+use super::demands::{self, Demands};
 use crate::agents::Agent;
 use crate::agents::prompt::{self, Opening, PromptError, Terms};
 use crate::event::ValidationError;
-use crate::providers::{ToolOffer, WireNames};
-use crate::run::{Budget, Limits, Overrides, RunKind, Thinking, ToolChoicePolicy};
+use crate::providers::prices::Price;
+use crate::providers::router::Router;
+use crate::providers::{ToolOffer, WireNames, estimate};
+use crate::run::{Budget, Limits, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
 use crate::tools::ToolInfo;
 
 /// What an acceptable output is.
@@ -41,10 +44,17 @@ pub struct Rules {
     pub contract: Contract,
     /// When the model must call a tool.
     pub tool_choice: ToolChoicePolicy,
+    /// Whether an answer that does not keep to it fails the attempt.
+    pub strict_tool_choice: bool,
     /// Limits of the loop.
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
+    /// What the dearest of the models costs, where there is a budget in dollars. Known to this service
+    /// only; a run that goes on elsewhere is judged by the prices there.
+    pub price: Option<Price>,
+    /// Tokens of the offered tools, estimated, where there is a budget in dollars.
+    pub offered_tokens: u64,
 }
 
 /// Everything about a run that does not change while it runs.
@@ -52,8 +62,8 @@ pub struct Rules {
 pub struct Plan {
     /// The definition, compiled.
     pub agent: Arc<Agent>,
-    /// `provider/model`.
-    pub model: String,
+    /// The model, as `provider/model`, then those that may take over.
+    pub models: Vec<String>,
     /// 0..=2.
     pub temperature: Option<f64>,
     /// Tokens.
@@ -86,8 +96,11 @@ impl Default for Rules {
             single_shot: false,
             contract: Contract::Text { confirm: false },
             tool_choice: ToolChoicePolicy::Auto,
+            strict_tool_choice: false,
             limits: Limits::default(),
             budget: Budget::default(),
+            price: None,
+            offered_tokens: 0,
         }
     }
 }
@@ -134,8 +147,10 @@ impl Plan {
         };
         let single_shot = single || offers.is_empty();
         let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
+        let budget = narrowed_budget(definition.governance.budget, overrides)?;
+        let has_cost = budget.max_cost_usd.is_some();
         Ok(Self {
-            model: overrides.model.clone().unwrap_or_else(|| definition.model.clone()),
+            models: models(overrides.model.as_ref().unwrap_or(&definition.model), &definition.fallback_models),
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
             max_output_tokens: definition.sampling.max_output_tokens,
             thinking: definition.thinking,
@@ -145,12 +160,44 @@ impl Plan {
                 single_shot,
                 contract,
                 tool_choice,
+                strict_tool_choice: definition.strict_tool_choice || overrides.strict_tool_choice == Some(true),
                 limits: narrowed_limits(definition.limits, overrides)?,
-                budget: narrowed_budget(definition.governance.budget, overrides)?,
+                budget,
+                price: None,
+                offered_tokens: if has_cost { estimate::of_tools(&offers) } else { 0 },
             },
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
             agent,
+        })
+    }
+
+    /// Looks up what the run may cost.
+    #[must_use]
+    pub fn priced(mut self, router: &Router) -> Self {
+        if self.rules.budget.max_cost_usd.is_some() {
+            let prices = self.models.iter().map(|model| router.resolve(model).ok()?.price);
+            self.rules.price = prices.reduce(|a, b| Some(a?.dearest(b?))).flatten();
+        }
+        self
+    }
+
+    /// Checks that the models can do what is demanded of them.
+    ///
+    /// # Errors
+    /// [`PlanError`] with a pointer into the request.
+    pub fn check_models(&self, router: &Router) -> Result<(), PlanError> {
+        let demands = Demands {
+            models: &self.models,
+            thinking: self.thinking,
+            tool_choice: &self.rules.tool_choice,
+            strict_tool_choice: self.rules.strict_tool_choice,
+            max_cost_usd: self.rules.budget.max_cost_usd,
+        };
+        demands::check(demands, router).map_err(|unmet| match unmet.setting {
+            "max_cost_usd" => refused("/budget/max_cost_usd", unmet.reason),
+            "strict_tool_choice" => refused("/strict_tool_choice", unmet.reason),
+            _ => refused("/model", unmet.reason),
         })
     }
 
@@ -191,6 +238,12 @@ impl Plan {
 
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
     PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
+}
+
+/// A model and those that may take over, each once.
+fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
+    let others = fallbacks.iter().filter(|model| *model != first);
+    std::iter::once(first.to_owned()).chain(others.cloned()).collect()
 }
 
 fn temperature(overrides: &Overrides) -> Result<Option<f64>, PlanError> {
@@ -280,5 +333,6 @@ fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
     at_least("/budget/max_iterations", wanted.max_iterations, 1)?;
     at_least("/budget/max_duration_seconds", wanted.max_duration_seconds, 1)?;
     at_least("/budget/max_total_tokens", wanted.max_total_tokens, 1)?;
+    at_least("/budget/max_cost_usd", wanted.max_cost_usd, Usd::from_micro(1))?;
     Ok(budget.narrowed_by(wanted))
 }

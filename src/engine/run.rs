@@ -19,9 +19,9 @@ use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
 use crate::agents::prompt::Opening;
 use crate::drivers::{Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
-use crate::message::{Turn, Usage};
+use crate::message::Turn;
 use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
+use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
 use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
@@ -192,7 +192,8 @@ impl Run {
         });
         let chat = SpanPlace::Chat { attempt, iteration };
         let base = ModelRequest {
-            model: &plan.model,
+            model: "",
+            capabilities: &Capabilities::OPENAI, // the router knows better
             conversation: self.state.conversation(),
             tools: &plan.offers,
             names: &plan.names,
@@ -209,11 +210,12 @@ impl Run {
             trace: Some(self.trace.span(chat)),
         };
         let request = self.driver.request(base, choice);
+        let place = self.state.model_place(&plan.models);
         let answer = tokio::select! {
             biased;
             () = self.control.token.cancelled() => None,
             () = until(deadline) => None,
-            answer = self.router.complete(&plan.model, request.clone(), deadline) => Some(answer),
+            answer = self.router.complete(&plan.models, place, &request, deadline) => Some(answer),
         };
         let happened = match answer {
             None => Vec::new(),
@@ -224,9 +226,10 @@ impl Run {
         Ok(self.record_all(happened)?)
     }
 
-    /// The definition's cap, shrunk to what the token budget leaves.
+    /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
     fn output_cap(&self) -> Option<u32> {
-        let left = self.state.tokens_left().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        let left = self.state.tokens_left().into_iter().chain(self.state.affordable_output());
+        let left = left.map(|left| u32::try_from(left).unwrap_or(u32::MAX));
         self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
@@ -234,18 +237,18 @@ impl Run {
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         let place = Place { run_id: self.scope.run_id, attempt, iteration };
         let finish_reason = answer.completion.finish_reason;
-        let usage = answer.completion.usage.unwrap_or(Usage { estimated: true, ..Usage::default() });
         RunEvent::ModelResponded(ModelResponded {
             attempt,
             iteration,
             message: self.driver.parse(answer.completion, request, place, self.plan.output_tool()),
             finish_reason,
-            usage,
+            usage: answer.usage,
             provider: answer.provider,
             model: answer.model,
             latency_ms: answer.latency_ms,
             retries: answer.retries,
             fallback: answer.fallback,
+            warnings: answer.warnings,
         })
     }
 

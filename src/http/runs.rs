@@ -24,7 +24,7 @@ use super::problem::{Code, Problem};
 use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
 use crate::message::Usage;
-use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason};
+use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
 use crate::store::{CancelOutcome, Page, RunFilter, RunRecord, ToolCallRecord};
 
 /// Calls of a parked run that are looked through.
@@ -194,6 +194,9 @@ pub(crate) struct BudgetUsed {
     /// Input plus output tokens.
     #[schema(example = 1234)]
     total_tokens: u64,
+    /// Null where a model has no price.
+    #[schema(example = 0.00054)]
+    cost_usd: Option<f64>,
 }
 
 impl Run {
@@ -235,8 +238,6 @@ impl From<RunRecord> for Run {
 
 impl From<&Usage> for UsageView {
     fn from(usage: &Usage) -> Self {
-        #[expect(clippy::cast_precision_loss, reason = "2^53 micro-dollars are nine billion dollars")]
-        let usd = |micro: i64| micro as f64 / 1e6;
         Self {
             input_tokens: usage.input_tokens,
             output_tokens: usage.output_tokens,
@@ -244,9 +245,13 @@ impl From<&Usage> for UsageView {
             cache_write_tokens: usage.cache_write_tokens,
             reasoning_tokens: usage.reasoning_tokens,
             total_tokens: usage.total_tokens(),
-            cost_usd: usage.cost_micro_usd.map(usd),
+            cost_usd: usage.cost_micro_usd.map(dollars),
         }
     }
+}
+
+fn dollars(micro: i64) -> f64 {
+    Usd::from_micro(micro).dollars()
 }
 
 impl RunDetail {
@@ -259,6 +264,7 @@ impl RunDetail {
             duration_seconds: (seconds * 1000.0).round() / 1000.0,
             tool_calls: record.tool_calls_made,
             total_tokens: record.usage.total_tokens(),
+            cost_usd: record.usage.cost_micro_usd.map(dollars),
         };
         let limits = app.catalogue.agent(&record.agent).filter(|agent| agent.hash == record.definition_hash);
         let asked = Overrides::deserialize(&record.overrides).unwrap_or_default().budget.unwrap_or_default();

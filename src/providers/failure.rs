@@ -17,17 +17,21 @@ use super::FailureKind;
 const MESSAGE_CAP: usize = 1024;
 
 /// Phrases by which servers without an error code say that the input is too long.
-const CONTEXT_PHRASES: [&str; 7] = [
+const CONTEXT_PHRASES: [&str; 8] = [
     "maximum context length",
     "context window",
     "exceeds the available context size",
     "exceeds the context length",
     "exceed context length",
+    "exceed context limit",
     "longer than the maximum model length",
     "prompt is too long",
 ];
 
-/// Phrases by which a 429 says that waiting will not help.
+/// Phrases by which a refusal says that a filter, not the form of the request, is the reason.
+const FILTER_PHRASES: [&str; 1] = ["content filtering policy"];
+
+/// Phrases by which a refusal says that waiting will not help.
 const QUOTA_PHRASES: [&str; 4] = ["exceeded your current quota", "spend limit", "spending limit", "credit balance"];
 
 /// What an error body says, in whichever of the usual shapes.
@@ -60,7 +64,9 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
 /// The kind of a failure from its status, the provider's code and, for servers without codes, its words.
 pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> FailureKind {
     match code {
-        Some("context_length_exceeded" | "exceed_context_size_error") => return FailureKind::ContextLength,
+        Some("context_length_exceeded" | "exceed_context_size_error" | "model_context_window_exceeded") => {
+            return FailureKind::ContextLength;
+        }
         Some("content_filter" | "content_policy_violation" | "ResponsibleAIPolicyViolation") => {
             return FailureKind::ContentFilter;
         }
@@ -80,7 +86,8 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
     };
     match status {
         400 | 413 | 422 | 500 if says(&CONTEXT_PHRASES) => FailureKind::ContextLength,
-        429 if says(&QUOTA_PHRASES) => FailureKind::QuotaExhausted,
+        400 if says(&FILTER_PHRASES) => FailureKind::ContentFilter,
+        400 | 403 | 429 if says(&QUOTA_PHRASES) => FailureKind::QuotaExhausted,
         429 => FailureKind::RateLimited,
         402 => FailureKind::QuotaExhausted,
         401 | 403 => FailureKind::Unauthorized,
@@ -152,6 +159,10 @@ mod tests {
             (400, None, "This model's maximum context length is 4096 tokens.", ContextLength),
             (413, None, "prompt is too long: 210000 tokens", ContextLength),
             (400, Some("content_filter"), "", ContentFilter),
+            (400, Some("invalid_request_error"), "Output blocked by content filtering policy", ContentFilter),
+            (400, Some("invalid_request_error"), "Your credit balance is too low", QuotaExhausted),
+            (400, None, "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000", ContextLength),
+            (200, Some("model_context_window_exceeded"), "", ContextLength),
         ];
         for (status, code, message, kind) in table {
             assert_eq!(classify(*status, *code, message), *kind, "{status} {code:?} {message}");

@@ -4,11 +4,21 @@
 //! retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to ask a
 //! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
+pub mod anthropic;
+mod arguments;
+pub mod capabilities;
+pub mod estimate;
 mod failure;
+mod frames;
 pub mod names;
+pub mod ollama;
 pub mod openai;
+pub mod prices;
+mod received;
+pub mod responses;
 pub mod router;
 pub mod scripted;
+pub mod wire;
 
 use std::fmt;
 use std::sync::Arc;
@@ -20,6 +30,7 @@ use serde_json::Value;
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
 use crate::run::{Thinking, TraceSpan};
 
+pub use capabilities::{Capabilities, ProviderKind};
 pub use names::WireNames;
 
 /// A tool as a model sees it.
@@ -51,6 +62,9 @@ pub enum ToolChoice {
 pub struct ModelRequest<'a> {
     /// The model, without the provider.
     pub model: &'a str,
+    /// What the model can be asked for. The router sets it, and has taken out of this request what the
+    /// model cannot do.
+    pub capabilities: &'a Capabilities,
     /// System prompt and turns.
     pub conversation: &'a Conversation,
     /// Offered tools, in stable order.

@@ -1,72 +1,51 @@
-//! The retry table, and the loop around a provider whose answers are queued.
+//! The loop around providers whose answers are queued: repeats, fallbacks, turns, costs.
 
 use std::collections::VecDeque;
 use std::sync::Mutex;
 
 use async_trait::async_trait;
 use serde_json::Value;
+use tokio::sync::Notify;
 
 use super::*;
 use crate::message::{Conversation, FinishReason};
-use crate::providers::{Deltas, ToolChoice, WireNames};
+use crate::providers::capabilities::{Corrections, Forcing, ModelPattern};
+use crate::providers::{Deltas, WireNames};
 
-fn error(kind: FailureKind, retry_after: Option<Duration>) -> ProviderError {
-    ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after }
-}
-
-#[test]
-fn waits_follow_the_table() {
-    let seconds = Duration::from_secs;
-    let (limited, broken) = (FailureKind::RateLimited, FailureKind::Transient);
-    let table = [
-        (limited, Some(seconds(2)), None, Some(seconds(2))),
-        (broken, Some(seconds(90)), None, Some(seconds(90))),
-        (limited, Some(seconds(120)), None, Some(seconds(120))),
-        (limited, Some(seconds(121)), None, None),
-        (limited, Some(seconds(2)), Some(seconds(3)), Some(seconds(2))),
-        (limited, Some(seconds(4)), Some(seconds(3)), None),
-        (broken, None, Some(Duration::ZERO), None),
-        (FailureKind::QuotaExhausted, Some(seconds(1)), None, None),
-        (FailureKind::Unauthorized, None, None, None),
-        (FailureKind::NotFound, None, None, None),
-        (FailureKind::BadRequest, None, None, None),
-        (FailureKind::ContextLength, None, None, None),
-        (FailureKind::ContentFilter, None, None, None),
-    ];
-    for (kind, wish, patience, expected) in table {
-        assert_eq!(wait_before_retry(&error(kind, wish), 0, patience), expected, "{kind:?} {wish:?} {patience:?}");
-    }
-}
-
-#[test]
-fn own_waits_are_jittered_and_bounded() {
-    let broken = error(FailureKind::Transient, None);
-    for (retries, ceiling) in [(0, 0.5), (1, 1.0), (2, 2.0), (4, 8.0), (40, 8.0)] {
-        let waits: Vec<Duration> = (0..64).filter_map(|_| wait_before_retry(&broken, retries, None)).collect();
-        let longest = waits.iter().max().copied().unwrap_or_default();
-        assert_eq!(waits.len(), 64);
-        assert!(longest <= Duration::from_secs_f64(ceiling), "{retries}: {longest:?}");
-        assert!(longest > Duration::from_secs_f64(ceiling / 2.0), "64 draws that stay in the lower half: {longest:?}");
-        assert!(waits.iter().any(|wait| *wait != longest), "no jitter");
-    }
-}
+type Said = Result<Completion, ProviderError>;
 
 /// Answers from a queue, and remembers the steps and models it was asked for.
 #[derive(Default)]
 struct Queue {
-    answers: Mutex<VecDeque<Result<Completion, ProviderError>>>,
+    answers: Mutex<VecDeque<Said>>,
     asked: Mutex<Vec<(String, u32)>>,
 }
 
 #[async_trait]
 impl Provider for Queue {
-    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Said {
         self.asked.lock().unwrap().push((request.model.to_owned(), request.step));
         let answer = self.answers.lock().unwrap().pop_front();
         match answer {
             Some(answer) => answer,
             None => std::future::pending().await,
         }
+    }
+}
+
+/// Answers when told to, and counts who is waiting.
+#[derive(Default)]
+struct Gate {
+    open: Notify,
+    inside: Mutex<usize>,
+}
+
+#[async_trait]
+impl Provider for Gate {
+    async fn complete(&self, _: &ModelRequest<'_>) -> Said {
+        *self.inside.lock().unwrap() += 1;
+        self.open.notified().await;
+        Ok(completion())
     }
 }
 
@@ -81,20 +60,31 @@ fn completion() -> Completion {
     }
 }
 
+fn fault(kind: FailureKind, retry_after: Option<Duration>) -> Said {
+    Err(ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after })
+}
+
+/// A passing fault with a wait that is not one.
+fn brief() -> Said {
+    fault(FailureKind::Transient, Some(Duration::from_millis(1)))
+}
+
 async fn ask(
-    answers: Vec<Result<Completion, ProviderError>>,
-    timeout: Duration,
-) -> (Result<Answer, ModelFailure>, Vec<u32>) {
-    let queue = Arc::new(Queue { answers: Mutex::new(answers.into()), ..Queue::default() });
-    let entry = ProviderEntry { timeout, ..ProviderEntry::new(queue.clone()) };
-    let router = Router::new(BTreeMap::from([("p".to_owned(), entry)]));
-    let (conversation, names) = (conversation("", "hello"), WireNames::default());
+    router: &Router,
+    models: &[&str],
+    first: usize,
+    deadline: Option<Duration>,
+) -> Result<Answer, ModelFailure> {
+    let mut conversation = Conversation::new("");
+    conversation.push_user("hello");
+    let names = WireNames::default();
     let request = ModelRequest {
         model: "",
+        capabilities: &Capabilities::OPENAI,
         conversation: &conversation,
         tools: &[],
         names: &names,
-        tool_choice: ToolChoice::Auto,
+        tool_choice: ToolChoice::Required,
         parallel_tool_calls: None,
         temperature: None,
         max_output_tokens: None,
@@ -106,53 +96,187 @@ async fn ask(
         step: 5,
         trace: None,
     };
-    let outcome = router.complete("p/some/model:4b", request, None).await;
+    let models: Vec<String> = models.iter().map(|model| (*model).to_owned()).collect();
+    router.complete(&models, first, &request, deadline.map(|left| Instant::now() + left)).await
+}
+
+fn router(entries: Vec<(&str, ProviderEntry)>) -> Router {
+    Router::new(entries.into_iter().map(|(name, entry)| (name.to_owned(), entry)).collect())
+}
+
+fn queue(answers: Vec<Said>) -> Arc<Queue> {
+    Arc::new(Queue { answers: Mutex::new(answers.into()), ..Queue::default() })
+}
+
+/// One provider, one model, one call; the outcome, and the steps that were asked for.
+async fn ask_one(answers: Vec<Said>, timeout: Duration) -> (Result<Answer, ModelFailure>, Vec<u32>) {
+    let queue = queue(answers);
+    let router = router(vec![("p", ProviderEntry { timeout, ..ProviderEntry::new(queue.clone()) })]);
+    let outcome = ask(&router, &["p/some/model:4b"], 0, None).await;
     let asked = queue.asked.lock().unwrap().clone();
     assert!(asked.iter().all(|(model, _)| model == "some/model:4b"), "{asked:?}");
     (outcome, asked.into_iter().map(|(_, step)| step).collect())
 }
 
+const LONG: Duration = Duration::from_mins(10);
+
 #[tokio::test]
 async fn a_broken_call_is_repeated_with_the_next_step() {
-    let soon = Some(Duration::from_millis(1));
-    let broken = || Err(error(FailureKind::Transient, soon));
-    let (outcome, steps) = ask(vec![broken(), broken(), Ok(completion())], Duration::from_mins(10)).await;
+    let (outcome, steps) = ask_one(vec![brief(), brief(), Ok(completion())], LONG).await;
     let answer = outcome.unwrap();
     assert_eq!((answer.retries, answer.fallback, steps), (2, false, vec![5, 6, 7]));
     assert_eq!((answer.provider.as_str(), answer.model.as_str()), ("p", "some/model:4b"));
 
-    let (outcome, steps) = ask(vec![broken(), broken(), broken(), Ok(completion())], Duration::from_mins(10)).await;
+    let (outcome, steps) = ask_one(vec![brief(), brief(), brief(), Ok(completion())], LONG).await;
     let failure = outcome.unwrap_err();
     assert_eq!((failure.attempts, failure.error.kind, steps.len()), (3, FailureKind::Transient, 3));
 }
 
 #[tokio::test]
 async fn a_call_that_cannot_succeed_is_made_once() {
-    let (outcome, steps) = ask(vec![Err(error(FailureKind::BadRequest, None))], Duration::from_mins(10)).await;
+    let (outcome, steps) = ask_one(vec![fault(FailureKind::BadRequest, None)], LONG).await;
     assert_eq!((outcome.unwrap_err().attempts, steps), (1, vec![5]));
 }
 
-#[tokio::test]
+#[tokio::test(start_paused = true)]
 async fn a_call_that_takes_too_long_is_repeated() {
-    let (outcome, steps) = ask(Vec::new(), Duration::from_millis(5)).await;
+    let (outcome, steps) = ask_one(Vec::new(), Duration::from_millis(5)).await;
     let failure = outcome.unwrap_err();
     assert_eq!((failure.attempts, failure.error.kind, steps.len()), (3, FailureKind::Transient, 3));
     assert_eq!(failure.error.message, "no complete answer within 0.005 s");
 }
 
+#[tokio::test]
+async fn who_is_asked_next_depends_on_what_was_wrong() {
+    use FailureKind::{
+        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient, Unauthorized,
+    };
+    let minute = Some(Duration::from_mins(1));
+    let table: Vec<(&str, Vec<Said>, Option<u32>)> = vec![
+        ("retries run out", vec![brief(), brief(), brief()], Some(3)),
+        ("a wait beyond the deadline", vec![fault(RateLimited, Some(Duration::from_mins(2)))], Some(1)),
+        ("a spent quota", vec![fault(QuotaExhausted, None)], Some(1)),
+        ("no such model", vec![fault(NotFound, None)], Some(1)),
+        ("a bad request", vec![fault(BadRequest, None)], None),
+        ("a bad key", vec![fault(Unauthorized, None)], None),
+        ("a long conversation", vec![fault(ContextLength, None)], None),
+        ("a filtered one", vec![fault(ContentFilter, None)], None),
+        ("a fault that passes", vec![fault(Transient, Some(Duration::from_millis(1))), Ok(completion())], None),
+    ];
+    for (what, answers, retries) in table {
+        let (first, second) = (queue(answers), queue(vec![Ok(completion())]));
+        let entries = vec![("p", ProviderEntry::new(first.clone())), ("q", ProviderEntry::new(second.clone()))];
+        let outcome = ask(&router(entries), &["p/a", "q/b"], 0, minute).await;
+        let asked = second.asked.lock().unwrap().clone();
+        match retries {
+            Some(retries) => {
+                let answer = outcome.unwrap_or_else(|failure| panic!("{what}: {failure}"));
+                let who = (answer.provider.as_str(), answer.model.as_str(), answer.fallback, answer.retries);
+                assert_eq!(who, ("q", "b", true, retries), "{what}");
+                assert_eq!(asked, [("b".to_owned(), 5 + retries)], "{what}");
+            }
+            None => assert!(
+                asked.is_empty() && outcome.is_ok_and(|answer| !answer.fallback) == (what == "a fault that passes"),
+                "{what}"
+            ),
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_run_that_fell_back_stays_there() {
+    let (first, second) = (queue(Vec::new()), queue(vec![Ok(completion())]));
+    let router = router(vec![("p", ProviderEntry::new(first.clone())), ("q", ProviderEntry::new(second))]);
+    let answer = ask(&router, &["p/a", "q/b"], 1, None).await.unwrap();
+    assert_eq!((answer.model.as_str(), answer.fallback), ("b", true));
+    assert!(first.asked.lock().unwrap().is_empty());
+    let failure = ask(&router, &["nobody/a", "nowhere/b"], 0, None).await.unwrap_err();
+    assert_eq!((failure.provider.as_str(), failure.place, failure.attempts), ("nowhere", 1, 0));
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_dead_model_is_left_alone_and_its_fallback_asked_at_once() {
+    let (dead, alive) = (queue(vec![brief(); 12]), queue(vec![Ok(completion()), Ok(completion())]));
+    let router = router(vec![("p", ProviderEntry::new(dead.clone())), ("q", ProviderEntry::new(alive))]);
+    let asked = || dead.asked.lock().unwrap().len();
+    for _ in 0..2 {
+        assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 3);
+    }
+    let refused = ask(&router, &["p/a"], 0, None).await.unwrap_err();
+    assert_eq!((refused.attempts, asked()), (0, 6), "it is open: {refused}");
+    assert!(refused.error.message.contains("6 failures in a row"), "{refused}");
+    let answer = ask(&router, &["p/a", "q/b"], 0, None).await.unwrap();
+    assert_eq!((answer.fallback, answer.retries, asked()), (true, 0, 6));
+
+    tokio::time::advance(Duration::from_secs(31)).await;
+    assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 1, "one probe, then refused again");
+    assert_eq!(asked(), 7);
+    tokio::time::advance(Duration::from_secs(31)).await;
+    *dead.answers.lock().unwrap() = VecDeque::from([Ok(completion()), Ok(completion())]);
+    assert!(ask(&router, &["p/a"], 0, None).await.is_ok() && ask(&router, &["p/a"], 0, None).await.is_ok());
+}
+
+#[tokio::test]
+async fn no_more_tries_at_once_than_allowed() {
+    let gate = Arc::new(Gate::default());
+    let entry = ProviderEntry { max_concurrency: Some(2), ..ProviderEntry::new(gate.clone()) };
+    let router = Arc::new(router(vec![("p", entry)]));
+    let calls: Vec<_> = (0..5)
+        .map(|_| {
+            let router = Arc::clone(&router);
+            tokio::spawn(async move { ask(&router, &["p/a"], 0, None).await })
+        })
+        .collect();
+    let inside = || *gate.inside.lock().unwrap();
+    while inside() < 2 {
+        tokio::task::yield_now().await;
+    }
+    for served in 1..=5 {
+        assert_eq!(inside(), (served + 1).min(5));
+        gate.open.notify_one();
+        while inside() < (served + 2).min(5) {
+            tokio::task::yield_now().await;
+        }
+    }
+    for call in calls {
+        assert!(call.await.unwrap().is_ok());
+    }
+}
+
+#[tokio::test]
+async fn an_answer_is_priced_and_what_was_not_reported_estimated() {
+    let reported = Usage { input_tokens: 1000, output_tokens: 500, ..Usage::default() };
+    let provider =
+        queue(vec![Ok(Completion { usage: Some(reported), ..completion() }), Ok(completion()), Ok(completion())]);
+    let price = Price { input: 2_000_000, output: 4_000_000, ..Price::default() };
+    let priced = PriceTable::new(vec![(ModelPattern::parse("p/priced").unwrap(), price)]);
+    let router = router(vec![("p", ProviderEntry::new(provider))]).with_tables(CapabilityTable::default(), priced);
+    let usage = ask(&router, &["p/priced"], 0, None).await.unwrap().usage;
+    assert_eq!(usage, Usage { cost_micro_usd: Some(4000), ..reported });
+    let usage = ask(&router, &["p/priced"], 0, None).await.unwrap().usage;
+    assert_eq!((usage.input_tokens, usage.output_tokens, usage.estimated), (2, 1, true), "five and two bytes");
+    assert_eq!(usage.cost_micro_usd, Some(8));
+    assert_eq!(ask(&router, &["p/other"], 0, None).await.unwrap().usage.cost_micro_usd, None);
+}
+
+#[tokio::test]
+async fn a_choice_that_could_not_be_sent_is_told() {
+    let provider = queue(vec![Ok(completion()), Ok(completion())]);
+    let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..Corrections::default() };
+    let table = CapabilityTable::new(vec![(ModelPattern::parse("p/weak").unwrap(), unforced)]);
+    let router = router(vec![("p", ProviderEntry::new(provider))]).with_tables(table, PriceTable::default());
+    let warnings = ask(&router, &["p/weak"], 0, None).await.unwrap().warnings;
+    assert_eq!(warnings, ["p/weak cannot be made to answer with a tool call: its answer is checked instead."]);
+    assert!(ask(&router, &["p/strong"], 0, None).await.unwrap().warnings.is_empty());
+}
+
 #[test]
 fn unknown_models_are_refused() {
-    let router = Router::new(BTreeMap::from([("p".to_owned(), ProviderEntry::new(Arc::new(Queue::default())))]));
+    let router = router(vec![("p", ProviderEntry::new(Arc::new(Queue::default())))]);
     assert!(router.resolve("p/m").is_ok());
     for malformed in ["p", "p/", "/m", ""] {
         assert_eq!(router.resolve(malformed).err(), Some(UnknownModel::Malformed(malformed.into())));
     }
     let unknown = router.resolve("q/m").err().map(|unknown| unknown.to_string());
     assert_eq!(unknown.as_deref(), Some(r#"there is no provider "q"; configured: p"#));
-}
-
-fn conversation(system: &str, user: &str) -> Conversation {
-    let mut conversation = Conversation::new(system);
-    conversation.push_user(user);
-    conversation
 }

@@ -18,9 +18,10 @@ use async_trait::async_trait;
 use self::render::Renderer;
 use self::scenario::{ErrorStep, Scenario, Step};
 use super::{
-    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, failure,
+    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, estimate,
+    failure,
 };
-use crate::message::{Conversation, FinishReason, Turn, Usage};
+use crate::message::{Conversation, FinishReason, Usage};
 
 /// Largest scenario file, in bytes.
 const MAX_FILE: u64 = 1 << 20;
@@ -140,7 +141,7 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
         });
     }
     let by_itself = if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
-    let usage = step.usage.map_or_else(|| estimate(request.conversation, &text, &tool_calls), Usage::from);
+    let usage = step.usage.map_or_else(|| estimated(request.conversation, &text, &tool_calls), Usage::from);
     Ok(Completion {
         text: text.replace('\0', ""),
         thinking: None,
@@ -151,23 +152,10 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
     })
 }
 
-/// Four bytes a token, so that budgets and totals have something to count.
-fn estimate(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
-    let read: usize = conversation.system().len() + conversation.turns().iter().map(turn_len).sum::<usize>();
-    let written: usize = text.len() + calls.iter().map(|c| c.wire_name.len() + c.arguments.len()).sum::<usize>();
-    let tokens = |bytes: usize| u64::try_from(bytes.div_ceil(4)).unwrap_or(u64::MAX);
-    Usage { input_tokens: tokens(read), output_tokens: tokens(written), estimated: true, ..Usage::default() }
-}
-
-fn turn_len(turn: &Turn) -> usize {
-    match turn {
-        Turn::User(text) => text.len(),
-        Turn::Assistant(turn) => {
-            let calls = turn.message().tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
-            let results = turn.results().iter().map(|result| result.content.len());
-            turn.message().text.len() + calls.sum::<usize>() + results.sum::<usize>()
-        }
-    }
+/// So that budgets and totals have something to count; offered tools do not.
+fn estimated(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
+    let (input_tokens, output_tokens) = (estimate::of_conversation(conversation), estimate::of_answer(text, calls));
+    Usage { input_tokens, output_tokens, estimated: true, ..Usage::default() }
 }
 
 /// The error that a real server's answer of this kind would be.

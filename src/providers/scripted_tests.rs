@@ -6,7 +6,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, ToolCall, ToolResult};
-use crate::providers::{Deltas, ToolOffer, WireNames};
+use crate::providers::{Capabilities, Deltas, ToolOffer, WireNames};
 
 /// A conversation in which the last turn's calls gave `results`.
 fn conversation(results: &[&str]) -> Conversation {
@@ -60,6 +60,7 @@ impl Stage {
         let names = WireNames::new(self.tools.iter().map(|tool| tool.name.as_str()));
         let request = ModelRequest {
             model,
+            capabilities: &Capabilities::SCRIPTED,
             conversation: &self.conversation,
             tools: &self.tools,
             names: &names,

@@ -215,7 +215,8 @@ impl Runtime {
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let plan = Plan::new(agent, loaded.executor.infos(), &request.overrides, request.kind)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
-        inner.router.resolve(&plan.model).map_err(|e| refused("/model", e.to_string()))?;
+        plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
+        let plan = plan.priced(&inner.router);
         let new = NewRun {
             id: request.run_id.unwrap_or_else(Uuid::now_v7),
             agent: request.agent,
@@ -297,8 +298,4 @@ fn broken(agent: &str, error: &dyn std::error::Error) -> StartError {
 
 fn at(pointer: &str, message: String) -> ValidationError {
     ValidationError { pointer: pointer.to_owned(), message }
-}
-
-fn refused(pointer: &str, message: String) -> StartError {
-    StartError::InvalidOverride(at(pointer, message))
 }

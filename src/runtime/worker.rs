@@ -235,7 +235,8 @@ impl Runtime {
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
         let plan = Plan::new(Arc::clone(&loaded.agent), loaded.executor.infos(), &overrides, row.kind)
-            .map_err(|e| unreadable(&e))?;
+            .map_err(|e| unreadable(&e))?
+            .priced(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;

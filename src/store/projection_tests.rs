@@ -25,6 +25,7 @@ fn response(tool_calls: Vec<ToolCall>) -> RunEvent {
         latency_ms: 1500,
         retries: 0,
         fallback: false,
+        warnings: vec![],
     })
 }
 

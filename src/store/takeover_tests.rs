@@ -23,6 +23,7 @@ fn asked(calls: &[&ToolCall]) -> RunEvent {
         latency_ms: 1,
         retries: 0,
         fallback: false,
+        warnings: vec![],
     })
 }
 

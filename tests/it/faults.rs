@@ -90,7 +90,8 @@ async fn a_provider_that_does_not_recover_is_named(db: Db) {
     for (reply, status, attempts) in table {
         let what = format!("{reply:?}");
         mock.always(reply);
-        let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
+        let model = format!("mock/any-{status}-{attempts}"); // each with a breaker of its own
+        let run = service.run("reader", &json!({"inputs": {"task": "x"}, "model": model})).await;
         assert_eq!(
             (&run["status"], &run["error"]["code"]),
             (&json!("failed"), &json!("MODEL_ERROR")),

@@ -10,7 +10,10 @@ use toolloop::event::{
     CallFailure, Event, ModelResponded, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
-use toolloop::run::{Budget, Effect, Limits, TerminationReason, Totals};
+use toolloop::providers::ToolChoice;
+use toolloop::providers::prices::Price;
+use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
+use toolloop::run::{Budget, Effect, Limits, TerminationReason, Totals, Usd};
 use uuid::Uuid;
 
 /// What a model does next.
@@ -36,6 +39,7 @@ struct Bench {
     journal: Vec<Event>,
     script: Vec<Say>,
     said: usize,
+    choices: Vec<ToolChoice>,
     /// The event number after which cancelling is asked for.
     cancel_after: Option<i64>,
 }
@@ -43,7 +47,15 @@ struct Bench {
 impl Bench {
     fn new(rules: Rules, script: Vec<Say>) -> Self {
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
-        Self { state: State::new(rules), now, journal: Vec::new(), script, said: 0, cancel_after: None }
+        Self {
+            state: State::new(rules),
+            now,
+            journal: Vec::new(),
+            script,
+            said: 0,
+            choices: vec![],
+            cancel_after: None,
+        }
     }
 
     fn record(&mut self, what: RunEvent) {
@@ -65,7 +77,10 @@ impl Bench {
                     self.record(RunEvent::RunStarted { system: "s".into(), turns, single_shot, warnings: vec![] });
                 }
                 Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
-                Step::CallModel(_) => self.model(),
+                Step::CallModel(choice) => {
+                    self.choices.push(choice);
+                    self.model();
+                }
                 Step::CallTool(pending) => self.tool(&pending.call),
                 Step::Check(proposal) => {
                     let valid = proposal.malformed.is_none() && proposal.output.get("ok").is_some();
@@ -110,10 +125,11 @@ impl Bench {
             model: "m".into(),
             message: AssistantMessage { text: text.into(), tool_calls, ..AssistantMessage::default() },
             finish_reason,
-            usage: Usage { input_tokens: 10, output_tokens: 5, ..Usage::default() },
+            usage: Usage { input_tokens: 10, output_tokens: 5, cost_micro_usd: Some(100), ..Usage::default() },
             latency_ms: 1,
             retries: 0,
             fallback: false,
+            warnings: vec![],
         }));
     }
 
@@ -290,6 +306,8 @@ fn limits() -> Vec<Row> {
             "budget_exceeded",
             (1, 2, 2),
         ),
+        ("dollars", in_dollars(Some(PRICE)), vec![Calls(vec!["a"])], "budget_exceeded", (1, 8, 8)),
+        ("dollars without a price", in_dollars(None), vec![Calls(vec!["a"])], "budget_exceeded", (1, 0, 0)),
         (
             "tool calls, in the middle of a response",
             limited(text(), |_, b| b.max_tool_calls = 3),
@@ -331,9 +349,127 @@ fn limits() -> Vec<Row> {
     ]
 }
 
+/// A millionth of a dollar a token.
+const PRICE: Price = Price { input: 1_000_000, cached_input: 1_000_000, cache_write: 1_000_000, output: 1_000_000 };
+
+/// 1000 millionths: seven calls of 100 leave enough for 256 tokens and the input of an eighth.
+fn in_dollars(price: Option<Price>) -> Rules {
+    let rules = limited(text(), |_, budget| budget.max_cost_usd = Some(Usd::from_micro(1000)));
+    Rules { price, ..rules }
+}
+
+fn demanding(rules: Rules, tool_choice: ToolChoicePolicy) -> Rules {
+    Rules { tool_choice, ..rules }
+}
+
+fn strictly(rules: Rules, tool_choice: ToolChoicePolicy) -> Rules {
+    Rules { tool_choice, strict_tool_choice: true, ..rules }
+}
+
+fn demanded_calls() -> Vec<Row> {
+    let first = || demanding(text(), FirstRequired);
+    let b = || ToolChoicePolicy::Tool("b".into());
+    vec![
+        ("a demanded call comes", first(), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "one that does not come is asked for once more",
+            first(),
+            vec![Text("x"), Calls(vec!["a"]), Text("y")],
+            "completed",
+            (1, 3, 1),
+        ),
+        ("then the answer is accepted", first(), vec![Text("x")], "completed", (1, 2, 0)),
+        (
+            "the confirmation comes after that",
+            demanding(confirming(), FirstRequired),
+            vec![Text("x")],
+            "completed",
+            (1, 3, 0),
+        ),
+        ("a cut-off answer is continued instead", first(), vec![CutText("x"), Text("y")], "completed", (1, 2, 0)),
+        ("a refusal stays one", first(), vec![Refuse], "model_refused", (1, 1, 0)),
+        (
+            "another tool than the named one will do",
+            demanding(text(), b()),
+            vec![Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
+        (
+            "every attempt begins anew",
+            demanding(structured(), FirstRequired),
+            vec![Calls(vec![BAD]), Text("x"), Calls(vec![OK])],
+            "completed",
+            (2, 3, 0),
+        ),
+        (
+            "required: asked once more, then the contract's feedback",
+            demanding(structured(), Required),
+            vec![Text("x"), Text("y"), Calls(vec![OK])],
+            "completed",
+            (2, 3, 0),
+        ),
+        ("strict: the attempt fails", strictly(text(), FirstRequired), vec![Text("x")], "invalid_response", (3, 3, 0)),
+        (
+            "strict: another attempt may do it",
+            strictly(text(), FirstRequired),
+            vec![Text("x"), Calls(vec!["a"]), Text("y")],
+            "completed",
+            (2, 3, 1),
+        ),
+        (
+            "strict: another tool is not executed",
+            strictly(text(), b()),
+            vec![Calls(vec!["a", "a"]), Calls(vec!["a", "b"]), Text("y")],
+            "completed",
+            (2, 3, 2),
+        ),
+        (
+            "strict: an output instead of the named tool",
+            strictly(structured(), b()),
+            vec![Calls(vec![OK])],
+            "invalid_response",
+            (3, 3, 0),
+        ),
+    ]
+}
+
+#[test]
+fn what_is_demanded_when() {
+    let choices = |rules: Rules, script: Vec<Say>| {
+        let mut bench = Bench::new(rules, script);
+        bench.run(false);
+        (bench.choices, bench.state.totals().warnings.len())
+    };
+    let (required, auto) = (ToolChoice::Required, ToolChoice::Auto);
+    let b = ToolChoice::Tool("b".into());
+    let called = vec![Calls(vec!["b"]), Text("x")];
+    assert_eq!(choices(demanding(text(), FirstRequired), called.clone()), (vec![required.clone(), auto.clone()], 0));
+    assert_eq!(choices(demanding(text(), ToolChoicePolicy::Tool("b".into())), called), (vec![b, auto.clone()], 0));
+    let late = vec![Text("x"), Calls(vec!["a"]), Text("y")];
+    let repeated = vec![required.clone(), required.clone(), auto];
+    assert_eq!(choices(demanding(text(), FirstRequired), late), (repeated, 0));
+    let (twice, warnings) = choices(demanding(text(), FirstRequired), vec![Text("x")]);
+    assert_eq!((twice, warnings), (vec![required.clone(), required.clone()], 1));
+    let (all, _) =
+        choices(demanding(structured(), Required), vec![Calls(vec!["a"]), Calls(vec!["a"]), Calls(vec![OK])]);
+    assert_eq!(all, vec![required; 3]);
+}
+
+#[test]
+fn a_run_goes_on_with_the_model_that_answered_last() {
+    let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
+    let models = |names: [&str; 2]| names.map(str::to_owned);
+    assert_eq!(bench.state.model_place(&models(["other/m", "mock/m"])), 0);
+    bench.run(false);
+    assert_eq!(bench.state.model_place(&models(["other/m", "mock/m"])), 1);
+    assert_eq!(bench.state.model_place(&models(["other/m", "gone/m"])), 0);
+}
+
 #[test]
 fn situations() {
-    for (what, rules, script, reason, counts) in [text_contract(), structured_contract(), limits()].concat() {
+    let rows = [text_contract(), structured_contract(), limits(), demanded_calls()].concat();
+    for (what, rules, script, reason, counts) in rows {
         let mut bench = Bench::new(rules, script);
         bench.run(false);
         let totals = bench.state.totals();
@@ -488,19 +624,30 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(Contract::Text { confirm: false }),
         Just(Contract::Structured { tool: "output".into() }),
     ];
-    (contract, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
-        |(contract, attempts, iterations, per_attempt, calls, threshold, budget)| Rules {
-            contract,
-            limits: Limits {
-                max_attempts: attempts,
-                max_iterations: iterations,
-                max_iterations_per_attempt: per_attempt,
-                max_tool_calls_per_iteration: calls,
-                error_threshold: threshold,
-                ..Limits::default()
-            },
-            budget: Budget { max_tool_calls: budget, ..Budget::default() },
-            ..Rules::default()
+    let choice = prop_oneof![
+        Just(ToolChoicePolicy::Auto),
+        Just(FirstRequired),
+        Just(Required),
+        Just(ToolChoicePolicy::Tool("a".into())),
+    ];
+    let choice = (choice, any::<bool>());
+    (contract, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
+        |(contract, (tool_choice, strict_tool_choice), attempts, iterations, per_attempt, calls, threshold, budget)| {
+            Rules {
+                contract,
+                tool_choice,
+                strict_tool_choice,
+                limits: Limits {
+                    max_attempts: attempts,
+                    max_iterations: iterations,
+                    max_iterations_per_attempt: per_attempt,
+                    max_tool_calls_per_iteration: calls,
+                    error_threshold: threshold,
+                    ..Limits::default()
+                },
+                budget: Budget { max_tool_calls: budget, ..Budget::default() },
+                ..Rules::default()
+            }
         },
     )
 }

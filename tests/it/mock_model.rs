@@ -1,10 +1,14 @@
-//! A model server that speaks Chat Completions, and refuses what OpenAI would refuse.
+//! A model server that speaks Chat Completions and Responses, and refuses what OpenAI would refuse.
 //!
 //! Tests say what it answers, and look at what it was asked. Every request is checked against the rules
 //! of the real API before an answer is taken from the script: a conversation that a provider would
-//! reject fails the test that sent it. It knows nothing of the code under test.
+//! reject fails the test that sent it. It streams where it is asked to, and misbehaves where a test says
+//! so. It knows nothing of the code under test.
 
 #![allow(dead_code, reason = "a kit: not every test uses every part")]
+
+mod chunks;
+pub(crate) mod responses;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -46,11 +50,36 @@ pub(crate) enum Reply {
     NoChoices,
     /// 200 with this body.
     Raw(String),
+    /// Fails so many requests of a hundred, which ones the seed decides, with 500, 502, 503 or 529.
+    Unsteady { seed: u64, percent: u64, otherwise: Box<Reply> },
+    /// 200 with these bytes, sent piece by piece.
+    Pieces(Vec<Bytes>, After),
     /// Waits first.
     Delayed(Duration, Box<Reply>),
 }
 
+/// What becomes of the connection when all pieces are sent.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum After {
+    /// The answer ends as it should.
+    End,
+    /// The connection breaks.
+    Reset,
+    /// Nothing more comes, for ever.
+    Silence,
+}
+
 impl Reply {
+    /// These bytes at once.
+    pub(crate) fn bytes(bytes: &[u8], after: After) -> Self {
+        Self::Pieces(vec![Bytes::copy_from_slice(bytes)], after)
+    }
+
+    /// These bytes one by one.
+    pub(crate) fn drops(bytes: &[u8]) -> Self {
+        Self::Pieces(bytes.iter().map(|byte| Bytes::copy_from_slice(&[*byte])).collect(), After::End)
+    }
+
     pub(crate) fn text(text: &str) -> Self {
         Self::Text(text.to_owned())
     }
@@ -116,7 +145,10 @@ impl MockModel {
         });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base_url = format!("http://{}/v1", listener.local_addr().unwrap());
-        let app = Router::new().route("/v1/chat/completions", post(completions)).with_state(shared.clone());
+        let app = Router::new()
+            .route("/v1/chat/completions", post(completions))
+            .route("/v1/responses", post(responses))
+            .with_state(shared.clone());
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { base_url, shared, server }
     }
@@ -160,7 +192,7 @@ impl MockModel {
         self.wait_until(|counts| counts.aborted > 0).await;
     }
 
-    async fn wait_until(&self, condition: impl FnMut(&Counts) -> bool) {
+    pub(crate) async fn wait_until(&self, condition: impl FnMut(&Counts) -> bool) {
         let mut counts = self.shared.counts.subscribe();
         let met = tokio::time::timeout(PATIENCE, counts.wait_for(condition)).await;
         assert!(met.is_ok(), "the model server waited in vain: {:?}", self.counts());
@@ -187,6 +219,11 @@ impl Open {
         });
         Self { shared, answered: false }
     }
+
+    /// The answer was made.
+    fn close(mut self) {
+        self.answered = true;
+    }
 }
 
 impl Drop for Open {
@@ -200,7 +237,20 @@ impl Drop for Open {
 }
 
 async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
-    let parsed: Result<Value, _> = serde_json::from_slice(&body);
+    serve(shared, headers, &body, check).await
+}
+
+async fn responses(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+    serve(shared, headers, &body, responses::check).await
+}
+
+async fn serve(
+    shared: Arc<Shared>,
+    headers: HeaderMap,
+    body: &[u8],
+    check: fn(&Value) -> Result<(), String>,
+) -> Response {
+    let parsed: Result<Value, _> = serde_json::from_slice(body);
     let refusal = match &parsed {
         Ok(body) => check(body).err(),
         Err(error) => Some(format!("the body is not JSON: {error}")),
@@ -211,7 +261,7 @@ async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body
         seen.push(Seen { headers, body: body.clone(), refusal: refusal.clone() });
         seen.len()
     };
-    let mut open = Open::new(shared.clone());
+    let open = Open::new(shared.clone());
     let reply = if let Some(refusal) = refusal {
         refuse(&refusal)
     } else {
@@ -219,9 +269,7 @@ async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body
         let fallback = || shared.always.lock().unwrap().clone();
         scripted.or_else(fallback).unwrap_or_else(|| refuse("the test scripted no answer for this request"))
     };
-    let response = answer(reply, number, &body).await;
-    open.answered = true;
-    response
+    answer(reply, number, &body, open).await
 }
 
 fn refuse(message: &str) -> Reply {
@@ -229,13 +277,25 @@ fn refuse(message: &str) -> Reply {
     Reply::Status { status: 400, headers: Vec::new(), body: json!({ "error": error }) }
 }
 
-async fn answer(mut reply: Reply, number: usize, request: &Value) -> Response {
-    while let Reply::Delayed(delay, inner) = reply {
-        tokio::time::sleep(delay).await;
-        reply = *inner;
+async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) -> Response {
+    loop {
+        reply = match reply {
+            Reply::Delayed(delay, inner) => {
+                tokio::time::sleep(delay).await;
+                *inner
+            }
+            Reply::Unsteady { seed, percent, otherwise } => match scattered(seed << 32 | number as u64) {
+                draw if draw % 100 >= percent => *otherwise,
+                draw => Reply::error([500, 502, 503, 529][(draw / 100 % 4) as usize], "overloaded", None),
+            },
+            _ => break,
+        };
     }
-    match reply {
-        Reply::Text(text) => completion(number, request, &json!({"role": "assistant", "content": text}), "stop"),
+    let response = match reply {
+        Reply::Text(text) => {
+            let message = json!({"role": "assistant", "content": text, "refusal": null});
+            completion(number, request, &message, "stop")
+        }
         Reply::ToolCalls(calls) => {
             let calls: Vec<Value> = (calls.into_iter().enumerate())
                 .map(|(index, (name, arguments))| {
@@ -243,9 +303,10 @@ async fn answer(mut reply: Reply, number: usize, request: &Value) -> Response {
                     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
                 })
                 .collect();
-            let message = json!({"role": "assistant", "content": null, "tool_calls": calls});
+            let message = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls});
             completion(number, request, &message, "tool_calls")
         }
+        Reply::Pieces(pieces, after) => return pieces_of(pieces, after, open),
         Reply::Status { status, headers, body } => {
             let mut response = (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
             for (name, value) in headers {
@@ -262,24 +323,65 @@ async fn answer(mut reply: Reply, number: usize, request: &Value) -> Response {
         Reply::Garbage => "<html>It works!</html>".into_response(),
         Reply::NoChoices => json!({"id": "x", "object": "chat.completion", "choices": []}).to_string().into_response(),
         Reply::Raw(body) => body.into_response(),
-        Reply::Delayed(..) => unreachable!("unwrapped above"),
-    }
+        Reply::Delayed(..) | Reply::Unsteady { .. } => unreachable!("unwrapped above"),
+    };
+    open.close();
+    response
+}
+
+fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
+    let pieces = stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, open)| async move {
+        let piece = match (pieces.pop_front(), after) {
+            (Some(piece), _) => Ok(piece),
+            (None, After::End) => {
+                open.close();
+                return None;
+            }
+            (None, After::Reset) => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
+            (None, After::Silence) => pending().await,
+        };
+        Some((piece, (pieces, open)))
+    });
+    ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
+}
+
+/// The same for the same number, and otherwise without a pattern (the mixing of splitmix64).
+fn scattered(number: u64) -> u64 {
+    let mixed = number.wrapping_mul(0x9E37_79B9_7F4A_7C15);
+    let mixed = (mixed ^ (mixed >> 30)).wrapping_mul(0xBF58_476D_1CE4_E5B9);
+    let mixed = (mixed ^ (mixed >> 27)).wrapping_mul(0x94D0_49BB_1331_11EB);
+    mixed ^ (mixed >> 31)
 }
 
 fn completion(number: usize, request: &Value, message: &Value, finish_reason: &str) -> Response {
+    if request.get("input").is_some() {
+        let answer = responses::answer(number, request, message);
+        if request["stream"] == json!(true) {
+            return events(responses::events(&answer));
+        }
+        return answer.to_string().into_response();
+    }
     let prompt = request.to_string().len() / 4;
     let written = message.to_string().len() / 4;
-    let body = json!({
-        "id": format!("chatcmpl-{number}"), "object": "chat.completion", "created": 0, "model": request["model"],
-        "choices": [{"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason}],
-        "usage": {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written},
-    });
+    let usage = json!({"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written});
+    let id = format!("chatcmpl-{number}");
+    if request["stream"] == json!(true) {
+        return events(chunks::of(&id, request, message, finish_reason, &usage));
+    }
+    let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason});
+    let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": request["model"],
+        "choices": [choice], "usage": usage});
     body.to_string().into_response()
 }
 
+fn events(events: Vec<Bytes>) -> Response {
+    let body = Body::from_stream(stream::iter(events.into_iter().map(Ok::<_, Infallible>)));
+    ([("content-type", "text/event-stream")], body).into_response()
+}
+
 /// The rules of the real API; the message is what it would complain about.
-fn check(body: &Value) -> Result<(), String> {
-    const FIELDS: [&str; 9] = [
+pub(crate) fn check(body: &Value) -> Result<(), String> {
+    const FIELDS: [&str; 11] = [
         "model",
         "messages",
         "tools",
@@ -289,6 +391,8 @@ fn check(body: &Value) -> Result<(), String> {
         "max_completion_tokens",
         "response_format",
         "stream",
+        "stream_options",
+        "reasoning_effort",
     ];
     let fields = body.as_object().ok_or("the body must be an object")?;
     if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
@@ -296,6 +400,20 @@ fn check(body: &Value) -> Result<(), String> {
     }
     if body["model"].as_str().is_none_or(str::is_empty) {
         return Err("you must provide a model parameter".into());
+    }
+    if body.get("stream_options").is_some() && body["stream"] != json!(true) {
+        return Err("'stream_options' is only allowed when 'stream' is enabled".into());
+    }
+    if let Some(effort) = body.get("reasoning_effort") {
+        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].iter().any(|known| effort == known) {
+            return Err(format!("'reasoning_effort' does not support {effort}"));
+        }
+        if body.get("temperature").is_some() {
+            return Err("'temperature' is not supported with reasoning".into());
+        }
+    }
+    if let Some(format) = body.pointer("/response_format/json_schema").filter(|format| format["strict"] == true) {
+        check_strict(&format["schema"])?;
     }
     let offered = check_tools(body.get("tools"))?;
     match body.get("tool_choice") {
@@ -328,12 +446,32 @@ fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
         if !tool.pointer("/function/parameters").is_none_or(Value::is_object) {
             return Err(format!("the parameters of {name} must be an object"));
         }
+        if tool["function"]["strict"] == json!(true) {
+            check_strict(&tool["function"]["parameters"])?;
+        }
         if names.contains(&name) {
             return Err(format!("the tool {name} is offered twice"));
         }
         names.push(name);
     }
     Ok(names)
+}
+
+/// What `strict` demands of every object in a schema.
+pub(crate) fn check_strict(schema: &Value) -> Result<(), String> {
+    for inner in schema.as_object().into_iter().flat_map(|keywords| keywords.values()) {
+        match inner {
+            Value::Array(each) => each.iter().try_for_each(check_strict)?,
+            inner => check_strict(inner)?,
+        }
+    }
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return Ok(()) };
+    let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
+    let all_required = properties.keys().all(|key| required.iter().any(|name| name == key));
+    if schema["additionalProperties"] == json!(false) && all_required && required.len() == properties.len() {
+        return Ok(());
+    }
+    Err(format!("Invalid schema: 'additionalProperties' must be false and all properties required: {schema}"))
 }
 
 /// The name in `{"type": "function", "function": {"name": …}}`.
@@ -386,7 +524,8 @@ fn check_assistant<'a>(message: &'a Value, at: &str, has_text: bool) -> Result<V
         if !call.pointer("/function/arguments").is_some_and(Value::is_string) {
             return Err(format!("{at}: arguments must be a string"));
         }
-        let id = call["id"].as_str().filter(|id| !id.is_empty()).ok_or(format!("{at}: a call without an id"))?;
+        let id = call["id"].as_str().filter(|id| (1..=40).contains(&id.len()));
+        let id = id.ok_or(format!("{at}: a call without an id of at most 40 characters"))?;
         if ids.contains(&id) {
             return Err(format!("{at}: duplicate tool call id {id}"));
         }
@@ -419,6 +558,9 @@ fn the_server_refuses_what_the_real_one_refuses() {
     bad_arguments["function"]["arguments"] = json!({});
     let mut bad_name = call("a");
     bad_name["function"]["name"] = json!("mcp:time/now");
+    let mut strict_offer = offer("t");
+    strict_offer["function"]["strict"] = json!(true);
+    strict_offer["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "string"}}});
     let bad = [
         (json!([]), "must be an object"),
         (said(json!([])), "at least one message"),
@@ -442,6 +584,10 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (offering(json!({"tools": [offer(&"x".repeat(65))]})), "a name like"),
         (offering(json!({"tools": [offer("t"), offer("t")]})), "twice"),
         (offering(json!({"tool_choice": "auto"})), "only allowed"),
+        (offering(json!({"stream_options": {"include_usage": true}})), "only allowed"),
+        (offering(json!({"reasoning_effort": "a lot"})), "does not support"),
+        (offering(json!({"reasoning_effort": "low", "temperature": 0.1})), "not supported"),
+        (offering(json!({"tools": [strict_offer]})), "must be false"),
         (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
         (
             offering(json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "u"}}})),

@@ -8,24 +8,30 @@ use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
-use toolloop::providers::openai::{OpenAi, OpenAiSettings};
+use toolloop::providers::openai::OpenAi;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
-use toolloop::providers::{Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
+use toolloop::providers::wire::WireSettings;
+use toolloop::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
 use uuid::Uuid;
 
 use crate::mock_model::{MockModel, Reply};
 
 const KEY: &str = "sk-do-not-tell-anybody";
 
-fn openai(base_url: &str) -> OpenAi {
-    OpenAi::new(OpenAiSettings {
+fn settings(base_url: &str) -> WireSettings {
+    WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
         headers: vec![("x-team".into(), "platform".into())],
         connect_timeout: Duration::from_secs(5),
-    })
-    .unwrap()
+        first_byte_timeout: Duration::from_secs(5),
+        idle_timeout: Duration::from_secs(5),
+    }
+}
+
+fn openai(base_url: &str) -> OpenAi {
+    OpenAi::new(settings(base_url)).unwrap()
 }
 
 /// One provider behind a router, and everything a request borrows.
@@ -53,6 +59,7 @@ impl Client {
     async fn ask(&self, deadline: Option<Duration>) -> Result<Answer, ModelFailure> {
         let request = ModelRequest {
             model: "",
+            capabilities: &Capabilities::OPENAI,
             conversation: &self.conversation,
             tools: &self.tools,
             names: &self.names,
@@ -69,7 +76,7 @@ impl Client {
             trace: None,
         };
         let deadline = deadline.map(|left| tokio::time::Instant::now() + left);
-        self.router.complete("mock/gpt", request, deadline).await
+        self.router.complete(&["mock/gpt".to_owned()], 0, &request, deadline).await
     }
 }
 
@@ -255,12 +262,13 @@ async fn no_key_is_told() {
 
 #[test]
 fn settings_that_cannot_be_sent_are_refused() {
-    let settings = |base_url: &str, key: &str, header: &str| OpenAiSettings {
-        name: "mock".into(),
-        base_url: base_url.parse().unwrap(),
-        api_key: Some(SecretString::from(key)),
-        headers: vec![(header.into(), "v".into())],
-        connect_timeout: Duration::from_secs(5),
+    let with = |base_url: &str, key: &str, header: &str| {
+        let settings = WireSettings {
+            api_key: Some(SecretString::from(key)),
+            headers: vec![(header.into(), "v".into())],
+            ..settings(base_url)
+        };
+        OpenAi::new(settings)
     };
     let table = [
         ("ftp://host/v1", "k", "a", "base_url is not an http or https URL"),
@@ -269,9 +277,9 @@ fn settings_that_cannot_be_sent_are_refused() {
         ("http://host/v1", "k", "a b", "the header \"a b\" cannot be sent"),
     ];
     for (base_url, key, header, message) in table {
-        assert_eq!(OpenAi::new(settings(base_url, key, header)).unwrap_err().to_string(), message);
+        assert_eq!(with(base_url, key, header).unwrap_err().to_string(), message);
     }
-    assert!(OpenAi::new(settings("https://host/v1/?api-version=1", "", "a")).is_ok());
+    assert!(with("https://host/v1/?api-version=1", "", "a").is_ok());
 }
 
 fn conversation(system: &str, user: &str) -> Conversation {

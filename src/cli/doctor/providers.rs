@@ -10,7 +10,7 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::agents::Catalogue;
-use crate::config::{Config, Model, OpenaiModel};
+use crate::config::{Config, Model, ModelApi, ModelServer};
 
 /// How long a provider may take to answer.
 const PATIENCE: Duration = Duration::from_secs(5);
@@ -29,7 +29,7 @@ pub(super) async fn examine(config: &Config, agents: &Catalogue) -> Vec<Finding>
                     let detail = format!("there is no directory {}", dir.display());
                     broken(check, detail, format!("make it, or set [models.{name}] dir"), is_used)
                 }
-                Model::Openai(model) => server(check, name, model, is_used).await,
+                Model::Server(model) => server(check, name, model, is_used).await,
             }
         }
     });
@@ -45,7 +45,7 @@ fn broken(check: String, detail: String, next: String, is_used: bool) -> Finding
     }
 }
 
-async fn server(check: String, name: &str, model: &OpenaiModel, is_used: bool) -> Finding {
+async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -> Finding {
     if let (None, Some(variable)) = (&model.api_key, &model.api_key_env) {
         let detail = format!("{}, {variable} is not set: calls go without a key", model.base_url);
         return Finding::warn(check, detail, format!("export {variable}=…, where the server wants a key"));
@@ -65,14 +65,26 @@ async fn server(check: String, name: &str, model: &OpenaiModel, is_used: bool) -
 }
 
 /// The status of a look at the list of models.
-async fn status(model: &OpenaiModel) -> Result<u16, String> {
+async fn status(model: &ModelServer) -> Result<u16, String> {
     let http = reqwest::Client::builder().timeout(PATIENCE).build().map_err(|e| e.to_string())?;
-    let mut request = http.get(format!("{}/models", model.base_url));
+    let list = match model.api {
+        ModelApi::Openai | ModelApi::OpenaiResponses => "models",
+        ModelApi::Anthropic => "v1/models",
+        ModelApi::Ollama { .. } => "api/tags",
+    };
+    let mut request = http.get(format!("{}/{list}", model.base_url));
     for (name, value) in &model.headers {
         request = request.header(name, value.expose_secret());
     }
     if let Some(key) = &model.api_key {
-        request = request.bearer_auth(key.expose_secret());
+        request = match model.api {
+            ModelApi::Anthropic => {
+                request.header("x-api-key", key.expose_secret()).header("anthropic-version", "2023-06-01")
+            }
+            ModelApi::Openai | ModelApi::OpenaiResponses | ModelApi::Ollama { .. } => {
+                request.bearer_auth(key.expose_secret())
+            }
+        };
     }
     match request.send().await {
         Ok(response) => Ok(response.status().as_u16()),

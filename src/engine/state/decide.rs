@@ -7,15 +7,22 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step};
+use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step, Wish};
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, RunEvent, ToolCallCompleted, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
-use crate::providers::ToolChoice;
-use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
+use crate::providers::{ToolChoice, estimate};
+use crate::run::{Outcome, TerminationReason, ToolChoicePolicy, Usd};
 
-/// A model call is not worth making with less of the token budget left than this.
+/// A model call is not worth making with fewer tokens than this left in a budget of tokens or dollars.
 const LEAST_TOKENS: u64 = 256;
+
+/// How a run ends whose last attempt failed, by what was wrong with it.
+const NOT_VALID: (TerminationReason, &str) =
+    (TerminationReason::ValidationFailed, "No attempt produced a valid output.");
+const NO_OUTPUT: (TerminationReason, &str) = (TerminationReason::InvalidResponse, "No attempt proposed an output.");
+const NO_CALL: (TerminationReason, &str) =
+    (TerminationReason::InvalidResponse, "The model did not call the tool that tool_choice demands.");
 
 /// A model call that failed for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -63,7 +70,7 @@ impl State {
             return vec![self.ended(now, self.completed(output))];
         }
         let feedback = phrases::another_attempt(&errors, self.output_tool());
-        self.attempt_failed(proposal.call_id, errors, feedback, TerminationReason::ValidationFailed, now)
+        self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
     }
 
     /// What a model call that failed for good means.
@@ -89,6 +96,18 @@ impl State {
         Some(max.saturating_sub(self.totals.usage.total_tokens()))
     }
 
+    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one. Where
+    /// the price or what was spent is unknown, nothing is left: a budget that cannot be kept is used up.
+    pub fn affordable_output(&self) -> Option<u64> {
+        let max = self.rules.budget.max_cost_usd?.micro();
+        let usage = &self.totals.usage;
+        let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
+        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+        let input = said.max(self.last_tokens);
+        let left = spent.zip(self.rules.price).and_then(|(spent, price)| price.affordable_output(input, max - spent));
+        Some(left.unwrap_or(0))
+    }
+
     fn choice(&self) -> ToolChoice {
         if self.single_shot {
             return ToolChoice::Auto;
@@ -96,8 +115,8 @@ impl State {
         match &self.rules.tool_choice {
             ToolChoicePolicy::None => ToolChoice::None,
             ToolChoicePolicy::Required => ToolChoice::Required,
-            ToolChoicePolicy::FirstRequired if self.iteration == 1 => ToolChoice::Required,
-            ToolChoicePolicy::Tool(name) if self.iteration == 1 => ToolChoice::Tool(name.clone()),
+            ToolChoicePolicy::FirstRequired if self.wish != Wish::Settled => ToolChoice::Required,
+            ToolChoicePolicy::Tool(name) if self.wish != Wish::Settled => ToolChoice::Tool(name.clone()),
             ToolChoicePolicy::Auto | ToolChoicePolicy::FirstRequired | ToolChoicePolicy::Tool(_) => ToolChoice::Auto,
         }
     }
@@ -109,6 +128,9 @@ impl State {
             self.too_many_failures(now)
         } else if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
             self.over_budget(now, "max_total_tokens", totals.usage.total_tokens(), budget.max_total_tokens)
+        } else if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
+            let spent = Usd::from_micro(totals.usage.cost_micro_usd.unwrap_or(0)).dollars();
+            self.over_budget(now, "max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars))
         } else if totals.iterations >= limits.max_iterations {
             self.too_many_iterations(now, totals.iterations, limits.max_iterations)
         } else if self.iteration >= limits.max_iterations_per_attempt {
@@ -125,6 +147,9 @@ impl State {
         if self.failures_in_a_row >= self.rules.limits.error_threshold {
             let end = self.too_many_failures(now);
             return self.end_mid_turn("the error threshold was reached", end);
+        }
+        if let Some(events) = self.wrong_calls(turn, now) {
+            return Step::Record(events);
         }
         let Some((index, call)) = turn.open_call() else {
             return turn.proposal.clone().map_or_else(|| self.next_iteration(now), Step::Check);
@@ -153,6 +178,42 @@ impl State {
         }
     }
 
+    /// What calls of other tools than the demanded one mean where that is strict: none is executed.
+    fn wrong_calls(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
+        let ToolChoicePolicy::Tool(name) = &self.rules.tool_choice else { return None };
+        let is_demanded = self.rules.strict_tool_choice && self.iteration == 1 && !turn.cut_off;
+        if !is_demanded || turn.message.tool_calls.iter().any(|call| call.name == *name) {
+            return None;
+        }
+        let mut events = self.not_executed("tool_choice demands another tool");
+        events.extend(self.choice_ignored(Some(name), now));
+        Some(events)
+    }
+
+    /// What a text answer means where a call was demanded: nothing once that is settled.
+    fn missing_call(&self, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
+        let tool = match self.choice() {
+            _ if self.wish == Wish::Settled => return None,
+            ToolChoice::Auto | ToolChoice::None => return None,
+            ToolChoice::Required => None,
+            ToolChoice::Tool(name) => Some(name),
+        };
+        let tool = tool.as_deref();
+        if self.rules.strict_tool_choice {
+            return Some(self.choice_ignored(tool, now));
+        }
+        let (prompt, warning) = match self.wish {
+            Wish::Open => (Some(phrases::call_a_tool(tool)), None),
+            _ => (None, Some(format!("The model {}; the answer was accepted.", phrases::no_call(tool)))),
+        };
+        Some(vec![RunEvent::ToolChoiceUnmet { attempt: self.attempt, prompt, warning }])
+    }
+
+    fn choice_ignored(&self, tool: Option<&str>, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let errors = vec![ValidationError { pointer: String::new(), message: phrases::no_call(tool) }];
+        self.attempt_failed(None, errors, phrases::call_a_tool(tool), NO_CALL, now)
+    }
+
     fn proposal(&self, call: &ToolCall) -> RunEvent {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
         let (output, problem) = match serde_json::from_str::<Value>(arguments) {
@@ -172,6 +233,7 @@ impl State {
             (FinishReason::Length, _) => {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
+            _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
             }
@@ -183,9 +245,8 @@ impl State {
             (_, Contract::Structured { tool }) => {
                 let message = "answered in plain text instead of calling the output tool".to_owned();
                 let errors = vec![ValidationError { pointer: String::new(), message }];
-                let reason = TerminationReason::InvalidResponse;
                 let feedback = phrases::use_output_tool(tool);
-                return Step::Record(self.attempt_failed(None, errors, feedback, reason, now));
+                return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
             }
         };
         Step::Record(vec![end])
@@ -196,7 +257,7 @@ impl State {
         call_id: Option<uuid::Uuid>,
         errors: Vec<ValidationError>,
         feedback: String,
-        reason: TerminationReason,
+        (reason, message): (TerminationReason, &str),
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
@@ -206,10 +267,6 @@ impl State {
         if !last {
             return vec![failed];
         }
-        let message = match reason {
-            TerminationReason::InvalidResponse => "No attempt proposed an output.",
-            _ => "No attempt produced a valid output.",
-        };
         vec![failed, self.failed(now, reason, message, context)]
     }
 
@@ -263,8 +320,8 @@ impl State {
         self.failed(now, TerminationReason::Error, message, context)
     }
 
-    fn over_budget(&self, now: DateTime<Utc>, limit: &str, used: u64, max: Option<u64>) -> RunEvent {
-        let context = json!({"limit": limit, "used": used, "max": max});
+    fn over_budget<T: Into<Value>>(&self, now: DateTime<Utc>, limit: &str, used: T, max: Option<T>) -> RunEvent {
+        let context = json!({"limit": limit, "used": used.into(), "max": max.map(Into::into)});
         self.failed(now, TerminationReason::BudgetExceeded, format!("The budget {limit} is used up."), context)
     }
 

@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use super::{OpenTurn, Phase, Proposal, State};
+use super::{OpenTurn, Phase, Proposal, State, Wish};
 use crate::engine::phrases;
 use crate::event::{CallFailure, Event, ModelResponded, RunEvent};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
@@ -53,6 +53,7 @@ impl State {
             }
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
+                self.wish = Wish::Open;
                 self.phase = Phase::BetweenIterations;
             }
             RunEvent::IterationStarted { iteration, .. } => {
@@ -89,6 +90,13 @@ impl State {
                 self.conversation.push_user(prompt.as_str());
                 self.phase = Phase::BetweenIterations;
             }
+            RunEvent::ToolChoiceUnmet { prompt: Some(prompt), .. } => {
+                self.wish = Wish::Repeated;
+                self.close_turn(None, "", false);
+                self.conversation.push_user(prompt.as_str());
+                self.phase = Phase::BetweenIterations;
+            }
+            RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
             RunEvent::RunCancelRequested { reason } => {
                 self.cancel = Some(super::CancelRequest { reason: reason.clone() });
             }
@@ -124,6 +132,7 @@ impl State {
 
     fn responded(&mut self, response: &ModelResponded) {
         let mut message = response.message.clone();
+        self.last_tokens = response.usage.total_tokens();
         if self.single_shot || response.finish_reason == FinishReason::Refusal {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
@@ -132,6 +141,7 @@ impl State {
             return;
         }
         self.unfinished = None;
+        self.wish = Wish::Settled;
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
         }
@@ -152,6 +162,7 @@ impl State {
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());
+                self.wish = Wish::Settled;
                 self.push_turn(message, Vec::new());
                 self.conversation.push_user(phrases::CONTINUE);
                 self.phase = Phase::BetweenIterations;

@@ -92,6 +92,18 @@ struct CancelRequest {
     reason: Option<String>,
 }
 
+/// What has become of the tool call that an attempt must begin with, where it must.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Wish {
+    /// It has not come yet.
+    Open,
+    /// It did not come, and was asked for once more.
+    Repeated,
+    /// It came, or is not waited for any more.
+    Settled,
+}
+
 /// Where the run stands between two events.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -123,6 +135,9 @@ pub struct State {
     single_shot: bool,
     attempt: u32,
     iteration: u32,
+    wish: Wish,
+    /// Tokens of the last model call, input and output.
+    last_tokens: u64,
     failures_in_a_row: u32,
     confirmed: bool,
     /// The beginning of an answer that was cut off, while its rest is asked for.
@@ -144,6 +159,8 @@ impl State {
             single_shot: false,
             attempt: 0,
             iteration: 0,
+            wish: Wish::Open,
+            last_tokens: 0,
             failures_in_a_row: 0,
             confirmed: false,
             unfinished: None,
@@ -186,6 +203,12 @@ impl State {
     /// The number of the next model call within the run, failed tries included.
     pub fn model_step(&self) -> u32 {
         self.totals.iterations + self.totals.retries + 1
+    }
+
+    /// The place of the model to ask among these: the one that answered last, else the first.
+    pub fn model_place(&self, models: &[String]) -> usize {
+        let last = self.totals.model.as_ref();
+        last.and_then(|last| models.iter().position(|model| model == last)).unwrap_or(0)
     }
 
     /// Whether cancelling has been asked for.

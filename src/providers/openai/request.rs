@@ -9,7 +9,11 @@ use serde::Serialize;
 use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 
+use super::effort::effort;
+use super::ids::wire_ids;
+use super::strict;
 use crate::message::{ToolCall, Turn};
+use crate::providers::capabilities::OutputCap;
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
 #[derive(Serialize)]
@@ -28,7 +32,20 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     max_completion_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    max_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning_effort: Option<&'static str>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     response_format: Option<ResponseFormat<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream_options: Option<StreamOptions>,
+}
+
+#[derive(Serialize)]
+struct StreamOptions {
+    include_usage: bool,
 }
 
 #[derive(Serialize)]
@@ -46,7 +63,7 @@ enum Message<'a> {
         tool_calls: Option<Calls<'a>>,
     },
     Tool {
-        tool_call_id: &'a str,
+        tool_call_id: Cow<'a, str>,
         content: &'a str,
     },
 }
@@ -55,7 +72,7 @@ enum Message<'a> {
 #[derive(Serialize)]
 struct OfFunction<'a, F> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<&'a str>,
+    id: Option<Cow<'a, str>>,
     r#type: &'static str,
     function: F,
 }
@@ -71,6 +88,8 @@ struct Offered<'a> {
     name: Cow<'a, str>,
     description: &'a str,
     parameters: &'a Value,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    strict: Option<bool>,
 }
 
 #[derive(Serialize)]
@@ -106,23 +125,39 @@ struct Calls<'a> {
 struct Tools<'a> {
     offers: &'a [ToolOffer],
     names: &'a WireNames,
+    may_be_strict: bool,
 }
 
-/// The request's JSON text.
+/// The request's JSON text, for a stream if somebody follows.
 pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
+    let streams = request.deltas.are_followed();
+    let capabilities = request.capabilities;
+    let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {
         model: request.model,
         messages: request,
-        tools: offered.then_some(Tools { offers: request.tools, names: request.names }),
+        tools: offered.then_some(Tools {
+            offers: request.tools,
+            names: request.names,
+            may_be_strict: capabilities.strict_schemas,
+        }),
         tool_choice: offered.then(|| choice(request)),
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
-        temperature: request.temperature,
-        max_completion_tokens: request.max_output_tokens,
+        temperature: request.temperature.filter(|_| request.thinking.is_none()),
+        max_completion_tokens: cap(OutputCap::MaxCompletionTokens),
+        max_tokens: cap(OutputCap::MaxTokens),
+        reasoning_effort: request.thinking.and_then(effort),
         response_format: request.output_schema.map(|schema| ResponseFormat {
             r#type: "json_schema",
-            json_schema: JsonSchema { name: "output", schema, strict: qualifies_as_strict(schema) },
+            json_schema: JsonSchema {
+                name: "output",
+                schema,
+                strict: capabilities.strict_schemas && strict::qualifies(schema),
+            },
         }),
+        stream: streams.then_some(true),
+        stream_options: streams.then_some(StreamOptions { include_usage: true }),
     })
 }
 
@@ -146,8 +181,8 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
             content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
             tool_calls: (!calls.is_empty()).then_some(Calls { calls, names: request.names }),
         })?;
-        for (call, result) in calls.iter().zip(turn.results()) {
-            seq.serialize_element(&Message::Tool { tool_call_id: &call.provider_id, content: &result.content })?;
+        for (tool_call_id, result) in wire_ids(calls).zip(turn.results()) {
+            seq.serialize_element(&Message::Tool { tool_call_id, content: &result.content })?;
         }
     }
     seq.end()
@@ -155,8 +190,8 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.calls.iter().map(|call| OfFunction {
-            id: Some(&call.provider_id),
+        serializer.collect_seq(wire_ids(self.calls).zip(self.calls).map(|(id, call)| OfFunction {
+            id: Some(id),
             r#type: "function",
             function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
         }))
@@ -172,6 +207,7 @@ impl Serialize for Tools<'_> {
                 name: self.names.to_wire(&offer.name),
                 description: &offer.description,
                 parameters: &offer.input_schema,
+                strict: (self.may_be_strict && strict::qualifies(&offer.input_schema)).then_some(true),
             },
         }))
     }
@@ -188,52 +224,6 @@ fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
             function: Named { name: request.names.to_wire(name) },
         }),
     }
-}
-
-/// Whether a schema keeps to the subset that `strict: true` demands: only keywords that strict mode
-/// knows, every object closed, every property required.
-fn qualifies_as_strict(schema: &Value) -> bool {
-    fn strict(schema: &Value) -> bool {
-        let Value::Object(keywords) = schema else { return false };
-        keywords.iter().all(|(keyword, value)| match keyword.as_str() {
-            "type"
-            | "enum"
-            | "const"
-            | "description"
-            | "title"
-            | "$ref"
-            | "pattern"
-            | "format"
-            | "minimum"
-            | "maximum"
-            | "exclusiveMinimum"
-            | "exclusiveMaximum"
-            | "multipleOf"
-            | "minItems"
-            | "maxItems"
-            | "required"
-            | "additionalProperties" => true,
-            "items" => strict(value),
-            "anyOf" => value.as_array().is_some_and(|options| options.iter().all(strict)),
-            "properties" | "$defs" => value.as_object().is_some_and(|schemas| schemas.values().all(strict)),
-            _ => false,
-        }) && (!describes_objects(schema) || is_closed(schema))
-    }
-    fn describes_objects(schema: &Value) -> bool {
-        schema.get("properties").is_some()
-            || schema.get("type").is_some_and(|t| {
-                t == "object" || t.as_array().is_some_and(|types| types.iter().any(|each| each == "object"))
-            })
-    }
-    fn is_closed(schema: &Value) -> bool {
-        let required = schema.get("required").and_then(Value::as_array);
-        let properties = schema.get("properties").and_then(Value::as_object);
-        schema.get("additionalProperties") == Some(&Value::Bool(false))
-            && properties.is_none_or(|properties| {
-                properties.keys().all(|key| required.is_some_and(|names| names.iter().any(|name| name == key)))
-            })
-    }
-    schema.get("type").is_some_and(|t| t == "object") && strict(schema)
 }
 
 #[cfg(test)]

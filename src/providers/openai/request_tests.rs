@@ -7,7 +7,8 @@ use uuid::Uuid;
 
 use super::*;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolResult};
-use crate::providers::Deltas;
+use crate::providers::{Capabilities, Deltas};
+use crate::run::{Effort, Thinking};
 
 fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
     ToolCall {
@@ -30,6 +31,7 @@ fn sent(request: &ModelRequest<'_>) -> Value {
 fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelRequest<'a> {
     ModelRequest {
         model: "m",
+        capabilities: &Capabilities::OPENAI,
         conversation,
         tools: &[],
         names,
@@ -112,29 +114,66 @@ fn tools_choice_and_sampling_are_passed_on() {
 
 #[test]
 fn strict_is_asked_for_only_where_the_schema_qualifies() {
-    let closed = json!({"type": "object", "required": ["a"], "additionalProperties": false,
-        "properties": {"a": {"type": ["string", "null"], "description": "x"}}});
-    let nested = |inner: Value| {
-        json!({"type": "object", "required": ["a"], "additionalProperties": false,
-            "properties": {"a": {"type": "array", "items": inner}}})
-    };
-    let table = [
-        (closed.clone(), true),
-        (nested(closed.clone()), true),
-        (nested(json!({"type": "object"})), false),
-        (nested(json!({"type": "string", "minLength": 2})), false),
-        (json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "string"}}}), false),
-        (json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}), false),
-        (json!({"anyOf": [closed]}), false),
-        (json!(true), false),
-    ];
+    let closed = Arc::new(json!({"type": "object", "required": ["a"], "additionalProperties": false,
+        "properties": {"a": {"type": "string"}}}));
+    let open = Arc::new(json!({"type": "object", "properties": {"a": {"type": "string"}}}));
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
-    for (schema, strict) in table {
-        let request = ModelRequest { output_schema: Some(&schema), ..plain(&conversation, &names) };
-        let expected = json!({"type": "json_schema",
-            "json_schema": {"name": "output", "schema": schema, "strict": strict}});
-        assert_eq!(sent(&request)["response_format"], expected);
+    for (schema, qualifies) in [(closed, true), (open, false)] {
+        let tools = [ToolOffer { name: "t".into(), description: "T.".into(), input_schema: Arc::clone(&schema) }];
+        let request = ModelRequest { output_schema: Some(&schema), tools: &tools, ..plain(&conversation, &names) };
+        for strict_schemas in [true, false] {
+            let capabilities = Capabilities { strict_schemas, ..Capabilities::OPENAI };
+            let body = sent(&ModelRequest { capabilities: &capabilities, ..request.clone() });
+            let strict = qualifies && strict_schemas;
+            let output = json!({"name": "output", "schema": schema, "strict": strict});
+            assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": output}));
+            let offered = body["tools"][0]["function"].get("strict");
+            assert_eq!(offered, strict.then_some(&json!(true)), "left out where it would be false");
+        }
     }
+}
+
+#[test]
+fn thinking_is_asked_for_by_effort_and_silences_temperature() {
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
+    let table = [
+        (None, None, None),
+        (None, Some(Effort::Low), Some("low")),
+        (Some(50_000), Some(Effort::Medium), Some("medium")),
+        (None, Some(Effort::High), Some("high")),
+        (None, Some(Effort::Max), Some("max")),
+        (Some(1_024), None, Some("low")),
+        (Some(4_096), None, Some("medium")),
+        (Some(16_384), None, Some("high")),
+    ];
+    for (budget_tokens, effort, expected) in table {
+        let thinking = Some(Thinking { budget_tokens, effort });
+        let request = ModelRequest { thinking, temperature: Some(0.2), ..plain(&conversation, &names) };
+        let body = sent(&request);
+        assert_eq!(body.get("reasoning_effort"), expected.map(|word| json!(word)).as_ref());
+        assert_eq!(body.get("temperature"), None);
+    }
+}
+
+#[test]
+fn a_stream_is_asked_for_where_somebody_follows() {
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
+    let follower = |_| {};
+    let request = ModelRequest { deltas: Deltas(Some(&follower)), ..plain(&conversation, &names) };
+    let body = sent(&request);
+    assert_eq!((&body["stream"], &body["stream_options"]), (&json!(true), &json!({"include_usage": true})));
+}
+
+#[test]
+fn servers_that_stayed_with_it_get_the_older_name_of_the_cap() {
+    let (conversation, names) = (conversation("", "hello"), WireNames::default());
+    let capabilities = Capabilities { output_cap: OutputCap::MaxTokens, ..Capabilities::OPENAI };
+    let body = sent(&ModelRequest {
+        capabilities: &capabilities,
+        max_output_tokens: Some(300),
+        ..plain(&conversation, &names)
+    });
+    assert_eq!((&body["max_tokens"], body.get("max_completion_tokens")), (&json!(300), None));
 }
 
 fn conversation(system: &str, user: &str) -> Conversation {

@@ -2,22 +2,28 @@
 //!
 //! The presence of calls decides, not the finish reason. What servers leave out or repeat (call ids)
 //! is made up deterministically; what they send in odd shapes (content as parts, arguments as an
-//! object, no usage) is accepted. An answer without anything in it is a fault of transport.
+//! object, no usage) is accepted. An answer without anything in it is a fault of transport. Streams
+//! are put together in [`stream`](super::stream), and end up here as [`Parts`].
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use crate::message::{FinishReason, Usage};
-use crate::providers::failure::{self, Reported};
-use crate::providers::{Completion, RawToolCall};
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, RawToolCall, failure};
 
-/// Why a 2xx answer is of no use.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) enum Unusable {
-    /// It is not what the API answers.
-    Malformed(String),
-    /// It is an error that came with a success status.
-    Error(Reported),
+/// What an answer holds, however it came.
+pub(super) struct Parts {
+    /// Absent where the message has none; in an answer in one piece it may be there and empty.
+    pub(super) content: Option<String>,
+    /// Why the model will not answer.
+    pub(super) refusal: Option<String>,
+    /// Reasoning that a compatible server shows.
+    pub(super) thinking: Option<String>,
+    pub(super) tool_calls: Vec<RawToolCall>,
+    /// In the server's word.
+    pub(super) finish_reason: Option<String>,
+    pub(super) usage: Option<Usage>,
 }
 
 #[derive(Deserialize)]
@@ -58,11 +64,12 @@ struct Call<'a> {
     function: Option<Function<'a>>,
 }
 
+/// A called function; in a stream, a piece of one.
 #[derive(Deserialize)]
-struct Function<'a> {
-    name: Option<String>,
+pub(super) struct Function<'a> {
+    pub(super) name: Option<String>,
     #[serde(borrow)]
-    arguments: Option<&'a RawValue>,
+    pub(super) arguments: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
@@ -106,24 +113,43 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     let Some(message) = choice.message else {
         return Err(Unusable::Malformed("the first choice has no message".into()));
     };
-    let tool_calls = tool_calls(message.tool_calls.unwrap_or_default(), step);
-    let content = message.content.map(text_of_content).transpose()?;
-    let refusal = message.refusal.filter(|text| !text.is_empty());
-    let finish_reason = finish_reason(choice.finish_reason.as_deref(), !tool_calls.is_empty(), refusal.is_some());
-    let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
-    if content.is_none() && tool_calls.is_empty() && !may_be_silent {
-        return Err(Unusable::Malformed("the message has neither content nor tool calls".into()));
-    }
-    let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
-    let thinking = message.reasoning_content.or(message.reasoning).and_then(string).filter(|text| !text.is_empty());
-    Ok(Completion {
-        text: without_nul(text),
-        thinking: thinking.map(without_nul),
-        tool_calls,
-        opaque: None,
-        finish_reason,
+    Parts {
+        content: message.content.map(content_text).transpose()?,
+        refusal: message.refusal.filter(|text| !text.is_empty()),
+        thinking: message
+            .reasoning_content
+            .or(message.reasoning)
+            .and_then(received::string)
+            .filter(|text| !text.is_empty()),
+        tool_calls: tool_calls(message.tool_calls.unwrap_or_default(), step)?,
+        finish_reason: choice.finish_reason,
         usage: answer.usage.and_then(usage),
-    })
+    }
+    .complete()
+}
+
+impl Parts {
+    /// The completion, unless there is nothing in it.
+    pub(super) fn complete(self) -> Result<Completion, Unusable> {
+        let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
+        if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
+            return Err(Unusable::too_large_arguments());
+        }
+        let finish_reason = finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
+        let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
+        if content.is_none() && tool_calls.is_empty() && !may_be_silent {
+            return Err(Unusable::Malformed("the message has neither content nor tool calls".into()));
+        }
+        let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
+        Ok(Completion {
+            text: received::text(text),
+            thinking: thinking.map(received::text),
+            tool_calls,
+            opaque: None,
+            finish_reason,
+            usage,
+        })
+    }
 }
 
 fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishReason {
@@ -137,33 +163,28 @@ fn finish_reason(said: Option<&str>, has_calls: bool, refused: bool) -> FinishRe
     }
 }
 
-fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Vec<RawToolCall> {
-    let mut seen: Vec<RawToolCall> = Vec::with_capacity(calls.len());
-    for (index, call) in calls.into_iter().enumerate() {
-        let mut id = without_nul(call.id.and_then(string).unwrap_or_default());
-        if id.is_empty() || seen.iter().any(|earlier| earlier.id == id) {
-            id = format!("call_{step}_{index}");
-            while seen.iter().any(|earlier| earlier.id == id) {
-                id.push('_');
-            }
-        }
-        let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
-        seen.push(RawToolCall {
-            id,
-            wire_name: without_nul(name.unwrap_or_default()),
-            arguments: arguments.map(arguments_text).filter(|a| !a.trim().is_empty()).unwrap_or_else(|| "{}".into()),
-        });
+fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusable> {
+    if calls.len() > received::MAX_CALLS {
+        return Err(Unusable::too_many_calls());
     }
-    seen
+    let mut read: Vec<RawToolCall> = Vec::with_capacity(calls.len());
+    for call in calls {
+        let id = call.id.and_then(received::string).unwrap_or_default();
+        let (name, arguments) = call.function.map_or((None, None), |f| (f.name, f.arguments));
+        let arguments = arguments.map(call_text).unwrap_or_default();
+        read.push(received::tool_call(id, name.unwrap_or_default(), arguments, &read, step));
+    }
+    Ok(read)
 }
 
 /// Arguments are a string that holds JSON; some servers send the JSON itself.
-fn arguments_text(raw: &RawValue) -> String {
-    without_escaped_nul(without_nul(string(raw).unwrap_or_else(|| raw.get().to_owned())))
+pub(super) fn call_text(raw: &RawValue) -> String {
+    received::string(raw).unwrap_or_else(|| raw.get().to_owned())
 }
 
-fn text_of_content(raw: &RawValue) -> Result<String, Unusable> {
-    if let Some(text) = string(raw) {
+/// Content is text, or parts that hold some.
+pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
+    if let Some(text) = received::string(raw) {
         return Ok(text);
     }
     let parts: Vec<Part> = serde_json::from_str(raw.get())
@@ -171,12 +192,8 @@ fn text_of_content(raw: &RawValue) -> Result<String, Unusable> {
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
 }
 
-fn string(raw: &RawValue) -> Option<String> {
-    serde_json::from_str(raw.get()).ok()
-}
-
 /// Accounting that we cannot read does not spoil an answer.
-fn usage(raw: &RawValue) -> Option<Usage> {
+pub(super) fn usage(raw: &RawValue) -> Option<Usage> {
     let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
     let (input_tokens, output_tokens) = (said.prompt_tokens, said.completion_tokens);
     let prompt = said.prompt_tokens_details.unwrap_or_default();
@@ -189,42 +206,6 @@ fn usage(raw: &RawValue) -> Option<Usage> {
         reasoning_tokens: completion.reasoning_tokens.unwrap_or_default().min(output_tokens),
         ..Usage::default()
     })
-}
-
-fn without_nul(mut text: String) -> String {
-    if text.contains('\0') {
-        text.retain(|c| c != '\0');
-    }
-    text
-}
-
-/// Takes `\u0000` out of JSON text. Behind a broken `\u` escape the text is left alone: it is not JSON,
-/// and taking something out could make it JSON that holds NUL.
-fn without_escaped_nul(json: String) -> String {
-    const NUL: &str = "\\u0000";
-    if !json.contains(NUL) {
-        return json;
-    }
-    let mut clean = String::with_capacity(json.len());
-    let mut rest = json.as_str();
-    while let Some(at) = rest.find('\\') {
-        clean.push_str(&rest[..at]);
-        rest = &rest[at..];
-        if let Some(after) = rest.strip_prefix(NUL) {
-            rest = after;
-            continue;
-        }
-        let mut chars = rest.chars();
-        let escape_len = 1 + chars.nth(1).map_or(0, char::len_utf8);
-        let broken = rest.starts_with("\\u") && !rest.as_bytes().iter().skip(2).take(4).all(u8::is_ascii_hexdigit);
-        if broken {
-            break;
-        }
-        clean.push_str(&rest[..escape_len]);
-        rest = &rest[escape_len..];
-    }
-    clean.push_str(rest);
-    clean
 }
 
 #[cfg(test)]

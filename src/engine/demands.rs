@@ -1,0 +1,133 @@
+//! Whether the models of an agent can do what it demands of them, before anything is started.
+//!
+//! Asked when a definition loads and when a request arrives; never of a run that has begun, which goes on
+//! with what there is. A demand that is a preference is not checked: it degrades.
+
+use crate::agents::Definition;
+use crate::providers::router::Router;
+use crate::run::{Thinking, ToolChoicePolicy, Usd};
+
+/// What is demanded of models.
+#[derive(Debug, Clone, Copy)]
+pub struct Demands<'a> {
+    /// The model, and those that may take over.
+    pub models: &'a [String],
+    /// Whether and how much they think.
+    pub thinking: Option<Thinking>,
+    /// When they must call a tool.
+    pub tool_choice: &'a ToolChoicePolicy,
+    /// Whether that must be enforced.
+    pub strict_tool_choice: bool,
+    /// What they may cost.
+    pub max_cost_usd: Option<Usd>,
+}
+
+/// A demand that cannot be met: the setting it is about, and the reason.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{setting}: {reason}")]
+pub struct Unmet {
+    /// `model`, `fallback_models`, `strict_tool_choice` or `max_cost_usd`.
+    pub setting: &'static str,
+    /// A clause for a person.
+    pub reason: String,
+}
+
+/// Checks a definition's demands.
+///
+/// # Errors
+/// The first one that cannot be met.
+pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unmet> {
+    let models: Vec<String> = std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
+    check(
+        Demands {
+            models: &models,
+            thinking: definition.thinking,
+            tool_choice: &definition.tool_choice,
+            strict_tool_choice: definition.strict_tool_choice,
+            max_cost_usd: definition.governance.budget.max_cost_usd,
+        },
+        router,
+    )
+}
+
+/// Checks demands.
+///
+/// # Errors
+/// The first one that cannot be met.
+pub fn check(demands: Demands<'_>, router: &Router) -> Result<(), Unmet> {
+    let demands_call = match demands.tool_choice {
+        ToolChoicePolicy::Auto | ToolChoicePolicy::None => false,
+        ToolChoicePolicy::Required | ToolChoicePolicy::FirstRequired | ToolChoicePolicy::Tool(_) => true,
+    };
+    for (place, model) in demands.models.iter().enumerate() {
+        let setting = if place == 0 { "model" } else { "fallback_models" };
+        let route = router.resolve(model).map_err(|unknown| Unmet { setting, reason: unknown.to_string() })?;
+        if demands.strict_tool_choice && demands_call && !route.capabilities.can_force(demands.thinking) {
+            let so = if route.capabilities.can_force(None) { " while it thinks within a budget" } else { "" };
+            let reason = format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
+            return Err(Unmet { setting: "strict_tool_choice", reason });
+        }
+        if demands.max_cost_usd.is_some() && route.price.is_none() {
+            let reason =
+                format!("{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]");
+            return Err(Unmet { setting: "max_cost_usd", reason });
+        }
+    }
+    Ok(())
+}
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeMap;
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::providers::ProviderKind;
+    use crate::providers::capabilities::{CapabilityTable, ModelPattern};
+    use crate::providers::prices::{Price, PriceTable};
+    use crate::providers::router::ProviderEntry;
+    use crate::providers::scripted::Scripted;
+
+    fn router() -> Router {
+        let entry = |kind| ProviderEntry { kind, ..ProviderEntry::new(Arc::new(Scripted::new("nowhere".into()))) };
+        let providers =
+            [("gpt", ProviderKind::Openai), ("claude", ProviderKind::Anthropic), ("llama", ProviderKind::Ollama)];
+        let providers: BTreeMap<String, ProviderEntry> =
+            providers.into_iter().map(|(name, kind)| (name.to_owned(), entry(kind))).collect();
+        let priced = ModelPattern::parse("gpt/*").map(|pattern| (pattern, Price::default()));
+        Router::new(providers).with_tables(CapabilityTable::default(), PriceTable::new(priced.into_iter().collect()))
+    }
+
+    #[test]
+    fn demands() {
+        let router = router();
+        let (forced, auto) = (ToolChoicePolicy::FirstRequired, ToolChoicePolicy::Auto);
+        let table = [
+            ("gpt/x", &forced, true, None, None),
+            ("gpt/x claude/claude-haiku-4-5", &forced, true, None, None),
+            ("claude/claude-haiku-4-5", &forced, true, Some(2048), Some("strict_tool_choice")),
+            ("claude/claude-haiku-4-5", &forced, false, Some(2048), None),
+            ("claude/claude-fable-5", &forced, true, None, Some("strict_tool_choice")),
+            ("gpt/x llama/y", &forced, true, None, Some("strict_tool_choice")),
+            ("llama/y", &auto, true, None, None),
+            ("gpt/x nobody/y", &auto, false, None, Some("fallback_models")),
+            ("nobody/y", &auto, false, None, Some("model")),
+        ];
+        for (models, tool_choice, strict_tool_choice, budget, expected) in table {
+            let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
+            let thinking = budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
+            let demands = Demands { models: &names, thinking, tool_choice, strict_tool_choice, max_cost_usd: None };
+            let found = check(demands, &router).err().map(|unmet| unmet.setting);
+            assert_eq!(found, expected, "{models} {tool_choice:?} {budget:?}");
+        }
+        for (models, expected) in
+            [("gpt/x", None), ("llama/y", Some("max_cost_usd")), ("gpt/x llama/y", Some("max_cost_usd"))]
+        {
+            let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
+            let max_cost_usd = Some(Usd::from_micro(1));
+            let demands =
+                Demands { models: &names, thinking: None, tool_choice: &auto, strict_tool_choice: false, max_cost_usd };
+            assert_eq!(check(demands, &router).err().map(|unmet| unmet.setting), expected, "{models}");
+        }
+    }
+}

@@ -1,0 +1,218 @@
+//! A conversation as the `messages` of a Messages call.
+//!
+//! Roles take turns: what follows in the same role joins the message before it. The results of a turn
+//! open the user message behind it. Blocks that this provider sent and wants back go back byte for byte
+//! and in their places; those of others stay at home. Texts without anything in them, which the API
+//! refuses, are left out or said in words; ids that it refuses, or that came twice, are replaced by ours.
+
+use std::borrow::Cow;
+use std::collections::HashSet;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::message::{AssistantTurn, Conversation, OpaqueBlocks, ToolCall, Turn};
+use crate::providers::WireNames;
+use crate::providers::arguments::ArgumentsObject;
+
+/// Said for a text that has nothing in it.
+const NOTHING: &str = "(empty)";
+
+/// One message.
+#[derive(Serialize)]
+pub(super) struct Message<'a> {
+    pub(super) role: Role,
+    pub(super) content: Vec<Block<'a>>,
+}
+
+/// Who says it.
+#[derive(Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "lowercase")]
+pub(super) enum Role {
+    User,
+    Assistant,
+}
+
+/// What the server may keep for the next call.
+#[derive(Clone, Copy, Serialize)]
+pub(super) struct CacheControl {
+    r#type: &'static str,
+}
+
+/// The one kind there is.
+pub(super) const EPHEMERAL: CacheControl = CacheControl { r#type: "ephemeral" };
+
+/// A part of a message.
+#[derive(Serialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub(super) enum Block<'a> {
+    Text {
+        text: Cow<'a, str>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
+    },
+    ToolUse {
+        id: Cow<'a, str>,
+        name: Cow<'a, str>,
+        input: ArgumentsObject<'a>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
+    },
+    ToolResult {
+        tool_use_id: Cow<'a, str>,
+        content: &'a str,
+        #[serde(skip_serializing_if = "std::ops::Not::not")]
+        is_error: bool,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        cache_control: Option<CacheControl>,
+    },
+    /// Thinking, shown or redacted, as it came.
+    #[serde(untagged)]
+    Thinking(&'a RawValue),
+    /// Any other block, as it came.
+    #[serde(untagged)]
+    Verbatim(&'a RawValue),
+}
+
+impl<'a> Block<'a> {
+    /// Nothing for a text without anything in it.
+    fn text(text: impl Into<Cow<'a, str>>) -> Option<Self> {
+        let text = text.into();
+        (!text.trim().is_empty()).then_some(Self::Text { text, cache_control: None })
+    }
+
+    /// The place for a cache mark; blocks that go back as they came have none.
+    pub(super) fn cache_control(&mut self) -> Option<&mut Option<CacheControl>> {
+        match self {
+            Self::Text { cache_control, .. }
+            | Self::ToolUse { cache_control, .. }
+            | Self::ToolResult { cache_control, .. } => Some(cache_control),
+            Self::Thinking(_) | Self::Verbatim(_) => None,
+        }
+    }
+}
+
+/// The messages of a conversation. `provider` is who wants its own blocks back.
+pub(super) fn messages<'a>(conversation: &'a Conversation, names: &'a WireNames, provider: &str) -> Vec<Message<'a>> {
+    let mut messages: Vec<Message<'a>> = Vec::with_capacity(conversation.turns().len() * 2);
+    let mut ids = Ids::default();
+    for turn in conversation.turns() {
+        match turn {
+            Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
+            Turn::Assistant(turn) => {
+                let ids: Vec<_> = turn.message().tool_calls.iter().map(|call| ids.of(call)).collect();
+                say(&mut messages, Role::Assistant, said(turn, &ids, names, provider));
+                say(&mut messages, Role::User, results(turn, &ids));
+            }
+        }
+    }
+    if let Some(Message { role: Role::Assistant, content }) = messages.last_mut()
+        && let Some(Block::Text { text, .. }) = content.last_mut()
+    {
+        *text = text.trim_end().to_owned().into(); // the beginning of an answer must not end in white space
+    }
+    messages
+}
+
+/// Whether the model's last message begins with thinking, or nothing has been said yet. The API demands
+/// it where `thinking` is `enabled` and tools were called.
+pub(super) fn allow_enabled_thinking(messages: &[Message<'_>]) -> bool {
+    let last = messages.iter().rev().find(|message| message.role == Role::Assistant);
+    last.is_none_or(|message| {
+        let has_calls = message.content.iter().any(|block| matches!(block, Block::ToolUse { .. }));
+        let is_last = messages.last().is_some_and(|last| last.role == Role::Assistant);
+        !(has_calls || is_last) || matches!(message.content.first(), Some(Block::Thinking(_)))
+    })
+}
+
+fn say<'a>(messages: &mut Vec<Message<'a>>, role: Role, blocks: impl IntoIterator<Item = Block<'a>>) {
+    let mut blocks = blocks.into_iter().peekable();
+    if blocks.peek().is_none() {
+        return;
+    }
+    match messages.last_mut() {
+        Some(last) if last.role == role => last.content.extend(blocks),
+        _ => messages.push(Message { role, content: blocks.collect() }),
+    }
+}
+
+fn or_nothing(text: &str) -> &str {
+    if text.trim().is_empty() { NOTHING } else { text }
+}
+
+/// What the model said. Without text and calls it said nothing: thinking must not come last.
+fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames, provider: &str) -> Vec<Block<'a>> {
+    let message = turn.message();
+    let mut calls = message.tool_calls.iter().zip(ids).map(|(call, id)| Block::ToolUse {
+        id: id.clone(),
+        name: names.to_wire(&call.name),
+        input: ArgumentsObject::new(&call.arguments),
+        cache_control: None,
+    });
+    let Some(kept) = message.opaque.as_ref().and_then(|opaque| kept(opaque, provider)) else {
+        return Block::text(&message.text).into_iter().chain(calls).collect();
+    };
+    let mut blocks = Vec::with_capacity(kept.len());
+    for (kind, raw) in kept {
+        match kind.as_ref() {
+            "text" if message.text.is_empty() => {}
+            "text" => blocks.extend(serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text))),
+            "tool_use" => blocks.extend(calls.next()),
+            "thinking" | "redacted_thinking" => blocks.push(Block::Thinking(raw)),
+            _ => blocks.push(Block::Verbatim(raw)),
+        }
+    }
+    blocks.extend(calls);
+    while let Some(Block::Thinking(_)) = blocks.last() {
+        blocks.pop();
+    }
+    blocks
+}
+
+#[derive(Deserialize)]
+struct Typed<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(borrow)]
+    text: Cow<'a, str>,
+}
+
+/// The blocks that this provider sent, with their types.
+fn kept<'a>(opaque: &'a OpaqueBlocks, provider: &str) -> Option<Vec<(Cow<'a, str>, &'a RawValue)>> {
+    if opaque.provider != provider {
+        return None;
+    }
+    let blocks: Vec<&RawValue> = serde_json::from_str(&opaque.json).ok()?;
+    let typed = blocks.into_iter().map(|raw| Some((serde_json::from_str::<Typed>(raw.get()).ok()?.r#type, raw)));
+    typed.collect()
+}
+
+fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> {
+    let results = turn.results().iter().zip(ids).map(|(result, id)| Block::ToolResult {
+        tool_use_id: id.clone(),
+        content: if result.is_error { or_nothing(&result.content) } else { &result.content },
+        is_error: result.is_error,
+        cache_control: None,
+    });
+    results.collect()
+}
+
+/// Ids of calls, each used once in a conversation.
+#[derive(Default)]
+struct Ids<'a>(HashSet<&'a str>);
+
+impl<'a> Ids<'a> {
+    fn of(&mut self, call: &'a ToolCall) -> Cow<'a, str> {
+        let id = call.provider_id.as_str();
+        let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
+        if !id.is_empty() && id.chars().all(allowed) && self.0.insert(id) {
+            Cow::Borrowed(id)
+        } else {
+            Cow::Owned(format!("toolu_{}", call.id.simple()))
+        }
+    }
+}

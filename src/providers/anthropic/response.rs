@@ -1,0 +1,275 @@
+//! A Messages answer as a completion.
+//!
+//! The presence of calls decides, not the stop reason, unless the answer was cut off or refused. Where
+//! an answer holds blocks that the API wants back (thinking with its signature, redacted thinking,
+//! blocks that we do not know) all its blocks are kept in order and byte for byte; a call is kept as a
+//! mark of its place, because it is stored as a call already. Thinking that was cut off before it was
+//! signed cannot go back and is not kept.
+
+use std::borrow::Cow;
+
+use serde::{Deserialize, Serialize};
+use serde_json::value::RawValue;
+
+use crate::message::{FinishReason, OpaqueBlocks, Usage};
+use crate::providers::failure::{self, Reported};
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, RawToolCall};
+
+/// What stands for a call among kept blocks.
+const CALL_MARK: &str = r#"{"type":"tool_use"}"#;
+
+/// A block of an answer, whole.
+#[derive(Debug, PartialEq, Eq)]
+pub(super) enum Block {
+    /// Visible text.
+    Text(String),
+    /// Thinking, shown or not. Without `json`, the block as it goes back, it cannot go back.
+    Thinking { text: String, json: Option<String> },
+    /// A call; the input is JSON text.
+    ToolUse { id: String, name: String, input: String },
+    /// Anything else, as it goes back.
+    Other(String),
+}
+
+/// Why the model stopped, in the API's words.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+pub(super) struct Stop {
+    pub(super) stop_reason: Option<String>,
+    stop_details: Option<StopDetails>,
+}
+
+/// What the API says about a refusal.
+#[derive(Debug, Default, Deserialize)]
+#[serde(default)]
+struct StopDetails {
+    explanation: Option<String>,
+}
+
+/// Tokens in the API's convention, which counts cached input beside the rest. Absent is not nought: a
+/// stream tells them bit by bit.
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(default)]
+pub(super) struct WireUsage {
+    input_tokens: Option<u64>,
+    output_tokens: Option<u64>,
+    cache_creation_input_tokens: Option<u64>,
+    cache_read_input_tokens: Option<u64>,
+    output_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Debug, Default, Clone, Copy, Deserialize)]
+#[serde(default)]
+struct OutputDetails {
+    thinking_tokens: Option<u64>,
+}
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    #[serde(borrow)]
+    content: Option<Vec<&'a RawValue>>,
+    stop_reason: Option<String>,
+    stop_details: Option<StopDetails>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Typed<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct TextBlock {
+    #[serde(default)]
+    text: String,
+}
+
+/// A thinking block; in a stream it is put together from pieces.
+#[derive(Debug, Default, Deserialize, Serialize)]
+#[serde(default)]
+pub(super) struct ThinkingBlock {
+    r#type: Cow<'static, str>,
+    pub(super) thinking: String,
+    pub(super) signature: String,
+}
+
+/// A call's block; in a stream the input follows in pieces.
+#[derive(Deserialize)]
+pub(super) struct ToolUseBlock<'a> {
+    #[serde(default)]
+    pub(super) id: String,
+    pub(super) name: String,
+    #[serde(borrow)]
+    pub(super) input: Option<&'a RawValue>,
+}
+
+/// Reads a whole answer of a provider of this name. `step` makes up ids of calls that have none.
+pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
+    let answer: Answer = serde_json::from_slice(body).map_err(|error| malformed("the answer is no message", &error))?;
+    if answer.error.is_some() {
+        return Err(Unusable::Error(reported(body)));
+    }
+    let content = answer.content.ok_or_else(|| Unusable::Malformed("the answer has no content".into()))?;
+    let blocks = content.into_iter().map(block).collect::<Result<_, _>>()?;
+    let usage = answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+    let said = Stop { stop_reason: answer.stop_reason, stop_details: answer.stop_details };
+    completion(blocks, said, usage, provider, step)
+}
+
+/// Reads one block, which in a stream may be the mere beginning of one.
+pub(super) fn block(raw: &RawValue) -> Result<Block, Unusable> {
+    let read = |error| malformed("a block of the answer cannot be read", &error);
+    let Typed { r#type } = serde_json::from_str(raw.get()).map_err(read)?;
+    Ok(match r#type.as_ref() {
+        "text" => Block::Text(serde_json::from_str::<TextBlock>(raw.get()).map_err(read)?.text),
+        "thinking" => {
+            let thinking: ThinkingBlock = serde_json::from_str(raw.get()).map_err(read)?;
+            let json = (!thinking.signature.is_empty()).then(|| raw.get().to_owned());
+            Block::Thinking { text: thinking.thinking, json }
+        }
+        "tool_use" => {
+            let call: ToolUseBlock = serde_json::from_str(raw.get()).map_err(read)?;
+            let input = call.input.map(|input| input.get().to_owned()).unwrap_or_default();
+            Block::ToolUse { id: call.id, name: call.name, input }
+        }
+        _ => Block::Other(raw.get().to_owned()),
+    })
+}
+
+/// What an answer's blocks, however they came, amount to.
+pub(super) fn completion(
+    blocks: Vec<Block>,
+    said: Stop,
+    usage: WireUsage,
+    provider: &str,
+    step: u32,
+) -> Result<Completion, Unusable> {
+    let opaque = opaque(&blocks, provider);
+    let (mut text, mut thinking, mut tool_calls) = (String::new(), String::new(), Vec::<RawToolCall>::new());
+    for block in blocks {
+        match block {
+            Block::Text(piece) => text.push_str(&piece),
+            Block::Thinking { text: piece, .. } => thinking.push_str(&piece),
+            Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
+            Block::ToolUse { input, .. } if input.len() > received::MAX_ARGUMENTS => {
+                return Err(Unusable::too_large_arguments());
+            }
+            Block::ToolUse { id, name, input } => {
+                tool_calls.push(received::tool_call(id, name, input, &tool_calls, step));
+            }
+            Block::Other(_) => {}
+        }
+    }
+    let finish_reason = finish_reason(said.stop_reason.as_deref(), !tool_calls.is_empty())?;
+    if finish_reason == FinishReason::Refusal && text.is_empty() {
+        text = said.stop_details.and_then(|details| details.explanation).unwrap_or_default();
+    }
+    Ok(Completion {
+        text: received::text(text),
+        thinking: Some(received::text(thinking)).filter(|thinking| !thinking.is_empty()),
+        tool_calls,
+        opaque,
+        finish_reason,
+        usage: usage.normalised(),
+    })
+}
+
+fn finish_reason(said: Option<&str>, has_calls: bool) -> Result<FinishReason, Unusable> {
+    Ok(match said {
+        None => return Err(Unusable::Malformed("the answer has no stop_reason: it is not complete".into())),
+        Some("model_context_window_exceeded") => {
+            let message = "the answer was cut off at the end of the model's context window".to_owned();
+            let code = Some("model_context_window_exceeded".to_owned());
+            return Err(Unusable::Error(Reported { code, status: Some(200), message }));
+        }
+        Some("max_tokens") => FinishReason::Length,
+        Some("refusal") => FinishReason::Refusal,
+        _ if has_calls => FinishReason::ToolCalls,
+        Some("pause_turn") => FinishReason::Pause,
+        Some("end_turn" | "stop_sequence" | "tool_use") => FinishReason::Stop,
+        Some(_) => FinishReason::Other,
+    })
+}
+
+/// The blocks that the provider wants back, if there are any: then all of them, in order.
+fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
+    blocks.iter().find(|block| matches!(block, Block::Thinking { json: Some(_), .. } | Block::Other(_)))?;
+    let kept = blocks.iter().filter_map(|block| match block {
+        Block::Text(text) => serde_json::to_string(text).ok().map(|text| format!(r#"{{"type":"text","text":{text}}}"#)),
+        Block::Thinking { json, .. } => json.clone(),
+        Block::ToolUse { .. } => Some(CALL_MARK.to_owned()),
+        Block::Other(json) => Some(json.clone()),
+    });
+    let kept: Vec<String> = kept.collect();
+    Some(OpaqueBlocks { provider: provider.to_owned(), json: format!("[{}]", kept.join(",")) })
+}
+
+/// An error object, with the status that its type stands for.
+pub(super) fn reported(body: &[u8]) -> Reported {
+    let mut reported = failure::read_body(body);
+    reported.status = match reported.code.as_deref() {
+        Some("invalid_request_error") => Some(400),
+        Some("authentication_error") => Some(401),
+        Some("billing_error") => Some(402),
+        Some("permission_error") => Some(403),
+        Some("not_found_error") => Some(404),
+        Some("request_too_large") => Some(413),
+        Some("rate_limit_error") => Some(429),
+        Some("api_error") => Some(500),
+        Some("timeout_error") => Some(504),
+        Some("overloaded_error") => Some(529),
+        _ => reported.status,
+    };
+    reported
+}
+
+pub(super) fn malformed(what: &str, error: &serde_json::Error) -> Unusable {
+    Unusable::Malformed(format!("{what}: {error}"))
+}
+
+impl ThinkingBlock {
+    /// The block put together; one without a signature cannot go back.
+    pub(super) fn whole(mut self) -> Block {
+        self.r#type = Cow::Borrowed("thinking");
+        let json = if self.signature.is_empty() { None } else { serde_json::to_string(&self).ok() };
+        Block::Thinking { text: self.thinking, json }
+    }
+}
+
+impl WireUsage {
+    /// Takes over what is said now; numbers are those of the whole answer so far.
+    pub(super) fn update(&mut self, said: Self) {
+        self.input_tokens = said.input_tokens.or(self.input_tokens);
+        self.output_tokens = said.output_tokens.or(self.output_tokens);
+        self.cache_creation_input_tokens = said.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
+        self.cache_read_input_tokens = said.cache_read_input_tokens.or(self.cache_read_input_tokens);
+        self.output_tokens_details = said.output_tokens_details.or(self.output_tokens_details);
+    }
+
+    /// In our convention; `None` where nothing was told.
+    fn normalised(self) -> Option<Usage> {
+        self.input_tokens.or(self.output_tokens)?;
+        let cached_input_tokens = self.cache_read_input_tokens.unwrap_or_default();
+        let cache_write_tokens = self.cache_creation_input_tokens.unwrap_or_default();
+        let input = self.input_tokens.unwrap_or_default();
+        let output_tokens = self.output_tokens.unwrap_or_default();
+        let thinking = self.output_tokens_details.and_then(|details| details.thinking_tokens).unwrap_or_default();
+        Some(Usage {
+            input_tokens: input.saturating_add(cached_input_tokens).saturating_add(cache_write_tokens),
+            output_tokens,
+            cached_input_tokens,
+            cache_write_tokens,
+            reasoning_tokens: thinking.min(output_tokens),
+            ..Usage::default()
+        })
+    }
+}
+
+#[cfg(test)]
+#[path = "response_tests.rs"]
+mod tests;

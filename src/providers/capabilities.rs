@@ -1,0 +1,400 @@
+//! What models can be asked for: one table for all providers, shipped here and overridable in the
+//! configuration.
+//!
+//! A row says what a provider's API takes for the models whose names match a pattern; the first row that
+//! matches counts, the last one of each kind matches all. An answer that the table gets wrong is a 400 from
+//! the provider, so it errs on the side of what works everywhere. What is done where a model cannot do
+//! something is decided in [`super::router`] and by the engine.
+//!
+//! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API document.
+
+use globset::{Glob, GlobMatcher};
+use serde::Serialize;
+
+use crate::run::Thinking;
+
+/// Which API a provider speaks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum ProviderKind {
+    /// OpenAI's Chat Completions, there or elsewhere.
+    Openai,
+    /// OpenAI's Responses.
+    OpenaiResponses,
+    /// Anthropic's Messages.
+    Anthropic,
+    /// Ollama's `/api/chat`.
+    Ollama,
+    /// Scenarios.
+    Scripted,
+}
+
+/// Whether a model takes a `tool_choice` that demands a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Forcing {
+    /// It refuses or ignores one.
+    No,
+    /// Only where it does not think within a fixed budget.
+    WithoutThinking,
+    /// Always.
+    Yes,
+}
+
+/// How a model is asked to think.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ThinkingStyle {
+    /// Not at all.
+    None,
+    /// `reasoning_effort`: a level.
+    Effort,
+    /// Anthropic's `enabled`: a budget in tokens.
+    Budget,
+    /// Anthropic's `enabled` where there is a budget, else `adaptive`.
+    BudgetOrAdaptive,
+    /// Anthropic's `adaptive`, with a level; never a budget.
+    Adaptive,
+    /// Ollama's `think`: on, or a level.
+    Switch,
+}
+
+/// The field that caps the output.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum OutputCap {
+    /// `max_tokens`
+    MaxTokens,
+    /// `max_completion_tokens`
+    MaxCompletionTokens,
+}
+
+/// What one model can be asked for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+#[expect(clippy::struct_excessive_bools, reason = "a row of a table of yes and no")]
+pub struct Capabilities {
+    /// Whether a call can be demanded.
+    pub forced_tool_choice: Forcing,
+    /// Whether a call of one certain tool can be demanded.
+    pub named_tool_choice: bool,
+    /// Whether several calls in one answer can be switched off.
+    pub parallel_switch: bool,
+    /// Whether arguments can be held to a schema (`strict`).
+    pub strict_schemas: bool,
+    /// Whether parts of the request can be marked for a cache; where the provider caches by itself: no.
+    pub prompt_caching: bool,
+    /// Whether an answer can be held to a JSON Schema.
+    pub structured_output: bool,
+    /// Tokens of input and output together; absent where nothing is known.
+    pub context_window: Option<u64>,
+    /// How the output is capped.
+    pub output_cap: OutputCap,
+    /// Whether a temperature may be set while the model does not think.
+    pub temperature: bool,
+    /// How it is asked to think.
+    pub thinking: ThinkingStyle,
+}
+
+impl Capabilities {
+    /// What Chat Completions servers have in common, as far as one can tell without knowing the model.
+    pub const OPENAI: Self = Self {
+        forced_tool_choice: Forcing::Yes,
+        named_tool_choice: true,
+        parallel_switch: true,
+        strict_schemas: false,
+        prompt_caching: false,
+        structured_output: true,
+        context_window: None,
+        output_cap: OutputCap::MaxCompletionTokens,
+        temperature: true,
+        thinking: ThinkingStyle::Effort,
+    };
+    /// OpenAI's models that answer at once.
+    const GPT: Self =
+        Self { strict_schemas: true, context_window: Some(128_000), thinking: ThinkingStyle::None, ..Self::OPENAI };
+    /// OpenAI's models that reason first; they take no temperature but 1.
+    const REASONING: Self =
+        Self { context_window: Some(400_000), temperature: false, thinking: ThinkingStyle::Effort, ..Self::GPT };
+    /// Claude models that think within a budget.
+    pub const ANTHROPIC: Self = Self {
+        forced_tool_choice: Forcing::WithoutThinking,
+        named_tool_choice: true,
+        parallel_switch: true,
+        strict_schemas: false,
+        prompt_caching: true,
+        structured_output: false,
+        context_window: Some(200_000),
+        output_cap: OutputCap::MaxTokens,
+        temperature: true,
+        thinking: ThinkingStyle::Budget,
+    };
+    /// Claude models that decide by themselves how much to think; their sampling cannot be set.
+    const ADAPTIVE: Self = Self {
+        strict_schemas: true,
+        structured_output: true,
+        context_window: Some(1_000_000),
+        temperature: false,
+        thinking: ThinkingStyle::Adaptive,
+        ..Self::ANTHROPIC
+    };
+    /// Models behind Ollama; the window is what we ask it to set up (`num_ctx`).
+    pub const OLLAMA: Self = Self {
+        forced_tool_choice: Forcing::No,
+        named_tool_choice: false,
+        parallel_switch: false,
+        strict_schemas: false,
+        prompt_caching: false,
+        structured_output: true,
+        context_window: Some(16_384),
+        output_cap: OutputCap::MaxTokens,
+        temperature: true,
+        thinking: ThinkingStyle::Switch,
+    };
+    /// Scenarios do what they say.
+    pub const SCRIPTED: Self = Self { strict_schemas: true, prompt_caching: true, ..Self::OPENAI };
+
+    /// Whether a call can be demanded of a model that is to think so.
+    pub fn can_force(&self, thinking: Option<Thinking>) -> bool {
+        let has_budget = |thinking: Thinking| match self.thinking {
+            ThinkingStyle::None | ThinkingStyle::Adaptive => false,
+            ThinkingStyle::BudgetOrAdaptive => thinking.budget_tokens.is_some(),
+            ThinkingStyle::Budget | ThinkingStyle::Effort | ThinkingStyle::Switch => true,
+        };
+        match self.forced_tool_choice {
+            Forcing::No => false,
+            Forcing::Yes => true,
+            Forcing::WithoutThinking => !thinking.is_some_and(has_budget),
+        }
+    }
+}
+
+/// The table as it ships.
+const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
+    use ProviderKind::{Anthropic, Ollama, Openai, OpenaiResponses, Scripted};
+    const GPT: Capabilities = Capabilities::GPT;
+    const REASONING: Capabilities = Capabilities::REASONING;
+    const ADAPTIVE: Capabilities = Capabilities::ADAPTIVE;
+    const ANTHROPIC: Capabilities = Capabilities::ANTHROPIC;
+    const EITHER: Capabilities =
+        Capabilities { temperature: true, thinking: ThinkingStyle::BudgetOrAdaptive, ..ADAPTIVE };
+    const UNFORCED: Capabilities = Capabilities { forced_tool_choice: Forcing::No, ..ADAPTIVE };
+    const PLAIN: Capabilities = Capabilities { thinking: ThinkingStyle::None, ..ANTHROPIC };
+    const WITH_STRICT: Capabilities = Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
+    /// The o series answers a parallel switch with a 400.
+    const O_SERIES: Capabilities = Capabilities { parallel_switch: false, context_window: Some(200_000), ..REASONING };
+    &[
+        (Openai, "gpt-4.1*", Capabilities { context_window: Some(1_047_576), ..GPT }),
+        (Openai, "gpt-4o*", GPT),
+        (Openai, "chatgpt-4o*", GPT),
+        (Openai, "gpt-4-turbo*", Capabilities { strict_schemas: false, structured_output: false, ..GPT }),
+        (
+            Openai,
+            "gpt-3.5*",
+            Capabilities { strict_schemas: false, structured_output: false, context_window: Some(16_385), ..GPT },
+        ),
+        (Openai, "gpt-5-chat*", GPT),
+        // Chat Completions refuses these models' tools together with an effort; Responses takes both.
+        (Openai, "gpt-5.6*", Capabilities { thinking: ThinkingStyle::None, ..REASONING }),
+        (Openai, "gpt-5*", REASONING),
+        (Openai, "o[134]*", O_SERIES),
+        (Openai, "*", Capabilities::OPENAI),
+        (OpenaiResponses, "gpt-4.1*", Capabilities { context_window: Some(1_047_576), ..GPT }),
+        (OpenaiResponses, "gpt-4o*", GPT),
+        (OpenaiResponses, "gpt-5*", REASONING),
+        (OpenaiResponses, "codex-*", REASONING),
+        (OpenaiResponses, "o[134]*", O_SERIES),
+        (OpenaiResponses, "*", Capabilities::OPENAI),
+        (Anthropic, "claude-fable-*", UNFORCED),
+        (Anthropic, "claude-mythos-*", UNFORCED),
+        (Anthropic, "claude-opus-4-[78]*", ADAPTIVE),
+        (Anthropic, "claude-opus-4-6*", EITHER),
+        (Anthropic, "claude-sonnet-4-6*", EITHER),
+        (Anthropic, "claude-{opus,sonnet,haiku}-[5-9]*", ADAPTIVE),
+        (Anthropic, "claude-opus-4-[15]*", WITH_STRICT),
+        (Anthropic, "claude-sonnet-4-5*", WITH_STRICT),
+        (Anthropic, "claude-haiku-4-5*", WITH_STRICT),
+        (Anthropic, "claude-3-7-*", ANTHROPIC),
+        (Anthropic, "claude-3-*", PLAIN),
+        (Anthropic, "*", ANTHROPIC),
+        (Ollama, "*", Capabilities::OLLAMA),
+        (Scripted, "*", Capabilities::SCRIPTED),
+    ]
+};
+
+/// What an operator knows better about the models that a pattern names; the rest stays as it ships.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field replaces the capability of that name")]
+pub struct Corrections {
+    pub forced_tool_choice: Option<Forcing>,
+    pub named_tool_choice: Option<bool>,
+    pub parallel_switch: Option<bool>,
+    pub strict_schemas: Option<bool>,
+    pub prompt_caching: Option<bool>,
+    pub structured_output: Option<bool>,
+    pub context_window: Option<u64>,
+    pub output_cap: Option<OutputCap>,
+    pub temperature: Option<bool>,
+    pub thinking: Option<ThinkingStyle>,
+}
+
+impl Corrections {
+    fn applied_to(&self, shipped: Capabilities) -> Capabilities {
+        Capabilities {
+            forced_tool_choice: self.forced_tool_choice.unwrap_or(shipped.forced_tool_choice),
+            named_tool_choice: self.named_tool_choice.unwrap_or(shipped.named_tool_choice),
+            parallel_switch: self.parallel_switch.unwrap_or(shipped.parallel_switch),
+            strict_schemas: self.strict_schemas.unwrap_or(shipped.strict_schemas),
+            prompt_caching: self.prompt_caching.unwrap_or(shipped.prompt_caching),
+            structured_output: self.structured_output.unwrap_or(shipped.structured_output),
+            context_window: self.context_window.or(shipped.context_window),
+            output_cap: self.output_cap.unwrap_or(shipped.output_cap),
+            temperature: self.temperature.unwrap_or(shipped.temperature),
+            thinking: self.thinking.unwrap_or(shipped.thinking),
+        }
+    }
+}
+
+/// What is shipped, and what the operator knows better.
+#[derive(Debug, Clone)]
+pub struct CapabilityTable {
+    shipped: Vec<(ProviderKind, GlobMatcher, Capabilities)>,
+    /// The more specific the pattern, the later.
+    corrections: Vec<(ModelPattern, Corrections)>,
+}
+
+impl Default for CapabilityTable {
+    fn default() -> Self {
+        Self::new(Vec::new())
+    }
+}
+
+impl CapabilityTable {
+    /// The shipped table, corrected. Where several patterns name a model, the longer one counts, setting
+    /// by setting.
+    pub fn new(mut corrections: Vec<(ModelPattern, Corrections)>) -> Self {
+        corrections.sort_by_key(|(pattern, _)| pattern.length());
+        let compiled = |row: &(ProviderKind, &str, Capabilities)| {
+            let (kind, pattern, capabilities) = *row;
+            Some((kind, Glob::new(pattern).ok()?.compile_matcher(), capabilities))
+        };
+        Self { shipped: SHIPPED.iter().filter_map(compiled).collect(), corrections }
+    }
+
+    /// What a model can be asked for.
+    pub fn of(&self, kind: ProviderKind, provider: &str, model: &str) -> Capabilities {
+        let row = self.shipped.iter().find(|(of, pattern, _)| *of == kind && pattern.is_match(model));
+        let shipped = row.map_or(Capabilities::OPENAI, |(_, _, capabilities)| *capabilities);
+        let corrections = self.corrections.iter().filter(|(pattern, _)| pattern.matches(provider, model));
+        corrections.fold(shipped, |capabilities, (_, correction)| correction.applied_to(capabilities))
+    }
+}
+
+/// The shipped rows: kind, pattern, capabilities.
+pub fn shipped() -> impl Iterator<Item = (ProviderKind, &'static str, Capabilities)> {
+    SHIPPED.iter().copied()
+}
+
+/// A provider's name and a glob over the names of its models.
+#[derive(Debug, Clone)]
+pub struct ModelPattern {
+    provider: String,
+    model: GlobMatcher,
+}
+
+impl ModelPattern {
+    /// Reads `provider/pattern`; `None` where it is neither that nor a glob.
+    pub fn parse(text: &str) -> Option<Self> {
+        let (provider, model) = text.split_once('/')?;
+        Some(Self { provider: provider.to_owned(), model: Glob::new(model).ok()?.compile_matcher() })
+    }
+
+    /// Whether it names this model.
+    pub fn matches(&self, provider: &str, model: &str) -> bool {
+        self.provider == provider && (self.model.glob().glob() == model || self.model.is_match(model))
+    }
+
+    /// The longer, the more specific.
+    pub(super) fn length(&self) -> usize {
+        self.model.glob().glob().len()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(kind: ProviderKind, model: &str) -> Capabilities {
+        CapabilityTable::default().of(kind, "p", model)
+    }
+
+    #[test]
+    fn every_shipped_pattern_compiles_and_every_kind_ends_with_all() {
+        assert_eq!(CapabilityTable::default().shipped.len(), SHIPPED.len());
+        for (kind, _, _) in SHIPPED {
+            let last = SHIPPED.iter().rfind(|(of, _, _)| of == kind).map(|(_, pattern, _)| *pattern);
+            assert_eq!(last, Some("*"), "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn families() {
+        use ProviderKind::{Anthropic, Ollama, Openai, OpenaiResponses};
+        use ThinkingStyle::{Adaptive, Budget, BudgetOrAdaptive, Effort, None, Switch};
+        let table = [
+            (Openai, "gpt-4.1-mini", Forcing::Yes, true, None, Some(1_047_576)),
+            (Openai, "gpt-4o-2024-08-06", Forcing::Yes, true, None, Some(128_000)),
+            (Openai, "gpt-5.2", Forcing::Yes, false, Effort, Some(400_000)),
+            (Openai, "gpt-5.6-luna", Forcing::Yes, false, None, Some(400_000)),
+            (OpenaiResponses, "gpt-5.6-luna", Forcing::Yes, false, Effort, Some(400_000)),
+            (Openai, "o4-mini", Forcing::Yes, false, Effort, Some(200_000)),
+            (Openai, "meta-llama/llama-4", Forcing::Yes, true, Effort, Option::None),
+            (Anthropic, "claude-fable-5", Forcing::No, false, Adaptive, Some(1_000_000)),
+            (Anthropic, "claude-mythos-preview", Forcing::No, false, Adaptive, Some(1_000_000)),
+            (Anthropic, "claude-opus-4-8", Forcing::WithoutThinking, false, Adaptive, Some(1_000_000)),
+            (Anthropic, "claude-opus-5-5", Forcing::WithoutThinking, false, Adaptive, Some(1_000_000)),
+            (Anthropic, "claude-sonnet-4-6", Forcing::WithoutThinking, true, BudgetOrAdaptive, Some(1_000_000)),
+            (Anthropic, "claude-haiku-4-5-20251001", Forcing::WithoutThinking, true, Budget, Some(200_000)),
+            (Anthropic, "claude-3-5-haiku-latest", Forcing::WithoutThinking, true, None, Some(200_000)),
+            (Ollama, "qwen3:4b", Forcing::No, true, Switch, Some(16_384)),
+        ];
+        for (kind, model, forcing, temperature, thinking, window) in table {
+            let found = of(kind, model);
+            let found = (found.forced_tool_choice, found.temperature, found.thinking, found.context_window);
+            assert_eq!(found, (forcing, temperature, thinking, window), "{model}");
+        }
+        assert!(!of(Openai, "o3-mini").parallel_switch && of(Openai, "gpt-5").parallel_switch);
+    }
+
+    #[test]
+    fn thinking_within_a_budget_forbids_forcing() {
+        let budget = Some(Thinking { budget_tokens: Some(2048), effort: None });
+        let (freely, not_at_all) = (Some(Thinking::default()), None);
+        let table = [
+            ("claude-haiku-4-5", budget, false),
+            ("claude-haiku-4-5", freely, false),
+            ("claude-haiku-4-5", not_at_all, true),
+            ("claude-sonnet-4-6", budget, false),
+            ("claude-sonnet-4-6", freely, true),
+            ("claude-opus-4-7", budget, true),
+            ("claude-fable-5", not_at_all, false),
+        ];
+        for (model, thinking, expected) in table {
+            assert_eq!(of(ProviderKind::Anthropic, model).can_force(thinking), expected, "{model} {thinking:?}");
+        }
+        assert!(of(ProviderKind::Openai, "gpt-5").can_force(budget));
+    }
+
+    #[test]
+    fn the_longer_pattern_corrects_last() {
+        let window = |tokens| Corrections { context_window: Some(tokens), ..Corrections::default() };
+        let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..window(1) };
+        let rows = [("p/my-model", window(3)), ("p/*", unforced), ("p/my-*", window(2)), ("q/*", window(9))];
+        let rows = rows.map(|(pattern, row)| (ModelPattern::parse(pattern).unwrap(), row));
+        let table = CapabilityTable::new(rows.into());
+        for (model, tokens) in [("my-model", 3), ("my-other", 2), ("gpt-4.1", 1)] {
+            let found = table.of(ProviderKind::Openai, "p", model);
+            assert_eq!((found.context_window, found.forced_tool_choice), (Some(tokens), Forcing::No), "{model}");
+        }
+        assert!(ModelPattern::parse("no-slash").is_none() && ModelPattern::parse("p/[").is_none());
+    }
+}

@@ -1,0 +1,207 @@
+//! A model request as the body of an `/api/chat` call.
+//!
+//! Serialised from borrowed parts. The server is told never to drop the beginning of a conversation by
+//! itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever keeps it. It
+//! is asked for the context window (`num_ctx`) that we count on; its own default is a small one.
+//! Thinking goes back beside the calls that it led to, to the provider that it came from.
+
+use std::borrow::Cow;
+
+use serde::ser::{SerializeSeq, Serializer};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+
+use crate::message::{AssistantMessage, ToolCall, Turn};
+use crate::providers::arguments::ArgumentsObject;
+use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+use crate::run::{Effort, Thinking};
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    #[serde(serialize_with = "messages")]
+    messages: (&'a ModelRequest<'a>, &'a str),
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<Tools<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<&'a Value>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    think: Option<Think>,
+    options: Options,
+    stream: bool,
+    truncate: bool,
+    shift: bool,
+}
+
+#[derive(Serialize)]
+struct Options {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_ctx: Option<u64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    num_predict: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Think {
+    Switch(bool),
+    Level(Effort),
+}
+
+#[derive(Serialize)]
+#[serde(tag = "role", rename_all = "lowercase")]
+enum Message<'a> {
+    System {
+        content: &'a str,
+    },
+    User {
+        content: &'a str,
+    },
+    Assistant {
+        content: &'a str,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        thinking: Option<Cow<'a, str>>,
+        #[serde(skip_serializing_if = "Option::is_none")]
+        tool_calls: Option<Calls<'a>>,
+    },
+    Tool {
+        tool_name: Cow<'a, str>,
+        tool_call_id: &'a str,
+        content: &'a str,
+    },
+}
+
+/// `{"type": "function", "function": …}`, the shape of calls and offers.
+#[derive(Serialize)]
+struct OfFunction<'a, F> {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    id: Option<&'a str>,
+    r#type: &'static str,
+    function: F,
+}
+
+#[derive(Serialize)]
+struct Called<'a> {
+    index: usize,
+    name: Cow<'a, str>,
+    arguments: ArgumentsObject<'a>,
+}
+
+#[derive(Serialize)]
+struct Offered<'a> {
+    name: Cow<'a, str>,
+    description: &'a str,
+    parameters: &'a Value,
+}
+
+struct Calls<'a> {
+    calls: &'a [ToolCall],
+    names: &'a WireNames,
+}
+
+struct Tools<'a> {
+    offers: &'a [ToolOffer],
+    names: &'a WireNames,
+}
+
+/// What an answer's thinking is kept as.
+#[derive(Serialize, Deserialize)]
+pub(super) struct Kept<'a> {
+    #[serde(borrow)]
+    pub(super) thinking: Cow<'a, str>,
+}
+
+/// The request's JSON text. `provider` is who wants its thinking back.
+pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
+    serde_json::to_vec(&Body {
+        model: request.model,
+        messages: (request, provider),
+        tools: may_call.then_some(Tools { offers: request.tools, names: request.names }),
+        format: request.output_schema,
+        think: request.thinking.map(think),
+        options: Options {
+            num_ctx: request.capabilities.context_window,
+            num_predict: request.max_output_tokens,
+            temperature: request.temperature.filter(|_| request.thinking.is_none()),
+        },
+        stream: request.deltas.are_followed(),
+        truncate: false,
+        shift: false,
+    })
+}
+
+fn think(thinking: Thinking) -> Think {
+    thinking.effort.map_or(Think::Switch(true), Think::Level)
+}
+
+fn messages<S: Serializer>((request, provider): &(&ModelRequest<'_>, &str), serializer: S) -> Result<S::Ok, S::Error> {
+    let (conversation, names) = (request.conversation, request.names);
+    let mut seq = serializer.serialize_seq(None)?;
+    if !conversation.system().is_empty() {
+        seq.serialize_element(&Message::System { content: conversation.system() })?;
+    }
+    for turn in conversation.turns() {
+        let turn = match turn {
+            Turn::User(content) => {
+                seq.serialize_element(&Message::User { content })?;
+                continue;
+            }
+            Turn::Assistant(turn) => turn,
+        };
+        let message = turn.message();
+        let calls = message.tool_calls.as_slice();
+        seq.serialize_element(&Message::Assistant {
+            content: &message.text,
+            thinking: thinking(message, provider),
+            tool_calls: (!calls.is_empty()).then_some(Calls { calls, names }),
+        })?;
+        for (call, result) in calls.iter().zip(turn.results()) {
+            seq.serialize_element(&Message::Tool {
+                tool_name: names.to_wire(&call.name),
+                tool_call_id: &call.provider_id,
+                content: &result.content,
+            })?;
+        }
+    }
+    seq.end()
+}
+
+fn thinking<'a>(message: &'a AssistantMessage, provider: &str) -> Option<Cow<'a, str>> {
+    let opaque = message.opaque.as_ref().filter(|opaque| opaque.provider == provider)?;
+    serde_json::from_str::<Kept>(&opaque.json).ok().map(|kept| kept.thinking)
+}
+
+impl Serialize for Calls<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.calls.iter().enumerate().map(|(index, call)| OfFunction {
+            id: Some(&call.provider_id),
+            r#type: "function",
+            function: Called {
+                index,
+                name: self.names.to_wire(&call.name),
+                arguments: ArgumentsObject::new(&call.arguments),
+            },
+        }))
+    }
+}
+
+impl Serialize for Tools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.offers.iter().map(|offer| OfFunction {
+            id: None,
+            r#type: "function",
+            function: Offered {
+                name: self.names.to_wire(&offer.name),
+                description: &offer.description,
+                parameters: &offer.input_schema,
+            },
+        }))
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

@@ -1,0 +1,193 @@
+//! A streamed Chat Completions answer, put together chunk by chunk and passed on as it comes.
+//!
+//! Pure. An answer is complete only with a finish reason; that the stream must also have been ended by
+//! `[DONE]` is the caller's to see to. Servers differ in how they cut tool calls: by index with the name
+//! in the first piece, as OpenAI does; whole calls in one chunk; without an index, or with the same one
+//! for every call. All of these give the same calls. What the answer means is
+//! [`response`](super::response)'s, as for one in one piece.
+
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+use serde_json::value::RawValue;
+
+use super::response::{Function, Parts, call_text, content_text, usage};
+use crate::message::Usage;
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, Delta, Deltas, failure};
+
+#[derive(Deserialize)]
+struct Chunk<'a> {
+    #[serde(borrow)]
+    choices: Option<Vec<Choice<'a>>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Choice<'a> {
+    #[serde(default)]
+    index: u32,
+    #[serde(borrow)]
+    delta: Option<Piece<'a>>,
+    finish_reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Piece<'a> {
+    #[serde(borrow)]
+    content: Option<&'a RawValue>,
+    refusal: Option<String>,
+    #[serde(borrow)]
+    reasoning_content: Option<&'a RawValue>,
+    #[serde(borrow)]
+    reasoning: Option<&'a RawValue>,
+    #[serde(borrow)]
+    tool_calls: Option<Vec<CallPiece<'a>>>,
+}
+
+#[derive(Deserialize)]
+struct CallPiece<'a> {
+    index: Option<u64>,
+    #[serde(borrow)]
+    id: Option<&'a RawValue>,
+    #[serde(borrow)]
+    function: Option<Function<'a>>,
+}
+
+/// An answer that is still being written.
+#[derive(Default)]
+pub(super) struct Answer {
+    text: String,
+    /// There was content, be it empty.
+    has_content: bool,
+    refusal: String,
+    thinking: String,
+    calls: Vec<OpenCall>,
+    finish_reason: Option<String>,
+    usage: Option<Usage>,
+}
+
+#[derive(Default)]
+struct OpenCall {
+    /// The server's number for it.
+    index: Option<u64>,
+    id: String,
+    name: String,
+    arguments: String,
+}
+
+impl Answer {
+    /// Takes the data of one event.
+    pub(super) fn take(&mut self, data: &[u8], deltas: Deltas<'_>) -> Result<(), Unusable> {
+        let chunk: Chunk = serde_json::from_slice(data)
+            .map_err(|error| Unusable::Malformed(format!("a chunk of the stream is not one: {error}")))?;
+        if chunk.error.is_some() {
+            return Err(Unusable::Error(failure::read_body(data)));
+        }
+        self.usage = chunk.usage.and_then(usage).or(self.usage);
+        for choice in chunk.choices.into_iter().flatten().filter(|choice| choice.index == 0) {
+            if let Some(piece) = choice.delta {
+                self.take_piece(piece, deltas)?;
+            }
+            self.finish_reason = choice.finish_reason.or(self.finish_reason.take());
+        }
+        Ok(())
+    }
+
+    fn take_piece(&mut self, piece: Piece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
+        let thinking = piece.reasoning_content.or(piece.reasoning).and_then(received::string).unwrap_or_default();
+        self.has_content |= piece.content.is_some();
+        let text = piece.content.map(content_text).transpose()?.unwrap_or_default();
+        let refusal = piece.refusal.unwrap_or_default();
+        for (piece, whole, delta) in [
+            (thinking, &mut self.thinking, Delta::Thinking as fn(String) -> Delta),
+            (text, &mut self.text, Delta::Text),
+            (refusal, &mut self.refusal, Delta::Text),
+        ] {
+            if !piece.is_empty() {
+                let piece = received::text(piece);
+                whole.push_str(&piece);
+                deltas.send(delta(piece));
+            }
+        }
+        for call in piece.tool_calls.into_iter().flatten() {
+            self.take_call(call, deltas)?;
+        }
+        Ok(())
+    }
+
+    fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
+        let id = piece.id.and_then(received::string).unwrap_or_default();
+        let (name, arguments) = piece.function.map_or((None, None), |function| (function.name, function.arguments));
+        let (name, arguments) = (name.unwrap_or_default(), arguments.map(call_text).unwrap_or_default());
+        let open = match piece.index {
+            Some(index) => self.calls.iter().rposition(|call| call.index == Some(index)),
+            None if name.is_empty() => self.calls.len().checked_sub(1),
+            None => None,
+        };
+        let at = match open {
+            Some(at) if !self.calls.get(at).is_some_and(|call| call.is_followed_by(&id, &name)) => at,
+            _ if self.calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
+            _ => {
+                self.calls.push(OpenCall { index: piece.index, ..OpenCall::default() });
+                self.calls.len() - 1
+            }
+        };
+        let Some(call) = self.calls.get_mut(at) else { return Ok(()) };
+        if call.id.is_empty() {
+            call.id = id;
+        }
+        let is_named = call.name.is_empty() && !name.is_empty();
+        if is_named {
+            call.name.clone_from(&name);
+        }
+        call.arguments.push_str(&arguments);
+        if is_named || !arguments.is_empty() {
+            let wire_name = is_named.then(|| received::text(name));
+            deltas.send(Delta::ToolCall { index: at, wire_name, arguments: received::text(arguments) });
+        }
+        Ok(())
+    }
+
+    /// The whole answer, once its stream has been ended by the server. `step` makes up ids of calls that
+    /// have none.
+    pub(super) fn finish(self, step: u32) -> Result<Completion, Unusable> {
+        if self.finish_reason.is_none() {
+            return Err(Unusable::Malformed("the stream ended without a finish reason".into()));
+        }
+        let mut tool_calls = Vec::with_capacity(self.calls.len());
+        for call in self.calls {
+            tool_calls.push(received::tool_call(call.id, call.name, call.arguments, &tool_calls, step));
+        }
+        let given = |text: String| Some(text).filter(|text| !text.is_empty());
+        Parts {
+            content: self.has_content.then_some(self.text),
+            refusal: given(self.refusal),
+            thinking: given(self.thinking),
+            tool_calls,
+            finish_reason: self.finish_reason,
+            usage: self.usage,
+        }
+        .complete()
+    }
+}
+
+impl OpenCall {
+    /// Whether a piece under the same index begins another call: it has another id, or, with none to
+    /// tell by, a name of its own after this call's arguments were complete.
+    fn is_followed_by(&self, id: &str, name: &str) -> bool {
+        if name.is_empty() || self.name.is_empty() {
+            return false;
+        }
+        if !id.is_empty() && !self.id.is_empty() {
+            return id != self.id;
+        }
+        name != self.name || serde_json::from_str::<IgnoredAny>(&self.arguments).is_ok()
+    }
+}
+
+#[cfg(test)]
+#[path = "stream_tests.rs"]
+mod tests;

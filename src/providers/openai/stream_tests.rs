@@ -1,0 +1,245 @@
+//! Streams of many servers, whole and cut, and what becomes of them.
+
+use std::sync::Mutex;
+
+use proptest::prelude::*;
+use serde_json::{Value, json};
+
+use super::*;
+use crate::message::FinishReason;
+use crate::providers::RawToolCall;
+use crate::providers::failure::Reported;
+use crate::providers::frames::{Framing, Splitter};
+use crate::providers::openai::{DONE, response};
+
+macro_rules! cassette {
+    ($file:literal) => {
+        include_str!(concat!(env!("CARGO_MANIFEST_DIR"), "/tests/cassettes/openai/", $file))
+    };
+}
+
+/// Streams as OpenAI and DeepSeek send them, each with the same answer in one piece.
+const CASSETTES: [(&str, &str); 4] = [
+    (cassette!("chat_text.sse"), cassette!("chat_text.json")),
+    (cassette!("chat_tools.sse"), cassette!("chat_tools.json")),
+    (cassette!("chat_refusal.sse"), cassette!("chat_refusal.json")),
+    (cassette!("chat_reasoning.sse"), cassette!("chat_reasoning.json")),
+];
+
+/// What the adapter makes of these chunks of bytes; `None` where the end is missing.
+fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, deltas: Deltas<'_>) -> Result<Option<Completion>, Unusable> {
+    let (mut splitter, mut answer) = (Splitter::new(Framing::Sse), Answer::default());
+    for chunk in chunks {
+        splitter.push(chunk).map_err(|error| Unusable::Malformed(error.to_string()))?;
+        while let Some(frame) = splitter.next() {
+            if frame.data == DONE {
+                return answer.finish(3).map(Some);
+            }
+            answer.take(&frame.data, deltas)?;
+        }
+    }
+    Ok(None)
+}
+
+fn chunk(delta: &Value, finish_reason: Option<&str>) -> String {
+    let choice = json!({"index": 0, "delta": delta, "finish_reason": finish_reason});
+    format!("data: {}\n\n", json!({"id": "x", "object": "chat.completion.chunk", "choices": [choice]}))
+}
+
+/// A stream of these deltas, ended as it should be.
+fn stream(deltas: &[Value], finish_reason: &str) -> String {
+    let pieces: String = deltas.iter().map(|delta| chunk(delta, None)).collect();
+    pieces + &chunk(&json!({}), Some(finish_reason)) + "data: [DONE]\n\n"
+}
+
+fn whole(text: &str) -> Completion {
+    read([text.as_bytes()], Deltas::default()).unwrap().unwrap()
+}
+
+fn made(id: &str, wire_name: &str, arguments: &str) -> RawToolCall {
+    RawToolCall { id: id.into(), wire_name: wire_name.into(), arguments: arguments.into() }
+}
+
+fn call(index: impl Into<Option<u64>>, id: Option<&str>, name: Option<&str>, arguments: &str) -> Value {
+    let mut call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+    if let Some(index) = index.into() {
+        call["index"] = json!(index);
+    }
+    json!({ "tool_calls": [call] })
+}
+
+#[test]
+fn an_answer_in_pieces_means_what_it_means_in_one_piece() {
+    for (stream, json) in CASSETTES {
+        assert_eq!(whole(stream), response::parse(json.as_bytes(), 3).unwrap());
+    }
+}
+
+#[test]
+fn a_stream_cut_anywhere_is_never_complete() {
+    for (stream, _) in CASSETTES {
+        for end in 0..stream.len() {
+            let cut = read([&stream.as_bytes()[..end]], Deltas::default());
+            assert_eq!(cut, Ok(None), "complete after {end} of {} bytes", stream.len());
+        }
+    }
+}
+
+#[test]
+fn deltas_come_with_the_pieces_and_add_up() {
+    let heard = Mutex::new(Vec::new());
+    let follower = |delta| heard.lock().unwrap().push(delta);
+    let reasoning = [
+        json!({"role": "assistant", "content": ""}),
+        json!({"reasoning": "hm"}),
+        json!({"content": "Let me look.", "refusal": ""}),
+    ];
+    let tools = [call(0, Some("a"), Some("t"), ""), call(0, None, None, "{\"x\""), call(0, None, None, ": 1}")];
+    let text = stream(&[&reasoning[..], &tools].concat(), "tool_calls");
+    read([text.as_bytes()], Deltas(Some(&follower))).unwrap().unwrap();
+    let tool = |wire_name: Option<&str>, arguments: &str| Delta::ToolCall {
+        index: 0,
+        wire_name: wire_name.map(str::to_owned),
+        arguments: arguments.into(),
+    };
+    let expected = [
+        Delta::Thinking("hm".into()),
+        Delta::Text("Let me look.".into()),
+        tool(Some("t"), ""),
+        tool(None, "{\"x\""),
+        tool(None, ": 1}"),
+    ];
+    assert_eq!(heard.into_inner().unwrap(), expected);
+}
+
+#[test]
+fn calls_are_told_apart_however_they_are_cut() {
+    let two = [made("a", "t", "{\"x\":1}"), made("b", "u", "{}")];
+    let both = json!({"tool_calls": [
+        {"index": 0, "id": "a", "function": {"name": "t", "arguments": "{\"x\":1}"}},
+        {"index": 1, "id": "b", "function": {"name": "u", "arguments": "{}"}},
+    ]});
+    let as_object = json!({"tool_calls": [{"index": 0, "id": "a", "function": {"name": "t", "arguments": {"x": 1}}}]});
+    let (a, b, t, u) = (Some("a"), Some("b"), Some("t"), Some("u"));
+    let table: &[(&str, Vec<Value>, &[RawToolCall])] = &[
+        ("whole calls in one chunk", vec![both], &two),
+        ("arguments as an object", vec![as_object], &two[..1]),
+        ("no index", vec![call(None, a, t, "{\"x\""), call(None, None, None, ":1}"), call(None, b, u, "{}")], &two),
+        ("one index for all", vec![call(0, a, t, "{\"x\":1}"), call(0, b, u, "{}")], &two),
+        ("an index that starts late", vec![call(1, a, t, "{\"x\":1}"), call(2, b, u, "{}")], &two),
+        (
+            "pieces of two calls in turn",
+            vec![call(0, a, t, "{\"x"), call(1, b, u, "{"), call(0, None, None, "\":1}"), call(1, None, None, "}")],
+            &two,
+        ),
+        (
+            "id and name in every piece",
+            vec![call(0, a, t, "{\"x\""), call(0, a, t, ":1}"), call(1, b, u, ""), call(1, b, u, "{}")],
+            &two,
+        ),
+        (
+            "neither ids nor different indices",
+            vec![call(0, None, t, "{}"), call(0, None, t, "{}")],
+            &[made("call_3_0", "t", "{}"), made("call_3_1", "t", "{}")],
+        ),
+        (
+            "a repeated id",
+            vec![call(0, a, t, "{}"), call(1, a, t, "")],
+            &[made("a", "t", "{}"), made("call_3_1", "t", "{}")],
+        ),
+        ("a name that comes late", vec![call(0, a, None, ""), call(0, None, t, "{\"x\":1}")], &two[..1]),
+    ];
+    for (what, deltas, expected) in table {
+        assert_eq!(whole(&stream(deltas, "tool_calls")).tool_calls, *expected, "{what}");
+    }
+}
+
+#[test]
+fn the_finish_reason_is_kept_and_needed() {
+    let text = json!({"content": "hi"});
+    let table = [
+        ("stop", FinishReason::Stop),
+        ("length", FinishReason::Length),
+        ("content_filter", FinishReason::Refusal),
+        ("tool_calls", FinishReason::Stop),
+        ("bored", FinishReason::Other),
+    ];
+    for (said, expected) in table {
+        assert_eq!(whole(&stream(std::slice::from_ref(&text), said)).finish_reason, expected, "{said}");
+    }
+    let endless = chunk(&text, None) + "data: [DONE]\n\n";
+    let without = read([endless.as_bytes()], Deltas::default());
+    assert_eq!(without, Err(Unusable::Malformed("the stream ended without a finish reason".into())));
+    let called = call(0, Some("a"), Some("t"), "{}");
+    let stopped = whole(&stream(std::slice::from_ref(&called), "stop"));
+    assert_eq!(stopped.finish_reason, FinishReason::ToolCalls, "a forced call may end with stop");
+}
+
+#[test]
+fn usage_comes_last_or_not_at_all() {
+    let said = |usage: &str| {
+        let text = chunk(&json!({"content": "hi"}), Some("stop"));
+        whole(&format!("{text}data: {{\"choices\": [], \"usage\": {usage}}}\n\ndata: [DONE]\n\n")).usage
+    };
+    let usage = Usage { input_tokens: 5, output_tokens: 7, ..Usage::default() };
+    assert_eq!(said(r#"{"prompt_tokens": 5, "completion_tokens": 7}"#), Some(usage));
+    assert_eq!(said("null"), None);
+    assert_eq!(said("\"many\""), None);
+}
+
+#[test]
+fn errors_and_nonsense_within_a_stream_end_it() {
+    let begun = chunk(&json!({"content": "hi"}), None);
+    let after = |text: &str| read([(begun.clone() + text).as_bytes()], Deltas::default());
+    let error = after("data: {\"error\": {\"message\": \"upstream broke\", \"type\": \"server_error\"}}\n\n");
+    let told = Reported { code: Some("server_error".into()), status: None, message: "upstream broke".into() };
+    assert_eq!(error, Err(Unusable::Error(told)));
+    let deep = format!("data: {{\"choices\": [{{\"delta\": {}\n\n", "[".repeat(10_000));
+    let nested =
+        stream(&[], "stop").replace("\"delta\":{}", &format!("\"delta\":{}1{}", "[".repeat(9_999), "]".repeat(9_999)));
+    for nonsense in ["data: <html>\n\n", "data: [1]\n\n", &deep, &nested] {
+        assert!(matches!(after(nonsense), Err(Unusable::Malformed(_))), "{nonsense:.80}");
+    }
+    let many: Vec<Value> = (0..=1024).map(|index| call(index, None, Some("t"), "{}")).collect();
+    let too_many = read([stream(&many, "tool_calls").as_bytes()], Deltas::default());
+    assert_eq!(too_many, Err(Unusable::too_many_calls()));
+    let huge: Vec<Value> = (0..5).map(|_| call(0, Some("a"), Some("t"), &"1".repeat(1 << 18))).collect();
+    let too_long = read([stream(&huge, "tool_calls").as_bytes()], Deltas::default());
+    assert_eq!(too_long, Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into())));
+}
+
+#[test]
+fn what_is_not_ours_is_passed_over() {
+    let pieces = [
+        ": OPENROUTER PROCESSING\n\n".to_owned(),
+        "data: {\"choices\": [{\"index\": 1, \"delta\": {\"content\": \"other\"}, \"finish_reason\": \"stop\"}]}\n\n"
+            .into(),
+        "data: {\"type\": \"ping\"}\n\n".into(),
+        chunk(&json!({"content": "a\u{0}b"}), None),
+        chunk(&json!({"content": [{"type": "text", "text": "c"}]}), Some("stop")),
+        "data: [DONE]\n\n".into(),
+    ];
+    assert_eq!(whole(&pieces.concat()).text, "abc");
+}
+
+proptest! {
+    #[test]
+    fn any_chunking_gives_the_same_answer(cassette in 0..4_usize, cuts in prop::collection::vec(1..400_usize, 0..30)) {
+        let (stream, _) = CASSETTES[cassette];
+        let mut rest = stream.as_bytes();
+        let mut chunks = Vec::new();
+        for cut in cuts {
+            let (chunk, after) = rest.split_at(cut.min(rest.len()));
+            chunks.push(chunk);
+            rest = after;
+        }
+        chunks.push(rest);
+        prop_assert_eq!(read(chunks, Deltas::default()).unwrap().unwrap(), whole(stream));
+    }
+
+    #[test]
+    fn no_bytes_make_it_panic(bytes in prop::collection::vec(any::<u8>(), 0..200)) {
+        let _ = read([bytes.as_slice()], Deltas::default());
+        let _ = Answer::default().take(&bytes, Deltas::default());
+    }
+}

@@ -1,0 +1,203 @@
+//! A model request as the body of a Responses call.
+//!
+//! Serialised from borrowed parts straight into bytes. A turn goes back as the items that the provider
+//! itself sent, where it wants some of them back; else as items made from what the turn says. Every call
+//! is followed by its output.
+
+use std::borrow::Cow;
+
+use serde::Serialize;
+use serde::ser::{Error as _, SerializeSeq, Serializer};
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use crate::message::{AssistantTurn, Turn};
+use crate::providers::capabilities::ThinkingStyle;
+use crate::providers::openai::{effort, ids, strict};
+use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+
+/// Without it, reasoning of a response that is not stored could not be sent back.
+const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
+
+#[derive(Serialize)]
+struct Body<'a> {
+    model: &'a str,
+    #[serde(skip_serializing_if = "str::is_empty")]
+    instructions: &'a str,
+    input: Input<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tools: Option<Tools<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    tool_choice: Option<Choice<'a>>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    parallel_tool_calls: Option<bool>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    max_output_tokens: Option<u32>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reasoning: Option<Reasoning>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    include: Option<[&'static str; 1]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    text: Option<Text<'a>>,
+    store: bool,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stream: Option<bool>,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Item<'a> {
+    Message { role: &'static str, content: &'a str },
+    Call { r#type: &'static str, call_id: &'a str, name: Cow<'a, str>, arguments: &'a str },
+    Output { r#type: &'static str, call_id: &'a str, output: &'a str },
+}
+
+#[derive(Serialize)]
+struct Offered<'a> {
+    r#type: &'static str,
+    name: Cow<'a, str>,
+    description: &'a str,
+    parameters: &'a Value,
+    /// Always said: left out, it counts as true.
+    strict: bool,
+}
+
+#[derive(Serialize)]
+#[serde(untagged)]
+enum Choice<'a> {
+    Mode(&'static str),
+    Tool { r#type: &'static str, name: Cow<'a, str> },
+}
+
+#[derive(Serialize)]
+struct Reasoning {
+    #[serde(skip_serializing_if = "Option::is_none")]
+    effort: Option<&'static str>,
+    summary: &'static str,
+}
+
+#[derive(Serialize)]
+struct Text<'a> {
+    format: Format<'a>,
+}
+
+#[derive(Serialize)]
+struct Format<'a> {
+    r#type: &'static str,
+    name: &'static str,
+    schema: &'a Value,
+    strict: bool,
+}
+
+struct Input<'a> {
+    request: &'a ModelRequest<'a>,
+    provider: &'a str,
+}
+
+struct Tools<'a> {
+    offers: &'a [ToolOffer],
+    names: &'a WireNames,
+    may_be_strict: bool,
+}
+
+/// The request's JSON text, for a stream if somebody follows. `provider` is our name of the provider,
+/// which gets its own blocks back and nobody else's.
+pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    let offered = !request.tools.is_empty();
+    let may_be_strict = request.capabilities.strict_schemas;
+    let reasons = request.capabilities.thinking != ThinkingStyle::None;
+    serde_json::to_vec(&Body {
+        model: request.model,
+        instructions: request.conversation.system(),
+        input: Input { request, provider },
+        tools: offered.then_some(Tools { offers: request.tools, names: request.names, may_be_strict }),
+        tool_choice: offered.then(|| choice(request)),
+        parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
+        temperature: request.temperature.filter(|_| request.thinking.is_none()),
+        max_output_tokens: request.max_output_tokens,
+        reasoning: request.thinking.map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),
+        include: reasons.then_some(ENCRYPTED_REASONING),
+        text: request.output_schema.map(|schema| Text {
+            format: Format {
+                r#type: "json_schema",
+                name: "output",
+                schema,
+                strict: may_be_strict && strict::qualifies(schema),
+            },
+        }),
+        store: false,
+        stream: request.deltas.are_followed().then_some(true),
+    })
+}
+
+impl Serialize for Input<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        let mut items = serializer.serialize_seq(None)?;
+        for turn in self.request.conversation.turns() {
+            match turn {
+                Turn::User(content) => items.serialize_element(&Item::Message { role: "user", content })?,
+                Turn::Assistant(turn) => self.assistant(turn, &mut items)?,
+            }
+        }
+        items.end()
+    }
+}
+
+impl Input<'_> {
+    fn assistant<S: SerializeSeq>(&self, turn: &AssistantTurn, items: &mut S) -> Result<(), S::Error> {
+        let message = turn.message();
+        let own = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider);
+        let call_ids: Vec<Cow<'_, str>> = match own {
+            Some(_) => message.tool_calls.iter().map(|call| Cow::Borrowed(call.provider_id.as_str())).collect(),
+            None => ids::wire_ids(&message.tool_calls).collect(),
+        };
+        if let Some(own) = own {
+            let own: Vec<&RawValue> = serde_json::from_str(&own.json).map_err(S::Error::custom)?;
+            own.into_iter().try_for_each(|item| items.serialize_element(item))?;
+        } else {
+            if !message.text.is_empty() {
+                items.serialize_element(&Item::Message { role: "assistant", content: &message.text })?;
+            }
+            for (call, call_id) in message.tool_calls.iter().zip(&call_ids) {
+                items.serialize_element(&Item::Call {
+                    r#type: "function_call",
+                    call_id,
+                    name: self.request.names.to_wire(&call.name),
+                    arguments: &call.arguments,
+                })?;
+            }
+        }
+        for (call_id, result) in call_ids.iter().zip(turn.results()) {
+            let output = &result.content;
+            items.serialize_element(&Item::Output { r#type: "function_call_output", call_id, output })?;
+        }
+        Ok(())
+    }
+}
+
+impl Serialize for Tools<'_> {
+    fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
+        serializer.collect_seq(self.offers.iter().map(|offer| Offered {
+            r#type: "function",
+            name: self.names.to_wire(&offer.name),
+            description: &offer.description,
+            parameters: &offer.input_schema,
+            strict: self.may_be_strict && strict::qualifies(&offer.input_schema),
+        }))
+    }
+}
+
+fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
+    match &request.tool_choice {
+        ToolChoice::Auto => Choice::Mode("auto"),
+        ToolChoice::None => Choice::Mode("none"),
+        ToolChoice::Required => Choice::Mode("required"),
+        ToolChoice::Tool(name) => Choice::Tool { r#type: "function", name: request.names.to_wire(name) },
+    }
+}
+
+#[cfg(test)]
+#[path = "request_tests.rs"]
+mod tests;

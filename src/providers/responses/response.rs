@@ -1,0 +1,246 @@
+//! A Responses answer as a completion: output items, in order, and why there are no more.
+//!
+//! Items that the provider wants back (reasoning, kinds that we do not know, messages with a phase) are
+//! kept together with all others of their answer, as they came, because their order counts. Which items
+//! those are is decided here; that they go back is [`request`](super::request)'s.
+
+use std::borrow::Cow;
+
+use serde::Deserialize;
+use serde_json::value::RawValue;
+
+use crate::message::{FinishReason, OpaqueBlocks, Usage};
+use crate::providers::failure::{self, Reported};
+use crate::providers::received::{self, Unusable};
+use crate::providers::{Completion, RawToolCall};
+
+#[derive(Deserialize)]
+struct Answer<'a> {
+    status: Option<String>,
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+    incomplete_details: Option<Incomplete>,
+    #[serde(borrow)]
+    output: Option<Vec<&'a RawValue>>,
+    #[serde(borrow)]
+    usage: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Incomplete {
+    reason: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Kind<'a> {
+    #[serde(borrow)]
+    r#type: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Message<'a> {
+    content: Option<Vec<Part>>,
+    #[serde(borrow)]
+    phase: Option<&'a RawValue>,
+}
+
+#[derive(Deserialize)]
+struct Reasoning {
+    summary: Option<Vec<Part>>,
+    content: Option<Vec<Part>>,
+}
+
+#[derive(Deserialize)]
+struct Part {
+    text: Option<String>,
+    refusal: Option<String>,
+}
+
+#[derive(Deserialize)]
+struct Call {
+    #[serde(rename = "call_id")]
+    id: Option<String>,
+    name: Option<String>,
+    arguments: Option<String>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct WireUsage {
+    input_tokens: u64,
+    output_tokens: u64,
+    input_tokens_details: Option<InputDetails>,
+    output_tokens_details: Option<OutputDetails>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct InputDetails {
+    cached_tokens: Option<u64>,
+    cache_write_tokens: Option<u64>,
+}
+
+#[derive(Default, Deserialize)]
+#[serde(default)]
+struct OutputDetails {
+    reasoning_tokens: Option<u64>,
+}
+
+/// What the items of an answer hold.
+#[derive(Default)]
+struct Output {
+    text: String,
+    refusal: String,
+    thinking: String,
+    tool_calls: Vec<RawToolCall>,
+    /// There is something that cannot be made again from the rest.
+    wants_back: bool,
+    /// A call's id had to be made up; the items cannot go back as they came.
+    ids_made_up: bool,
+}
+
+/// Reads a whole answer. `provider` is our name of the provider, to mark its blocks with; `step` makes up
+/// ids of calls that have none.
+pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
+    parse_with(body, &[], provider, step)
+}
+
+/// As [`parse`], where the items came before: servers may leave them out of what ends a stream.
+pub(super) fn parse_with(
+    body: &[u8],
+    earlier: &[Box<RawValue>],
+    provider: &str,
+    step: u32,
+) -> Result<Completion, Unusable> {
+    let answer: Answer = serde_json::from_slice(body)
+        .map_err(|error| Unusable::Malformed(format!("the answer is not a response: {error}")))?;
+    if answer.error.is_some() || answer.status.as_deref() == Some("failed") {
+        return Err(Unusable::Error(reported(body)));
+    }
+    let reason = answer.incomplete_details.and_then(|details| details.reason);
+    let cut = match answer.status.as_deref() {
+        Some("completed") | None => None,
+        Some("incomplete") => Some(reason.unwrap_or_default()),
+        Some(other) => return Err(Unusable::Malformed(format!("the response is {other}"))),
+    };
+    let items = match answer.output {
+        Some(output) if !output.is_empty() => output,
+        _ => earlier.iter().map(AsRef::as_ref).collect(),
+    };
+    let mut output = Output::default();
+    items.iter().try_for_each(|item| output.take(item, step))?;
+    let keeps = output.wants_back && !output.ids_made_up;
+    let opaque = keeps.then(|| OpaqueBlocks { provider: provider.to_owned(), json: list(&items) });
+    output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage))
+}
+
+/// An error within an answer or a stream, with the status that its code stands for.
+pub(super) fn reported(body: &[u8]) -> Reported {
+    let reported = failure::read_body(body);
+    let status = match reported.code.as_deref() {
+        Some("rate_limit_exceeded") => Some(429),
+        Some("invalid_prompt" | "invalid_request_error") => Some(400),
+        _ => reported.status,
+    };
+    Reported { status, ..reported }
+}
+
+impl Output {
+    fn take(&mut self, item: &RawValue, step: u32) -> Result<(), Unusable> {
+        let unreadable = |error| Unusable::Malformed(format!("an output item cannot be read: {error}"));
+        let json = item.get();
+        match serde_json::from_str::<Kind>(json).map_err(unreadable)?.r#type.as_ref() {
+            "message" => {
+                let message: Message = serde_json::from_str(json).map_err(unreadable)?;
+                self.wants_back |= message.phase.is_some();
+                for part in message.content.into_iter().flatten() {
+                    self.text.push_str(&part.text.unwrap_or_default());
+                    self.refusal.push_str(&part.refusal.unwrap_or_default());
+                }
+            }
+            "function_call" => {
+                if self.tool_calls.len() == received::MAX_CALLS {
+                    return Err(Unusable::too_many_calls());
+                }
+                let call: Call = serde_json::from_str(json).map_err(unreadable)?;
+                let id = call.id.unwrap_or_default();
+                let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
+                let read = received::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
+                self.ids_made_up |= read.id != id;
+                self.tool_calls.push(read);
+            }
+            "reasoning" => {
+                self.wants_back = true;
+                let reasoning: Reasoning = serde_json::from_str(json).map_err(unreadable)?;
+                for part in reasoning.summary.into_iter().chain(reasoning.content).flatten() {
+                    if !self.thinking.is_empty() {
+                        self.thinking.push_str("\n\n");
+                    }
+                    self.thinking.push_str(&part.text.unwrap_or_default());
+                }
+            }
+            _ => self.wants_back = true,
+        }
+        Ok(())
+    }
+
+    /// `cut` says why an incomplete answer is incomplete.
+    fn complete(
+        self,
+        cut: Option<&str>,
+        opaque: Option<OpaqueBlocks>,
+        usage: Option<Usage>,
+    ) -> Result<Completion, Unusable> {
+        if self.tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
+            return Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into()));
+        }
+        let finish_reason = match cut {
+            Some("content_filter") => FinishReason::Refusal,
+            Some("max_output_tokens") => FinishReason::Length,
+            // for a reason that we do not know: no call in it may be trusted to be whole
+            Some(_) if !self.tool_calls.is_empty() => FinishReason::Length,
+            Some(_) => FinishReason::Other,
+            None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
+            None if !self.refusal.is_empty() => FinishReason::Refusal,
+            None if self.text.is_empty() => {
+                return Err(Unusable::Malformed("the response has neither text nor tool calls".into()));
+            }
+            None => FinishReason::Stop,
+        };
+        let text = if self.text.is_empty() { self.refusal } else { self.text };
+        Ok(Completion {
+            text: received::text(text),
+            thinking: Some(self.thinking).filter(|text| !text.is_empty()).map(received::text),
+            tool_calls: self.tool_calls,
+            opaque,
+            finish_reason,
+            usage,
+        })
+    }
+}
+
+/// The items as one JSON text, untouched.
+fn list(items: &[&RawValue]) -> String {
+    let items: Vec<&str> = items.iter().map(|item| item.get()).collect();
+    format!("[{}]", items.join(","))
+}
+
+/// Accounting that we cannot read does not spoil an answer.
+fn usage(raw: &RawValue) -> Option<Usage> {
+    let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
+    let (input_tokens, output_tokens) = (said.input_tokens, said.output_tokens);
+    let input = said.input_tokens_details.unwrap_or_default();
+    let output = said.output_tokens_details.unwrap_or_default();
+    Some(Usage {
+        input_tokens,
+        output_tokens,
+        cached_input_tokens: input.cached_tokens.unwrap_or_default().min(input_tokens),
+        cache_write_tokens: input.cache_write_tokens.unwrap_or_default().min(input_tokens),
+        reasoning_tokens: output.reasoning_tokens.unwrap_or_default().min(output_tokens),
+        ..Usage::default()
+    })
+}
+
+#[cfg(test)]
+#[path = "response_tests.rs"]
+mod tests;

@@ -1,0 +1,235 @@
+//! Keeps calls away from a model that does not answer.
+//!
+//! One breaker per provider and model; a provider has one key, so that is also one per key. It opens after
+//! more than five consecutive passing faults, stays open for 30 s, and then lets one call through: that
+//! one's outcome decides. Calls that were under way side by side count as one witness: with n of them it
+//! takes n more, so that chance does not shut out a server which fails now and then. A 429 is neither a
+//! fault nor a sign of health. Who is refused, and where a refused call goes, is the router's.
+
+use std::collections::HashMap;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::time::Duration;
+
+use tokio::time::Instant;
+
+use crate::providers::{Completion, FailureKind, ProviderError};
+
+/// One more failure in a row opens the breaker.
+const FAILURES_BORNE: usize = 5;
+/// For how long it stays open.
+const OPEN_FOR: Duration = Duration::from_secs(30);
+/// Models of one provider whose health is remembered; callers can make up names.
+const KEPT: usize = 1024;
+
+/// The breakers of one provider, by model.
+#[derive(Debug, Default)]
+pub(super) struct Breakers {
+    by_model: RwLock<HashMap<String, Arc<Breaker>>>,
+}
+
+/// What is known of one model's health.
+#[derive(Debug, Default)]
+pub(super) struct Breaker {
+    health: Mutex<Health>,
+}
+
+#[derive(Debug, Default)]
+struct Health {
+    /// Calls under way, waits between tries included.
+    calls: usize,
+    failures: usize,
+    last: Option<ProviderError>,
+    open_until: Option<Instant>,
+    probing: bool,
+}
+
+/// A call under way, for as long as this lives.
+pub(super) struct Call(Arc<Breaker>);
+
+/// The right to make one try.
+pub(super) struct Admission<'a> {
+    breaker: &'a Breaker,
+    is_probe: bool,
+}
+
+impl Breakers {
+    /// Announces a call to a model.
+    pub(super) fn call(&self, model: &str) -> Call {
+        let known = self.by_model.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
+        let breaker = known.unwrap_or_else(|| {
+            let mut by_model = self.by_model.write().unwrap_or_else(PoisonError::into_inner);
+            if by_model.len() >= KEPT {
+                by_model.retain(|_, breaker| breaker.is_worth_keeping());
+            }
+            Arc::clone(by_model.entry(model.to_owned()).or_default())
+        });
+        breaker.health().calls += 1;
+        Call(breaker)
+    }
+}
+
+impl Breaker {
+    fn health(&self) -> MutexGuard<'_, Health> {
+        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn is_worth_keeping(&self) -> bool {
+        let health = self.health();
+        health.calls > 0 || health.open_until.is_some()
+    }
+}
+
+impl Call {
+    /// Asks to make a try now.
+    ///
+    /// # Errors
+    /// The last fault, with the reason why nobody is asked.
+    pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, ProviderError> {
+        let mut health = self.0.health();
+        let is_probe = match health.open_until {
+            None => false,
+            Some(until) if until <= now && !health.probing => true,
+            Some(until) => return Err(health.refusal(until.saturating_duration_since(now))),
+        };
+        health.probing |= is_probe;
+        Ok(Admission { breaker: &self.0, is_probe })
+    }
+}
+
+impl Drop for Call {
+    fn drop(&mut self) {
+        let mut health = self.0.health();
+        health.calls = health.calls.saturating_sub(1);
+    }
+}
+
+impl Admission<'_> {
+    /// Tells what became of the try.
+    pub(super) fn ended(self, outcome: &Result<Completion, ProviderError>, now: Instant) {
+        let mut health = self.breaker.health();
+        match outcome {
+            Err(error) if error.kind == FailureKind::Transient => {
+                health.failures += 1;
+                health.last = Some(error.clone());
+                let borne = FAILURES_BORNE + health.calls.saturating_sub(1);
+                if self.is_probe || (health.open_until.is_none() && health.failures > borne) {
+                    health.open_until = Some(now + OPEN_FOR);
+                    tracing::warn!(provider = error.provider, failures = health.failures, "breaker opened");
+                }
+            }
+            Err(error) if error.kind == FailureKind::RateLimited && !self.is_probe => {}
+            _ => (health.failures, health.open_until) = (0, None),
+        }
+    }
+}
+
+impl Drop for Admission<'_> {
+    /// A probe that nobody waited for leaves the place to the next.
+    fn drop(&mut self) {
+        if self.is_probe {
+            self.breaker.health().probing = false;
+        }
+    }
+}
+
+impl Health {
+    fn refusal(&self, left: Duration) -> ProviderError {
+        let (failures, seconds) = (self.failures, left.as_secs().max(1));
+        let told = self.last.as_ref().map_or("", |last| last.message.as_str());
+        let message = format!("not asked for another {seconds} s after {failures} failures in a row, the last: {told}");
+        let last = self.last.clone();
+        ProviderError {
+            provider: last.as_ref().map(|last| last.provider.clone()).unwrap_or_default(),
+            kind: FailureKind::Transient,
+            status: last.as_ref().and_then(|last| last.status),
+            code: last.and_then(|last| last.code),
+            message,
+            retry_after: None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::message::FinishReason;
+
+    fn fault(kind: FailureKind) -> Result<Completion, ProviderError> {
+        let (code, message) = (Some("overloaded".to_owned()), "busy".to_owned());
+        Err(ProviderError { provider: "p".into(), kind, status: Some(503), code, message, retry_after: None })
+    }
+
+    fn answer() -> Completion {
+        let (text, finish_reason) = (String::new(), FinishReason::Stop);
+        Completion { text, thinking: None, tool_calls: Vec::new(), opaque: None, finish_reason, usage: None }
+    }
+
+    /// One call, with as many tries as there are outcomes; how many were admitted.
+    fn tries(call: &Call, now: Instant, outcomes: &[Result<Completion, ProviderError>]) -> usize {
+        let admitted = outcomes.iter().filter(|outcome| match call.admit(now) {
+            Ok(admission) => {
+                admission.ended(outcome, now);
+                true
+            }
+            Err(_) => false,
+        });
+        admitted.count()
+    }
+
+    #[test]
+    fn the_sixth_fault_in_a_row_opens_it_for_30_seconds() {
+        let (breakers, start) = (Breakers::default(), Instant::now());
+        let call = breakers.call("m");
+        let broken = || vec![fault(FailureKind::Transient); 8];
+        assert_eq!(tries(&call, start, &broken()), 6);
+        let refused = call.admit(start + Duration::from_secs(10)).err().unwrap();
+        assert_eq!(
+            (refused.kind, refused.status, refused.code.as_deref()),
+            (FailureKind::Transient, Some(503), Some("overloaded"))
+        );
+        assert_eq!(refused.message, "not asked for another 20 s after 6 failures in a row, the last: busy");
+        assert_eq!(tries(&breakers.call("other"), start, &broken()[..1]), 1, "each model has its own");
+
+        let later = start + OPEN_FOR;
+        let probe = call.admit(later).unwrap();
+        assert!(call.admit(later).is_err(), "one probe at a time");
+        drop(probe);
+        assert_eq!(tries(&call, later, &broken()), 1, "a probe that nobody waited for is made again, and fails");
+        let last = later + OPEN_FOR;
+        assert_eq!(
+            tries(&call, last, &[Ok(answer()), fault(FailureKind::Transient), Ok(answer())]),
+            3,
+            "a probe closes it"
+        );
+    }
+
+    #[test]
+    fn what_counts_as_a_fault() {
+        use FailureKind::{BadRequest, NotFound, RateLimited, Transient, Unauthorized};
+        let table = [(RateLimited, 8), (BadRequest, 13), (Unauthorized, 13), (NotFound, 13)];
+        for (kind, admitted) in table {
+            let call = Breakers::default().call("m");
+            let mut outcomes = vec![fault(Transient); 5];
+            outcomes.extend([fault(kind), fault(kind)]);
+            outcomes.extend(vec![fault(Transient); 6]);
+            assert_eq!(tries(&call, Instant::now(), &outcomes), admitted, "{kind:?}");
+        }
+    }
+
+    #[test]
+    fn side_by_side_calls_bear_more() {
+        let breakers = Breakers::default();
+        let calls: Vec<Call> = (0..10).map(|_| breakers.call("m")).collect();
+        let broken = vec![fault(FailureKind::Transient); 30];
+        assert_eq!(tries(&calls[0], Instant::now(), &broken), 5 + 9 + 1);
+    }
+
+    #[test]
+    fn made_up_names_are_forgotten() {
+        let breakers = Breakers::default();
+        for n in 0..3 * KEPT {
+            drop(breakers.call(&format!("model-{n}")));
+        }
+        assert!(breakers.by_model.read().unwrap().len() <= KEPT);
+    }
+}

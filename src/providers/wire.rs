@@ -1,0 +1,343 @@
+//! The HTTP wire that all model servers share: a JSON body goes out, an answer comes back in one piece
+//! or as a stream of frames.
+//!
+//! Decides what is sent along (keys, headers), how much is read (16 MiB an answer), how long silence is
+//! borne while an answer streams, and what a failure on this level is reported as. What the bodies and
+//! frames mean is the adapter's; how long a call may take as a whole, and whether it is repeated, is the
+//! router's. Nothing that leaves this file as a message holds a key or a configured header's value.
+
+use std::fmt;
+use std::time::Duration;
+
+use bytes::Bytes;
+use chrono::Utc;
+use http::header::{AUTHORIZATION, CONTENT_TYPE};
+use http::{HeaderMap, HeaderName, HeaderValue};
+use reqwest::{Client, Response, redirect, retry};
+use secrecy::{ExposeSecret, SecretString};
+use tokio::time::{Instant, timeout_at};
+use url::{Host, Url};
+
+use super::failure::{self, Reported};
+use super::frames::{Frame, Framing, Splitter};
+use super::received::Unusable;
+use super::{FailureKind, ProviderError};
+use crate::run::TraceSpan;
+
+/// W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
+/// Largest answer that is read, in bytes, streamed or not.
+const MAX_ANSWER: usize = 16 << 20;
+/// Largest error body that is read, in bytes; the rest is not looked at.
+const MAX_ERROR: usize = 64 << 10;
+
+/// Where a model server is, how to be let in, and how long it may be silent.
+pub struct WireSettings {
+    /// The provider's name in our configuration.
+    pub name: String,
+    /// What the API's paths are appended to, e.g. `https://api.openai.com/v1`; a query stays.
+    pub base_url: Url,
+    /// Absent where the server needs none.
+    pub api_key: Option<SecretString>,
+    /// Sent with every request; their values are treated as secrets.
+    pub headers: Vec<(String, String)>,
+    /// For TCP and TLS together.
+    pub connect_timeout: Duration,
+    /// From the request to the first byte of a streamed answer. An answer in one piece may take as long
+    /// as the whole call.
+    pub first_byte_timeout: Duration,
+    /// Between two pieces of an answer.
+    pub idle_timeout: Duration,
+}
+
+/// Settings that no request can be sent with.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum WireSettingsError {
+    /// Not an HTTP URL.
+    #[error("base_url is not an http or https URL")]
+    BaseUrl,
+    /// The key holds characters that no header can.
+    #[error("the API key holds characters that cannot be sent")]
+    ApiKey,
+    /// A header that HTTP does not allow.
+    #[error("the header {0:?} cannot be sent")]
+    Header(String),
+    /// The HTTP client could not be built.
+    #[error("no HTTP client: {0}")]
+    Client(String),
+}
+
+/// What is fixed about one API.
+pub(super) struct Api {
+    /// Segments below the base URL.
+    pub(super) path: &'static [&'static str],
+    /// Where the key goes.
+    pub(super) key: KeyHeader,
+    /// Sent with every request, unless the settings have a header of that name.
+    pub(super) headers: &'static [(&'static str, &'static str)],
+    /// How a streamed answer is cut.
+    pub(super) framing: Framing,
+}
+
+/// The header that carries the key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum KeyHeader {
+    /// `Authorization: Bearer …`
+    Bearer,
+    /// `x-api-key: …`
+    XApiKey,
+}
+
+/// One API of one server, and the connections to it.
+pub(super) struct Wire {
+    name: String,
+    endpoint: Url,
+    client: Client,
+    framing: Framing,
+    first_byte_timeout: Duration,
+    idle_timeout: Duration,
+    secrets: Vec<SecretString>,
+}
+
+/// A successful answer to a request for a stream.
+#[expect(clippy::large_enum_variant, reason = "made once a call, and taken apart at once")]
+pub(super) enum Streamed<'a> {
+    /// A stream, as asked for.
+    Frames(Frames<'a>),
+    /// A JSON object where events were asked for: the server does not stream.
+    Whole(Bytes),
+}
+
+impl Wire {
+    /// Prepares the connection pool; nothing is sent yet.
+    pub(super) fn new(settings: WireSettings, api: &Api) -> Result<Self, WireSettingsError> {
+        let endpoint = endpoint(settings.base_url, api.path)?;
+        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        for (name, value) in api.headers {
+            headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
+        }
+        let mut secrets = Vec::new();
+        if let Some(key) = settings.api_key.filter(|key| !key.expose_secret().is_empty()) {
+            let (header, value) = match api.key {
+                KeyHeader::Bearer => (AUTHORIZATION, format!("Bearer {}", key.expose_secret())),
+                KeyHeader::XApiKey => (HeaderName::from_static("x-api-key"), key.expose_secret().to_owned()),
+            };
+            headers.insert(header, sensitive(&value).ok_or(WireSettingsError::ApiKey)?);
+            secrets.push(key);
+        }
+        for (name, value) in settings.headers {
+            let header = HeaderName::try_from(&name).ok().zip(sensitive(&value));
+            let (header, sendable) = header.ok_or(WireSettingsError::Header(name))?;
+            headers.insert(header, sendable);
+            secrets.push(value.into());
+        }
+        let mut client = Client::builder()
+            .default_headers(headers)
+            .connect_timeout(settings.connect_timeout)
+            .pool_max_idle_per_host(2048)
+            .tcp_nodelay(true)
+            .redirect(redirect::Policy::none())
+            .retry(retry::never());
+        if is_loopback(&endpoint) {
+            client = client.no_proxy();
+        }
+        let client = client.build().map_err(|error| WireSettingsError::Client(error.to_string()))?;
+        Ok(Self {
+            name: settings.name,
+            endpoint,
+            client,
+            framing: api.framing,
+            first_byte_timeout: settings.first_byte_timeout,
+            idle_timeout: settings.idle_timeout,
+            secrets,
+        })
+    }
+
+    /// The provider's name in our configuration.
+    pub(super) fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Sends a body and reads the successful answer to its end.
+    pub(super) async fn json(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Bytes, ProviderError> {
+        let response = self.send(body, trace).await?;
+        Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
+    }
+
+    /// Sends a body and begins to read the successful answer as it comes.
+    pub(super) async fn stream(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Streamed<'_>, ProviderError> {
+        let deadline = Instant::now() + self.first_byte_timeout;
+        let silent = |_| self.silence(self.first_byte_timeout);
+        let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
+        let mut reader = Reader { wire: self, response, received: 0 };
+        let first = timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
+        if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
+            return Ok(Streamed::Whole(reader.rest(first.into()).await?));
+        }
+        let mut splitter = Splitter::new(self.framing);
+        splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
+        Ok(Streamed::Frames(Frames { reader, splitter }))
+    }
+
+    async fn send(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Response, ProviderError> {
+        let mut post = self.client.post(self.endpoint.clone()).body(body);
+        if let Some(span) = trace {
+            post = post.header(TRACEPARENT, span.to_string());
+        }
+        let response = post.send().await.map_err(|error| self.broken(error))?;
+        if response.status().is_success() { Ok(response) } else { Err(self.refused(response).await) }
+    }
+
+    async fn refused(&self, mut response: Response) -> ProviderError {
+        let status = response.status().as_u16();
+        let retry_after = failure::retry_after(response.headers(), Utc::now());
+        let mut body = Vec::new();
+        let deadline = Instant::now() + self.idle_timeout;
+        while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
+            body.extend_from_slice(&chunk);
+            if body.len() >= MAX_ERROR {
+                break;
+            }
+        }
+        let reported = Reported { status: None, ..failure::read_body(&body) };
+        ProviderError { retry_after, ..self.reported(status, &reported) }
+    }
+
+    /// An error in the server's own words. Its status is the one that the words carry, else `status`,
+    /// of which classes are made alike.
+    pub(super) fn reported(&self, status: u16, reported: &Reported) -> ProviderError {
+        let status = reported.status.unwrap_or(status);
+        let kind = failure::classify(status, reported.code.as_deref(), &reported.message);
+        let message = if reported.message.is_empty() { format!("HTTP {status}") } else { reported.message.clone() };
+        ProviderError {
+            status: Some(status),
+            code: reported.code.as_deref().map(|code| failure::presentable(code, &self.secrets)),
+            ..self.error(kind, &message)
+        }
+    }
+
+    /// An answer that came with a success status and is none.
+    pub(super) fn unusable(&self, unusable: Unusable) -> ProviderError {
+        match unusable {
+            Unusable::Malformed(message) => self.malformed(&message),
+            Unusable::Error(reported) => self.reported(502, &reported),
+        }
+    }
+
+    /// A successful answer that is not what the API answers, or that has no end: may be retried.
+    pub(super) fn malformed(&self, message: &str) -> ProviderError {
+        ProviderError { status: Some(200), ..self.error(FailureKind::Transient, message) }
+    }
+
+    /// An error that no answer of the server told.
+    pub(super) fn error(&self, kind: FailureKind, message: &str) -> ProviderError {
+        ProviderError {
+            provider: self.name.clone(),
+            kind,
+            status: None,
+            code: None,
+            message: failure::presentable(message, &self.secrets),
+            retry_after: None,
+        }
+    }
+
+    /// A connection that failed before or during the answer.
+    fn broken(&self, error: reqwest::Error) -> ProviderError {
+        let error = error.without_url();
+        let mut message = error.to_string();
+        let mut cause = std::error::Error::source(&error);
+        while let Some(inner) = cause {
+            message = format!("{message}: {inner}");
+            cause = inner.source();
+        }
+        self.error(FailureKind::Transient, &message)
+    }
+
+    fn silence(&self, patience: Duration) -> ProviderError {
+        self.error(FailureKind::Transient, &format!("the server was silent for {} s", patience.as_secs_f64()))
+    }
+}
+
+impl fmt::Debug for Wire {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Wire").field("name", &self.name).finish_non_exhaustive()
+    }
+}
+
+/// A streamed answer. Dropping it closes the connection.
+pub(super) struct Frames<'a> {
+    reader: Reader<'a>,
+    splitter: Splitter,
+}
+
+impl Frames<'_> {
+    /// The next frame; `None` where the bytes have ended, which by itself never makes an answer complete.
+    pub(super) async fn next(&mut self) -> Result<Option<Frame>, ProviderError> {
+        let wire = self.reader.wire;
+        loop {
+            if let Some(frame) = self.splitter.next() {
+                return Ok(Some(frame));
+            }
+            let Some(chunk) = self.reader.next_chunk().await? else { return Ok(None) };
+            self.splitter.push(&chunk).map_err(|error| wire.malformed(&error.to_string()))?;
+        }
+    }
+}
+
+/// The body of a successful answer, capped.
+struct Reader<'a> {
+    wire: &'a Wire,
+    response: Response,
+    received: usize,
+}
+
+impl Reader<'_> {
+    async fn chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
+        let chunk = self.response.chunk().await.map_err(|error| self.wire.broken(error))?;
+        self.received += chunk.as_ref().map_or(0, Bytes::len);
+        if self.received > MAX_ANSWER {
+            return Err(self.wire.malformed("the answer is larger than 16 MiB"));
+        }
+        Ok(chunk)
+    }
+
+    async fn next_chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
+        let patience = self.wire.idle_timeout;
+        let silence = |_| self.wire.silence(patience);
+        timeout_at(Instant::now() + patience, self.chunk()).await.unwrap_or_else(|elapsed| Err(silence(elapsed)))
+    }
+
+    /// Everything that is still to come, behind what has come.
+    async fn rest(mut self, mut body: Vec<u8>) -> Result<Bytes, ProviderError> {
+        let mut chunk = if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
+        while let Some(bytes) = chunk {
+            body.extend_from_slice(&bytes);
+            chunk = self.next_chunk().await?;
+        }
+        Ok(body.into())
+    }
+}
+
+/// The API's path below the base URL; a query, as Azure wants one, stays.
+fn endpoint(mut base_url: Url, path: &[&str]) -> Result<Url, WireSettingsError> {
+    if !matches!(base_url.scheme(), "http" | "https") {
+        return Err(WireSettingsError::BaseUrl);
+    }
+    base_url.path_segments_mut().map_err(|()| WireSettingsError::BaseUrl)?.pop_if_empty().extend(path);
+    Ok(base_url)
+}
+
+fn is_loopback(url: &Url) -> bool {
+    match url.host() {
+        Some(Host::Ipv4(address)) => address.is_loopback(),
+        Some(Host::Ipv6(address)) => address.is_loopback(),
+        Some(Host::Domain(name)) => name == "localhost",
+        None => false,
+    }
+}
+
+fn sensitive(value: &str) -> Option<HeaderValue> {
+    let mut value = HeaderValue::try_from(value).ok()?;
+    value.set_sensitive(true);
+    Some(value)
+}

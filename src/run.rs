@@ -326,22 +326,22 @@ pub enum Autonomy {
 #[schema(as = RunLimits)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
-    /// Attempts at a valid output; 1..=100.
+    /// Attempts at a valid output; 1 to 100.
     #[schemars(range(min = 1, max = 100))]
     pub max_attempts: u32,
-    /// Model responses in a run; 1..=10000.
+    /// Model responses in a run; 1 to 10000.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_iterations: u32,
-    /// Model responses in one attempt; 1..=10000.
+    /// Model responses in one attempt; 1 to 10000.
     #[schemars(range(min = 1, max = 10_000))]
     pub max_iterations_per_attempt: u32,
-    /// Calls executed of one response; 1..=128.
+    /// Calls executed of one response; 1 to 128.
     #[schemars(range(min = 1, max = 128))]
     pub max_tool_calls_per_iteration: u32,
-    /// Seconds that one tool call may take; 1..=86400.
+    /// Seconds that one tool call may take; 1 to 86400.
     #[schemars(range(min = 1, max = 86_400))]
     pub tool_call_timeout_seconds: u64,
-    /// Consecutive failing calls that end the run; 1..=1000.
+    /// Consecutive failing calls that end the run; 1 to 1000.
     #[schemars(range(min = 1, max = 1_000))]
     pub error_threshold: u32,
 }
@@ -364,10 +364,10 @@ impl Default for Limits {
 #[schema(as = BudgetLimits)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
-    /// Model responses in the run (enforcement point EF-05).
+    /// Model responses in the run.
     #[schemars(range(min = 1, max = 1_000_000))]
     pub max_iterations: u64,
-    /// Wall-clock seconds from the run's start (EF-06).
+    /// Wall-clock seconds from the run's start.
     #[schemars(range(min = 1, max = 31_536_000))]
     pub max_duration_seconds: u64,
     /// Calls of real tools.

@@ -129,7 +129,7 @@ impl Default for OutputTool {
 #[schema(as = AgentSampling)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
-    /// 0..=2.
+    /// 0 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 0.0, max = 2.0))]
     pub temperature: Option<f64>,

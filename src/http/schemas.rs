@@ -61,6 +61,9 @@ fn settle_presence(schema: &mut Value) {
         if property.get("propertyNames") == Some(&json!({"type": "string"})) {
             property.shift_remove("propertyNames");
         }
+        if is_read {
+            settle_range(property);
+        }
         match property.shift_remove("default") {
             Some(default) if !default.is_null() => always.push(name.clone()),
             None if !is_read && may_be_null(property) => always.push(name.clone()),
@@ -73,6 +76,18 @@ fn settle_presence(schema: &mut Value) {
         in_order.filter(|name| always.contains(name) || required.contains(&json!(name))).collect();
     if !required.is_empty() {
         schema["required"] = json!(required);
+    }
+}
+
+/// What is read into an unsigned number takes more than the signed format that is derived for it says.
+fn settle_range(property: &mut Map<String, Value>) {
+    if property.get("minimum") != Some(&json!(0)) || property.contains_key("maximum") {
+        return;
+    }
+    match property.get("format").and_then(Value::as_str) {
+        Some("int32") => property.extend([("format".into(), json!("int64")), ("maximum".into(), json!(u32::MAX))]),
+        Some("int64") => drop(property.shift_remove("format")),
+        _ => {}
     }
 }
 
@@ -176,6 +191,21 @@ mod tests {
         let schema = &settled(&read)["It"];
         assert_eq!(schema["required"], json!(["limit"]));
         assert!(!schema.to_string().contains("default"), "{schema}");
+    }
+
+    #[test]
+    fn an_unsigned_number_may_be_as_large_as_it_is_read() {
+        let mut properties = json!({
+            "count": {"type": "integer", "format": "int32", "minimum": 0},
+            "sum": {"type": "integer", "format": "int64", "minimum": 0},
+            "rate": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 9},
+        });
+        let told = json!({"properties": properties});
+        assert_eq!(settled(&told)["It"]["properties"], properties, "what is told is as it was derived");
+        let read = json!({"additionalProperties": false, "properties": properties});
+        properties["count"] = json!({"type": "integer", "format": "int64", "minimum": 0, "maximum": u32::MAX});
+        properties["sum"] = json!({"type": "integer", "minimum": 0});
+        assert_eq!(settled(&read)["It"]["properties"], properties);
     }
 
     #[test]

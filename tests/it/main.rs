@@ -6,6 +6,7 @@
 mod api;
 mod calling;
 mod commands;
+mod context_window;
 mod faults;
 mod hardening;
 mod house;

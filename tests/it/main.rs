@@ -5,9 +5,12 @@
 
 mod api;
 mod calling;
+mod chromium;
 mod commands;
+mod console;
 mod context_window;
 mod faults;
+mod full_disk;
 mod hardening;
 mod house;
 mod machine;
@@ -16,9 +19,12 @@ mod openai_responses;
 mod openai_streams;
 mod postgres_cluster;
 mod providers;
+mod rate_limits;
+mod retention;
 mod routing;
 mod samples;
 mod service;
 mod store;
 mod stories;
 mod streaming;
+mod telemetry;

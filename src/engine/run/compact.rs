@@ -14,6 +14,7 @@ use crate::engine::state::ModelFault;
 use crate::event::{RunEvent, SummaryCall};
 use crate::providers::router::{Answer, ModelFailure};
 use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
+use crate::run::SpanPlace;
 
 impl Run {
     /// Compacts before the call that `refused` was the answer to, or before it is made. Where nothing is
@@ -58,6 +59,7 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let conversation = compaction.request(self.state.conversation());
         let cap = compaction.summary_cap();
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         let request = ModelRequest {
             model: "",
             capabilities: &Capabilities::OPENAI, // the router knows better
@@ -74,6 +76,7 @@ impl Run {
             output_schema: None,
             inputs: &inputs,
             step: self.state.model_step() + compaction.failed_tries,
+            trace: Some(self.trace.span(SpanPlace::Summary { attempt, iteration })),
         };
         let place = self.state.model_place(&plan.models);
         let answer = tokio::select! {

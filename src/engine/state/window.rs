@@ -18,8 +18,9 @@ impl State {
             return None;
         }
         let window = self.rules.windows.get(place).and_then(|window| window.tokens);
-        let compaction = context::plan(&self.conversation, self.load(), cause, window)?;
-        Some(Compaction { failed_tries, ..compaction })
+        let mut compaction = context::plan(&self.conversation, self.load(), cause, window)?;
+        compaction.failed_tries = failed_tries;
+        Some(compaction)
     }
 
     /// What to do about a window that is nearly full.

@@ -127,7 +127,10 @@ impl Bench {
             Fail => return self.fail(TerminationReason::ModelError),
             TooLong => {
                 let shrank = self.state.recovery(0, 1).is_some_and(|compaction| self.compact(compaction));
-                return if shrank { () } else { self.fail(TerminationReason::ContextOverflow) };
+                if !shrank {
+                    self.fail(TerminationReason::ContextOverflow);
+                }
+                return;
             }
         };
         let tool_calls = names.iter().enumerate().map(|(index, name)| call(self.said, index, name)).collect();

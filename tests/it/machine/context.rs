@@ -66,8 +66,8 @@ fn what_is_taken_away() {
         ("the oldest first", vec![long(); 6], 801, Some(1200), WindowNearlyFull, Some((2, 0))),
         ("not enough: a summary too", vec![long(); 6], 3000, Some(1000), WindowNearlyFull, Some((4, 4))),
         ("nothing to clear: a summary", vec![short(); 6], 2000, Some(1000), WindowNearlyFull, Some((0, 4))),
-        ("refused: halved", vec![long(); 10], 1000, None, ProviderRefused, Some((5, 0))),
-        ("refused far below the window", vec![long(); 10], 1000, Some(100_000), ProviderRefused, Some((5, 0))),
+        ("refused: halved", vec![long(); 10], 1000, None, ProviderRefused, Some((6, 0))),
+        ("refused far below the window", vec![long(); 10], 1000, Some(100_000), ProviderRefused, Some((6, 0))),
         ("refused, with too little to clear", vec![long(); 4], 1000, None, ProviderRefused, Some((2, 2))),
         (
             "an answer stays with the reply to it",
@@ -147,7 +147,7 @@ pub fn at_most_two_compactions_an_iteration(bench: &Bench) {
 
 #[test]
 fn runs_and_their_windows() {
-    let long = || Calls(vec!["long"]);
+    let (long, much) = (|| Calls(vec!["long"]), || Calls(vec!["long"; 5]));
     let (full, refused) = (WindowNearlyFull, ProviderRefused);
     // What happens | window | script | reason, iterations | what was taken.
     let table = [
@@ -173,11 +173,11 @@ fn runs_and_their_windows() {
         ("nothing can be taken away", 9000, vec![long(), TooLong], "context_overflow", 1, vec![]),
         (
             "both in one iteration",
-            130,
-            vec![long(), long(), long(), TooLong, Text("x")],
+            600,
+            vec![much(), much(), much(), TooLong, Text("x")],
             "completed",
             4,
-            vec![(full, 1, 0), (refused, 0, 1)],
+            vec![(full, 5, 0), (refused, 0, 1)],
         ),
     ];
     for (what, window, script, reason, iterations, taken) in table {

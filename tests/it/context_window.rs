@@ -148,7 +148,7 @@ async fn a_fallback_may_have_a_larger_window(db: Db) {
 
 async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
     let mut steps = summarised();
-    steps[4] = "{text: done, delay_ms: 3000}".to_owned();
+    "{text: done, delay_ms: 3000}".clone_into(&mut steps[4]);
     let mut service = setup(&steps).config(WINDOW).config("[runtime]\nlease = \"2s\"").start(db).await;
     let id = "0197bbbb-0000-7000-8000-000000000001";
     let start = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative");

@@ -119,6 +119,9 @@ pub enum RunEvent {
         /// What the caller should know, where the answer is accepted as it is.
         warning: Option<String>,
     },
+    /// The conversation was made smaller.
+    #[serde(rename = "context.compacted")]
+    ContextCompacted(ContextCompacted),
     /// Somebody asked to cancel the run.
     #[serde(rename = "run.cancel_requested")]
     RunCancelRequested {
@@ -162,6 +165,74 @@ pub struct ModelResponded {
     /// What the caller should know about the call.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// What was taken from the conversation so that the next model call fits the model's context window.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct ContextCompacted {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// Why.
+    pub cause: CompactionCause,
+    /// The calls whose results gave way to a note of their size.
+    pub cleared: Vec<Uuid>,
+    /// What the oldest turns gave way to.
+    pub summary: Option<Summary>,
+    /// The model call that wrote the summary, also where what it wrote is of no use.
+    pub call: Option<SummaryCall>,
+    /// Failed tries: of the call that did not fit and of the one that wrote the summary.
+    pub failed_tries: u32,
+    /// Tokens that the model reads and writes at most, where that is known.
+    pub window: Option<u64>,
+    /// Tokens that the next model call would have read, estimated.
+    pub tokens_before: u64,
+    /// Tokens that it reads now, estimated.
+    pub tokens_after: u64,
+    /// Bytes of system prompt and turns before.
+    pub bytes_before: u64,
+    /// Bytes of system prompt and turns now.
+    pub bytes_after: u64,
+}
+
+impl ContextCompacted {
+    /// Whether anything was gained.
+    pub fn shrank(&self) -> bool {
+        self.bytes_after < self.bytes_before
+    }
+}
+
+/// Why a conversation is made smaller.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum CompactionCause {
+    /// By our estimate, the model's window was nearly full.
+    WindowNearlyFull,
+    /// The provider refused a call because it did not fit.
+    ProviderRefused,
+}
+
+/// What stands for the oldest turns.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Summary {
+    /// How many turns after the first it replaces.
+    pub turns: usize,
+    /// The message that replaces them.
+    pub text: String,
+}
+
+/// A model call outside the iterations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SummaryCall {
+    /// The provider that answered.
+    pub provider: String,
+    /// The model, without the provider.
+    pub model: String,
+    /// Tokens and cost.
+    pub usage: Usage,
+    /// Milliseconds from the first try to the answer.
+    pub latency_ms: u64,
 }
 
 /// A dispatched call, stored before the tool runs.
@@ -403,6 +474,7 @@ impl RunEvent {
             Self::ValidationFailed { .. } => "validation.failed",
             Self::ConfirmationRequested { .. } => "confirmation.requested",
             Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
+            Self::ContextCompacted(_) => "context.compacted",
             Self::RunCancelRequested { .. } => "run.cancel_requested",
             Self::RunCompleted(_) => "run.completed",
             Self::RunFailed(_) => "run.failed",
@@ -425,6 +497,13 @@ impl Totals {
                 self.warn(&r.warnings);
             }
             RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
+            RunEvent::ContextCompacted(c) => {
+                self.retries += c.failed_tries;
+                if let Some(call) = &c.call {
+                    self.usage.add(&call.usage);
+                    self.model = Some(format!("{}/{}", call.provider, call.model));
+                }
+            }
             RunEvent::ToolCallStarted(c) => {
                 self.tools_used.insert(c.tool.clone());
             }

@@ -4,6 +4,9 @@
 //! together with exactly one result for each of its tool calls ([`Conversation::push_turn`]).
 //! Nothing in this file knows a provider's wire format; adapters in `providers/` translate.
 
+use std::collections::HashSet;
+use std::ops::Range;
+
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -109,6 +112,9 @@ pub struct Conversation {
     turns: Vec<Turn>,
 }
 
+/// Turns at the end of a conversation that nothing is taken from.
+const LAST_TURNS: usize = 2;
+
 /// Results do not answer the calls one by one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tool results do not match the tool calls: expected {expected:?}, got {got:?}")]
@@ -117,6 +123,16 @@ pub struct OrphanedCall {
     pub expected: Vec<Uuid>,
     /// Call ids in the order of the results.
     pub got: Vec<Uuid>,
+}
+
+/// Turns that must stay: the first, and the last two.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+#[error("{turns} turns after the first cannot be replaced: {replaceable} can")]
+pub struct NotReplaceable {
+    /// How many were to be replaced.
+    pub turns: usize,
+    /// How many may be.
+    pub replaceable: usize,
 }
 
 impl Conversation {
@@ -155,6 +171,40 @@ impl Conversation {
         self.turns.push(Turn::Assistant(AssistantTurn { message, results }));
         Ok(())
     }
+
+    /// The places of the turns that something may be taken from: all but the first and the last two.
+    pub fn middle(&self) -> Range<usize> {
+        1..self.turns.len().saturating_sub(LAST_TURNS).max(1)
+    }
+
+    /// Replaces what calls in the middle brought by a note of its size; other calls keep their results.
+    pub fn clear_results(&mut self, calls: &[Uuid]) {
+        let (calls, middle) = (calls.iter().collect::<HashSet<_>>(), self.middle());
+        for turn in self.turns.get_mut(middle).into_iter().flatten() {
+            let Turn::Assistant(turn) = turn else { continue };
+            for result in turn.results.iter_mut().filter(|result| calls.contains(&result.call_id)) {
+                result.content = cleared(result.content.len());
+            }
+        }
+    }
+
+    /// Replaces the first so many turns of the middle by something said to the model.
+    ///
+    /// # Errors
+    /// [`NotReplaceable`] where the middle has fewer, or none are to be replaced.
+    pub fn summarise(&mut self, turns: usize, summary: impl Into<String>) -> Result<(), NotReplaceable> {
+        let replaceable = self.middle().len();
+        if turns == 0 || turns > replaceable {
+            return Err(NotReplaceable { turns, replaceable });
+        }
+        self.turns.splice(1..=turns, [Turn::User(summary.into())]);
+        Ok(())
+    }
+}
+
+/// What is left of a result of so many bytes.
+fn cleared(bytes: usize) -> String {
+    format!("[result cleared: {bytes} bytes]")
 }
 
 /// Why the model stopped, in our words.

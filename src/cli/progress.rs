@@ -11,7 +11,8 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::output::{harmless, one_line, tell};
-use crate::event::{Event, RunEvent};
+use crate::event::{ContextCompacted, Event, RunEvent};
+use crate::message::Usage;
 
 /// How often the changing line is drawn.
 const TICK: Duration = Duration::from_millis(100);
@@ -101,15 +102,18 @@ impl Standing {
             RunEvent::IterationStarted { attempt, iteration } => {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
-            RunEvent::ModelResponded(r) => {
-                self.tokens += r.usage.total_tokens();
-                if let Some(cost) = r.usage.cost_micro_usd {
-                    *self.cost_micro_usd.get_or_insert(0) += cost;
-                }
-            }
+            RunEvent::ModelResponded(r) => self.took(&r.usage),
+            RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => self.took(&call.usage),
             RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
             RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,
             _ => {}
+        }
+    }
+
+    fn took(&mut self, usage: &Usage) {
+        self.tokens += usage.total_tokens();
+        if let Some(cost) = usage.cost_micro_usd {
+            *self.cost_micro_usd.get_or_insert(0) += cost;
         }
     }
 
@@ -170,6 +174,11 @@ pub(super) fn describe(event: &Event) -> Option<String> {
                 errors.iter().map(|e| format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))),
             );
             lines.join("\n")
+        }
+        RunEvent::ContextCompacted(c) => {
+            let turns = c.summary.as_ref().map_or(0, |summary| summary.turns);
+            let (before, after, results) = (c.tokens_before, c.tokens_after, c.cleared.len());
+            format!("  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised")
         }
         RunEvent::RunCancelRequested { reason } => {
             let reason = reason.as_ref().map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default();

@@ -5,6 +5,7 @@
 //! keep it. Who may start a run, where it is
 //! stored and who hears of it is not known here.
 
+pub mod context;
 pub mod demands;
 pub mod journal;
 pub mod lease;
@@ -16,6 +17,6 @@ pub mod state;
 
 pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
-pub use plan::{Contract, Plan, PlanError, Rules};
+pub use plan::{Contract, Plan, PlanError, Rules, Window};
 pub use run::{Audience, Pieces, Run, RunControl, Stopped};
 pub use state::{FoldError, State, Step};

@@ -53,8 +53,20 @@ pub struct Rules {
     /// What the dearest of the models costs, where there is a budget in dollars. Known to this service
     /// only; a run that goes on elsewhere is judged by the prices there.
     pub price: Option<Price>,
-    /// Tokens of the offered tools, estimated, where there is a budget in dollars.
+    /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known window.
     pub offered_tokens: u64,
+    /// Tokens that the models read and write at most, in the order of the plan; known to this service
+    /// only, like the price.
+    pub windows: Vec<Window>,
+}
+
+/// How much one model can read and write.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Window {
+    /// As `provider/model`.
+    pub model: String,
+    /// Tokens; absent where nothing is known.
+    pub tokens: Option<u64>,
 }
 
 /// Everything about a run that does not change while it runs.
@@ -101,6 +113,7 @@ impl Default for Rules {
             budget: Budget::default(),
             price: None,
             offered_tokens: 0,
+            windows: Vec::new(),
         }
     }
 }
@@ -148,7 +161,6 @@ impl Plan {
         let single_shot = single || offers.is_empty();
         let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget, overrides)?;
-        let has_cost = budget.max_cost_usd.is_some();
         Ok(Self {
             models: models(overrides.model.as_ref().unwrap_or(&definition.model), &definition.fallback_models),
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
@@ -164,7 +176,8 @@ impl Plan {
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 price: None,
-                offered_tokens: if has_cost { estimate::of_tools(&offers) } else { 0 },
+                offered_tokens: 0,
+                windows: Vec::new(),
             },
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
@@ -172,12 +185,19 @@ impl Plan {
         })
     }
 
-    /// Looks up what the run may cost.
+    /// Looks up what the models cost and how much they can read.
     #[must_use]
-    pub fn priced(mut self, router: &Router) -> Self {
-        if self.rules.budget.max_cost_usd.is_some() {
+    pub fn informed(mut self, router: &Router) -> Self {
+        let has_cost = self.rules.budget.max_cost_usd.is_some();
+        if has_cost {
             let prices = self.models.iter().map(|model| router.resolve(model).ok()?.price);
             self.rules.price = prices.reduce(|a, b| Some(a?.dearest(b?))).flatten();
+        }
+        let tokens = |model: &str| router.resolve(model).ok()?.capabilities.context_window;
+        let windows = self.models.iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
+        self.rules.windows = windows.collect();
+        if has_cost || self.rules.windows.iter().any(|window| window.tokens.is_some()) {
+            self.rules.offered_tokens = estimate::of_tools(&self.offers);
         }
         self
     }

@@ -5,13 +5,17 @@
 //! overlaps the commit of what came before it; its answer is used when all but the newest entry is
 //! durable, so that a crash repeats two model calls at the most.
 
+mod compact;
+
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 
+use super::context::Compaction;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::lease::Lease;
 use super::plan::Plan;
@@ -127,6 +131,7 @@ impl Run {
                     Err(error) => self.record(RunEvent::interrupted(error.to_string()))?,
                 },
                 Step::Record(events) => self.record_all(events)?,
+                Step::Compact(compaction) => self.compact(compaction, None).await?,
                 Step::CallModel(choice) => self.call_model(choice).await?,
                 Step::CallTool(pending) => self.call_tool(pending).await?,
                 Step::Check(proposal) => {
@@ -210,17 +215,23 @@ impl Run {
             trace: Some(self.trace.span(chat)),
         };
         let request = self.driver.request(base, choice);
-        let place = self.state.model_place(&plan.models);
         let answer = tokio::select! {
             biased;
             () = self.control.token.cancelled() => None,
             () = until(deadline) => None,
-            answer = self.router.complete(&plan.models, place, &request, deadline) => Some(answer),
+            answer = ask(&self.router, &plan.models, &self.state, &request, deadline) => Some(answer),
         };
         let happened = match answer {
             None => Vec::new(),
             Some(Ok(answer)) => vec![self.responded(answer, &request)],
-            Some(Err(failure)) => self.state.model_failed(&fault(failure), Utc::now()),
+            Some(Err(failure)) => {
+                let recovery = recovery(&self.state, &failure);
+                let fault = fault(failure);
+                match recovery {
+                    Some(compaction) => return self.compact(compaction, Some(&fault)).await,
+                    None => self.state.model_failed(&fault, Utc::now()),
+                }
+            }
         };
         self.journal.settle_but(MAY_LAG).await?;
         Ok(self.record_all(happened)?)
@@ -228,9 +239,13 @@ impl Run {
 
     /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
     fn output_cap(&self) -> Option<u32> {
+        self.plan.max_output_tokens.into_iter().chain(self.tokens_left()).min()
+    }
+
+    /// What the budgets of tokens and dollars leave for an answer.
+    fn tokens_left(&self) -> impl Iterator<Item = u32> {
         let left = self.state.tokens_left().into_iter().chain(self.state.affordable_output());
-        let left = left.map(|left| u32::try_from(left).unwrap_or(u32::MAX));
-        self.plan.max_output_tokens.into_iter().chain(left).min()
+        left.map(|left| u32::try_from(left).unwrap_or(u32::MAX))
     }
 
     fn responded(&self, answer: Answer, request: &ModelRequest<'_>) -> RunEvent {
@@ -312,6 +327,37 @@ impl Run {
     }
 }
 
+/// Asks the models in turn. One that the conversation does not fit, and cannot be made to fit, is a reason to
+/// ask the next.
+async fn ask(
+    router: &Router,
+    models: &[String],
+    state: &State,
+    request: &ModelRequest<'_>,
+    deadline: Option<Instant>,
+) -> Result<Answer, ModelFailure> {
+    let (mut place, mut failed) = (state.model_place(models), 0);
+    loop {
+        let request = ModelRequest { step: request.step + failed, ..request.clone() };
+        match router.complete(models, place, &request, deadline).await {
+            Ok(answer) => return Ok(Answer { retries: answer.retries + failed, ..answer }),
+            Err(failure) => {
+                failed += failure.attempts;
+                place = failure.place + 1;
+                let does_not_fit = failure.error.kind == FailureKind::ContextLength;
+                if !does_not_fit || place >= models.len() || recovery(state, &failure).is_some() {
+                    return Err(ModelFailure { attempts: failed, ..failure });
+                }
+            }
+        }
+    }
+}
+
+fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {
+    let does_not_fit = failure.error.kind == FailureKind::ContextLength;
+    does_not_fit.then(|| state.recovery(failure.place, failure.attempts)).flatten()
+}
+
 fn piece(delta: Delta, names: &WireNames) -> Piece {
     match delta {
         Delta::Text(text) => Piece::Text(text),
@@ -341,11 +387,11 @@ fn fault(failure: ModelFailure) -> ModelFault {
 }
 
 /// The monotonic instant of a wall-clock time.
-fn instant_of(at: DateTime<Utc>) -> tokio::time::Instant {
-    tokio::time::Instant::now() + (at - Utc::now()).to_std().unwrap_or_default()
+fn instant_of(at: DateTime<Utc>) -> Instant {
+    Instant::now() + (at - Utc::now()).to_std().unwrap_or_default()
 }
 
-async fn until(deadline: Option<tokio::time::Instant>) {
+async fn until(deadline: Option<Instant>) {
     match deadline {
         Some(deadline) => tokio::time::sleep_until(deadline).await,
         None => std::future::pending().await,

@@ -7,13 +7,18 @@ use super::{Completion, RawToolCall, ToolOffer};
 use crate::message::{Conversation, Turn, Usage};
 
 /// Tokens of so many bytes.
-fn tokens(bytes: usize) -> u64 {
+pub fn tokens(bytes: usize) -> u64 {
     u64::try_from(bytes.div_ceil(4)).unwrap_or(u64::MAX)
 }
 
 /// Tokens of a conversation, without offered tools.
 pub fn of_conversation(conversation: &Conversation) -> u64 {
-    tokens(conversation.system().len() + conversation.turns().iter().map(turn_len).sum::<usize>())
+    tokens(bytes(conversation))
+}
+
+/// Bytes of a conversation: system prompt and turns.
+pub fn bytes(conversation: &Conversation) -> usize {
+    conversation.system().len() + conversation.turns().iter().map(turn_bytes).sum::<usize>()
 }
 
 /// Tokens of the tools that are offered.
@@ -38,7 +43,8 @@ pub(super) fn usage(conversation: &Conversation, tools: &[ToolOffer], completion
     }
 }
 
-fn turn_len(turn: &Turn) -> usize {
+/// Bytes of a turn: text, calls and results, not what only its provider can read.
+pub fn turn_bytes(turn: &Turn) -> usize {
     match turn {
         Turn::User(text) => text.len(),
         Turn::Assistant(turn) => {

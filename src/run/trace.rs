@@ -53,6 +53,13 @@ pub enum SpanPlace {
         /// The iteration within the attempt, 1-based.
         iteration: u32,
     },
+    /// The model call that writes a summary before the one of an iteration.
+    Summary {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// The iteration within the attempt, 1-based.
+        iteration: u32,
+    },
     /// A tool call.
     Tool(Uuid),
 }
@@ -83,9 +90,9 @@ impl TraceContext {
     pub fn span(self, place: SpanPlace) -> TraceSpan {
         let span_id = match place {
             SpanPlace::Run => spread(self.run_id, b"run"),
-            SpanPlace::Chat { attempt, iteration } => {
-                let place = u64::from(attempt) << 32 | u64::from(iteration);
-                spread(self.run_id, &place.to_be_bytes())
+            SpanPlace::Chat { attempt, iteration } => spread(self.run_id, &place_of(attempt, iteration)),
+            SpanPlace::Summary { attempt, iteration } => {
+                spread(self.run_id, &[&b"summary"[..], &place_of(attempt, iteration)].concat())
             }
             SpanPlace::Tool(call) => spread(self.run_id, call.as_bytes()),
         };
@@ -97,6 +104,10 @@ impl fmt::Display for TraceSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         write!(f, "00-{:032x}-{:016x}-{:02x}", self.run.trace_id, self.span_id, u8::from(self.run.sampled))
     }
+}
+
+fn place_of(attempt: u32, iteration: u32) -> [u8; 8] {
+    (u64::from(attempt) << 32 | u64::from(iteration)).to_be_bytes()
 }
 
 /// A number that looks random and is always the same.
@@ -188,7 +199,9 @@ mod tests {
     fn spans_of_a_run_differ_and_stay_the_same() {
         let context = TraceContext::of_run(Uuid::from_u128(7), None, 1.0);
         let chat = |attempt, iteration| SpanPlace::Chat { attempt, iteration };
-        let places = [SpanPlace::Run, chat(1, 1), chat(1, 2), chat(2, 1), SpanPlace::Tool(Uuid::from_u128(1))];
+        let summary = SpanPlace::Summary { attempt: 1, iteration: 1 };
+        let tool = SpanPlace::Tool(Uuid::from_u128(1));
+        let places = [SpanPlace::Run, chat(1, 1), chat(1, 2), chat(2, 1), summary, tool];
         let ids: std::collections::BTreeSet<u64> = places.iter().map(|place| context.span(*place).span_id).collect();
         assert_eq!(ids.len(), places.len());
         assert_eq!(context.span(chat(2, 1)), context.span(chat(2, 1)));

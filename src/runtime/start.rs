@@ -216,7 +216,7 @@ impl Runtime {
         let plan = Plan::new(agent, loaded.executor.infos(), &request.overrides, request.kind)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
-        let plan = plan.priced(&inner.router);
+        let plan = plan.informed(&inner.router);
         let new = NewRun {
             id: request.run_id.unwrap_or_else(Uuid::now_v7),
             agent: request.agent,

@@ -236,7 +236,7 @@ impl Runtime {
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
         let plan = Plan::new(Arc::clone(&loaded.agent), loaded.executor.infos(), &overrides, row.kind)
             .map_err(|e| unreadable(&e))?
-            .priced(&self.inner.router);
+            .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;

@@ -13,7 +13,7 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::{ModelTry, Observed, TelemetryError, began};
-use crate::event::{AuditRecord, CallFailure, Event, RunEvent, ToolCallCompleted};
+use crate::event::{AuditRecord, CallFailure, ContextCompacted, Event, RunEvent, ToolCallCompleted};
 use crate::message::{CallTarget, Usage};
 
 const RUNS: &str = "toolloop_runs_total";
@@ -134,9 +134,9 @@ impl Metrics {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
                     self.iterations.increment(1);
-                    self.tokens.add(&response.usage);
-                    self.cost.increment(response.usage.cost_micro_usd.unwrap_or(0).unsigned_abs());
+                    self.took(&response.usage);
                 }
+                RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => self.took(&call.usage),
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
                 what => {
@@ -151,6 +151,11 @@ impl Metrics {
         for AuditRecord { rule, decision, .. } in audit {
             self.gate_decisions.add(rule, decision_label(decision));
         }
+    }
+
+    fn took(&self, usage: &Usage) {
+        self.tokens.add(usage);
+        self.cost.increment(usage.cost_micro_usd.unwrap_or(0).unsigned_abs());
     }
 
     /// A call that a limit kept from being tried is none.

@@ -23,8 +23,8 @@ use opentelemetry_sdk::trace::{
 };
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
-use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
-use crate::message::CallTarget;
+use crate::event::{CallFailure, ContextCompacted, Ending, Event, RunEvent};
+use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
 
 /// Spans that may wait, of about a kilobyte each.
@@ -85,7 +85,16 @@ impl Traces {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
                     let place = SpanPlace::Chat { attempt: response.attempt, iteration: response.iteration };
-                    self.child(origin.trace.span(place), chat(origin, event, response));
+                    let model = (response.provider.as_str(), response.model.as_str());
+                    let mut said = chat(origin, event.at, model, &response.usage, response.latency_ms);
+                    let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
+                    said.attributes.push(KeyValue::new("gen_ai.response.finish_reasons", Value::Array(reasons)));
+                    self.child(origin.trace.span(place), said);
+                }
+                RunEvent::ContextCompacted(ContextCompacted { attempt, iteration, call: Some(call), .. }) => {
+                    let place = SpanPlace::Summary { attempt: *attempt, iteration: *iteration };
+                    let said = chat(origin, event.at, (&call.provider, &call.model), &call.usage, call.latency_ms);
+                    self.child(origin.trace.span(place), said);
                 }
                 RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                     let began = began(events, at, call.call_id, call.duration_ms);
@@ -195,13 +204,16 @@ fn tokens(count: u64) -> Value {
     Value::I64(i64::try_from(count).unwrap_or(i64::MAX))
 }
 
-fn chat(origin: &RunOrigin, event: &Event, response: &ModelResponded) -> Said {
-    let usage = &response.usage;
-    let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
-    let mut attributes = about_model("chat", &response.provider, &response.model);
+fn chat(
+    origin: &RunOrigin,
+    ended: DateTime<Utc>,
+    (provider, model): (&str, &str),
+    usage: &Usage,
+    latency_ms: u64,
+) -> Said {
+    let mut attributes = about_model("chat", provider, model);
     attributes.extend([
-        KeyValue::new("gen_ai.response.model", response.model.clone()),
-        KeyValue::new("gen_ai.response.finish_reasons", Value::Array(reasons)),
+        KeyValue::new("gen_ai.response.model", model.to_owned()),
         KeyValue::new("gen_ai.usage.input_tokens", tokens(usage.input_tokens)),
         KeyValue::new("gen_ai.usage.output_tokens", tokens(usage.output_tokens)),
         KeyValue::new("gen_ai.usage.cache_read.input_tokens", tokens(usage.cached_input_tokens)),
@@ -209,10 +221,10 @@ fn chat(origin: &RunOrigin, event: &Event, response: &ModelResponded) -> Said {
     ]);
     about_run(&mut attributes, origin);
     Said {
-        name: format!("chat {}", response.model).into(),
+        name: format!("chat {model}").into(),
         kind: SpanKind::Client,
-        began: earlier(event.at, response.latency_ms),
-        ended: event.at,
+        began: earlier(ended, latency_ms),
+        ended,
         attributes,
         error: None,
     }

@@ -1,13 +1,16 @@
 //! The loop's state machine, without tokio: one table row per situation, and the properties that hold
 //! for every script of model behaviour.
 
+mod context;
+
 use chrono::{DateTime, TimeDelta, Utc};
 use proptest::prelude::*;
 use serde_json::json;
+use toolloop::engine::context::{Compaction, Written};
 use toolloop::engine::state::{ModelFault, Step};
-use toolloop::engine::{Contract, Rules, State};
+use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
-    CallFailure, Event, ModelResponded, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
+    CallFailure, Event, ModelResponded, RunEvent, SummaryCall, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
 use toolloop::providers::ToolChoice;
@@ -20,7 +23,7 @@ use uuid::Uuid;
 #[derive(Debug, Clone)]
 enum Say {
     Text(&'static str),
-    /// Names of tools; `bad` fails, `output:…` proposes the text after the colon.
+    /// Names of tools; `bad` fails, `long` says much, `output:…` proposes the text after the colon.
     Calls(Vec<&'static str>),
     /// A text cut off by the output limit.
     CutText(&'static str),
@@ -29,8 +32,21 @@ enum Say {
     Refuse,
     Pause,
     Fail,
+    /// The conversation does not fit.
+    TooLong,
 }
-use Say::{Calls, CutCalls, CutText, Fail, Pause, Refuse, Text};
+use Say::{Calls, CutCalls, CutText, Fail, Pause, Refuse, Text, TooLong};
+
+/// What every model call takes.
+const USAGE: Usage = Usage {
+    input_tokens: 10,
+    output_tokens: 5,
+    cached_input_tokens: 0,
+    cache_write_tokens: 0,
+    reasoning_tokens: 0,
+    cost_micro_usd: Some(100),
+    estimated: false,
+};
 
 /// A machine with a clock and a journal, driven by a script; the last line repeats.
 struct Bench {
@@ -40,6 +56,8 @@ struct Bench {
     script: Vec<Say>,
     said: usize,
     choices: Vec<ToolChoice>,
+    /// What the model writes when it is asked for a summary.
+    summary: &'static str,
     /// The event number after which cancelling is asked for.
     cancel_after: Option<i64>,
 }
@@ -54,6 +72,7 @@ impl Bench {
             script,
             said: 0,
             choices: vec![],
+            summary: "all fine",
             cancel_after: None,
         }
     }
@@ -77,6 +96,7 @@ impl Bench {
                     self.record(RunEvent::RunStarted { system: "s".into(), turns, single_shot, warnings: vec![] });
                 }
                 Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
+                Step::Compact(compaction) => _ = self.compact(compaction),
                 Step::CallModel(choice) => {
                     self.choices.push(choice);
                     self.model();
@@ -104,16 +124,12 @@ impl Bench {
             CutCalls(names) => ("", names, FinishReason::Length),
             Refuse => ("I will not.", vec![], FinishReason::Refusal),
             Pause => ("…", vec![], FinishReason::Pause),
-            Fail => {
-                let fault = ModelFault {
-                    reason: TerminationReason::ModelError,
-                    provider: "mock".into(),
-                    status: Some(503),
-                    code: None,
-                    message: "busy".into(),
-                    attempts: 3,
-                };
-                self.state.model_failed(&fault, self.now).into_iter().for_each(|event| self.record(event));
+            Fail => return self.fail(TerminationReason::ModelError),
+            TooLong => {
+                let shrank = self.state.recovery(0, 1).is_some_and(|compaction| self.compact(compaction));
+                if !shrank {
+                    self.fail(TerminationReason::ContextOverflow);
+                }
                 return;
             }
         };
@@ -125,12 +141,35 @@ impl Bench {
             model: "m".into(),
             message: AssistantMessage { text: text.into(), tool_calls, ..AssistantMessage::default() },
             finish_reason,
-            usage: Usage { input_tokens: 10, output_tokens: 5, cost_micro_usd: Some(100), ..Usage::default() },
+            usage: USAGE,
             latency_ms: 1,
             retries: 0,
             fallback: false,
             warnings: vec![],
         }));
+    }
+
+    fn fail(&mut self, reason: TerminationReason) {
+        let fault = ModelFault {
+            reason,
+            provider: "mock".into(),
+            status: Some(503),
+            code: None,
+            message: "no".into(),
+            attempts: 3,
+        };
+        self.state.model_failed(&fault, self.now).into_iter().for_each(|event| self.record(event));
+    }
+
+    /// Whether that gained anything.
+    fn compact(&mut self, compaction: Compaction) -> bool {
+        let call = SummaryCall { provider: "mock".into(), model: "m".into(), usage: USAGE, latency_ms: 1 };
+        let written = (compaction.summarised > 0).then(|| Written { text: self.summary.into(), call });
+        let place = (self.state.attempt(), self.state.iteration());
+        let compacted = compaction.settled(self.state.conversation(), place, written);
+        let shrank = compacted.shrank();
+        self.record(RunEvent::ContextCompacted(compacted));
+        shrank
     }
 
     fn tool(&mut self, call: &ToolCall) {
@@ -149,7 +188,11 @@ impl Bench {
             call_id: call.id,
             tool: call.name.clone(),
             target: call.target,
-            content: if failure.is_some() { "Error: no".into() } else { "fine".into() },
+            content: match call.name.as_str() {
+                "bad" => "Error: no".into(),
+                "long" => "fine ".repeat(80),
+                _ => "fine".into(),
+            },
             failure,
             duration_ms: 1,
             cached: false,
@@ -582,7 +625,10 @@ fn check_journal(bench: &Bench, what: &str) {
     let mut totals = Totals::default();
     bench.journal.iter().for_each(|event| totals.apply(&event.what));
     assert_eq!(&totals, bench.state.totals(), "{what}: totals are the sum of the events");
-    assert_eq!(totals.usage.total_tokens(), u64::from(totals.iterations) * 15, "{what}");
+    let summaries =
+        bench.journal.iter().filter(|e| matches!(&e.what, RunEvent::ContextCompacted(c) if c.call.is_some()));
+    let calls = u64::from(totals.iterations) + summaries.count() as u64;
+    assert_eq!(totals.usage.total_tokens(), calls * 15, "{what}");
 
     let mut again = State::new(Rules { single_shot: false, ..Rules::default() });
     for event in &bench.journal {
@@ -605,7 +651,7 @@ fn assert_valid(conversation: &Conversation, what: &str) {
 }
 
 fn anything() -> impl Strategy<Value = Say> {
-    let name = prop::sample::select(vec!["a", "b", "bad", "unknown", OK, BAD, "output:{nope", "output:"]);
+    let name = prop::sample::select(vec!["a", "b", "long", "bad", "unknown", OK, BAD, "output:{nope", "output:"]);
     let names = prop::collection::vec(name, 1..8);
     prop_oneof![
         4 => names.clone().prop_map(Calls),
@@ -615,6 +661,7 @@ fn anything() -> impl Strategy<Value = Say> {
         1 => Just(Pause),
         1 => Just(Refuse),
         1 => Just(Fail),
+        1 => Just(TooLong),
     ]
 }
 
@@ -630,9 +677,18 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(Required),
         Just(ToolChoicePolicy::Tool("a".into())),
     ];
-    let choice = (choice, any::<bool>());
+    let choice = (choice, any::<bool>(), prop::option::of(10..200u64));
     (contract, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
-        |(contract, (tool_choice, strict_tool_choice), attempts, iterations, per_attempt, calls, threshold, budget)| {
+        |(
+            contract,
+            (tool_choice, strict_tool_choice, window),
+            attempts,
+            iterations,
+            per_attempt,
+            calls,
+            threshold,
+            budget,
+        )| {
             Rules {
                 contract,
                 tool_choice,
@@ -646,6 +702,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                     ..Limits::default()
                 },
                 budget: Budget { max_tool_calls: budget, ..Budget::default() },
+                windows: vec![Window { model: "mock/m".into(), tokens: window }],
                 ..Rules::default()
             }
         },
@@ -668,6 +725,7 @@ proptest! {
         let totals = bench.state.totals();
         prop_assert!(totals.iterations <= rules.limits.max_iterations);
         prop_assert!(totals.attempts <= rules.limits.max_attempts);
+        context::at_most_two_compactions_an_iteration(&bench);
         let started = bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallStarted(_))).count();
         prop_assert!(started as u64 <= rules.budget.max_tool_calls);
     }

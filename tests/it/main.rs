@@ -9,6 +9,7 @@ mod chromium;
 mod clients;
 mod commands;
 mod console;
+mod context_window;
 mod dialects;
 mod faults;
 mod full_disk;

@@ -57,7 +57,7 @@ impl State {
             Phase::Opening | Phase::Ended { .. } => Step::Done,
             Phase::BetweenAttempts => Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }]),
             Phase::BetweenIterations => self.next_iteration(now),
-            Phase::Calling => Step::CallModel(self.choice()),
+            Phase::Calling => self.next_model_call(now),
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
         }
@@ -126,11 +126,8 @@ impl State {
         let budget = &self.rules.budget;
         let end = if self.failures_in_a_row >= limits.error_threshold {
             self.too_many_failures(now)
-        } else if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
-            self.over_budget(now, "max_total_tokens", totals.usage.total_tokens(), budget.max_total_tokens)
-        } else if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
-            let spent = Usd::from_micro(totals.usage.cost_micro_usd.unwrap_or(0)).dollars();
-            self.over_budget(now, "max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars))
+        } else if let Some(end) = self.spent(now) {
+            end
         } else if totals.iterations >= limits.max_iterations {
             self.too_many_iterations(now, totals.iterations, limits.max_iterations)
         } else if self.iteration >= limits.max_iterations_per_attempt {
@@ -141,6 +138,29 @@ impl State {
             RunEvent::IterationStarted { attempt: self.attempt, iteration: self.iteration + 1 }
         };
         Step::Record(vec![end])
+    }
+
+    /// The end of a run whose tokens or dollars do not pay for another model call.
+    fn spent(&self, now: DateTime<Utc>) -> Option<RunEvent> {
+        let (usage, budget) = (&self.totals.usage, &self.rules.budget);
+        if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
+            return Some(self.over_budget(now, "max_total_tokens", usage.total_tokens(), budget.max_total_tokens));
+        }
+        if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
+            let spent = Usd::from_micro(usage.cost_micro_usd.unwrap_or(0)).dollars();
+            return Some(self.over_budget(now, "max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars)));
+        }
+        None
+    }
+
+    /// A summary may have used up the budget that the iteration began with.
+    fn next_model_call(&self, now: DateTime<Utc>) -> Step {
+        if !self.compactions.is_empty()
+            && let Some(end) = self.spent(now)
+        {
+            return Step::Record(vec![end]);
+        }
+        self.compaction().map_or_else(|| Step::CallModel(self.choice()), Step::Compact)
     }
 
     fn next_call(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Step {

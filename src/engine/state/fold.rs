@@ -7,7 +7,7 @@ use std::collections::BTreeMap;
 
 use super::{OpenTurn, Phase, Proposal, State, Wish};
 use crate::engine::phrases;
-use crate::event::{CallFailure, Event, ModelResponded, RunEvent};
+use crate::event::{CallFailure, ContextCompacted, Event, ModelResponded, RunEvent};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
 
@@ -58,8 +58,10 @@ impl State {
             }
             RunEvent::IterationStarted { iteration, .. } => {
                 self.iteration = *iteration;
+                self.compactions.clear();
                 self.phase = Phase::Calling;
             }
+            RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
             RunEvent::ModelResponded(response) => self.responded(response),
             RunEvent::ToolCallStarted(call) => {
                 let turn = self.turn(misplaced)?;
@@ -130,9 +132,22 @@ impl State {
         }
     }
 
+    fn compacted(&mut self, compacted: &ContextCompacted, misplaced: FoldError) -> Result<(), FoldError> {
+        self.conversation.clear_results(&compacted.cleared);
+        if let Some(summary) = &compacted.summary {
+            self.conversation.summarise(summary.turns, summary.text.as_str()).map_err(|_| misplaced)?;
+        }
+        self.last_tokens = compacted.tokens_after;
+        self.counted_turns = self.conversation.turns().len();
+        self.compactions.push(compacted.cause);
+        self.summaries += u32::from(compacted.call.is_some());
+        Ok(())
+    }
+
     fn responded(&mut self, response: &ModelResponded) {
         let mut message = response.message.clone();
         self.last_tokens = response.usage.total_tokens();
+        self.counted_turns = self.conversation.turns().len();
         if self.single_shot || response.finish_reason == FinishReason::Refusal {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }

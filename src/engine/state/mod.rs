@@ -6,6 +6,7 @@
 
 mod decide;
 mod fold;
+mod window;
 
 use std::collections::BTreeMap;
 
@@ -14,8 +15,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::context::Compaction;
 use super::plan::Rules;
-use crate::event::{Ending, RunEvent};
+use crate::event::{CompactionCause, Ending, RunEvent};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use crate::providers::ToolChoice;
 use crate::run::Totals;
@@ -30,6 +32,8 @@ pub enum Step {
     Open,
     /// Journal these facts, then ask again.
     Record(Vec<RunEvent>),
+    /// Make the conversation smaller, then journal [`Compaction::settled`].
+    Compact(Compaction),
     /// Call the model, then journal its answer or [`State::model_failed`].
     CallModel(ToolChoice),
     /// Execute one tool call, then journal its result.
@@ -136,8 +140,14 @@ pub struct State {
     attempt: u32,
     iteration: u32,
     wish: Wish,
-    /// Tokens of the last model call, input and output.
+    /// Tokens of the last model call, input and output, or what a compaction left of them.
     last_tokens: u64,
+    /// Turns that `last_tokens` counts; of the one after them, what the model wrote is counted too.
+    counted_turns: usize,
+    /// Why the conversation was made smaller since the iteration began.
+    compactions: Vec<CompactionCause>,
+    /// Model calls that wrote summaries.
+    summaries: u32,
     failures_in_a_row: u32,
     confirmed: bool,
     /// The beginning of an answer that was cut off, while its rest is asked for.
@@ -161,6 +171,9 @@ impl State {
             iteration: 0,
             wish: Wish::Open,
             last_tokens: 0,
+            counted_turns: 0,
+            compactions: Vec::new(),
+            summaries: 0,
             failures_in_a_row: 0,
             confirmed: false,
             unfinished: None,
@@ -200,9 +213,9 @@ impl State {
         self.iteration
     }
 
-    /// The number of the next model call within the run, failed tries included.
+    /// The number of the next model call within the run, summaries and failed tries included.
     pub fn model_step(&self) -> u32 {
-        self.totals.iterations + self.totals.retries + 1
+        self.totals.iterations + self.totals.retries + self.summaries + 1
     }
 
     /// The place of the model to ask among these: the one that answered last, else the first.

@@ -124,6 +124,9 @@ const STORY = {
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
   "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Told to the model", d.feedback)),
   "confirmation.requested": (t, d) => t.note("Asked to confirm", folded("Prompt", d.prompt)),
+  "context.compacted": (t, d) => t.note(
+    `Conversation made smaller: ${count(d.tokens_before)} to ${count(d.tokens_after)} tokens, ${d.cleared.length} results cleared`,
+    d.summary && folded(`Summary of ${d.summary.turns} turns`, d.summary.text)),
   "run.cancel_requested": (t, d) => t.note(`Cancel requested${d.reason ? `: ${d.reason}` : ""}`),
   "run.completed": (t, d) => t.end("completed", d),
   "run.failed": (t, d) => t.end("failed", d),

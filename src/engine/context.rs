@@ -1,0 +1,243 @@
+//! Making a conversation fit a context window: what is taken from it, and what that gained.
+//!
+//! First the oldest tool results give way to a note of their size. Where that is not enough, the oldest turns
+//! give way to a summary, which a model writes from a plain-text record of them, without tools. System prompt,
+//! first message and last turns stay, and a turn goes only as a whole, with its calls, its results and what
+//! only its provider can read. Pure; when this is due is decided in `state`, the model is called by the shell.
+
+use std::fmt::Write as _;
+
+use uuid::Uuid;
+
+use super::phrases;
+use crate::event::{CompactionCause, ContextCompacted, Summary, SummaryCall};
+use crate::message::{Conversation, Turn};
+use crate::providers::estimate;
+
+/// Smaller results are not cleared, in bytes: little is gained, and a note must not be cleared again.
+const WORTH_CLEARING: usize = 64;
+
+/// Tokens of a summary.
+const SHORTEST_CAP: u64 = 256;
+const LONGEST_CAP: u64 = 4096;
+
+/// Bytes of a message or result that a record shows at least.
+const LEAST_EXCERPT: usize = 200;
+
+/// The tokens above which a window counts as nearly full: 80 %.
+pub fn full(window: u64) -> u64 {
+    window - window / 5
+}
+
+/// What a model call reads: conversation and offered tools.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Load {
+    /// Tokens, estimated.
+    pub tokens: u64,
+    /// Bytes.
+    pub bytes: usize,
+}
+
+impl Load {
+    /// The tokens that are left without so many bytes; every byte weighs the same.
+    fn without(self, bytes: usize) -> u64 {
+        let (left, all) = (self.bytes.saturating_sub(bytes) as u128, self.bytes.max(1) as u128);
+        u64::try_from(u128::from(self.tokens) * left / all).unwrap_or(u64::MAX)
+    }
+
+    /// The bytes that make so many tokens.
+    fn bytes_of(self, tokens: u64) -> usize {
+        let bytes = u128::from(tokens) * self.bytes as u128 / u128::from(self.tokens.max(1));
+        usize::try_from(bytes).unwrap_or(usize::MAX)
+    }
+}
+
+/// What is to be taken from a conversation.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Compaction {
+    /// Why.
+    pub cause: CompactionCause,
+    /// Calls whose results are cleared, the oldest first.
+    pub cleared: Vec<Uuid>,
+    /// How many turns after the first are summarised; 0 where no model is needed.
+    pub summarised: usize,
+    /// Failed tries of the call that did not fit.
+    pub failed_tries: u32,
+    window: Option<u64>,
+    load: Load,
+    /// Tokens to come down to.
+    goal: u64,
+}
+
+/// What a model wrote to stand for the oldest turns.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Written {
+    /// Its text.
+    pub text: String,
+    /// What that took.
+    pub call: SummaryCall,
+}
+
+/// Chooses what to take away; nothing where there is nothing to take. A window that is nearly full is emptied
+/// to a half. A call that was refused is halved: its real size is not known, and it is repeated only once.
+pub fn plan(
+    conversation: &Conversation,
+    load: Load,
+    cause: CompactionCause,
+    window: Option<u64>,
+) -> Option<Compaction> {
+    let most = window.unwrap_or(load.tokens);
+    let (enough, goal) = match cause {
+        CompactionCause::WindowNearlyFull => (full(most), most / 2),
+        CompactionCause::ProviderRefused => (most.min(load.tokens) / 2, most.min(load.tokens) / 2),
+    };
+    let cleared = oldest_results(conversation, load, goal);
+    let mut smaller = conversation.clone();
+    smaller.clear_results(&cleared);
+    let freed = estimate::bytes(conversation) - estimate::bytes(&smaller);
+    let summarised = if load.without(freed) > enough { oldest_turns(&smaller, load.bytes_of(goal / 2)) } else { 0 };
+    let compaction = Compaction { cause, cleared, summarised, failed_tries: 0, window, load, goal };
+    (!compaction.cleared.is_empty() || summarised > 0).then_some(compaction)
+}
+
+/// The calls whose results are cleared, from the oldest, until the goal is reached.
+fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uuid> {
+    let mut freed = 0;
+    let middle = conversation.turns().get(conversation.middle()).unwrap_or_default();
+    let results = middle.iter().flat_map(|turn| match turn {
+        Turn::Assistant(turn) => turn.results(),
+        Turn::User(_) => &[],
+    });
+    let worth = results.filter(|result| result.content.len() > WORTH_CLEARING);
+    let needed = worth.take_while(|result| {
+        let is_needed = load.without(freed) > goal;
+        freed += result.content.len() - WORTH_CLEARING;
+        is_needed
+    });
+    needed.map(|result| result.call_id).collect()
+}
+
+/// How many turns after the first are summarised: all but the last ones, as many of those as have room. An
+/// answer stays together with what was said to it.
+fn oldest_turns(conversation: &Conversation, room: usize) -> usize {
+    let (turns, middle) = (conversation.turns(), conversation.middle());
+    let mut end = middle.end;
+    let mut kept: usize = turns.iter().skip(end).map(estimate::turn_bytes).sum();
+    while end > middle.start + 1 {
+        kept += turns.get(end - 1).map_or(0, estimate::turn_bytes);
+        if kept > room {
+            break;
+        }
+        end -= 1;
+    }
+    if matches!(turns.get(end), Some(Turn::User(_))) {
+        end -= 1;
+    }
+    let oldest = turns.get(middle.start..end).unwrap_or_default();
+    if oldest.iter().any(|turn| matches!(turn, Turn::Assistant(_))) { oldest.len() } else { 0 }
+}
+
+impl Compaction {
+    /// What the model that writes the summary is told.
+    pub fn request(&self, conversation: &Conversation) -> Conversation {
+        let turns = conversation.turns();
+        let task = match turns.first() {
+            Some(Turn::User(text)) => text.as_str(),
+            _ => "",
+        };
+        let room = self.load.bytes_of(self.goal);
+        let oldest = turns.iter().skip(1).take(self.summarised);
+        let mut request = Conversation::new(phrases::SUMMARISER);
+        request.push_user(phrases::summarise(&excerpt(task, room / 4), &record(oldest, room)));
+        request
+    }
+
+    /// Tokens that the summary may have.
+    pub fn summary_cap(&self) -> u32 {
+        u32::try_from((self.goal / 4).clamp(SHORTEST_CAP, LONGEST_CAP)).unwrap_or(u32::MAX)
+    }
+
+    /// What came of it, in this attempt and iteration. A summary that is empty or no smaller than what it
+    /// replaces is not used.
+    pub fn settled(
+        self,
+        conversation: &Conversation,
+        (attempt, iteration): (u32, u32),
+        written: Option<Written>,
+    ) -> ContextCompacted {
+        let (text, call) = written.map_or((String::new(), None), |written| (written.text, Some(written.call)));
+        let summary = self.summary(conversation, text.trim());
+        let mut smaller = conversation.clone();
+        smaller.clear_results(&self.cleared);
+        let summary = summary.filter(|summary| smaller.summarise(summary.turns, summary.text.as_str()).is_ok());
+        let gone = conversation.turns().iter().skip(1).take(summary.as_ref().map_or(0, |summary| summary.turns));
+        let gone: Vec<Uuid> = gone.flat_map(calls_of).collect();
+        let (before, after) = (estimate::bytes(conversation), estimate::bytes(&smaller));
+        ContextCompacted {
+            attempt,
+            iteration,
+            cause: self.cause,
+            cleared: self.cleared.into_iter().filter(|call| !gone.contains(call)).collect(),
+            summary,
+            call,
+            failed_tries: self.failed_tries,
+            window: self.window,
+            tokens_before: self.load.tokens,
+            tokens_after: self.load.without(before.saturating_sub(after)),
+            bytes_before: before as u64,
+            bytes_after: after as u64,
+        }
+    }
+
+    fn summary(&self, conversation: &Conversation, text: &str) -> Option<Summary> {
+        let replaced = conversation.turns().iter().skip(1).take(self.summarised).map(estimate::turn_bytes);
+        let replaced: usize = replaced.sum();
+        let summary = Summary { turns: self.summarised, text: phrases::summary(text) };
+        (!text.is_empty() && summary.text.len() < replaced).then_some(summary)
+    }
+}
+
+fn calls_of(turn: &Turn) -> impl Iterator<Item = Uuid> {
+    let results = match turn {
+        Turn::Assistant(turn) => turn.results(),
+        Turn::User(_) => &[],
+    };
+    results.iter().map(|result| result.call_id)
+}
+
+/// Turns as plain text of about so many bytes.
+fn record<'t>(turns: impl Iterator<Item = &'t Turn> + Clone, room: usize) -> String {
+    let pieces = turns.clone().map(|turn| match turn {
+        Turn::User(_) => 1,
+        Turn::Assistant(turn) => 1 + 2 * turn.results().len(),
+    });
+    let share = (room / pieces.sum::<usize>().max(1)).max(LEAST_EXCERPT);
+    let mut text = String::new();
+    for turn in turns {
+        match turn {
+            Turn::User(said) => {
+                let _ = writeln!(text, "To the agent: {}\n", excerpt(said, share));
+            }
+            Turn::Assistant(turn) => {
+                if !turn.message().text.is_empty() {
+                    let _ = writeln!(text, "Agent: {}\n", excerpt(&turn.message().text, share));
+                }
+                for (call, result) in turn.message().tool_calls.iter().zip(turn.results()) {
+                    let outcome = if result.is_error { "Failed" } else { "Result" };
+                    let (arguments, content) = (excerpt(&call.arguments, share), excerpt(&result.content, share));
+                    let _ = writeln!(text, "Call of {}: {arguments}\n{outcome}: {content}\n", call.name);
+                }
+            }
+        }
+    }
+    text
+}
+
+/// The beginning of a text, with a note of how much is missing.
+fn excerpt(text: &str, bytes: usize) -> String {
+    let head = &text[..text.floor_char_boundary(bytes)];
+    match text.len() - head.len() {
+        0 => head.to_owned(),
+        missing => format!("{head} [{missing} bytes left out]"),
+    }
+}

@@ -1,0 +1,90 @@
+//! Makes the conversation smaller: asks a model for the summary where one is needed, records what came of it.
+//!
+//! What is taken away is decided in `engine::context`. A summary that cannot be had because it would not fit, or
+//! was refused for what it says, is done without; any other failure of the call ends the run, as the model call
+//! that it is for would have failed too.
+
+use std::sync::Arc;
+
+use chrono::Utc;
+
+use super::{MAY_LAG, Run, Stopped, fault, instant_of, until};
+use crate::engine::context::{Compaction, Written};
+use crate::engine::state::ModelFault;
+use crate::event::{RunEvent, SummaryCall};
+use crate::providers::router::{Answer, ModelFailure};
+use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
+use crate::run::SpanPlace;
+
+impl Run {
+    /// Compacts before the call that `refused` was the answer to, or before it is made. Where nothing is
+    /// gained, a refused call stays refused.
+    pub(super) async fn compact(
+        &mut self,
+        mut compaction: Compaction,
+        refused: Option<&ModelFault>,
+    ) -> Result<(), Stopped> {
+        self.hand_over();
+        let written = match self.summary(&compaction).await {
+            None => return Ok(self.journal.settle_but(MAY_LAG).await?),
+            Some(Ok(answer)) => answer.map(|answer| {
+                compaction.failed_tries += answer.retries;
+                let Answer { provider, model, usage, latency_ms, .. } = answer;
+                Written { text: answer.completion.text, call: SummaryCall { provider, model, usage, latency_ms } }
+            }),
+            Some(Err(failure)) => {
+                if !matches!(failure.error.kind, FailureKind::ContextLength | FailureKind::ContentFilter) {
+                    let end = self.state.model_failed(&fault(failure), Utc::now());
+                    return Ok(self.record_all(end)?);
+                }
+                compaction.failed_tries += failure.attempts;
+                None
+            }
+        };
+        self.journal.settle_but(MAY_LAG).await?;
+        let place = (self.state.attempt(), self.state.iteration());
+        let compacted = compaction.settled(self.state.conversation(), place, written);
+        let refused = refused.filter(|_| !compacted.shrank());
+        self.record(RunEvent::ContextCompacted(compacted))?;
+        let end = refused.map(|fault| self.state.model_failed(fault, Utc::now()));
+        Ok(self.record_all(end.unwrap_or_default())?)
+    }
+
+    /// What the model wrote, where it is asked; nothing when the run was cancelled or its time was up first.
+    async fn summary(&mut self, compaction: &Compaction) -> Option<Result<Option<Answer>, ModelFailure>> {
+        if compaction.summarised == 0 {
+            return Some(Ok(None));
+        }
+        let (plan, inputs) = (Arc::clone(&self.plan), Arc::clone(&self.inputs));
+        let deadline = self.state.deadline().map(instant_of);
+        let conversation = compaction.request(self.state.conversation());
+        let cap = compaction.summary_cap();
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
+        let request = ModelRequest {
+            model: "",
+            capabilities: &Capabilities::OPENAI, // the router knows better
+            conversation: &conversation,
+            tools: &[],
+            names: &plan.names,
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: None,
+            temperature: plan.temperature,
+            max_output_tokens: self.tokens_left().chain([cap]).min(),
+            thinking: None,
+            prompt_caching: false,
+            deltas: Deltas::default(),
+            output_schema: None,
+            inputs: &inputs,
+            step: self.state.model_step() + compaction.failed_tries,
+            trace: Some(self.trace.span(SpanPlace::Summary { attempt, iteration })),
+        };
+        let place = self.state.model_place(&plan.models);
+        let answer = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => return None,
+            () = until(deadline) => return None,
+            answer = self.router.complete(&plan.models, place, &request, deadline) => answer,
+        };
+        Some(answer.map(Some))
+    }
+}

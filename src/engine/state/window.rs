@@ -1,0 +1,56 @@
+//! Decisions about the context window: when the conversation must get smaller before the next model call.
+//!
+//! Once in an iteration because the window is nearly full by our estimate, once because a provider said so.
+//! What is taken from the conversation then is decided in [`context`].
+
+use super::State;
+use crate::engine::context::{self, Compaction, Load};
+use crate::event::CompactionCause;
+use crate::message::Turn;
+use crate::providers::estimate;
+
+impl State {
+    /// What to do about a model call that a provider refused because it did not fit; nothing where that was
+    /// tried in this iteration, or nothing can be taken away. `place` is that of the model among the plan's.
+    pub fn recovery(&self, place: usize, failed_tries: u32) -> Option<Compaction> {
+        let cause = CompactionCause::ProviderRefused;
+        if self.compactions.contains(&cause) {
+            return None;
+        }
+        let window = self.rules.windows.get(place).and_then(|window| window.tokens);
+        let mut compaction = context::plan(&self.conversation, self.load(), cause, window)?;
+        compaction.failed_tries = failed_tries;
+        Some(compaction)
+    }
+
+    /// What to do about a window that is nearly full.
+    pub(super) fn compaction(&self) -> Option<Compaction> {
+        let windows = &self.rules.windows;
+        let last = self.totals.model.as_ref();
+        let current = last.and_then(|last| windows.iter().find(|window| window.model == *last));
+        let tokens = current.or(windows.first())?.tokens?;
+        if !self.compactions.is_empty() || self.next_input() <= context::full(tokens) {
+            return None;
+        }
+        context::plan(&self.conversation, self.load(), CompactionCause::WindowNearlyFull, Some(tokens))
+    }
+
+    fn load(&self) -> Load {
+        let offered = usize::try_from(self.rules.offered_tokens.saturating_mul(4)).unwrap_or(usize::MAX);
+        let bytes = estimate::bytes(&self.conversation).saturating_add(offered);
+        Load { tokens: self.next_input(), bytes }
+    }
+
+    /// Tokens that the next model call would read: what the last one took and what was added since, else all
+    /// of it by its size.
+    fn next_input(&self) -> u64 {
+        if self.last_tokens == 0 {
+            return estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+        }
+        let added = self.conversation.turns().iter().skip(self.counted_turns).map(|turn| match turn {
+            Turn::User(text) => text.len(),
+            Turn::Assistant(turn) => turn.results().iter().map(|result| result.content.len()).sum(),
+        });
+        self.last_tokens.saturating_add(estimate::tokens(added.sum()))
+    }
+}

@@ -1,0 +1,170 @@
+//! Conversations that outgrow their model's context window, as a caller sees them.
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    old_results_are_cleared,
+    old_turns_are_summarised,
+    a_summary_counts_against_the_budget,
+    a_refused_call_is_repeated_with_less,
+    what_cannot_be_compacted_overflows,
+    a_fallback_may_have_a_larger_window,
+    a_crash_after_a_compaction_changes_nothing,
+}
+
+const AGENT: &str = "
+model: scripted/reader
+tools: [file_ops]
+enable_double_confirmation: false
+";
+
+const WINDOW: &str = "[capabilities.\"scripted/*\"]\ncontext_window = 10000";
+
+/// A step that reads 2000 bytes, after which the model has taken so many tokens.
+fn read(tokens: u32) -> String {
+    let call = "{tool: file_ops, arguments: {operation: read, path: big.txt}}";
+    format!("{{tool_calls: [{call}], usage: {{input_tokens: {tokens}, output_tokens: 10}}}}")
+}
+
+fn say(text: &str, tokens: u32) -> String {
+    format!("{{text: {text}, usage: {{input_tokens: {tokens}, output_tokens: 10}}}}")
+}
+
+const TOO_LONG: &str = "{error: {status: 400, code: context_length_exceeded, message: too long}}";
+
+fn setup(steps: &[String]) -> Setup {
+    let scenario = format!("steps: [{}]", steps.join(", "));
+    Setup::new().agent("reader", AGENT).scenario("reader", &scenario).file("big.txt", &"seventeen\n".repeat(200))
+}
+
+async fn part(service: &Service, run: &Value, part: &str) -> Vec<Value> {
+    let path = format!("/v1/runs/{}/{part}?limit=100", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+async fn compactions(service: &Service, run: &Value) -> Vec<Value> {
+    let events = part(service, run, "events").await.into_iter();
+    events.filter(|event| event["type"] == "context.compacted").map(|event| event["data"].clone()).collect()
+}
+
+fn roles(messages: &[Value]) -> Vec<&str> {
+    messages.iter().map(|message| message["role"].as_str().unwrap()).collect()
+}
+
+async fn old_results_are_cleared(db: Db) {
+    let steps = [read(1000), read(2000), read(7900), say("done", 5000)];
+    let service = setup(&steps).config(WINDOW).start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(4)), "{run:#}");
+    let compacted = compactions(&service, &run).await;
+    assert_eq!(compacted.len(), 1, "{compacted:#?}");
+    let compacted = &compacted[0];
+    assert_eq!((&compacted["cause"], &compacted["iteration"]), (&json!("window_nearly_full"), &json!(4)));
+    assert_eq!((&compacted["summary"], &compacted["window"]), (&Value::Null, &json!(10_000)));
+    let number = |field: &str| compacted[field].as_u64().unwrap();
+    assert!(number("tokens_before") > 8000 && number("tokens_after") < 8000, "{compacted:#}");
+    let messages = part(&service, &run, "messages").await;
+    let expected = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool", "assistant"];
+    assert_eq!(roles(&messages), expected);
+    let first = messages[3]["content"].as_str().unwrap();
+    assert!(first.starts_with("[result cleared: 2") && first.ends_with(" bytes]"), "{first}");
+    assert_eq!(messages[3]["tool_call_id"], messages[2]["tool_calls"][0]["id"]);
+    assert_eq!(compacted["cleared"], json!([messages[3]["tool_call_id"]]));
+    for kept in [&messages[5], &messages[7]] {
+        assert!(kept["content"].as_str().unwrap().contains("seventeen"), "{kept}");
+    }
+    // What the calls brought is still on record.
+    let calls = part(&service, &run, "tool-calls").await;
+    assert!(calls.iter().all(|call| call["result"].as_str().unwrap().contains("seventeen")));
+}
+
+fn summarised() -> Vec<String> {
+    vec![read(1000), read(2000), read(12_000), say("it says seventeen", 3000), say("done", 100)]
+}
+
+async fn old_turns_are_summarised(db: Db) {
+    let service = setup(&summarised()).config(WINDOW).start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(4)), "{run:#}");
+    assert_eq!(run["output"], json!({"result": "done"}));
+    assert_eq!(run["usage"]["total_tokens"], 1000 + 2000 + 12_000 + 3000 + 100 + 50);
+    let compacted = compactions(&service, &run).await;
+    assert_eq!(compacted.len(), 1, "{compacted:#?}");
+    assert_eq!(compacted[0]["summary"]["turns"], 1);
+    assert_eq!((&compacted[0]["call"]["model"], &compacted[0]["cleared"]), (&json!("reader"), &json!([])));
+    let messages = part(&service, &run, "messages").await;
+    assert_eq!(roles(&messages), ["system", "user", "user", "assistant", "tool", "assistant", "tool", "assistant"]);
+    let summary = messages[2]["content"].as_str().unwrap();
+    assert!(summary.starts_with("[Summary") && summary.ends_with("it says seventeen"), "{summary}");
+}
+
+async fn a_summary_counts_against_the_budget(db: Db) {
+    let service = setup(&summarised()).config(WINDOW).start(db).await;
+    let run = service.run("reader", &json!({"budget": {"max_total_tokens": 16_000}})).await;
+    assert_eq!((&run["termination_reason"], &run["iterations"]), (&json!("budget_exceeded"), &json!(3)), "{run:#}");
+    assert_eq!(run["error"]["context"]["used"], 18_040);
+}
+
+fn refused_once() -> Vec<String> {
+    let first = [read(1000), read(2000), read(3000), TOO_LONG.to_owned()];
+    [&first[..], &[say("it says seventeen", 500), say("done", 100)]].concat()
+}
+
+async fn a_refused_call_is_repeated_with_less(db: Db) {
+    let service = setup(&refused_once()).start(db).await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(4)), "{run:#}");
+    assert_eq!(run["output"], json!({"result": "done"}));
+    let compacted = compactions(&service, &run).await;
+    assert_eq!(compacted.len(), 1, "{compacted:#?}");
+    let compacted = &compacted[0];
+    assert_eq!((&compacted["cause"], &compacted["failed_tries"]), (&json!("provider_refused"), &json!(1)));
+    assert_eq!((&compacted["window"], &compacted["summary"]["turns"]), (&Value::Null, &json!(1)));
+}
+
+async fn what_cannot_be_compacted_overflows(db: Db) {
+    let twice = [&refused_once()[..5], &[TOO_LONG.to_owned()]].concat();
+    for (steps, tried) in [(vec![TOO_LONG.to_owned()], 0), (twice, 1)] {
+        let service = setup(&steps).start(db).await;
+        let run = service.run("reader", &json!({})).await;
+        assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("context_overflow")));
+        let error = &run["error"];
+        assert_eq!(error["code"], "CONTEXT_OVERFLOW");
+        assert_eq!(error["context"]["provider_code"], "context_length_exceeded", "{error:#}");
+        assert_eq!(compactions(&service, &run).await.len(), tried);
+    }
+}
+
+async fn a_fallback_may_have_a_larger_window(db: Db) {
+    let agent = format!("{AGENT}fallback_models: [scripted/larger]\n");
+    let setup = setup(&[TOO_LONG.to_owned()]).agent("patient", &agent);
+    let service = setup.scenario("larger", "steps: [{text: nobody asks}, {text: done}]").start(db).await;
+    let run = service.run("patient", &json!({})).await;
+    assert_eq!((&run["status"], &run["model"]), (&json!("completed"), &json!("scripted/larger")), "{run:#}");
+    assert_eq!(run["output"], json!({"result": "done"}));
+}
+
+async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
+    let mut steps = summarised();
+    "{text: done, delay_ms: 3000}".clone_into(&mut steps[4]);
+    let mut service = setup(&steps).config(WINDOW).config("[runtime]\nlease = \"2s\"").start(db).await;
+    let id = "0197bbbb-0000-7000-8000-000000000001";
+    let start = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative");
+    let call = tokio::spawn(start.json(&json!({"run_id": id})).send());
+    let is_compacted = |page: &Value| {
+        page["data"].as_array().is_some_and(|events| events.iter().any(|event| event["type"] == "context.compacted"))
+    };
+    service.until(&format!("/v1/runs/{id}/events?limit=100"), is_compacted).await;
+    let run = json!({"run_id": id});
+    let before = part(&service, &run, "messages").await;
+    service.kill().await;
+    assert!(call.await.unwrap().is_err(), "the connection died with the process");
+    service.restart().await;
+    let run = service.until(&format!("/v1/runs/{id}"), |run| run["finished_at"].is_string()).await;
+    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"result": "done"})), "{run:#}");
+    assert_eq!(compactions(&service, &run).await.len(), 1);
+    let after = part(&service, &run, "messages").await;
+    assert_eq!(after[..before.len()], before, "the model goes on with the same conversation");
+}

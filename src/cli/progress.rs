@@ -98,7 +98,7 @@ pub(super) struct Standing {
 impl Standing {
     fn apply(&mut self, what: &RunEvent) {
         match what {
-            RunEvent::IterationStarted { attempt, iteration } => {
+            RunEvent::IterationStarted { attempt, iteration, .. } => {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
             RunEvent::ModelResponded(r) => {
@@ -140,7 +140,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             lines.join("\n")
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
-        RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
+        RunEvent::IterationStarted { attempt, iteration, .. } => format!("attempt {attempt}, iteration {iteration}"),
         RunEvent::ModelResponded(r) => {
             let cost = r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
             let mut line = format!(
@@ -170,6 +170,9 @@ pub(super) fn describe(event: &Event) -> Option<String> {
                 errors.iter().map(|e| format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))),
             );
             lines.join("\n")
+        }
+        RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
+            format!("  no usable decision: {}", one_line(&failed.error, REASON))
         }
         RunEvent::RunCancelRequested { reason } => {
             let reason = reason.as_ref().map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default();

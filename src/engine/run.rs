@@ -17,9 +17,9 @@ use super::lease::Lease;
 use super::plan::Plan;
 use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
 use crate::agents::prompt::Opening;
-use crate::drivers::{Driver, Place};
+use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError};
-use crate::message::Turn;
+use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
 use crate::run::{Effect, TerminationReason};
@@ -191,7 +191,16 @@ impl Run {
             inputs: &inputs,
             step: self.state.model_step(),
         };
-        let request = self.driver.request(base, choice);
+        let (run_id, attempt, iteration) = (self.scope.run_id, self.state.attempt(), self.state.iteration());
+        let ask = Ask {
+            place: Place { run_id, attempt, iteration },
+            choice,
+            output_tool: plan.output_tool(),
+            answer_only: self.state.is_answer_only(),
+            unfinished: self.state.unfinished(),
+        };
+        let mut retold = Conversation::default();
+        let request = self.driver.request(base.clone(), &ask, &mut retold);
         let place = self.state.model_place(&plan.models);
         let answer = tokio::select! {
             biased;
@@ -201,7 +210,7 @@ impl Run {
         };
         let happened = match answer {
             None => Vec::new(),
-            Some(Ok(answer)) => vec![self.responded(answer, &request)],
+            Some(Ok(answer)) => self.responded(answer, &base, &ask),
             Some(Err(failure)) => self.state.model_failed(&fault(failure), Utc::now()),
         };
         self.journal.settle_but(MAY_LAG).await?;
@@ -215,14 +224,16 @@ impl Run {
         self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
-    fn responded(&self, answer: Answer, request: &ModelRequest<'_>) -> RunEvent {
-        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
-        let place = Place { run_id: self.scope.run_id, attempt, iteration };
+    /// What the model said, and what is wrong with it where it decided nothing. Both are handed over together.
+    fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
+        let Place { attempt, iteration, .. } = ask.place;
+        let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
         let finish_reason = answer.completion.finish_reason;
-        RunEvent::ModelResponded(ModelResponded {
+        let reading = self.driver.parse(answer.completion, base, ask, &check);
+        let responded = RunEvent::ModelResponded(ModelResponded {
             attempt,
             iteration,
-            message: self.driver.parse(answer.completion, request, place, self.plan.output_tool()),
+            message: reading.message,
             finish_reason,
             usage: answer.usage,
             provider: answer.provider,
@@ -231,7 +242,8 @@ impl Run {
             retries: answer.retries,
             fallback: answer.fallback,
             warnings: answer.warnings,
-        })
+        });
+        std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(why))).collect()
     }
 
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {

@@ -549,7 +549,7 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         warnings: vec![],
     });
     bench.record(RunEvent::AttemptStarted { attempt: 1 });
-    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1 });
+    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false });
     bench.model();
     let Step::CallTool(pending) = bench.state.next(bench.now) else { panic!() };
     bench.record(RunEvent::ToolCallStarted(ToolCallStarted {

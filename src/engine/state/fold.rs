@@ -54,10 +54,15 @@ impl State {
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
+                self.answer_only = false;
                 self.phase = Phase::BetweenIterations;
             }
-            RunEvent::IterationStarted { iteration, .. } => {
-                self.iteration = *iteration;
+            RunEvent::IterationStarted { iteration, answer_only, .. } => {
+                (self.iteration, self.answer_only) = (*iteration, *answer_only);
+                if matches!(self.phase, Phase::Answered { .. }) {
+                    self.close_turn(None, "", false);
+                    self.conversation.push_user(phrases::WRITE_ANSWER);
+                }
                 self.phase = Phase::Calling;
             }
             RunEvent::ModelResponded(response) => self.responded(response),
@@ -88,6 +93,15 @@ impl State {
                 self.confirmed = true;
                 self.close_turn(None, "", false);
                 self.conversation.push_user(prompt.as_str());
+                self.phase = Phase::BetweenIterations;
+            }
+            RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
+                if !matches!(self.phase, Phase::Answered { .. }) {
+                    return Err(misplaced);
+                }
+                self.undecided.push(failed.error.clone());
+                self.close_turn(None, "", false);
+                self.conversation.push_user(failed.feedback.as_str());
                 self.phase = Phase::BetweenIterations;
             }
             RunEvent::ToolChoiceUnmet { prompt: Some(prompt), .. } => {
@@ -133,6 +147,9 @@ impl State {
     fn responded(&mut self, response: &ModelResponded) {
         let mut message = response.message.clone();
         self.last_tokens = response.usage.total_tokens();
+        if message.decision.is_some() {
+            self.undecided.clear();
+        }
         if self.single_shot || response.finish_reason == FinishReason::Refusal {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
@@ -158,7 +175,10 @@ impl State {
     fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot;
-        self.raw_response = beginning.unwrap_or_default() + &message.text;
+        self.raw_response = match beginning {
+            Some(beginning) if message.decision.is_none() => beginning + &message.text,
+            _ => message.text.clone(), // a decision was read from all of it
+        };
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());

@@ -14,26 +14,30 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, catalogue};
-use crate::config::{AuthMode, Config, Model, ModelApi, ModelServer};
+use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
 use crate::engine::demands;
-use crate::http::{self, Auth, HttpSettings, HttpState, Limits};
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
 use crate::providers::anthropic::Anthropic;
 use crate::providers::ollama::Ollama;
 use crate::providers::openai::OpenAi;
 use crate::providers::responses::Responses;
-use crate::providers::router::{ProviderEntry, Router};
+use crate::providers::router::{OnTry, ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, ProviderKind};
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
-use crate::store::{self, Store, StoreError};
+use crate::store::writer::OnDurable;
+use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
+use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended.
 const LAST_WAIT: Duration = Duration::from_secs(2);
+/// How often telemetry does its upkeep.
+const UPKEEP: Duration = Duration::from_secs(5);
 /// Connections that may wait to be accepted.
 const BACKLOG: u32 = 4096;
 
@@ -59,6 +63,9 @@ pub enum AppError {
         /// Why.
         source: std::io::Error,
     },
+    /// Metrics or traces.
+    #[error(transparent)]
+    Telemetry(#[from] TelemetryError),
     /// The first key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
@@ -90,6 +97,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     };
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(keep_up(Arc::clone(&parts.telemetry))));
 
     let auth = match config.auth.mode {
         AuthMode::ApiKey => Auth::ApiKeys,
@@ -126,8 +134,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         () = last_answers => tracing::warn!("connections were still open after the last run"),
     }
     stop.cancel();
-    parts.runtime.leave().await;
-    parts.store.close().await;
+    parts.close().await;
     Ok(())
 }
 
@@ -169,8 +176,7 @@ impl Local {
     /// Lets runs finish, then lets go of the store.
     pub async fn close(self) {
         self.parts.runtime.drain(self.config.server.shutdown_grace).await;
-        self.parts.runtime.leave().await;
-        self.parts.store.close().await;
+        self.parts.close().await;
     }
 }
 
@@ -198,11 +204,13 @@ struct Parts {
     catalogue: Arc<Catalogue>,
     registry: Arc<Registry>,
     runtime: Runtime,
+    telemetry: Arc<Telemetry>,
 }
 
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
-        let router = Arc::new(router(config)?);
+        let telemetry = Arc::new(telemetry(config)?);
+        let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let registry = Arc::new(Registry::builtin());
         let catalogue = Arc::new(load_agents(config, &router, &registry));
         for problem in catalogue.problems() {
@@ -217,10 +225,22 @@ impl Parts {
             lease: config.runtime.lease,
             store_patience: config.runtime.store_patience,
             max_crashes: config.runtime.max_crashes,
+            retention: config.runtime.retention,
             workspace: config.tools.workspace.clone(),
+            sample_ratio: config.telemetry.otlp_endpoint.as_ref().map_or(0.0, |_| config.telemetry.sample_ratio),
         };
-        let runtime = Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, Arc::clone(&registry), settings);
-        Ok(Self { store, catalogue, registry, runtime })
+        let (shared, tools) = (Arc::clone(&store), Arc::clone(&registry));
+        let runtime = Runtime::new(shared, Arc::clone(&catalogue), router, tools, settings, on_durable(&telemetry));
+        Ok(Self { store, catalogue, registry, runtime, telemetry })
+    }
+
+    /// Leaves no lease, no connection and no trace behind. Nothing runs here any more.
+    async fn close(self) {
+        self.runtime.leave().await;
+        self.store.close().await;
+        let telemetry = self.telemetry;
+        // Only a panic could fail it, and that has been logged.
+        let _ = tokio::task::spawn_blocking(move || telemetry.finish(LAST_WAIT)).await;
     }
 
     /// The API over these parts.
@@ -231,11 +251,21 @@ impl Parts {
             catalogue: Arc::clone(&self.catalogue),
             tools: Arc::new(self.registry.infos().cloned().collect()),
             auth,
+            meters: meters(&self.telemetry),
         };
         let settings = HttpSettings {
             body_limit: config.server.body_limit,
             body_timeout: config.server.body_timeout,
             request_timeout: config.server.request_timeout,
+            expose: http::Exposed {
+                metrics: config.server.expose.contains(&Exposed::Metrics),
+                docs: config.server.expose.contains(&Exposed::Docs),
+                console: config.server.expose.contains(&Exposed::Console),
+            },
+            rate_limit: RateLimit {
+                per_minute: config.governance.rate_limit_per_minute,
+                burst: config.governance.rate_limit_burst,
+            },
         };
         http::router(state, settings)
     }
@@ -254,6 +284,55 @@ impl Parts {
             })
         });
         Ok(self.runtime.join(heartbeat).await?)
+    }
+}
+
+fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
+    let settings = config
+        .telemetry
+        .otlp_endpoint
+        .clone()
+        .map(|endpoint| TraceSettings { endpoint, service_name: config.telemetry.service_name.clone() });
+    Telemetry::start(settings.as_ref())
+}
+
+/// What this replica writes, told to telemetry.
+fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
+    let telemetry = Arc::clone(telemetry);
+    Arc::new(move |write| {
+        if let Some(origin) = &write.origin {
+            let RunWrite { events, audit, totals, .. } = write;
+            telemetry.observe(Observed { origin, events, audit, totals });
+        }
+    })
+}
+
+/// Tries of model calls, told to telemetry.
+fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
+    let telemetry = Arc::clone(telemetry);
+    Arc::new(move |tried| {
+        telemetry.model_tried(ModelTry {
+            provider: tried.provider,
+            model: tried.model,
+            took: tried.took,
+            failure: tried.error.map(|error| error.kind.as_str()),
+            given_up: tried.trace.filter(|_| tried.is_last).map(|span| (span, tried.call_took)),
+        });
+    })
+}
+
+fn meters(telemetry: &Arc<Telemetry>) -> Meters {
+    let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
+    Meters {
+        on_answer: Box::new(move |route, method, status| counting.http_answered(route, method, status.as_u16())),
+        scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
+    }
+}
+
+async fn keep_up(telemetry: Arc<Telemetry>) {
+    loop {
+        tokio::time::sleep(UPKEEP).await;
+        telemetry.upkeep();
     }
 }
 
@@ -285,6 +364,7 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
                 kind: match server.api {
                     ModelApi::Openai => ProviderKind::Openai,
+                    ModelApi::OpenaiResponses => ProviderKind::OpenaiResponses,
                     ModelApi::Anthropic => ProviderKind::Anthropic,
                     ModelApi::Ollama { .. } => ProviderKind::Ollama,
                 },

@@ -73,6 +73,8 @@ pub struct Config {
     pub capabilities: BTreeMap<String, ModelCapabilities>,
     /// Defaults for keys.
     pub governance: Governance,
+    /// What the process says about itself.
+    pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
     pub admin_key: Option<SecretString>,
     /// Settings that were written down and have no effect in this version.
@@ -103,19 +105,38 @@ pub struct Server {
     pub shutdown_grace: Duration,
     /// Connections at once.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_connections: usize,
     /// How long a request's head may take to arrive.
     #[serde(deserialize_with = "duration::<100, 3_600, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub header_timeout: Duration,
     /// How long a request's body may take to arrive.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub body_timeout: Duration,
     /// How long a connection may rest between requests.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub idle_timeout: Duration,
     /// How long a client may take nothing of its answer.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
     pub write_timeout: Duration,
+    /// Which of the pages for operators are served, to everybody.
+    pub expose: Vec<Exposed>,
+}
+
+/// A page for operators that is served without a key.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Exposed {
+    /// `GET /metrics`
+    Metrics,
+    /// `GET /docs`
+    Docs,
+    /// `GET /console`, which asks for a key in the browser.
+    Console,
 }
 
 /// `[database]`
@@ -177,6 +198,10 @@ pub struct Runtime {
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::duration_schema")]
+    pub retention: Option<Duration>,
 }
 
 /// `[tools]`
@@ -199,6 +224,22 @@ pub struct Governance {
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
+}
+
+/// `[telemetry]`
+#[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Telemetry {
+    /// The OTLP/HTTP collector that traces are sent to, without `/v1/traces`; none: no traces.
+    #[serde(deserialize_with = "endpoint")]
+    #[schemars(with = "String", regex(pattern = "^(https?://.+)?$"))]
+    pub otlp_endpoint: Option<Url>,
+    /// `service.name` of the traces.
+    pub service_name: String,
+    /// Share of the traces begun here that are recorded; 0..=1.
+    #[serde(deserialize_with = "ratio")]
+    #[schemars(range(min = 0.0, max = 1.0))]
+    pub sample_ratio: f64,
 }
 
 /// `[models.<name>]`
@@ -284,6 +325,7 @@ struct Settings {
     runtime: Runtime,
     tools: Tools,
     governance: Governance,
+    telemetry: Telemetry,
     /// Model providers by name; a model is named provider/model.
     models: BTreeMap<String, ModelSettings>,
     /// What models cost; provider/model, where the model may be a glob.
@@ -450,6 +492,7 @@ fn resolve(
         prices: settings.prices,
         capabilities: settings.capabilities,
         governance: settings.governance,
+        telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,
         overrides: sources.overrides(),
@@ -457,12 +500,18 @@ fn resolve(
     Ok((config, sources))
 }
 
-/// `DATABASE_URL`, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
+/// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
 /// outside sections: other such names (`TOOLLOOP_ADMIN_KEY`, a provider's key, what a container
 /// platform injects) are none of ours.
 fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
-    if let Some(url) = env.get("DATABASE_URL") {
-        sources.add_variable("DATABASE_URL", "DATABASE__URL", url.clone());
+    for (name, segments) in [
+        ("DATABASE_URL", "DATABASE__URL"),
+        ("OTEL_EXPORTER_OTLP_ENDPOINT", "TELEMETRY__OTLP_ENDPOINT"),
+        ("OTEL_SERVICE_NAME", "TELEMETRY__SERVICE_NAME"),
+    ] {
+        if let Some(value) = env.get(name) {
+            sources.add_variable(name, segments, value.clone());
+        }
     }
     let mut names: Vec<&String> = env.keys().filter(|name| name.starts_with(PREFIX)).collect();
     names.sort_unstable();
@@ -577,6 +626,26 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
     text.parse().map_err(|_| {
         serde::de::Error::custom(format!("{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""))
     })
+}
+
+/// An HTTP URL, or nothing.
+fn endpoint<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
+    let text = String::deserialize(deserializer)?;
+    if text.is_empty() {
+        return Ok(None);
+    }
+    let complaint =
+        || serde::de::Error::custom("must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty");
+    let url: Url = text.parse().map_err(|_| complaint())?;
+    if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(complaint()) }
+}
+
+fn ratio<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {
+    let ratio = f64::deserialize(deserializer)?;
+    if (0.0..=1.0).contains(&ratio) {
+        return Ok(ratio);
+    }
+    Err(serde::de::Error::custom(format!("{ratio} is not between 0 and 1")))
 }
 
 #[cfg(test)]

@@ -315,6 +315,64 @@ pub struct AuditRecord {
     pub duration_ms: Option<u64>,
 }
 
+/// A piece of an answer that a model is still writing: told to those who follow the run, without a
+/// number and never kept. The whole answer follows as [`ModelResponded`].
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+pub struct ModelDelta {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The piece.
+    #[serde(flatten)]
+    pub piece: Piece,
+}
+
+/// What a [`ModelDelta`] adds.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Piece {
+    /// Visible text.
+    Text(String),
+    /// Thinking that the provider shows.
+    Thinking(String),
+    /// A tool call, in pieces.
+    ToolCall {
+        /// 0-based place among the calls of the answer.
+        index: usize,
+        /// Our name of the tool, with the first piece.
+        #[serde(skip_serializing_if = "Option::is_none")]
+        name: Option<String>,
+        /// The next piece of the arguments' JSON text.
+        arguments: String,
+    },
+    /// The answer broke off and is begun anew: what came of it so far does not count.
+    Restarted(bool),
+}
+
+impl ModelDelta {
+    /// The name in SSE.
+    pub const TYPE_NAME: &'static str = "model.delta";
+
+    /// Appends a later piece where both add to the same thing; gives it back otherwise.
+    pub fn extend(&mut self, later: Self) -> Result<(), Self> {
+        if (self.attempt, self.iteration) != (later.attempt, later.iteration) {
+            return Err(later);
+        }
+        match (&mut self.piece, &later.piece) {
+            (Piece::Text(text), Piece::Text(more)) | (Piece::Thinking(text), Piece::Thinking(more)) => {
+                text.push_str(more);
+            }
+            (
+                Piece::ToolCall { index, arguments, .. },
+                Piece::ToolCall { index: same, name: None, arguments: more },
+            ) if index == same => arguments.push_str(more),
+            _ => return Err(later),
+        }
+        Ok(())
+    }
+}
+
 impl RunEvent {
     /// The terminal event that fits an outcome.
     pub fn ended(outcome: Outcome, latency_ms: u64) -> Self {

@@ -178,6 +178,20 @@ pub enum FinishReason {
     Other,
 }
 
+impl FinishReason {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Stop => "stop",
+            Self::ToolCalls => "tool_calls",
+            Self::Length => "length",
+            Self::Refusal => "refusal",
+            Self::Pause => "pause",
+            Self::Other => "other",
+        }
+    }
+}
+
 /// Tokens and money of one response or of a whole run.
 ///
 /// `input_tokens` is the whole input: `cached_input_tokens` and `cache_write_tokens` are parts of

@@ -4,6 +4,7 @@
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
 mod money;
+mod trace;
 
 use std::collections::BTreeSet;
 
@@ -15,6 +16,7 @@ use utoipa::ToSchema;
 use crate::message::Usage;
 
 pub use money::Usd;
+pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]

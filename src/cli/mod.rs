@@ -30,7 +30,7 @@ use serde_json::json;
 use crate::app;
 use crate::config::{Config, ConfigError, Flags};
 use crate::http;
-use crate::telemetry::{self, LogFormat};
+use crate::telemetry::{LogFormat, Logs};
 
 const AFTER_HELP: &str = "\
 Settings come from toolloop.toml, then the environment (TOOLLOOP_SERVER__LISTEN=…, DATABASE_URL=…), then
@@ -172,7 +172,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Doctor(_) => "off",
         _ => "warn",
     };
-    telemetry::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
+    let _logs = Logs::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     match command {
         Command::Serve => app::serve(read_config(&flags)?).await?,
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,

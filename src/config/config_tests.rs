@@ -23,8 +23,10 @@ fn nothing_is_required() {
     assert_eq!(config.server.request_timeout, Duration::from_mins(10));
     assert_eq!(config.database.url.expose_secret(), "sqlite://toolloop.db");
     assert_eq!(config.auth.mode, AuthMode::ApiKey);
-    assert_eq!(config.runtime.lease, Duration::from_secs(15));
+    assert_eq!((config.runtime.lease, config.runtime.retention), (Duration::from_secs(15), None));
     assert_eq!(config.agents_dir, Path::new("agents"));
+    assert_eq!(config.server.expose, [Exposed::Metrics, Exposed::Docs, Exposed::Console]);
+    assert_eq!(config.telemetry.otlp_endpoint, None);
     assert!(config.notices.is_empty() && config.admin_key.is_none());
     let Model::Server(openai) = &config.models["openai"] else { panic!("openai is not openai") };
     assert_eq!(openai.base_url, "https://api.openai.com/v1");
@@ -56,6 +58,7 @@ fn every_setting_is_in_the_annotated_file() {
         "runtime",
         "tools",
         "governance",
+        "telemetry",
         "models.openai",
         "prices.\"a/b\"",
         "capabilities.\"a/b\"",
@@ -220,6 +223,7 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[server]\nlisten = \"0.0.0.0:1\"\n[auth]\nmode = \"none\"",
             "conf/toolloop.toml:4: auth.mode: \"none\" is for loopback addresses only, and server.listen is 0.0.0.0:1",
         ),
+        ("[runtime]\nretention = \"10ms\"", "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s"),
         ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
         ("[models.x]\nkind = \"anthropic\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `anthropic`"),
         ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),
@@ -305,4 +309,24 @@ fn directories_that_were_named_must_exist() {
 
     std::fs::create_dir(&agents).unwrap();
     assert_eq!(Config::read(&flags).unwrap().agents_dir, agents);
+}
+
+#[test]
+fn what_opentelemetry_itself_reads_counts_less_than_our_own_variables() {
+    let otel = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
+    let telemetry = from_env(&[otel, ("OTEL_SERVICE_NAME", "orders")]).unwrap().telemetry;
+    assert_eq!(telemetry.otlp_endpoint, Some("http://collector:4318".parse().unwrap()));
+    assert_eq!(telemetry.service_name, "orders");
+    let ours =
+        [otel, ("TOOLLOOP_TELEMETRY__OTLP_ENDPOINT", "http://ours:4318"), ("TOOLLOOP_TELEMETRY__SAMPLE_RATIO", "0.5")];
+    let telemetry = from_env(&ours).unwrap().telemetry;
+    assert_eq!((telemetry.otlp_endpoint.unwrap().as_str(), telemetry.sample_ratio), ("http://ours:4318/", 0.5));
+    for (file, complaint) in [
+        ("[telemetry]\nsample_ratio = 1.5", "1.5 is not between 0 and 1"),
+        ("[telemetry]\notlp_endpoint = \"collector:4318\"", "must be an http or https URL"),
+        ("[server]\nexpose = [\"keys\"]", "unknown variant `keys`"),
+    ] {
+        let error = from_file(file).unwrap_err().to_string();
+        assert!(error.contains(complaint), "{error}");
+    }
 }

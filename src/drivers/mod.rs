@@ -67,12 +67,7 @@ pub enum Undecided {
 pub trait Driver: Send + Sync {
     /// Completes a request whose conversation, offers and sampling are set. A conversation that has to
     /// be told in other words is written into `retold`.
-    fn request<'a>(
-        &self,
-        base: ModelRequest<'a>,
-        ask: &Ask<'a>,
-        retold: &'a mut Conversation,
-    ) -> ModelRequest<'a>;
+    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, retold: &'a mut Conversation) -> ModelRequest<'a>;
 
     /// What the model said to the request that was made of `base`.
     fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Reading;

@@ -26,12 +26,7 @@ pub struct React {
 }
 
 impl Driver for React {
-    fn request<'a>(
-        &self,
-        base: ModelRequest<'a>,
-        ask: &Ask<'a>,
-        retold: &'a mut Conversation,
-    ) -> ModelRequest<'a> {
+    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, retold: &'a mut Conversation) -> ModelRequest<'a> {
         *retold = prompt::retold(&base, ask, self.final_via_inference);
         ModelRequest {
             conversation: retold,
@@ -78,7 +73,10 @@ impl Driver for React {
 
 /// A decision that is allowed.
 enum Act {
-    Call { tool: String, args: String },
+    Call {
+        tool: String,
+        args: String,
+    },
     /// The JSON text of the answer.
     Answer(String),
 }
@@ -139,12 +137,7 @@ fn act(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: C
     }
 }
 
-fn tool_call(
-    decision: &Decision<'_>,
-    base: &ModelRequest<'_>,
-    ask: &Ask<'_>,
-    check: Check<'_>,
-) -> Result<Act, String> {
+fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Result<Act, String> {
     if ask.choice == ToolChoice::None {
         return Err("no tool may be called; give a `final_answer`".to_owned());
     }

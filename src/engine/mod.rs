@@ -17,5 +17,5 @@ pub mod state;
 pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules};
-pub use run::{Run, RunControl, Stopped};
+pub use run::{Audience, Pieces, Run, RunControl, Stopped};
 pub use state::{FoldError, State, Step};

@@ -53,8 +53,10 @@ pub fn another_final_answer(list: &[ValidationError]) -> String {
 
 /// The request for a decision after an answer that holds none.
 pub fn decide_again(error: &str) -> String {
-    format!("Error: your message cannot be used as a decision: {error}\nWrite the decision again, in the form that was \
-             described: one JSON object, and nothing else.")
+    format!(
+        "Error: your message cannot be used as a decision: {error}\nWrite the decision again, in the form that was \
+             described: one JSON object, and nothing else."
+    )
 }
 
 /// Asks for the final answer once the model has decided on it.

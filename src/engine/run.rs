@@ -18,11 +18,11 @@ use super::plan::Plan;
 use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
 use crate::agents::prompt::Opening;
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelResponded, RunEvent, ValidationError};
+use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
-use crate::run::{Effect, TerminationReason};
+use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
+use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
 /// A read that takes longer than this is journalled as started before it has ended.
@@ -30,6 +30,13 @@ const LINGER: Duration = Duration::from_millis(1);
 
 /// Entries that need not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
+
+/// Who takes the pieces of one answer; dropping it passes on what is left.
+pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
+
+/// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind the
+/// event of the given number, which may not be durable yet.
+pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
 
 /// How others reach a run that is under way.
 #[derive(Debug, Default)]
@@ -86,10 +93,14 @@ pub struct Run {
     pub driver: &'static dyn Driver,
     /// Its inputs.
     pub inputs: Arc<Value>,
+    /// Its place in a trace.
+    pub trace: TraceContext,
     /// How others reach it.
     pub control: Arc<RunControl>,
     /// Whether this replica may act.
     pub lease: Arc<Lease>,
+    /// Who follows it.
+    pub audience: Audience,
     /// Where it is recorded.
     pub journal: Journal,
     /// What happened so far.
@@ -174,6 +185,12 @@ impl Run {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
+        let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
+            let names = &plan.names;
+            move |delta| pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) })
+        });
+        let chat = SpanPlace::Chat { attempt, iteration };
         let base = ModelRequest {
             model: "",
             capabilities: &Capabilities::OPENAI, // the router knows better
@@ -186,14 +203,14 @@ impl Run {
             max_output_tokens: self.output_cap(),
             thinking: plan.thinking,
             prompt_caching: plan.agent.definition.prompt_caching,
-            deltas: Deltas::default(),
+            deltas: Deltas(follower.as_ref().map(|follower| follower as _)),
             output_schema: plan.single_shot_schema(),
             inputs: &inputs,
             step: self.state.model_step(),
+            trace: Some(self.trace.span(chat)),
         };
-        let (run_id, attempt, iteration) = (self.scope.run_id, self.state.attempt(), self.state.iteration());
         let ask = Ask {
-            place: Place { run_id, attempt, iteration },
+            place: Place { run_id: self.scope.run_id, attempt, iteration },
             choice,
             output_tool: plan.output_tool(),
             answer_only: self.state.is_answer_only(),
@@ -303,6 +320,17 @@ impl Run {
     fn finish(&mut self, finished: Finished) -> Result<(), FoldError> {
         self.audit.extend(finished.audit);
         self.record(finished.event)
+    }
+}
+
+fn piece(delta: Delta, names: &WireNames) -> Piece {
+    match delta {
+        Delta::Text(text) => Piece::Text(text),
+        Delta::Thinking(text) => Piece::Thinking(text),
+        Delta::ToolCall { index, wire_name, arguments } => {
+            Piece::ToolCall { index, name: wire_name.map(|name| names.to_ours(&name)), arguments }
+        }
+        Delta::Restarted => Piece::Restarted(true),
     }
 }
 

@@ -78,15 +78,29 @@ impl<S: Scope> FromRequestParts<App> for Scoped<S> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let caller = match app.auth {
-            Auth::None => Arc::clone(&app.keys.local),
-            Auth::Local(ref caller) => Arc::clone(caller),
-            Auth::ApiKeys => authenticated(app, &parts.headers).await?,
-        };
-        if !caller.has(S::NAME) {
-            return Err(forbidden(S::NAME));
-        }
+        let Identity { caller, .. } = Identity::with::<S>(parts, app).await?;
         Ok(Self { caller, scope: PhantomData })
+    }
+}
+
+/// Who asks, and with which key; without authentication there is none.
+pub(crate) struct Identity {
+    pub(crate) caller: Arc<Caller>,
+    pub(crate) key: Option<Arc<ApiKeyRecord>>,
+}
+
+impl Identity {
+    /// Authenticates, and refuses whoever does not hold the scope.
+    pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
+        let identity = match &app.auth {
+            Auth::None => Self { caller: Arc::clone(&app.keys.local), key: None },
+            Auth::Local(caller) => Self { caller: Arc::clone(caller), key: None },
+            Auth::ApiKeys => {
+                let Known { caller, key, .. } = authenticated(app, &parts.headers).await?;
+                Self { caller, key: Some(key) }
+            }
+        };
+        if identity.caller.has(S::NAME) { Ok(identity) } else { Err(forbidden(S::NAME)) }
     }
 }
 
@@ -95,7 +109,7 @@ pub(crate) fn forbidden(scope: &str) -> Problem {
     Problem::new(Code::Forbidden, format!("This needs the scope `{scope}`."))
 }
 
-async fn authenticated(app: &App, headers: &HeaderMap) -> Result<Arc<Caller>, Problem> {
+async fn authenticated(app: &App, headers: &HeaderMap) -> Result<Known, Problem> {
     let refused = |why| Err(Problem::new(Code::Unauthenticated, why));
     let Some(token) = bearer(headers) else {
         return refused("This needs an `Authorization: Bearer` header with an API key.");
@@ -106,7 +120,7 @@ async fn authenticated(app: &App, headers: &HeaderMap) -> Result<Arc<Caller>, Pr
         && known.key.revoked_at.is_none()
         && known.key.expires_at.is_none_or(|expiry| Utc::now() < expiry)
     {
-        return Ok(known.caller);
+        return Ok(known);
     }
     refused("The API key is unknown, expired or revoked.")
 }

@@ -17,7 +17,10 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::invoke::X_RUN_ID;
+use super::metrics::{method_label, route_label};
 use super::problem::{Code, Problem};
+use super::rate_limit::Standing;
 use super::{App, outgoing};
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -50,9 +53,13 @@ impl FromRequestParts<App> for Deadline {
 pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let request_id = request_id(&request);
     let uri = request.uri().clone();
+    let (route, method) = (request.extensions().get().cloned(), method_label(request.method()));
+    let since = Instant::now();
     let takes_gzip = outgoing::accepts_gzip(request.headers());
     let deadline = Instant::now() + app.settings.request_timeout;
     request.extensions_mut().insert(Deadline(deadline));
+    let standing = Standing::default();
+    request.extensions_mut().insert(standing.clone());
 
     let mut response = match check_head(&request) {
         Ok(()) => {
@@ -69,7 +76,19 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         let instance = &uri.path()[..uri.path().floor_char_boundary(INSTANCE_BYTES)];
         response = problem.finish(response, request_id.to_str().unwrap_or_default(), instance);
     }
+    let route = route_label(route.as_ref());
+    (app.meters.on_answer)(route, method, response.status());
+    tracing::debug!(
+        method,
+        route,
+        status = response.status().as_u16(),
+        latency_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        request_id = request_id.to_str().unwrap_or_default(),
+        run_id = response.headers().get(X_RUN_ID).and_then(|id| id.to_str().ok()),
+        "answered"
+    );
     let headers = response.headers_mut();
+    standing.tell(headers);
     headers.insert(X_REQUEST_ID, request_id);
     outgoing::protect(headers);
     outgoing::compress(response, takes_gzip).await

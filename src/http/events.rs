@@ -90,7 +90,8 @@ pub(crate) async fn list_events(
         if run.status.is_terminal() && after >= run.last_seq {
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
-        return Ok(stream::response(&app, &caller.tenant, id, after, None));
+        let follower = app.runtime.follow(&caller.tenant, id, after);
+        return Ok(stream::response(&app, &caller.tenant, id, after, follower, None));
     }
     let page = by_number(&mut params, PARTS)?;
     if after.is_some() && page.after.is_some() {

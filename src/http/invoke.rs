@@ -15,10 +15,10 @@ use uuid::Uuid;
 
 use super::App;
 use super::answers::Answers;
-use super::auth::{AgentsInvoke, Scoped};
 use super::extract::{JsonObject, Name, Params};
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::problem::{Code, Problem};
+use super::rate_limit::Admitted;
 use super::runs::{Run, detail, existing};
 use super::stream::{self, Leash};
 use super::terms::Terms;
@@ -49,7 +49,7 @@ pub(crate) fn run_id_header(run_id: Uuid) -> HeaderValue {
 )]
 pub(crate) async fn invoke_agent(
     State(app): State<App>,
-    caller: Scoped<AgentsInvoke>,
+    caller: Admitted,
     terms: Terms,
     Name(agent): Name,
     params: Params,
@@ -72,7 +72,7 @@ pub(crate) async fn invoke_agent(
 )]
 pub(crate) async fn invoke_agent_iterative(
     State(app): State<App>,
-    caller: Scoped<AgentsInvoke>,
+    caller: Admitted,
     terms: Terms,
     Name(agent): Name,
     params: Params,
@@ -105,16 +105,17 @@ async fn invoke(
         session_id,
         overrides,
     };
-    let accepted = app.runtime.start(request).await?;
-    let (run_id, is_replayed) = match &accepted {
-        Accepted::Started(started) => (started.run_id, false),
-        Accepted::Queued(run_id) => (*run_id, false),
-        Accepted::Known(run_id) => (*run_id, true),
+    let mut accepted = app.runtime.start(request).await?;
+    let (run_id, is_replayed, follower) = match &mut accepted {
+        Accepted::Started(started) => (started.run_id, false, started.follower.take()),
+        Accepted::Queued(run_id) => (*run_id, false, None),
+        Accepted::Known(run_id) => (*run_id, true, None),
     };
     let is_tied = terms.cancel_on_disconnect && !is_replayed;
     let leash = is_tied.then(|| Leash::new(app.runtime.clone(), &caller.tenant, run_id));
     let mut response = if terms.wants_events() {
-        stream::response(app, &caller.tenant, run_id, 0, leash)
+        let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
+        stream::response(app, &caller.tenant, run_id, 0, follower, leash)
     } else {
         let answer = end_of(app, caller, terms, accepted).await;
         Leash::release(leash);
@@ -130,6 +131,7 @@ async fn invoke(
 /// How the run ended, as long as the caller waits for it; else where to find it.
 async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -> Result<Response, Problem> {
     let until = terms.until();
+    let is_queued = matches!(accepted, Accepted::Queued(_)); // by a caller that does not wait at all
     let run = match accepted {
         Accepted::Queued(id) | Accepted::Known(id) => app.runtime.wait(&caller.tenant, id, until).await?,
         Accepted::Started(started) => {
@@ -146,7 +148,7 @@ async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -
         }
     };
     match run {
-        Some(run) if run.status.is_terminal() => Ok(Json(Run::answer(run)).into_response()),
+        Some(run) if run.status.is_terminal() && !is_queued => Ok(Json(Run::answer(run)).into_response()),
         Some(run) if terms.takes_accepted() || !matches!(run.status, RunStatus::Queued | RunStatus::Running) => {
             let location = HeaderValue::try_from(format!("/v1/runs/{}", run.id)).ok();
             let mut response = (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();

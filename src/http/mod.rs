@@ -8,8 +8,11 @@
 mod accept;
 mod agents;
 mod answers;
+mod assets;
 mod audit;
 mod auth;
+mod console;
+mod docs;
 mod edge;
 mod events;
 mod extract;
@@ -17,10 +20,12 @@ mod health;
 mod invocation;
 mod invoke;
 mod keys;
+mod metrics;
 mod openapi;
 mod outgoing;
 mod page;
 mod problem;
+mod rate_limit;
 mod run_parts;
 mod runs;
 mod server;
@@ -39,10 +44,11 @@ use utoipa_axum::routes;
 use self::problem::{Code, Problem};
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
-use crate::store::Store;
+use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
 
 pub use self::auth::Auth;
+pub use self::metrics::Meters;
 pub use self::server::{Limits, serve};
 
 /// What the handlers work with.
@@ -57,6 +63,8 @@ pub struct HttpState {
     pub tools: Arc<Vec<ToolInfo>>,
     /// How callers prove who they are.
     pub auth: Auth,
+    /// Where answers are counted and metrics come from.
+    pub meters: Meters,
 }
 
 /// What the operator sets.
@@ -68,6 +76,21 @@ pub struct HttpSettings {
     pub body_timeout: Duration,
     /// How long a caller may wait for an answer. A run that takes longer goes on.
     pub request_timeout: Duration,
+    /// Which pages for operators are served.
+    pub expose: Exposed,
+    /// How often a key may invoke that has no limits of its own.
+    pub rate_limit: RateLimit,
+}
+
+/// The pages that are served to everybody, or else to nobody.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Exposed {
+    /// `/metrics`
+    pub metrics: bool,
+    /// `/docs`
+    pub docs: bool,
+    /// `/console`
+    pub console: bool,
 }
 
 /// The state of the routes.
@@ -95,6 +118,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
     Router::new()
         .nest("/v1", routes.clone())
         .merge(routes)
+        .merge(pages(settings.expose).method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), edge::edge))
         .with_state(app)
@@ -133,7 +157,15 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(audit::list_audit))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
+        .routes(routes!(metrics::metrics))
         .routes(routes!(openapi::openapi_json))
+}
+
+/// What people look at; it is no part of the API.
+fn pages(expose: Exposed) -> Router<App> {
+    let docs = if expose.docs { docs::routes() } else { Router::new() };
+    let console = if expose.console { console::routes() } else { Router::new() };
+    docs.merge(console)
 }
 
 async fn unknown_path() -> Problem {

@@ -11,13 +11,15 @@ use axum::body::Bytes;
 use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
+use utoipa::openapi::header::Header;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
-use utoipa::openapi::schema::{AdditionalProperties, AllOf, Array, Object, Schema};
+use utoipa::openapi::schema::{AdditionalProperties, AllOf, Array, Object, Schema, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, ResponseBuilder, Server};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::{Code, ProblemBody};
+use super::rate_limit::{LEFT, POLICY};
 
 /// Get this document
 ///
@@ -60,6 +62,7 @@ pub(crate) fn document(mut api: OpenApi) -> OpenApi {
     for item in api.paths.paths.values_mut() {
         for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
             add_problems(operation);
+            add_headers(operation);
             add_examples(operation, &schemas);
         }
     }
@@ -96,9 +99,11 @@ fn problems(operation: &Operation) -> Vec<Code> {
     match operation.operation_id.as_deref() {
         Some("invoke_agent" | "invoke_agent_iterative") => {
             codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
+            codes.push(Code::RateLimited);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),
+        Some("metrics") => codes.push(Code::NotFound),
         _ => {}
     }
     codes
@@ -116,6 +121,31 @@ fn add_problems(operation: &mut Operation) {
         let response = ResponseBuilder::new().description(format!("{}.", named.join("; ")));
         let response = response.content("application/problem+json", content).build();
         operation.responses.responses.entry(status.to_string()).or_insert(RefOr::T(response));
+    }
+}
+
+/// What answers tell beside their bodies: when to come back, and how a rate limit stands.
+fn add_headers(operation: &mut Operation) {
+    let is_limited = operation.responses.responses.contains_key("429");
+    let header = |schema: Object, description: &str| {
+        let mut header = Header::new(schema);
+        header.description = Some(description.to_owned());
+        RefOr::T(header)
+    };
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        if matches!(status.as_str(), "429" | "503") {
+            let seconds = header(Object::with_type(Type::Integer), "Seconds after which to ask again.");
+            response.headers.insert("retry-after".to_owned(), seconds);
+        }
+        if is_limited && (status == "429" || status.starts_with('2')) {
+            for (name, description) in [
+                (POLICY, "The key's limit: `\"default\";q=<tokens>;w=<seconds in which they come back>`."),
+                (LEFT, "What is left of it: `\"default\";r=<tokens>;t=<seconds until all are back>`."),
+            ] {
+                response.headers.insert(name.to_string(), header(Object::with_type(Type::String), description));
+            }
+        }
     }
 }
 

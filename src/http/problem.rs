@@ -36,6 +36,7 @@ pub(crate) enum Code {
     UnsupportedMediaType,
     InvalidInputs,
     InvalidOverride,
+    RateLimited,
     HeadersTooLarge,
     Internal,
     Overloaded,
@@ -67,6 +68,7 @@ impl Code {
             Self::IdempotencyMismatch => {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
             }
+            Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
             Self::HeadersTooLarge => {
                 ("HEADERS_TOO_LARGE", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large")
             }
@@ -146,13 +148,15 @@ pub(crate) struct Problem {
     detail: String,
     errors: Vec<ValidationError>,
     run_id: Option<Uuid>,
+    /// Seconds; where the code does not say it.
+    retry_after: Option<u64>,
     cause: Option<String>,
 }
 
 impl Problem {
     /// A problem that is the caller's to solve.
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new(), run_id: None, cause: None }
+        Self { code, detail: detail.into(), errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }
 
     /// A problem of ours; the cause is logged and not told.
@@ -179,6 +183,12 @@ impl Problem {
     /// One validation error.
     pub(crate) fn at(code: Code, pointer: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(code, vec![ValidationError { pointer: pointer.into(), message: message.into() }])
+    }
+
+    /// Too many requests with one key; the next may come after that many seconds.
+    pub(crate) fn rate_limited(seconds: u64) -> Self {
+        let detail = format!("This key has used up its invocations; there is another in {seconds} s.");
+        Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
     }
 
     /// Names the run that goes on although this answer cannot tell its end.
@@ -215,7 +225,7 @@ impl IntoResponse for Problem {
     fn into_response(self) -> Response {
         let mut response = self.code.status().into_response();
         let headers = response.headers_mut();
-        if let Some(seconds) = self.code.retry_after() {
+        if let Some(seconds) = self.retry_after.map(HeaderValue::from).or(self.code.retry_after()) {
             headers.insert(RETRY_AFTER, seconds);
         }
         if self.code == Code::Unauthenticated {

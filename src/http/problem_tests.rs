@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 21] = [
+const ALL: [Code; 22] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -23,6 +23,7 @@ const ALL: [Code; 21] = [
     Code::UnsupportedMediaType,
     Code::InvalidInputs,
     Code::InvalidOverride,
+    Code::RateLimited,
     Code::HeadersTooLarge,
     Code::Internal,
     Code::Overloaded,
@@ -66,6 +67,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
     422 INVALID_INPUTS Invalid inputs
     422 INVALID_OVERRIDE Invalid override
+    429 RATE_LIMITED Rate limited
     431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error
     503 OVERLOADED Overloaded retry 1
@@ -115,6 +117,13 @@ async fn a_run_that_goes_on_is_named_in_body_and_header() {
     assert_eq!(body["run_id"], json!(run));
     assert_eq!(headers["x-run-id"], run.to_string());
     assert_eq!(headers[RETRY_AFTER], "5");
+}
+
+#[tokio::test]
+async fn a_rate_limit_says_when_to_come_back() {
+    let (status, headers, body) = sent(Problem::rate_limited(7)).await;
+    assert_eq!((status.as_u16(), headers[RETRY_AFTER].to_str().unwrap()), (429, "7"));
+    assert!(body["detail"].as_str().unwrap().contains("7 s"), "{body}");
 }
 
 #[tokio::test]

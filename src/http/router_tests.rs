@@ -53,6 +53,9 @@ impl Store for Away {
     async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         away()
     }
+    async fn delete_ended(&self, _: DateTime<Utc>, _: u32) -> Result<u64, StoreError> {
+        away()
+    }
     async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
         away()
     }
@@ -104,12 +107,17 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
+        away()
+    }
 }
 
 const SETTINGS: HttpSettings = HttpSettings {
     body_limit: 1024,
     body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
+    expose: Exposed { metrics: true, docs: true, console: true },
+    rate_limit: RateLimit { per_minute: 60, burst: 10 },
 };
 
 fn state(auth: Auth) -> HttpState {
@@ -130,15 +138,21 @@ fn state(auth: Auth) -> HttpState {
         lease: Duration::from_secs(15),
         store_patience: Duration::ZERO,
         max_crashes: 3,
+        retention: None,
         workspace: std::env::temp_dir(),
+        sample_ratio: 0.0,
     };
     let router = Arc::new(crate::providers::router::Router::default());
     HttpState {
-        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings),
+        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings, Arc::new(|_| ())),
         store,
         catalogue,
         tools: Arc::new(vec![tool]),
         auth,
+        meters: Meters {
+            on_answer: Box::new(|_, _, _| ()),
+            scrape: Box::new(|queued, in_flight| format!("{queued:?} {in_flight}")),
+        },
     }
 }
 

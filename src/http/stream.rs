@@ -1,7 +1,7 @@
 //! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
 //!
 //! `id` is the event's number, `event` its type, `data` the whole event on one line; the last one's
-//! `data.run` is what a JSON answer would have been. A frame is made once for all readers. A stream
+//! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no `id`. A frame is made once for all readers. A stream
 //! that must end early says from where to resume. Order and completeness are the follower's
 //! ([`crate::runtime::Follower`]).
 
@@ -12,23 +12,31 @@ use axum::body::{Body, Bytes};
 use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
 use futures::stream;
-use serde_json::Value;
+use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::App;
 use super::runs::Run;
-use crate::event::Event;
-use crate::runtime::{Follower, Published, Runtime};
+use crate::event::{Event, ModelDelta};
+use crate::runtime::{Follower, News, Published, Runtime};
 use crate::store::{Store, StoreError};
 
 /// After so much silence a comment shows that the connection lives.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
 /// A stream of the events after `after`, to the end of the run.
-pub(crate) fn response(app: &App, tenant: &str, run: Uuid, after: i64, leash: Option<Leash>) -> Response {
-    let follower = app.runtime.follow(tenant, run, after);
-    let reader = Reader { app: app.clone(), tenant: tenant.to_owned(), follower, seen: after, is_over: false, leash };
+pub(crate) fn response(
+    app: &App,
+    tenant: &str,
+    run: Uuid,
+    after: i64,
+    follower: Follower,
+    leash: Option<Leash>,
+) -> Response {
+    let reader =
+        Reader { app: app.clone(), tenant: tenant.to_owned(), run, follower, seen: after, is_over: false, leash };
     let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
         let frame = reader.next().await?;
         Some((Ok::<_, Infallible>(frame), reader))
@@ -43,6 +51,7 @@ pub(crate) fn response(app: &App, tenant: &str, run: Uuid, after: i64, leash: Op
 struct Reader {
     app: App,
     tenant: String,
+    run: Uuid,
     follower: Follower,
     /// The last event that was sent.
     seen: i64,
@@ -60,8 +69,10 @@ impl Reader {
             Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
             Ok(Ok(Some(published))) => match self.frame(&published).await {
                 Ok(frame) => {
-                    self.seen = published.event.seq;
-                    if published.event.what.ending().is_some() {
+                    if let News::Event(event) = &published.news {
+                        self.seen = event.seq;
+                    }
+                    if published.news.is_the_end() {
                         self.is_over = true;
                         Leash::release(self.leash.take());
                     }
@@ -75,8 +86,11 @@ impl Reader {
     }
 
     async fn frame(&self, published: &Published) -> Result<Bytes, StoreError> {
-        let made = published.frame.get_or_try_init(|| frame(self.app.store.as_ref(), &self.tenant, &published.event));
-        made.await.cloned()
+        let make = async || match &published.news {
+            News::Event(event) => event_frame(self.app.store.as_ref(), &self.tenant, event).await,
+            News::Delta(at, delta) => Ok(delta_frame(self.run, *at, delta)),
+        };
+        published.frame.get_or_try_init(make).await.cloned()
     }
 
     /// The last words to a reader that has not seen the end.
@@ -87,7 +101,7 @@ impl Reader {
     }
 }
 
-async fn frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
+async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
     let mut data = serde_json::to_string(event).map_err(unwritable)?;
     if event.what.ending().is_some()
@@ -98,6 +112,13 @@ async fn frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, 
         data = whole.to_string();
     }
     Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
+}
+
+/// A piece of an answer has no number: it cannot be asked for again.
+fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
+    let kind = ModelDelta::TYPE_NAME;
+    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta});
+    format!("event: {kind}\ndata: {data}\n\n").into()
 }
 
 /// Cancels the run when it is dropped: its caller went away and had asked for that.

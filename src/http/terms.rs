@@ -21,7 +21,7 @@ use super::App;
 use super::accept::Media;
 use super::edge::Deadline;
 use super::problem::{Code, Problem};
-use crate::run::RunKind;
+use crate::run::{RunKind, is_traceparent};
 use crate::runtime::Mode;
 use crate::store::Idempotency;
 
@@ -84,7 +84,8 @@ impl Terms {
         match self.preference {
             Preference { respond_async: true, wait: None } => Mode::Queued,
             // What is acknowledged before its end must be stored by then.
-            _ if self.wants_events() || self.takes_accepted() => Mode::Stored,
+            _ if self.wants_events() => Mode::Followed,
+            _ if self.takes_accepted() => Mode::Stored,
             Preference { .. } => Mode::Now,
         }
     }
@@ -174,17 +175,6 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
 }
 
-/// Version 00 of W3C Trace Context: `00-<32 hex>-<16 hex>-<2 hex>`, ids not all zero.
-fn is_traceparent(text: &str) -> bool {
-    let parts: Vec<&str> = text.split('-').collect();
-    let [version, trace, span, flags] = parts[..] else { return false };
-    let is_hex = |part: &str, digits| {
-        part.len() == digits && part.bytes().all(|b| b.is_ascii_digit() || matches!(b, b'a'..=b'f'))
-    };
-    let is_set = |part: &str| part.bytes().any(|b| b != b'0');
-    version == "00" && is_hex(trace, 32) && is_hex(span, 16) && is_hex(flags, 2) && is_set(trace) && is_set(span)
-}
-
 /// JSON with the keys of every object in order, so that the same content has the same text.
 fn write_canonical(into: &mut String, object: &Map<String, Value>) {
     let mut fields: Vec<(&String, &Value)> = object.iter().collect();
@@ -259,18 +249,6 @@ mod tests {
         let mut raw = HeaderMap::new();
         raw.insert(IDEMPOTENCY_KEY, axum::http::HeaderValue::from_bytes(b"\xff\xfe").unwrap());
         assert!(idempotency_key(&raw).is_err());
-    }
-
-    #[test]
-    fn traces() {
-        let good = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
-        assert!(is_traceparent(good));
-        let zeros = good.replace("00f067aa0ba902b7", "0000000000000000");
-        for bad in
-            ["", "00", &good.to_uppercase(), &good[1..], &zeros, &good.replacen("00", "ff", 1), &format!("{good}-x")]
-        {
-            assert!(!is_traceparent(bad), "{bad}");
-        }
     }
 
     #[test]

@@ -28,7 +28,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
-use crate::run::Thinking;
+use crate::run::{Thinking, TraceSpan};
 
 pub use capabilities::{Capabilities, ProviderKind};
 pub use names::WireNames;
@@ -92,6 +92,8 @@ pub struct ModelRequest<'a> {
     /// 1-based number of this call within the run, failed tries included. Only `scripted` reads it;
     /// the router raises it with every retry.
     pub step: u32,
+    /// The call's place in a trace, told to providers that are called over HTTP.
+    pub trace: Option<TraceSpan>,
 }
 
 /// A piece of an answer that is still being written. Pieces of one kind are to be put together in
@@ -111,6 +113,8 @@ pub enum Delta {
         /// The next piece of the arguments; may be empty.
         arguments: String,
     },
+    /// The try failed and is repeated: what came so far does not count. Sent by the router.
+    Restarted,
 }
 
 /// Who follows an answer, if anybody does. Never blocks.
@@ -184,6 +188,22 @@ pub enum FailureKind {
     ContextLength,
     /// The provider's content filter refused the request.
     ContentFilter,
+}
+
+impl FailureKind {
+    /// The name used in metrics and traces.
+    pub fn as_str(self) -> &'static str {
+        match self {
+            Self::Transient => "transient",
+            Self::RateLimited => "rate_limited",
+            Self::QuotaExhausted => "quota_exhausted",
+            Self::Unauthorized => "unauthorized",
+            Self::NotFound => "not_found",
+            Self::BadRequest => "bad_request",
+            Self::ContextLength => "context_length",
+            Self::ContentFilter => "content_filter",
+        }
+    }
 }
 
 /// A failed model call.

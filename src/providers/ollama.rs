@@ -59,12 +59,12 @@ impl Provider for Ollama {
         let body = body(request, self.wire.name());
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
-            match self.wire.stream(body).await? {
+            match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.followed(frames, request).await,
                 Streamed::Whole(answer) => answer,
             }
         } else {
-            self.wire.json(body).await?
+            self.wire.json(body, request.trace).await?
         };
         let mut fold = Fold::default();
         let read = fold.line(&answer, request.step, request.deltas);

@@ -55,12 +55,12 @@ impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
         let body = request::body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
-            match self.wire.stream(body).await? {
+            match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.follow(frames, request).await,
                 Streamed::Whole(answer) => answer,
             }
         } else {
-            self.wire.json(body).await?
+            self.wire.json(body, request.trace).await?
         };
         response::parse(&answer, request.step).map_err(|unusable| self.wire.unusable(unusable))
     }

@@ -53,12 +53,12 @@ impl Provider for Responses {
         let body = request::body(request, self.wire.name())
             .map_err(|error| self.wire.error(FailureKind::BadRequest, &error.to_string()))?;
         let answer = if request.deltas.are_followed() {
-            match self.wire.stream(body).await? {
+            match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.follow(frames, request).await,
                 Streamed::Whole(answer) => answer,
             }
         } else {
-            self.wire.json(body).await?
+            self.wire.json(body, request.trace).await?
         };
         response::parse(&answer, self.wire.name(), request.step).map_err(|unusable| self.wire.unusable(unusable))
     }

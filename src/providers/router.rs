@@ -17,11 +17,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
-use self::breaker::{Breakers, Call};
+use self::breaker::Breakers;
 use super::capabilities::{Capabilities, CapabilityTable, ProviderKind};
 use super::prices::{Price, PriceTable};
-use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate};
+use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate};
 use crate::message::Usage;
+use crate::run::TraceSpan;
 
 /// A provider and how patient we are with it.
 #[derive(Clone)]
@@ -52,7 +53,30 @@ pub struct Router {
     providers: BTreeMap<String, Lane>,
     capabilities: CapabilityTable,
     prices: PriceTable,
+    on_try: Option<OnTry>,
 }
+
+/// One try of a model call, as it ended.
+#[derive(Debug, Clone, Copy)]
+pub struct Try<'a> {
+    /// The provider's name.
+    pub provider: &'a str,
+    /// The model, without the provider.
+    pub model: &'a str,
+    /// The call's place in a trace.
+    pub trace: Option<TraceSpan>,
+    /// How long the try took; nothing where the breaker refused it.
+    pub took: Duration,
+    /// How long the call has taken so far, earlier tries and waits included.
+    pub call_took: Duration,
+    /// Why it failed, if it did.
+    pub error: Option<&'a ProviderError>,
+    /// Whether the call is over.
+    pub is_last: bool,
+}
+
+/// Told of every try. Must not block.
+pub type OnTry = Arc<dyn Fn(&Try<'_>) + Send + Sync>;
 
 /// A provider and what goes on there.
 struct Lane {
@@ -147,6 +171,12 @@ impl Router {
         Self { capabilities, prices, ..self }
     }
 
+    /// Tells somebody of every try.
+    #[must_use]
+    pub fn observed_by(self, on_try: OnTry) -> Self {
+        Self { on_try: Some(on_try), ..self }
+    }
+
     /// Finds the provider of a `provider/model`. Whether the provider has the model shows only when it
     /// is called.
     ///
@@ -180,94 +210,105 @@ impl Router {
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, ModelFailure> {
-        let started = Instant::now();
-        let mut failed = 0;
+        let mut ask = Ask { request, deadline, on_try: self.on_try.as_ref(), started: Instant::now(), failed: 0 };
         let mut place = first.min(models.len().saturating_sub(1));
         loop {
             let model = models.get(place).map_or("", String::as_str);
+            let next = models.get(place + 1);
             let error = match self.resolve(model) {
-                Ok(route) => match route.ask(request, &mut failed, deadline).await {
-                    Ok(completion) => return Ok(route.answer(completion, request, place > 0, failed, started)),
+                Ok(route) => match ask.of(&route, next.is_none()).await {
+                    Ok(completion) => return Ok(route.answer(completion, &ask, place > 0)),
                     Err(error) => error,
                 },
                 Err(unknown) => unresolved(model, &unknown),
             };
-            let Some(next) = models.get(place + 1).filter(|_| leaves_hope_elsewhere(error.kind)) else {
+            let Some(next) = next.filter(|_| leaves_hope_elsewhere(error.kind)) else {
                 let (provider, model) = model.split_once('/').unwrap_or(("", model));
                 let (provider, model) = (provider.to_owned(), model.to_owned());
-                return Err(ModelFailure { provider, model, place, attempts: failed, error });
+                return Err(ModelFailure { provider, model, place, attempts: ask.failed, error });
             };
-            tracing::warn!(model, next, %error, "a fallback model takes over");
+            tracing::warn!(run_id = ask.run_id(), model, next, %error, "a fallback model takes over");
+            request.deltas.send(Delta::Restarted);
             place += 1;
         }
     }
 }
 
-/// Why a try brought no answer.
-enum Missed {
-    /// Nobody was asked.
-    Refused(ProviderError),
-    /// It failed.
-    Failed(ProviderError),
+/// One model call under way.
+struct Ask<'a, 'r> {
+    request: &'a ModelRequest<'r>,
+    deadline: Option<Instant>,
+    on_try: Option<&'a OnTry>,
+    started: Instant,
+    /// Failed tries so far, of all models.
+    failed: u32,
 }
 
-impl Route<'_> {
-    /// Asks this one model, again and again where that may help.
-    async fn ask(
-        &self,
-        request: &ModelRequest<'_>,
-        failed: &mut u32,
-        deadline: Option<Instant>,
-    ) -> Result<Completion, ProviderError> {
-        let call = self.lane.breakers.call(self.model);
-        let mut request = fit::fitted(request, self.model, &self.capabilities);
-        let first_step = request.step;
+impl Ask<'_, '_> {
+    /// Asks one model, again and again where that may help. After the last model nobody is asked.
+    async fn of(&mut self, route: &Route<'_>, is_last_model: bool) -> Result<Completion, ProviderError> {
+        let call = route.lane.breakers.call(route.model);
+        let mut request = fit::fitted(self.request, route.model, &route.capabilities);
         let mut retries = 0;
         loop {
-            request.step = first_step + *failed;
-            let error = match self.attempt(&request, &call).await {
-                Ok(completion) => return Ok(completion),
-                Err(Missed::Refused(error)) => return Err(error),
-                Err(Missed::Failed(error)) => error,
+            request.step = self.request.step + self.failed;
+            let slot = match &route.lane.slots {
+                Some(slots) => slots.acquire().await.ok(),
+                None => None,
             };
-            *failed += 1;
-            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let may_repeat = retries < self.lane.entry.max_retries;
+            let tried = Instant::now();
+            let over = |error: &ProviderError| is_last_model || !leaves_hope_elsewhere(error.kind);
+            let admission = match call.admit(tried) {
+                Ok(admission) => admission,
+                Err(refusal) => {
+                    self.tell(route, tried, Some(&refusal), over(&refusal));
+                    return Err(refusal);
+                }
+            };
+            let entry = &route.lane.entry;
+            let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
+            let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
+            admission.ended(&outcome, Instant::now());
+            drop(slot);
+            let error = match outcome {
+                Ok(completion) => {
+                    self.tell(route, tried, None, true);
+                    return Ok(completion);
+                }
+                Err(error) => error,
+            };
+            self.failed += 1;
+            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let may_repeat = retries < entry.max_retries;
             let wait = may_repeat.then(|| patience::wait_before_retry(&error, retries, left)).flatten();
-            let (provider, model) = (self.provider, self.model);
+            self.tell(route, tried, Some(&error), wait.is_none() && over(&error));
+            let (run_id, provider, model) = (self.run_id(), route.provider, route.model);
             let Some(wait) = wait else {
-                tracing::warn!(provider, model, %error, tries = retries + 1, "model call failed");
+                tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
                 return Err(error);
             };
-            tracing::warn!(provider, model, %error, ?wait, "model call is repeated");
+            tracing::warn!(run_id, provider, model, %error, ?wait, "model call is repeated");
+            request.deltas.send(Delta::Restarted);
             sleep(wait).await;
             retries += 1;
         }
     }
 
-    async fn attempt(&self, request: &ModelRequest<'_>, call: &Call) -> Result<Completion, Missed> {
-        let entry = &self.lane.entry;
-        let _slot = match &self.lane.slots {
-            Some(slots) => slots.acquire().await.ok(),
-            None => None,
-        };
-        let admission = call.admit(Instant::now()).map_err(Missed::Refused)?;
-        let outcome = match timeout(entry.timeout, entry.provider.complete(request)).await {
-            Ok(outcome) => outcome,
-            Err(_) => Err(self.timed_out()),
-        };
-        admission.ended(&outcome, Instant::now());
-        outcome.map_err(Missed::Failed)
+    fn tell(&self, route: &Route<'_>, tried: Instant, error: Option<&ProviderError>, is_last: bool) {
+        let Some(on_try) = self.on_try else { return };
+        let (provider, model, trace) = (route.provider, route.model, self.request.trace);
+        let (took, call_took) = (tried.elapsed(), self.started.elapsed());
+        on_try(&Try { provider, model, trace, took, call_took, error, is_last });
     }
 
-    fn answer(
-        &self,
-        completion: Completion,
-        request: &ModelRequest<'_>,
-        fallback: bool,
-        retries: u32,
-        started: Instant,
-    ) -> Answer {
+    fn run_id(&self) -> Option<impl tracing::Value + use<>> {
+        self.request.trace.map(|span| tracing::field::display(span.run.run_id))
+    }
+}
+
+impl Route<'_> {
+    fn answer(&self, completion: Completion, ask: &Ask<'_, '_>, fallback: bool) -> Answer {
+        let request = ask.request;
         let reported = completion.usage;
         let usage = reported.unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
         let cost_micro_usd = self.price.map(|price| price.of(&usage));
@@ -276,8 +317,8 @@ impl Route<'_> {
             usage: Usage { cost_micro_usd, ..usage },
             provider: self.provider.to_owned(),
             model: self.model.to_owned(),
-            retries,
-            latency_ms: u64::try_from(started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            retries: ask.failed,
+            latency_ms: u64::try_from(ask.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             fallback,
             warnings: fit::loses_choice(request, &self.capabilities)
                 .then(|| self.lost_choice(&request.tool_choice))

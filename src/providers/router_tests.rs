@@ -94,6 +94,7 @@ async fn ask(
         output_schema: None,
         inputs: &Value::Null,
         step: 5,
+        trace: None,
     };
     let models: Vec<String> = models.iter().map(|model| (*model).to_owned()).collect();
     router.complete(&models, first, &request, deadline.map(|left| Instant::now() + left)).await

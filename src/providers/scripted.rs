@@ -18,7 +18,8 @@ use async_trait::async_trait;
 use self::render::Renderer;
 use self::scenario::{ErrorStep, Scenario, Step};
 use super::{
-    Completion, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, estimate, failure,
+    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, estimate,
+    failure,
 };
 use crate::message::{Conversation, FinishReason, Usage};
 
@@ -72,6 +73,9 @@ impl Scripted {
     }
 }
 
+/// Characters of a tool call's arguments in one piece of a streamed answer.
+const PIECE: usize = 16;
+
 #[async_trait]
 impl Provider for Scripted {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
@@ -83,10 +87,33 @@ impl Provider for Scripted {
             None => completion(step, request).map(Ok),
         };
         let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
-        if step.delay_ms > 0 {
-            tokio::time::sleep(Duration::from_millis(step.delay_ms)).await;
+        let delay = Duration::from_millis(step.delay_ms);
+        match &answer {
+            Ok(completion) if request.deltas.are_followed() => write_out(completion, request.deltas, delay).await,
+            _ if delay.is_zero() => {}
+            _ => tokio::time::sleep(delay).await,
         }
         answer
+    }
+}
+
+/// Writes an answer piece by piece, as a model does, in the time that it takes.
+async fn write_out(completion: &Completion, deltas: Deltas<'_>, delay: Duration) {
+    let words = completion.text.split_inclusive(' ').map(|word| Delta::Text(word.to_owned()));
+    let calls = completion.tool_calls.iter().enumerate().flat_map(|(index, call)| {
+        let piece = move |wire_name, arguments| Delta::ToolCall { index, wire_name, arguments };
+        let name = std::iter::once(piece(Some(call.wire_name.clone()), String::new()));
+        let characters: Vec<char> = call.arguments.chars().collect();
+        let pieces: Vec<Delta> = characters.chunks(PIECE).map(|chunk| piece(None, chunk.iter().collect())).collect();
+        name.chain(pieces)
+    });
+    let pieces: Vec<Delta> = words.chain(calls).collect();
+    let pause = delay / u32::try_from(pieces.len()).unwrap_or(u32::MAX).max(1);
+    for piece in pieces {
+        if !pause.is_zero() {
+            tokio::time::sleep(pause).await;
+        }
+        deltas.send(piece);
     }
 }
 

@@ -74,6 +74,7 @@ impl Stage {
             output_schema: None,
             inputs: &self.inputs,
             step,
+            trace: None,
         };
         self.scripted.complete(&request).await
     }

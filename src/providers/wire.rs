@@ -22,7 +22,10 @@ use super::failure::{self, Reported};
 use super::frames::{Frame, Framing, Splitter};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
+use crate::run::TraceSpan;
 
+/// W3C Trace Context.
+const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Largest answer that is read, in bytes, streamed or not.
 const MAX_ANSWER: usize = 16 << 20;
 /// Largest error body that is read, in bytes; the rest is not looked at.
@@ -156,16 +159,16 @@ impl Wire {
     }
 
     /// Sends a body and reads the successful answer to its end.
-    pub(super) async fn json(&self, body: Vec<u8>) -> Result<Bytes, ProviderError> {
-        let response = self.send(body).await?;
+    pub(super) async fn json(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Bytes, ProviderError> {
+        let response = self.send(body, trace).await?;
         Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
     }
 
     /// Sends a body and begins to read the successful answer as it comes.
-    pub(super) async fn stream(&self, body: Vec<u8>) -> Result<Streamed<'_>, ProviderError> {
+    pub(super) async fn stream(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Streamed<'_>, ProviderError> {
         let deadline = Instant::now() + self.first_byte_timeout;
         let silent = |_| self.silence(self.first_byte_timeout);
-        let response = timeout_at(deadline, self.send(body)).await.map_err(silent)??;
+        let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
         let mut reader = Reader { wire: self, response, received: 0 };
         let first = timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
@@ -176,9 +179,12 @@ impl Wire {
         Ok(Streamed::Frames(Frames { reader, splitter }))
     }
 
-    async fn send(&self, body: Vec<u8>) -> Result<Response, ProviderError> {
-        let sent = self.client.post(self.endpoint.clone()).body(body).send().await;
-        let response = sent.map_err(|error| self.broken(error))?;
+    async fn send(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Response, ProviderError> {
+        let mut post = self.client.post(self.endpoint.clone()).body(body);
+        if let Some(span) = trace {
+            post = post.header(TRACEPARENT, span.to_string());
+        }
+        let response = post.send().await.map_err(|error| self.broken(error))?;
         if response.status().is_success() { Ok(response) } else { Err(self.refused(response).await) }
     }
 

@@ -9,27 +9,46 @@ use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 
 use bytes::Bytes;
+use chrono::{DateTime, Utc};
 use tokio::sync::{OnceCell, broadcast};
 use uuid::Uuid;
 
-use crate::event::Event;
+use crate::event::{Event, ModelDelta};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
 
-/// A durable event and its form on the wire, which the first reader that needs it makes for all.
+/// Something that readers are told, and its form on the wire, which the first reader that needs it
+/// makes for all.
 #[derive(Debug)]
 pub struct Published {
-    /// What happened.
-    pub event: Event,
+    /// What is told.
+    pub news: News,
     /// The frame that readers are sent; empty until somebody needs it.
     pub frame: OnceCell<Bytes>,
 }
 
+/// What readers are told.
+#[derive(Debug)]
+#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most news are events")]
+pub enum News {
+    /// A durable event.
+    Event(Event),
+    /// A piece of an answer, for those who follow live.
+    Delta(DateTime<Utc>, ModelDelta),
+}
+
+impl News {
+    /// Whether nothing can follow.
+    pub fn is_the_end(&self) -> bool {
+        matches!(self, Self::Event(event) if event.what.ending().is_some())
+    }
+}
+
 impl Published {
-    /// An event that nobody has put into its wire form yet.
-    pub fn new(event: Event) -> Self {
-        Self { event, frame: OnceCell::new() }
+    /// News that nobody has put into their wire form yet.
+    pub fn new(news: News) -> Self {
+        Self { news, frame: OnceCell::new() }
     }
 }
 
@@ -65,13 +84,14 @@ impl Bus {
 
     /// Tells the run's readers, if it has any. The events are durable.
     pub(super) fn publish(&self, run: Uuid, events: &[Event]) {
-        let channel = {
-            let channels = lock(&self.channels);
-            channels.get(&run).and_then(Weak::upgrade)
-        };
-        if let Some(channel) = channel {
+        if let Some(channel) = self.followed(run) {
             channel.publish(events.iter().cloned());
         }
+    }
+
+    /// The run's channel, if somebody follows it.
+    pub(super) fn followed(&self, run: Uuid) -> Option<Arc<Channel>> {
+        lock(&self.channels).get(&run).and_then(Weak::upgrade)
     }
 }
 
@@ -81,8 +101,17 @@ impl Channel {
         let mut last = lock(&self.last);
         for event in events.filter(|event| event.seq > *last).collect::<Vec<_>>() {
             *last = event.seq;
-            let _ = self.sender.send(Arc::new(Published::new(event))); // nobody listens at the moment
+            self.tell(News::Event(event));
         }
+    }
+
+    /// Passes on pieces of an answer.
+    pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
+        deltas.for_each(|delta| self.tell(News::Delta(Utc::now(), delta)));
+    }
+
+    fn tell(&self, news: News) {
+        let _ = self.sender.send(Arc::new(Published::new(news))); // nobody listens at the moment
     }
 
     /// The newest event that was published.

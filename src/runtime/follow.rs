@@ -14,7 +14,7 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::bus::{Channel, Published};
+use super::bus::{Channel, News, Published};
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
@@ -64,6 +64,13 @@ impl Runtime {
         }
     }
 
+    /// Follows a run from its beginning and hears from now on what happens, whenever it is asked.
+    pub(super) fn follow_live(&self, tenant: &str, run: Uuid) -> Follower {
+        let mut follower = self.follow(tenant, run, 0);
+        follower.subscribe();
+        follower
+    }
+
     /// The run as soon as it has ended or is parked, or as it is at `until`. `None`: no such run.
     ///
     /// # Errors
@@ -81,8 +88,8 @@ impl Runtime {
                 return Ok(Some(record)); // the service is stopping
             }
             let look = until.min(Instant::now() + LOOK);
-            while let Ok(event) = tokio::time::timeout_at(look, follower.next()).await {
-                if event?.is_none_or(|published| published.event.what.ending().is_some()) {
+            while let Ok(news) = tokio::time::timeout_at(look, follower.next()).await {
+                if news?.is_none_or(|published| published.news.is_the_end()) {
                     break;
                 }
             }
@@ -116,7 +123,7 @@ impl Runtime {
 }
 
 impl Follower {
-    /// The next event. `None` after the last one, or where the service is stopping; another replica,
+    /// The next event, or a piece of an answer that is being written. `None` after the last one, or where the service is stopping; another replica,
     /// or this one later, goes on from the last event that was handed out. May be dropped and called
     /// again at any time.
     ///
@@ -137,11 +144,15 @@ impl Follower {
             tokio::select! {
                 biased;
                 received = live.events.recv() => match received {
-                    Ok(published) if published.event.seq == self.seen + 1 => {
-                        return Ok(Some(self.handed_out(published)));
-                    }
-                    Ok(published) if published.event.seq <= self.seen => {}
-                    Ok(_) | Err(RecvError::Lagged(_) | RecvError::Closed) => self.caught_up = false,
+                    Ok(published) => match &published.news {
+                        News::Delta(..) => return Ok(Some(published)),
+                        News::Event(event) if event.seq == self.seen + 1 => {
+                            return Ok(Some(self.handed_out(published)));
+                        }
+                        News::Event(event) if event.seq <= self.seen => {}
+                        News::Event(_) => self.caught_up = false,
+                    },
+                    Err(RecvError::Lagged(_) | RecvError::Closed) => self.caught_up = false,
                 },
                 () = self.runtime.inner.drained.cancelled() => self.over = true,
             }
@@ -149,8 +160,10 @@ impl Follower {
     }
 
     fn handed_out(&mut self, published: Arc<Published>) -> Arc<Published> {
-        self.seen = published.event.seq;
-        self.over = published.event.what.ending().is_some();
+        if let News::Event(event) = &published.news {
+            self.seen = event.seq;
+        }
+        self.over = published.news.is_the_end();
         published
     }
 
@@ -163,7 +176,7 @@ impl Follower {
                 self.subscribe();
             }
         }
-        self.ready.extend(page.into_iter().map(|event| Arc::new(Published::new(event))));
+        self.ready.extend(page.into_iter().map(|event| Arc::new(Published::new(News::Event(event)))));
         Ok(())
     }
 

@@ -5,12 +5,15 @@
 //! inside a run the engine's.
 
 mod bus;
+mod deltas;
 mod follow;
 pub mod keys;
 mod live;
 mod loaded;
 mod queue;
+mod rate_limits;
 mod replica;
+mod retention;
 mod start;
 mod worker;
 
@@ -29,12 +32,13 @@ use crate::engine::{FoldError, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
-use crate::store::writer::Writer;
-use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
+use crate::store::writer::{OnDurable, Writer};
+use crate::store::{CancelOutcome, RunRecord, RunWrite, Store, StoreError};
 use crate::tools::registry::Registry;
 
-pub use bus::Published;
+pub use bus::{News, Published};
 pub use follow::Follower;
+pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 
@@ -53,13 +57,19 @@ pub struct Settings {
     pub store_patience: Duration,
     /// Crashes of its replica after which a run is given up.
     pub max_crashes: u32,
+    /// How long an ended run is kept; for ever where absent.
+    pub retention: Option<Duration>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
+    /// The share of traces that are recorded, of those that begin here; 0..=1.
+    pub sample_ratio: f64,
 }
 
 struct Inner {
     store: Arc<dyn Store>,
     writer: Writer,
+    /// Told of every durable write of a run that ends or goes on here.
+    on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
     loaded: loaded::LoadedAgents,
@@ -67,6 +77,7 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
     queue: queue::Queue,
@@ -85,22 +96,30 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Puts the parts together; [`Runtime::join`] makes this process a replica.
+    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told of
+    /// what this replica writes once it is durable.
     pub fn new(
         store: Arc<dyn Store>,
         catalogue: Arc<Catalogue>,
         router: Arc<Router>,
         registry: Arc<Registry>,
         settings: Settings,
+        observer: OnDurable,
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let bus = Arc::<bus::Bus>::default();
         let on_durable = {
             let bus = Arc::clone(&bus);
-            Arc::new(move |write: &RunWrite| bus.publish(write.run_id, &write.events))
+            let tell = move |write: &RunWrite| {
+                bus.publish(write.run_id, &write.events);
+                observer(write);
+            };
+            Arc::new(tell) as OnDurable
         };
+        let (told, patience) = (Arc::clone(&on_durable), settings.store_patience);
         let inner = Inner {
-            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), settings.store_patience, on_durable),
+            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
+            on_durable,
             store,
             catalogue,
             router,
@@ -112,6 +131,7 @@ impl Runtime {
             settings,
             owner,
             live: live::Live::default(),
+            rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),
@@ -134,7 +154,27 @@ impl Runtime {
         {
             control.cancel(reason.map(str::to_owned));
         }
+        if let Some(CancelOutcome::EndedNow(ended)) = &outcome
+            && let Err(error) = self.tell_end(ended).await
+        {
+            tracing::warn!(run_id = %run, %error, "the end of the run is told by its journal only");
+        }
         Ok(outcome)
+    }
+
+    /// Tells of an end that the store wrote by itself, as of any durable write.
+    async fn tell_end(&self, ended: &RunRecord) -> Result<(), StoreError> {
+        let mut events = self.inner.store.events(&ended.tenant, ended.id, ended.last_seq - 1, 1).await?;
+        events.retain(|event| event.what.ending().is_some());
+        if !events.is_empty() {
+            (self.inner.on_durable)(&worker::write_of(ended, events, self.inner.settings.sample_ratio));
+        }
+        Ok(())
+    }
+
+    /// How many runs this replica drives now.
+    pub fn in_flight(&self) -> usize {
+        self.inner.live.len()
     }
 
     /// Whether the service is stopping.

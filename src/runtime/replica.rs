@@ -37,6 +37,9 @@ impl Runtime {
         self.start_heartbeat(heartbeat);
         let runtime = self.clone();
         tokio::spawn(async move { runtime.tend().await });
+        if let Some(retention) = inner.settings.retention {
+            tokio::spawn(self.clone().forget_after(retention));
+        }
         Ok(())
     }
 

@@ -11,9 +11,9 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
-use super::Runtime;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
+use super::{Follower, Runtime};
 use crate::agents::prompt::Opening;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
@@ -32,6 +32,8 @@ pub enum Mode {
     Now,
     /// This replica; accepted when its row is stored.
     Stored,
+    /// The same, for a caller that follows the run from its first moment.
+    Followed,
     /// Whichever replica takes it from the queue; accepted when its row is stored.
     Queued,
 }
@@ -123,6 +125,8 @@ pub enum Accepted {
 pub struct Started {
     /// Its id.
     pub run_id: Uuid,
+    /// Its events from the first one on, where they were asked for.
+    pub follower: Option<Follower>,
     end: oneshot::Receiver<RunRecord>,
 }
 
@@ -192,11 +196,13 @@ impl Runtime {
                 }
                 self.enqueue(self.check(request)?).await.map(Accepted::Queued)
             }
-            Mode::Now | Mode::Stored => {
+            Mode::Now | Mode::Stored | Mode::Followed => {
                 let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
-                let tell_stored =
-                    request.mode == Mode::Stored || request.run_id.is_some() || request.idempotency.is_some();
-                self.start_here(self.check(request)?, slot, tell_stored).await.map(Accepted::Started)
+                let mode = match request.mode {
+                    Mode::Now if request.run_id.is_some() || request.idempotency.is_some() => Mode::Stored,
+                    mode => mode,
+                };
+                self.start_here(self.check(request)?, slot, mode).await.map(Accepted::Started)
             }
         }
     }
@@ -234,7 +240,7 @@ impl Runtime {
         &self,
         Checked { new, caller, loaded, plan }: Checked,
         slot: OwnedSemaphorePermit,
-        tell_stored: bool,
+        mode: Mode,
     ) -> Result<Started, StartError> {
         let opening = opening(&plan, &new.inputs)?;
         let run_id = new.id;
@@ -242,26 +248,30 @@ impl Runtime {
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head { new: Arc::new(new), caller, epoch: 1 };
+        let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
         owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
-        owned.spawn(Tell { stored: tell_stored.then_some(stored), end: Some(tell) });
+        let tell_stored = mode != Mode::Now;
+        let is_followed = mode == Mode::Followed;
+        owned.spawn(Tell { stored: tell_stored.then_some(stored), is_followed, end: Some(tell) });
+        let mut follower = None;
         if tell_stored {
-            is_stored.await.unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable))).map_err(|e| match e {
-                Stopped::Journal(AppendFailed::IdTaken) => StartError::RunIdTaken(run_id),
-                other => not_stored(&other),
-            })?;
+            follower =
+                is_stored.await.unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable))).map_err(|e| match e {
+                    Stopped::Journal(AppendFailed::IdTaken) => StartError::RunIdTaken(run_id),
+                    other => not_stored(&other),
+                })?;
         }
-        Ok(Started { run_id, end })
+        Ok(Started { run_id, follower, end })
     }
 
     async fn enqueue(&self, Checked { new, caller, plan, .. }: Checked) -> Result<Uuid, StartError> {
         opening(&plan, &new.inputs)?;
         let run_id = new.id;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
-        let head = Head { new: Arc::new(new), caller, epoch: 0 };
+        let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default() };
         let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
         durable.await.map_err(|e| match e {

@@ -12,11 +12,12 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
-use super::Runtime;
+use super::deltas::pieces_for;
+use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
-use crate::run::{Caller, Overrides, Totals};
+use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, RunRecord, RunWrite, StoreError};
 use crate::tools::Workspace;
@@ -31,6 +32,7 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
+    origin: Arc<RunOrigin>,
 }
 
 /// A run of this replica.
@@ -46,7 +48,9 @@ pub(super) struct Owned {
 #[derive(Default)]
 pub(super) struct Tell {
     /// Told once the run's row is stored, or cannot be.
-    pub(super) stored: Option<oneshot::Sender<Result<(), Stopped>>>,
+    pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
+    /// Whether the one who is told that wants to follow the run.
+    pub(super) is_followed: bool,
     /// Told the end; dropped where this replica does not see it.
     pub(super) end: Option<oneshot::Sender<RunRecord>>,
 }
@@ -58,6 +62,49 @@ enum ResumeError {
     Store(#[from] StoreError),
     #[error("{0}")]
     Unreadable(String),
+}
+
+/// The write that ended a run which nobody drove, for those who are told of writes.
+pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64) -> RunWrite {
+    let caller = Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
+    let origin = RunOrigin {
+        agent: ended.agent.clone(),
+        agent_version: ended.agent_version.clone(),
+        session_id: ended.session_id.clone(),
+        created_at: ended.created_at,
+        trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
+    };
+    let totals = Totals {
+        iterations: ended.iterations,
+        tool_calls_made: ended.tool_calls_made,
+        usage: ended.usage,
+        model: ended.model.clone(),
+        ..Totals::default()
+    };
+    RunWrite {
+        run_id: ended.id,
+        epoch: ended.epoch,
+        caller: Arc::new(caller),
+        new: None,
+        origin: Some(Arc::new(origin)),
+        events,
+        audit: Vec::new(),
+        totals,
+    }
+}
+
+impl Head {
+    /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
+    pub(super) fn new(new: Arc<NewRun>, caller: Arc<Caller>, epoch: i64, sample_ratio: f64) -> Self {
+        let origin = RunOrigin {
+            agent: new.agent.clone(),
+            agent_version: new.agent_version.clone(),
+            session_id: new.session_id.clone(),
+            created_at: new.created_at,
+            trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
+        };
+        Self { new, caller, epoch, origin: Arc::new(origin) }
+    }
 }
 
 impl Owned {
@@ -91,8 +138,13 @@ impl Owned {
             driver,
             control: Arc::new(RunControl::default()),
             lease: Arc::clone(&runtime.inner.lease),
+            audience: {
+                let (bus, id) = (Arc::clone(&runtime.inner.bus), head.new.id);
+                Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
+            },
             journal: journal(runtime, &head, is_new),
             inputs: Arc::clone(&head.new.inputs),
+            trace: head.origin.trace,
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
@@ -101,7 +153,7 @@ impl Owned {
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
-    pub(super) fn spawn(mut self, Tell { stored, end }: Tell) {
+    pub(super) fn spawn(mut self, Tell { stored, is_followed, end }: Tell) {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
@@ -109,7 +161,7 @@ impl Owned {
         }
         let task = async move {
             let ended = tokio::select! {
-                ended = AssertUnwindSafe(self.store_and_drive(stored)).catch_unwind() => ended,
+                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced))),
             };
             self.runtime.inner.live.remove(id, &control);
@@ -141,14 +193,20 @@ impl Owned {
         runtime.inner.tasks.spawn(task);
     }
 
-    async fn store_and_drive(&mut self, stored: Option<oneshot::Sender<Result<(), Stopped>>>) -> Result<(), Stopped> {
+    async fn store_and_drive(
+        &mut self,
+        stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
+        is_followed: bool,
+    ) -> Result<(), Stopped> {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
                 // Not before: the id may be that of somebody else's run.
                 self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
             }
-            let _ = stored.send(outcome.clone()); // who went away does not want to know
+            let follower = (outcome.is_ok() && is_followed)
+                .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
+            let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
             outcome?;
         }
         self.run.drive().await
@@ -159,7 +217,7 @@ impl Runtime {
     /// Goes on with a run that was claimed from the queue.
     pub(super) async fn resume(&self, claimed: ClaimedRun, worker: Option<OwnedSemaphorePermit>) {
         let id = claimed.run.id;
-        let head = head_of(&claimed);
+        let head = head_of(&claimed, self.inner.settings.sample_ratio);
         match self.recover(&claimed, head.clone(), worker).await {
             Ok(owned) => owned.spawn(Tell::default()),
             Err(ResumeError::Store(error)) if error.is_transient() => {
@@ -266,13 +324,14 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         epoch: head.epoch,
         caller: Arc::clone(&head.caller),
         new,
+        origin: Some(Arc::clone(&head.origin)),
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,
     }
 }
 
-fn head_of(claimed: &ClaimedRun) -> Head {
+fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
     let row = &claimed.run;
     let definition = DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
     let new = NewRun {
@@ -293,7 +352,7 @@ fn head_of(claimed: &ClaimedRun) -> Head {
     };
     let scopes = claimed.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    Head { new: Arc::new(new), caller: Arc::new(caller), epoch: row.epoch }
+    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }
 
 /// The ended run as the store has it, without asking the store.

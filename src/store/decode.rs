@@ -11,7 +11,8 @@ use uuid::Uuid;
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
-    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RunRecord, StoreError, ToolCallRecord,
+    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RateLimit, RunRecord, StoreError, Taken,
+    ToolCallRecord,
 };
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
@@ -226,6 +227,10 @@ where
             duration_ms: self.optional_count("duration_ms")?,
         };
         Ok(AuditRow { id: self.uuid("id")?, subject: self.text("subject")?, run_id: self.uuid("run_id")?, record })
+    }
+
+    pub(super) fn taken(&self, limit: RateLimit) -> Result<Taken, StoreError> {
+        Ok(Taken::read(limit, self.int("at")?, self.int("tat")?, self.int("granted")?))
     }
 
     pub(super) fn key(&self) -> Result<ApiKeyRecord, StoreError> {

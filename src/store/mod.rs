@@ -6,10 +6,12 @@
 
 pub mod changes;
 mod decode;
+mod definitions;
 mod failure;
 mod listing;
 pub mod postgres;
 pub mod projection;
+mod rate_limit;
 pub mod rows;
 pub mod sqlite;
 mod takeover;
@@ -22,6 +24,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
 
 /// What can go wrong with the store.
@@ -114,12 +117,16 @@ pub trait Store: Send + Sync {
     fn kind(&self) -> &'static str;
     /// Brings the schema up to date; runs at every start.
     async fn migrate(&self) -> Result<(), StoreError>;
-    /// Whether the store answers and its schema is up to date.
+    /// Whether the store answers, takes writes and has an up-to-date schema.
     async fn ping(&self) -> Result<(), StoreError> {
         let about = self.about().await?;
         if about.applied < about.known {
             return Err(StoreError::Failed("the schema is not up to date".to_owned()));
         }
+        self.try_writing().await
+    }
+    /// Fails where the store can be read and not written, as on a full disk.
+    async fn try_writing(&self) -> Result<(), StoreError> {
         Ok(())
     }
     /// What the database says about itself; changes nothing.
@@ -145,6 +152,10 @@ pub trait Store: Send + Sync {
     ) -> Result<Option<CancelOutcome>, StoreError>;
     /// Running runs of this owner that were asked to cancel, with the reason.
     async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
+    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their journals
+    /// and audit records; how many. When no such run is left, definitions that no run refers to and
+    /// that were not used for some hours go as well.
+    async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError>;
     /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
     /// counted. A run with a dispatched `once` call goes to review instead.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
@@ -200,6 +211,10 @@ pub trait Store: Send + Sync {
     async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+
+    /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
+    /// taken from is full.
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError>;
 }
 
 /// Opens the store of a URL: `sqlite://path`, or `postgres://…`. `max_connections` is PostgreSQL's.

@@ -9,12 +9,11 @@
 mod commit;
 mod connections;
 mod ownership;
+mod retention;
 mod statements;
 mod wakeups;
 
-use std::collections::{HashMap, HashSet};
 use std::str::FromStr;
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -29,10 +28,12 @@ use self::connections::{Connections, within};
 use self::statements::DIALECT;
 use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
 use super::decode::Columns;
+use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Page,
-    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -50,8 +51,7 @@ pub struct Postgres {
     commits: Connections,
     reads: Connections,
     control: Connections,
-    /// Hashes of definitions that are known to be stored.
-    defined: Mutex<HashSet<String>>,
+    definitions: Definitions,
     wakeups: Wakeups,
 }
 
@@ -84,7 +84,7 @@ impl Postgres {
             commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
             reads: Connections::new(options.clone(), reads),
             control: Connections::new(options, CONTROL_CONNECTIONS),
-            defined: Mutex::default(),
+            definitions: Definitions::default(),
             wakeups: Wakeups::new(plain.clone()),
             options: plain,
         };
@@ -101,23 +101,14 @@ impl Postgres {
         }
     }
 
-    /// Stores the definitions of new runs; each only once in the life of this process.
+    /// Stores the definitions of new runs that are not known to be stored.
     async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
-        let unknown: HashMap<&str, &str> = {
-            let defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-            let definitions = batch.iter().filter_map(|write| write.new.as_ref()).map(|new| &new.definition);
-            definitions.filter(|d| !defined.contains(&d.hash)).map(|d| (d.hash.as_str(), d.json.as_str())).collect()
-        };
-        if unknown.is_empty() {
-            return Ok(());
+        let missing = self.definitions.missing(batch);
+        if !missing.is_empty() {
+            let (hashes, bodies): (Vec<&str>, Vec<&str>) = missing.iter().map(|d| (&*d.hash, &*d.json)).unzip();
+            self.commits.fetch(sqlx::query(statements::DEFINE).bind(hashes).bind(bodies)).await?;
+            self.definitions.note(&missing);
         }
-        // Sorted, so that two replicas that store the same ones never wait for each other.
-        let mut unknown: Vec<(&str, &str)> = unknown.into_iter().collect();
-        unknown.sort_unstable();
-        let (hashes, bodies): (Vec<&str>, Vec<&str>) = unknown.into_iter().unzip();
-        self.commits.fetch(sqlx::query(statements::DEFINE).bind(&hashes).bind(bodies)).await?;
-        let mut defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-        defined.extend(hashes.into_iter().map(str::to_owned));
         Ok(())
     }
 }
@@ -223,6 +214,12 @@ impl Store for Postgres {
     async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         let rows = self.control.fetch(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
+    }
+
+    async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
+        let mut line = self.reads.get().await?;
+        let deleted = within(retention::delete_ended(&mut line, before, limit)).await;
+        line.settle(deleted)
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
@@ -353,5 +350,12 @@ impl Store for Postgres {
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
         Ok(!revoked.is_empty())
+    }
+
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
+        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+        let rows = self.reads.fetch(take.bind(i64::from(tokens))).await?;
+        let row = rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
+        Columns(row).taken(limit)
     }
 }

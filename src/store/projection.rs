@@ -20,7 +20,7 @@ use super::changes::{
 };
 use super::{NewRun, RunWrite, StoreError, ToolCallRecord};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent};
-use crate::message::{CallTarget, FinishReason};
+use crate::message::CallTarget;
 use crate::run::{Caller, Outcome, RunStatus};
 
 /// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
@@ -132,14 +132,7 @@ fn iteration<'w>(event: &Event, response: &'w ModelResponded) -> IterationInsert
         fallback: response.fallback,
         provider: clean(&response.provider),
         model: clean(&response.model),
-        finish_reason: match response.finish_reason {
-            FinishReason::Stop => "stop",
-            FinishReason::ToolCalls => "tool_calls",
-            FinishReason::Length => "length",
-            FinishReason::Refusal => "refusal",
-            FinishReason::Pause => "pause",
-            FinishReason::Other => "other",
-        },
+        finish_reason: response.finish_reason.as_str(),
     }
 }
 

@@ -5,6 +5,7 @@ use serde_json::json;
 
 use super::*;
 use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
+use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
 use crate::run::{Effect, Totals};
 
@@ -71,6 +72,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         epoch: 1,
         caller: Arc::new(caller),
         new: None,
+        origin: None,
         events: (5..).zip(events).map(|(seq, what)| Event { seq, at, run_id, what }).collect(),
         audit: Vec::new(),
         totals: Totals::default(),

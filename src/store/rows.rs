@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
-use crate::run::{Caller, RunError, RunKind, RunStatus, Totals};
+use crate::run::{Caller, RunError, RunKind, RunOrigin, RunStatus, Totals};
 
 /// A definition as it was when a run started; stored once per distinct text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -85,6 +85,8 @@ pub struct RunWrite {
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
+    /// For those who are told of the write once it is durable; no part of what is stored.
+    pub origin: Option<Arc<RunOrigin>>,
     /// What happened, consecutive numbers; never empty.
     pub events: Vec<Event>,
     /// Audit records of the calls in `events`.

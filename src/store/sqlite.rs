@@ -6,6 +6,7 @@
 
 mod commit;
 mod ownership;
+mod retention;
 mod statements;
 
 use std::collections::HashSet;
@@ -28,10 +29,12 @@ use uuid::Uuid;
 
 use self::statements::DIALECT;
 use super::decode::Columns;
+use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Page,
-    RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -46,11 +49,11 @@ pub struct Sqlite {
     /// `None` once closed, as the lock below.
     writer: AsyncMutex<Option<SqliteConnection>>,
     lock: Mutex<Option<File>>,
+    options: SqliteConnectOptions,
     readers: SqlitePool,
     /// Replicas that live in this process.
     registered: Mutex<HashSet<String>>,
-    /// Hashes of definitions that are known to be stored.
-    defined: Mutex<HashSet<String>>,
+    definitions: Definitions,
     wakeups: broadcast::Sender<Wakeup>,
 }
 
@@ -82,16 +85,25 @@ impl Sqlite {
         Ok(Self {
             writer: AsyncMutex::new(Some(writer)),
             lock: Mutex::new(Some(lock)),
-            readers: readers.connect_lazy_with(options),
+            readers: readers.connect_lazy_with(options.clone()),
+            options,
             registered: Mutex::default(),
-            defined: Mutex::default(),
+            definitions: Definitions::default(),
             wakeups: broadcast::Sender::new(1024),
         })
     }
 
     async fn writer(&self) -> Result<MappedMutexGuard<'_, SqliteConnection>, StoreError> {
-        MutexGuard::try_map(self.writer.lock().await, Option::as_mut)
-            .map_err(|_| StoreError::Unavailable("it is closed".to_owned()))
+        let closed = |_| StoreError::Unavailable("it is closed".to_owned());
+        let mut writer = MutexGuard::try_map(self.writer.lock().await, Option::as_mut).map_err(closed)?;
+        if writer.is_in_transaction() {
+            writer.ping().await?; // until a rollback that is on its way has been carried out
+        }
+        if writer.is_in_transaction() {
+            // SQLite ends a transaction by itself where the disk is full, and the driver never learns it.
+            *writer = self.options.connect().await?;
+        }
+        Ok(writer)
     }
 
     /// Runs one statement that reads.
@@ -102,6 +114,10 @@ impl Sqlite {
     /// Runs one statement that writes; how many rows it changed.
     async fn change(&self, query: Query<'_, Dialect, SqliteArguments>) -> Result<u64, StoreError> {
         Ok(query.execute(&mut *self.writer().await?).await?.rows_affected())
+    }
+
+    fn registered(&self) -> Vec<String> {
+        self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
     }
 
     fn hint(&self, wakeup: Wakeup) {
@@ -162,6 +178,13 @@ impl Store for Sqlite {
         })
     }
 
+    async fn try_writing(&self) -> Result<(), StoreError> {
+        // One heartbeat more harms nobody.
+        let living = serde_json::Value::from(self.registered()).to_string();
+        self.change(sqlx::query(statements::BEAT).bind(living).bind(now())).await?;
+        Ok(())
+    }
+
     fn wakeups(&self) -> broadcast::Receiver<Wakeup> {
         self.wakeups.subscribe()
     }
@@ -180,12 +203,8 @@ impl Store for Sqlite {
         let changes = project(batch)?;
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
-        let definitions = batch.iter().filter_map(|write| write.new.as_ref()).map(|new| &new.definition);
-        let unknown: Vec<_> = {
-            let defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-            definitions.filter(|definition| !defined.contains(&definition.hash)).collect()
-        };
-        for definition in &unknown {
+        let missing = self.definitions.missing(batch);
+        for definition in &missing {
             let define = sqlx::query(statements::DEFINE).bind(&definition.hash).bind(&definition.json).bind(now());
             define.execute(&mut *tx).await?;
         }
@@ -202,9 +221,7 @@ impl Store for Sqlite {
         }
         tx.commit().await?;
         drop(writer);
-        let mut defined = self.defined.lock().unwrap_or_else(PoisonError::into_inner);
-        defined.extend(unknown.into_iter().map(|definition| definition.hash.clone()));
-        drop(defined);
+        self.definitions.note(&missing);
         if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
             self.hint(Wakeup::Queue);
         }
@@ -244,6 +261,14 @@ impl Store for Sqlite {
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
     }
 
+    async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let deleted = retention::delete_ended(&mut tx, before, limit).await?;
+        tx.commit().await?;
+        Ok(deleted)
+    }
+
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
@@ -264,8 +289,7 @@ impl Store for Sqlite {
     }
 
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
-        let living: Vec<String> =
-            self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect();
+        let living = self.registered();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
@@ -367,5 +391,13 @@ impl Store for Sqlite {
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+    }
+
+    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
+        let mut writer = self.writer().await?;
+        let now = Utc::now().timestamp_micros() * 1000;
+        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+        let row = take.bind(tokens).bind(now).fetch_one(&mut *writer).await?;
+        Columns(&row).taken(limit)
     }
 }

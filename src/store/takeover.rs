@@ -131,6 +131,7 @@ fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
         epoch: record.epoch + 1,
         caller: Arc::new(caller),
         new: None,
+        origin: None,
         events,
         audit: Vec::new(),
         totals,

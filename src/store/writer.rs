@@ -77,7 +77,9 @@ impl Writer {
     pub fn spawn(store: Arc<dyn Store>, owner: Arc<str>, patience: Duration, on_durable: OnDurable) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
-        let committer = Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable });
+        let seconds = metrics::histogram!("toolloop_store_commit_seconds");
+        let committer =
+            Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable, seconds });
         let task =
             Task { inbox, committer, queue: VecDeque::new(), in_flight: HashSet::new(), commits: JoinSet::new() };
         tokio::spawn(task.run());
@@ -234,6 +236,8 @@ struct Committer {
     patience: Duration,
     available: Arc<AtomicBool>,
     on_durable: OnDurable,
+    /// How long successful commits take.
+    seconds: metrics::Histogram,
 }
 
 impl Committer {
@@ -258,8 +262,10 @@ impl Committer {
     async fn commit_patiently(&self, mut writes: Vec<RunWrite>, mut waiting: Vec<Waiting>) -> Vec<(RunWrite, Waiting)> {
         let mut pause = FIRST_PAUSE;
         loop {
+            let since = Instant::now();
             match self.store.commit(&self.owner, &writes).await {
                 Ok(outcomes) => {
+                    self.seconds.record(since.elapsed());
                     self.available.store(true, Ordering::Relaxed);
                     for ((write, waiting), outcome) in writes.iter().zip(waiting).zip(outcomes) {
                         waiting.answer(match outcome {

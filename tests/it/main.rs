@@ -5,8 +5,11 @@
 
 mod api;
 mod calling;
+mod chromium;
 mod commands;
+mod console;
 mod faults;
+mod full_disk;
 mod hardening;
 mod house;
 mod machine;
@@ -15,9 +18,13 @@ mod openai_responses;
 mod openai_streams;
 mod postgres_cluster;
 mod providers;
+mod rate_limits;
+mod react;
+mod retention;
 mod routing;
 mod samples;
 mod service;
 mod store;
 mod stories;
 mod streaming;
+mod telemetry;

@@ -67,6 +67,7 @@ pub(crate) async fn follow(provider: &dyn Provider) -> (Result<Completion, Provi
         output_schema: None,
         inputs: &Value::Null,
         step: 1,
+        trace: None,
     };
     let answer = provider.complete(&request).await;
     (answer, heard.into_inner().unwrap())
@@ -79,7 +80,7 @@ pub(crate) fn put_together(deltas: &[Delta]) -> (String, Vec<(String, String)>) 
     for delta in deltas {
         match delta {
             Delta::Text(piece) => text.push_str(piece),
-            Delta::Thinking(_) => {}
+            Delta::Thinking(_) | Delta::Restarted => {}
             Delta::ToolCall { index, wire_name, arguments } => {
                 calls.resize(calls.len().max(index + 1), Default::default());
                 calls[*index].0.push_str(wire_name.as_deref().unwrap_or_default());

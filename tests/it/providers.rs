@@ -73,6 +73,7 @@ impl Client {
             output_schema: None,
             inputs: &Value::Null,
             step: 1,
+            trace: None,
         };
         let deadline = deadline.map(|left| tokio::time::Instant::now() + left);
         self.router.complete(&["mock/gpt".to_owned()], 0, &request, deadline).await

@@ -58,7 +58,7 @@ impl Setup {
         self
     }
 
-    /// Lines of `toolloop.toml`.
+    /// Lines of `toolloop.toml`. Unless they say something of `[governance]`, no test meets a rate limit.
     pub fn config(mut self, toml: &str) -> Self {
         self.config.push_str(toml);
         self.config.push('\n');
@@ -74,7 +74,8 @@ impl Setup {
         launch(dir, database_url).await
     }
 
-    fn lay_out(&self) -> TempDir {
+    /// The directory of a service that a test starts by itself.
+    pub fn lay_out(&self) -> TempDir {
         let dir = TempDir::new().unwrap();
         for (kind, files) in [("agents", &self.agents), ("scenarios", &self.scenarios)] {
             std::fs::create_dir(dir.path().join(kind)).unwrap();
@@ -87,7 +88,9 @@ impl Setup {
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
             std::fs::write(path, content).unwrap();
         }
-        std::fs::write(dir.path().join("toolloop.toml"), &self.config).unwrap();
+        let limits = "[governance]\nrate_limit_per_minute = 1000000\nrate_limit_burst = 1000000\n";
+        let limits = if self.config.contains("[governance]") { "" } else { limits };
+        std::fs::write(dir.path().join("toolloop.toml"), format!("{}{limits}", self.config)).unwrap();
         dir
     }
 
@@ -209,6 +212,17 @@ impl Service {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("{path} never became what was expected: {last:#}\n{}", self.log());
+    }
+
+    /// Waits until it has logged a text, at most 30 seconds: lines are written by a thread of their own.
+    pub async fn until_logged(&self, text: &str) {
+        for _ in 0..3000 {
+            if self.log().contains(text) {
+                return;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        panic!("{text:?} was never logged:\n{}", self.log());
     }
 
     /// SIGKILL, as a crash would.

@@ -8,6 +8,8 @@ mod idempotency;
 mod journal;
 mod lists;
 mod ownership;
+mod rate_limits;
+mod retention;
 
 use std::sync::Arc;
 
@@ -164,6 +166,7 @@ impl Script {
             epoch: self.epoch,
             caller: self.caller.clone(),
             new: self.new.take(),
+            origin: None,
             events,
             audit: Vec::new(),
             totals: self.totals.clone(),

@@ -15,6 +15,7 @@ on_both_stores! {
     a_reader_that_has_seen_the_end_is_told_so,
     a_bad_place_to_resume_from_is_refused,
     many_readers_see_the_same,
+    an_answer_is_followed_while_it_is_written,
     a_caller_that_goes_away_cancels_only_if_it_asked_for_that,
 }
 
@@ -30,13 +31,15 @@ pub struct Frame {
 pub struct Reader {
     response: std::pin::Pin<Box<dyn futures::Stream<Item = reqwest::Result<axum::body::Bytes>> + Send>>,
     text: String,
+    /// Pieces of answers, which have no number.
+    pub deltas: Vec<Value>,
 }
 
 impl Reader {
     pub fn of(response: reqwest::Response) -> Self {
         assert_eq!(response.status(), 200, "{response:?}");
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Self { response: Box::pin(response.bytes_stream()), text: String::new() }
+        Self { response: Box::pin(response.bytes_stream()), text: String::new(), deltas: Vec::new() }
     }
 
     /// The next block, a comment or a frame; `None` at the end of the stream.
@@ -59,13 +62,13 @@ impl Reader {
         loop {
             let block = self.block().await?;
             let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
-            if let Some(data) = field("data: ") {
+            let data = field("data: ").map(|data| serde_json::from_str::<Value>(&data).unwrap());
+            if data.is_some() && field("event: ").as_deref() == Some("model.delta") {
+                assert_eq!(field("id: "), None);
+                self.deltas.extend(data);
+            } else if let Some(data) = data {
                 let id = field("id: ").unwrap().parse().unwrap();
-                return Some(Frame {
-                    id,
-                    event: field("event: ").unwrap(),
-                    data: serde_json::from_str(&data).unwrap(),
-                });
+                return Some(Frame { id, event: field("event: ").unwrap(), data });
             }
         }
     }
@@ -236,6 +239,48 @@ async fn many_readers_see_the_same(db: Db) {
         futures::future::join_all((0..200).map(async |_| follow(&service, &run, None).await.rest().await)).await;
     assert!(readers[0].last().unwrap().event == "run.completed");
     assert!(readers.iter().all(|frames| *frames == readers[0]));
+}
+
+async fn an_answer_is_followed_while_it_is_written(db: Db) {
+    let scenario = r#"
+steps:
+  - {delay_ms: 200, text: "I will look.", tool_calls: [{tool: file_ops, arguments: {operation: list, path: "./."}}]}
+  - {error: {status: 503, message: busy, retry_after: 0}}
+  - {delay_ms: 200, text: "There is nothing here, as far as I can see."}
+"#;
+    let service = Setup::new().agent("writer", &WORKER.replace("worker", "writer")).scenario("writer", scenario);
+    let service = service.start(db).await;
+    let request = service.request(Method::POST, "/v1/agents/writer/invoke-iterative");
+    let response = request.header("accept", "text/event-stream").json(&json!({})).send().await.unwrap();
+    let mut reader = Reader::of(response);
+    let mut answers = Vec::new();
+    while let Some(frame) = reader.next().await {
+        if frame.event == "model.responded" {
+            // All pieces came before the whole.
+            answers.push((frame.data["data"]["message"].clone(), std::mem::take(&mut reader.deltas)));
+        }
+    }
+    assert_eq!(reader.deltas, Vec::<Value>::new());
+    assert_eq!(answers.len(), 2);
+    for (iteration, (message, deltas)) in answers.iter().enumerate() {
+        assert!(deltas.len() > 2, "{deltas:?}");
+        let mut text = String::new();
+        let mut arguments = String::new();
+        for delta in deltas {
+            assert_eq!((&delta["type"], &delta["data"]["attempt"]), (&json!("model.delta"), &json!(1)));
+            assert_eq!(delta["data"]["iteration"], iteration + 1);
+            if delta["data"]["restarted"] == true {
+                text.clear();
+            }
+            text += delta["data"]["text"].as_str().unwrap_or_default();
+            arguments += delta["data"]["tool_call"]["arguments"].as_str().unwrap_or_default();
+        }
+        assert_eq!(text, message["text"].as_str().unwrap());
+        assert_eq!(arguments, message["tool_calls"][0]["arguments"].as_str().unwrap_or_default());
+    }
+    let names: Vec<&Value> = answers[0].1.iter().filter_map(|delta| delta["data"]["tool_call"].get("name")).collect();
+    assert_eq!(names, ["file_ops"]);
+    assert!(answers[1].1.iter().any(|delta| delta["data"]["restarted"] == true));
 }
 
 async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {

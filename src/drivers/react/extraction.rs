@@ -134,7 +134,8 @@ mod tests {
 
     use super::*;
 
-    const CALL: &str = r#"{"thought": "a } in a \"string\" {", "type": "call_tool", "tool": "t", "args": {"a": {"b": "}"}}}"#;
+    const CALL: &str =
+        r#"{"thought": "a } in a \"string\" {", "type": "call_tool", "tool": "t", "args": {"a": {"b": "}"}}}"#;
     const ANSWER: &str = r#"{"type": "final_answer", "answer": "x"}"#;
 
     #[test]

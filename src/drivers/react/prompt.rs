@@ -104,7 +104,9 @@ fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_
         "To finish:\n{\"thought\": \"why the task is done\", \"type\": \"final_answer\", \"answer\": \"…\"}\n",
     );
     match output_schema(base, ask) {
-        _ if answers_later => system.push_str("`answer` says in one sentence what was found; you will be asked to write it out."),
+        _ if answers_later => {
+            system.push_str("`answer` says in one sentence what was found; you will be asked to write it out.")
+        }
         None => system.push_str("`answer` is the whole answer: a string, or an object where the task asks for one."),
         Some(schema) => {
             let _ = write!(system, "`answer` is an object that matches this JSON Schema: {schema}");
@@ -120,7 +122,9 @@ fn note(base: &ModelRequest<'_>, ask: &Ask<'_>) -> Option<String> {
     }
     match &ask.choice {
         _ if ask.unfinished.is_some() => None,
-        ToolChoice::Tool(name) if ask.output_tool == Some(name.as_str()) => Some("Decide on your `final_answer` now.".to_owned()),
+        ToolChoice::Tool(name) if ask.output_tool == Some(name.as_str()) => {
+            Some("Decide on your `final_answer` now.".to_owned())
+        }
         ToolChoice::Tool(name) => Some(format!("Your next decision must be a `call_tool` of `{name}`.")),
         ToolChoice::Required if callable(base, ask).next().is_some() => {
             Some("Your next decision must be a `call_tool`.".to_owned())

@@ -134,7 +134,12 @@ impl State {
             self.too_many_failures(now)
         } else if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
             let context = json!({"attempt": self.attempt, "errors": self.undecided});
-            self.failed(now, TerminationReason::InvalidResponse, "The model made no decision that can be used.", context)
+            self.failed(
+                now,
+                TerminationReason::InvalidResponse,
+                "The model made no decision that can be used.",
+                context,
+            )
         } else if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
             self.over_budget(now, "max_total_tokens", totals.usage.total_tokens(), budget.max_total_tokens)
         } else if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {

@@ -45,6 +45,7 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
         output_schema: None,
         inputs: &Value::Null,
         step: 1,
+        trace: None,
     }
 }
 

@@ -93,6 +93,7 @@ mod tests {
             output_schema: Some(&schema),
             inputs: &Value::Null,
             step: 1,
+            trace: None,
         };
         look(&fitted(&request, "m", &capabilities), loses_choice(&request, &capabilities))
     }

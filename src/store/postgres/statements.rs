@@ -76,7 +76,7 @@ pub(super) const ABOUT: &str = "SELECT current_setting('server_version') AS vers
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])
-    ON CONFLICT DO NOTHING";
+    ON CONFLICT (hash) DO UPDATE SET used_at = excluded.used_at";
 
 pub(super) const RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2");
 
@@ -206,3 +206,33 @@ pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = 
 
 pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' \
      WHERE run_id = ANY($1) AND state = 'dispatched' AND effect = 'once'";
+
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait explains,
+/// because the limit was changed or a clock set back, is brought near again.
+macro_rules! full {
+    () => {
+        "greatest(least(l.tat, excluded.at + $3 + 10000000000), excluded.at)"
+    };
+}
+
+/// What it gives of the tokens asked for.
+macro_rules! given {
+    () => {
+        concat!("least($4, greatest(0, ($3 - (", full!(), " - excluded.at)) / $2))")
+    };
+}
+
+/// `$2` is the time in which a token comes back, `$3` that in which a bucket fills, `$4` the tokens
+/// asked for.
+pub(super) const TAKE_TOKENS: &str = concat!(
+    "INSERT INTO rate_limits AS l (key, at, granted, tat) \
+     SELECT $1, now, least($4, $3 / $2), now + least($4, $3 / $2) * $2 \
+     FROM (SELECT (extract(epoch FROM clock_timestamp()) * 1000000000)::bigint AS now) AS clock \
+     ON CONFLICT (key) DO UPDATE SET at = excluded.at, granted = ",
+    given!(),
+    ", tat = ",
+    full!(),
+    " + $2 * ",
+    given!(),
+    " RETURNING at, tat, granted"
+);

@@ -21,7 +21,7 @@ pub(super) const ABOUT: &str = "SELECT sqlite_version() AS version,
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
 pub(super) const DEFINE: &str =
-    "INSERT INTO definitions (hash, body, created_at) VALUES ($1, $2, $3) ON CONFLICT DO NOTHING";
+    "INSERT INTO definitions (hash, body, used_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO UPDATE SET used_at = $3";
 
 /// The fence: only rows that are still ours and stand exactly where the write begins. The `+` keeps
 /// SQLite from looking through everything that is ours instead of looking up each id.
@@ -204,6 +204,10 @@ pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbe
 
 pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
 
+/// `$1`: the replicas that live in this process.
+pub(super) const BEAT: &str =
+    "UPDATE replicas SET heartbeat_at = $2 WHERE NOT dead AND id IN (SELECT value FROM json_each($1))";
+
 /// `$1`: the oldest heartbeat that is still good; `$2`: the replicas that live in this process.
 pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
      WHERE NOT dead AND id <> $3 AND (heartbeat_at < $1 OR id NOT IN (SELECT value FROM json_each($2)))";
@@ -220,3 +224,32 @@ pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = 
 
 pub(super) const OUTCOME_UNKNOWN: &str =
     "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";
+
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait explains,
+/// because the limit was changed or a clock set back, is brought near again.
+macro_rules! full {
+    () => {
+        "max(min(l.tat, excluded.at + $3 + 10000000000), excluded.at)"
+    };
+}
+
+/// What it gives of the tokens asked for.
+macro_rules! given {
+    () => {
+        concat!("min($4, max(0, ($3 - (", full!(), " - excluded.at)) / $2))")
+    };
+}
+
+/// `$2` is the time in which a token comes back, `$3` that in which a bucket fills, `$4` the tokens
+/// asked for; `$5` is now.
+pub(super) const TAKE_TOKENS: &str = concat!(
+    "INSERT INTO rate_limits AS l (key, at, granted, tat) \
+     VALUES ($1, $5, min($4, $3 / $2), $5 + min($4, $3 / $2) * $2) \
+     ON CONFLICT (key) DO UPDATE SET at = excluded.at, granted = ",
+    given!(),
+    ", tat = ",
+    full!(),
+    " + $2 * ",
+    given!(),
+    " RETURNING at, tat, granted"
+);

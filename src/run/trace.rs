@@ -1,0 +1,210 @@
+//! Where a run and its parts stand in a distributed trace, in the words of W3C Trace Context.
+//!
+//! Ids are functions of the run's id and of the place in the run, so nothing has to be remembered
+//! between a call and its span, and a replica that takes over continues the same trace. What spans
+//! say, and where they go, is `telemetry`'s.
+
+use std::fmt;
+
+use chrono::{DateTime, Utc};
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+/// Bytes that a later version of `traceparent` may put behind what we know.
+const LONGEST_REST: usize = 128;
+
+/// What those who hear of a run's writes know of it from its first moment.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RunOrigin {
+    /// The agent.
+    pub agent: String,
+    /// Its version.
+    pub agent_version: String,
+    /// The session, where the caller named one.
+    pub session_id: Option<String>,
+    /// When the run was accepted.
+    pub created_at: DateTime<Utc>,
+    /// Its place in a trace.
+    pub trace: TraceContext,
+}
+
+/// The trace that a run belongs to.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceContext {
+    /// The run.
+    pub run_id: Uuid,
+    /// The trace; never 0.
+    pub trace_id: u128,
+    /// The caller's span, where the trace began at the caller.
+    pub parent: Option<u64>,
+    /// Whether the trace is recorded.
+    pub sampled: bool,
+}
+
+/// A part of a run that is a span.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SpanPlace {
+    /// The whole run.
+    Run,
+    /// A model call, however often it is tried.
+    Chat {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// The iteration within the attempt, 1-based.
+        iteration: u32,
+    },
+    /// A tool call.
+    Tool(Uuid),
+}
+
+/// A span as it is told to the next service; shown as a `traceparent`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct TraceSpan {
+    /// The run's trace.
+    pub run: TraceContext,
+    /// The span; never 0.
+    pub span_id: u64,
+}
+
+impl TraceContext {
+    /// Continues the caller's trace. Without a valid `traceparent` the trace is the run's own, and
+    /// recorded for this share of all runs.
+    pub fn of_run(run_id: Uuid, traceparent: Option<&str>, sample_ratio: f64) -> Self {
+        if let Some((trace_id, parent, sampled)) = traceparent.and_then(parse) {
+            return Self { run_id, trace_id, parent: Some(parent), sampled };
+        }
+        let trace_id = run_id.as_u128().max(1);
+        #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
+        let lot = (spread(run_id, &[]) >> 11) as f64 / (1_u64 << 53) as f64;
+        Self { run_id, trace_id, parent: None, sampled: lot < sample_ratio }
+    }
+
+    /// The span of a part of the run.
+    pub fn span(self, place: SpanPlace) -> TraceSpan {
+        let span_id = match place {
+            SpanPlace::Run => spread(self.run_id, b"run"),
+            SpanPlace::Chat { attempt, iteration } => {
+                let place = u64::from(attempt) << 32 | u64::from(iteration);
+                spread(self.run_id, &place.to_be_bytes())
+            }
+            SpanPlace::Tool(call) => spread(self.run_id, call.as_bytes()),
+        };
+        TraceSpan { run: self, span_id: span_id.max(1) }
+    }
+}
+
+impl fmt::Display for TraceSpan {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "00-{:032x}-{:016x}-{:02x}", self.run.trace_id, self.span_id, u8::from(self.run.sampled))
+    }
+}
+
+/// A number that looks random and is always the same.
+fn spread(run: Uuid, place: &[u8]) -> u64 {
+    let hash = Sha256::new().chain_update(run.as_bytes()).chain_update(place).finalize();
+    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+}
+
+/// Whether this is a `traceparent` that can be continued.
+pub fn is_traceparent(header: &str) -> bool {
+    parse(header).is_some()
+}
+
+/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored, within
+/// reason
+/// (W3C Trace Context, sections 3.2 and 4).
+fn parse(header: &str) -> Option<(u128, u64, bool)> {
+    let (known, rest) = header.split_at_checked(55)?;
+    let mut fields = known.split('-');
+    let mut field = |length: usize| {
+        let hex = |text: &&str| text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        fields.next().filter(hex).and_then(|text| u128::from_str_radix(text, 16).ok())
+    };
+    let (version, trace_id, parent, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
+    let fits = match version {
+        0 => rest.is_empty(),
+        0xff => false,
+        _ => rest.is_empty() || rest.starts_with('-') && rest.len() <= LONGEST_REST,
+    };
+    let parent = u64::try_from(parent).ok()?;
+    (fits && trace_id != 0 && parent != 0).then_some((trace_id, parent, flags & 1 == 1))
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    const TRACE: &str = "0af7651916cd43dd8448eb211c80319c";
+    const PARENT: &str = "b7ad6b7169203331";
+
+    #[test]
+    fn a_callers_trace_is_continued() {
+        let run = Uuid::from_u128(7);
+        for (flags, sampled) in [("01", true), ("00", false), ("03", true), ("02", false)] {
+            let context = TraceContext::of_run(run, Some(&format!("00-{TRACE}-{PARENT}-{flags}")), 0.0);
+            let parent = Some(u64::from_str_radix(PARENT, 16).unwrap());
+            let trace_id = u128::from_str_radix(TRACE, 16).unwrap();
+            assert_eq!(context, TraceContext { run_id: run, trace_id, parent, sampled });
+        }
+        let later = format!("01-{TRACE}-{PARENT}-01-what-comes-later");
+        assert!(is_traceparent(&later));
+    }
+
+    #[test]
+    fn what_is_not_a_traceparent_begins_a_trace() {
+        let good = format!("00-{TRACE}-{PARENT}-01");
+        let bad = [
+            String::new(),
+            good.to_uppercase(),
+            format!("{good}-x"),
+            format!("ff-{TRACE}-{PARENT}-01"),
+            format!("01-{TRACE}-{PARENT}-01x"),
+            format!("00-{}-{PARENT}-01", "0".repeat(32)),
+            format!("00-{TRACE}-{}-01", "0".repeat(16)),
+            format!("00-{TRACE}-{PARENT}-0g"),
+            format!("00-{TRACE}{PARENT}-01--"),
+            good.replace("b7ad", "+7ad"),
+        ];
+        for header in bad {
+            let context = TraceContext::of_run(Uuid::from_u128(7), Some(&header), 1.0);
+            let own = TraceContext { run_id: Uuid::from_u128(7), trace_id: 7, parent: None, sampled: true };
+            assert_eq!(context, own, "{header}");
+        }
+    }
+
+    #[test]
+    fn the_ratio_is_a_share_of_the_runs() {
+        let sampled = |ratio: f64| {
+            let runs = (0..1000).map(Uuid::from_u128);
+            runs.filter(|run| TraceContext::of_run(*run, None, ratio).sampled).count()
+        };
+        assert_eq!((sampled(0.0), sampled(1.0)), (0, 1000));
+        assert!((200..300).contains(&sampled(0.25)), "{}", sampled(0.25));
+    }
+
+    #[test]
+    fn spans_of_a_run_differ_and_stay_the_same() {
+        let context = TraceContext::of_run(Uuid::from_u128(7), None, 1.0);
+        let chat = |attempt, iteration| SpanPlace::Chat { attempt, iteration };
+        let places = [SpanPlace::Run, chat(1, 1), chat(1, 2), chat(2, 1), SpanPlace::Tool(Uuid::from_u128(1))];
+        let ids: std::collections::BTreeSet<u64> = places.iter().map(|place| context.span(*place).span_id).collect();
+        assert_eq!(ids.len(), places.len());
+        assert_eq!(context.span(chat(2, 1)), context.span(chat(2, 1)));
+    }
+
+    proptest! {
+        #[test]
+        fn any_text_is_read_without_panic(text in "\\PC{0,80}") {
+            is_traceparent(&text);
+        }
+
+        #[test]
+        fn what_is_told_is_understood(run in any::<u128>(), trace_id in 1..u128::MAX, span_id in 1..u64::MAX, sampled: bool) {
+            let run = TraceContext { run_id: Uuid::from_u128(run), trace_id, parent: None, sampled };
+            let told = TraceSpan { run, span_id }.to_string();
+            prop_assert_eq!(parse(&told), Some((trace_id, span_id, sampled)));
+        }
+    }
+}

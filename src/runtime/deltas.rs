@@ -1,0 +1,94 @@
+//! Pieces of answers on their way to those who follow: the first at once, the rest in batches.
+//!
+//! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event that
+//! comes before an answer may still be on its way to the disk: the pieces wait for it, and if the
+//! whole answer is there first, nobody needs them. Pieces are never kept and never waited for.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::time::Duration;
+
+use super::bus::Channel;
+use crate::engine::Pieces;
+use crate::event::ModelDelta;
+
+/// How long pieces are gathered.
+const BATCH: Duration = Duration::from_millis(20);
+
+/// How soon it is looked again whether the event before the answer is durable.
+const SOON: Duration = Duration::from_millis(1);
+
+/// The pieces of one answer.
+struct Batch {
+    channel: Arc<Channel>,
+    /// The number of the event that comes before them.
+    after: i64,
+    gathered: Mutex<Gathered>,
+}
+
+#[derive(Default)]
+struct Gathered {
+    deltas: Vec<ModelDelta>,
+    /// Whether a task is under way that will pass them on.
+    is_timed: bool,
+}
+
+/// Takes the pieces of the answer behind event number `after` for the readers of a channel.
+pub(super) fn pieces_for(channel: Arc<Channel>, after: i64) -> Pieces {
+    let batch = Flushed(Arc::new(Batch { channel, after, gathered: Mutex::default() }));
+    Box::new(move |delta| batch.0.take(delta))
+}
+
+impl Batch {
+    fn take(self: &Arc<Self>, delta: ModelDelta) {
+        let mut gathered = self.lock();
+        let rest = match gathered.deltas.last_mut() {
+            Some(last) => last.extend(delta).err(),
+            None => Some(delta),
+        };
+        gathered.deltas.extend(rest);
+        if !gathered.is_timed {
+            gathered.is_timed = true;
+            self.pass_on(&mut gathered);
+            tokio::spawn(Arc::clone(self).keep_time());
+        }
+    }
+
+    async fn keep_time(self: Arc<Self>) {
+        loop {
+            tokio::time::sleep(if self.may_pass() { BATCH } else { SOON }).await;
+            let mut gathered = self.lock();
+            if gathered.deltas.is_empty() {
+                gathered.is_timed = false;
+                return;
+            }
+            self.pass_on(&mut gathered);
+        }
+    }
+
+    /// Whether what comes before the pieces has been told.
+    fn may_pass(&self) -> bool {
+        self.channel.last() >= self.after
+    }
+
+    /// Under the lock, so that pieces stay in order.
+    fn pass_on(&self, gathered: &mut Gathered) {
+        if self.may_pass() {
+            self.channel.publish_deltas(gathered.deltas.drain(..));
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Gathered> {
+        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+/// Passes on what is left when the answer is complete, before the event that holds all of it.
+struct Flushed(Arc<Batch>);
+
+impl Drop for Flushed {
+    fn drop(&mut self) {
+        let mut gathered = self.0.lock();
+        self.0.pass_on(&mut gathered);
+        gathered.deltas.clear();
+    }
+}

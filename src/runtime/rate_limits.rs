@@ -1,0 +1,169 @@
+//! How often a key may invoke: what this replica knows of the shared buckets, so that a busy key does
+//! not cost a query a request.
+//!
+//! A replica takes several tokens at once from the bucket in the store and spends them here; what it
+//! does not spend within a second is dropped. Every token comes out of the shared bucket first, so
+//! all replicas together never admit more than the limit gives. Small limits are taken from token by
+//! token and stay exact. A bucket that is known to be empty is not asked again until there is a token.
+
+use std::collections::HashMap;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use tokio::sync::Mutex as AsyncMutex;
+
+use super::Runtime;
+use crate::store::{RateLimit, StoreError, Taken};
+
+/// How long tokens that were taken may wait here to be spent.
+const KEPT: Duration = Duration::from_secs(1);
+/// Above this many, buckets of which nothing is known any more are forgotten.
+const TIDY_ABOVE: usize = 1024;
+
+/// Whether something may be done now, and how its bucket stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Allowance {
+    /// `None`: it may. Otherwise how long until it may be tried again.
+    pub retry_after: Option<Duration>,
+    /// Tokens that are left at least.
+    pub remaining: u32,
+    /// How long until the bucket is full again.
+    pub reset: Duration,
+}
+
+impl Runtime {
+    /// Takes a token from the bucket of a key's invocations.
+    ///
+    /// # Errors
+    /// The store had to be asked and failed.
+    pub async fn admit_invocation(&self, key: &str, limit: RateLimit) -> Result<Allowance, StoreError> {
+        let bucket = self.inner.rate_limits.bucket(key);
+        let (came, place) = (Instant::now(), Place::take(&bucket.waiting));
+        let mut known = bucket.known.lock().await;
+        let behind = place.leave();
+        if let Some(allowance) = known.spend(Instant::now()) {
+            return Ok(allowance);
+        }
+        if known.failed_at.is_some_and(|failed_at| came < failed_at) {
+            return Err(StoreError::Unavailable("it failed whoever was first in line".to_owned()));
+        }
+        let tokens = lease(limit).max(behind.saturating_add(1));
+        let asked = self.inner.store.take_tokens(&format!("invocations {key}"), limit, tokens).await;
+        let now = Instant::now();
+        known.failed_at = asked.is_err().then_some(now);
+        *known = Known::told(asked?, now);
+        Ok(known.answer(now))
+    }
+}
+
+/// Tokens to take at once: what a tenth of a second gives, but no more than a tenth of the burst.
+fn lease(limit: RateLimit) -> u32 {
+    (limit.per_minute / 600).min(limit.burst / 10).max(1)
+}
+
+/// The buckets that were asked for lately, by key.
+#[derive(Debug, Default)]
+pub(super) struct RateLimits {
+    buckets: Mutex<HashMap<String, Arc<Bucket>>>,
+}
+
+#[derive(Debug)]
+struct Bucket {
+    /// Held while the store is asked: one question at a time, for all who wait.
+    known: AsyncMutex<Known>,
+    waiting: AtomicU32,
+}
+
+impl RateLimits {
+    fn bucket(&self, key: &str) -> Arc<Bucket> {
+        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        if let Some(bucket) = buckets.get(key) {
+            return Arc::clone(bucket);
+        }
+        let now = Instant::now();
+        if buckets.len() >= TIDY_ABOVE {
+            buckets.retain(|_, bucket| bucket.known.try_lock().map_or(true, |known| known.is_of_use(now)));
+        }
+        let bucket = Arc::new(Bucket { known: AsyncMutex::new(Known::nothing(now)), waiting: AtomicU32::new(0) });
+        buckets.insert(key.to_owned(), Arc::clone(&bucket));
+        bucket
+    }
+}
+
+/// A place in the line before a bucket, also left by whoever goes away.
+struct Place<'b>(&'b AtomicU32);
+
+impl<'b> Place<'b> {
+    fn take(waiting: &'b AtomicU32) -> Self {
+        waiting.fetch_add(1, Ordering::Relaxed);
+        Self(waiting)
+    }
+
+    /// How many wait behind.
+    fn leave(self) -> u32 {
+        self.0.load(Ordering::Relaxed).saturating_sub(1)
+    }
+}
+
+impl Drop for Place<'_> {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Ordering::Relaxed);
+    }
+}
+
+/// What is known of a bucket without asking the store.
+#[derive(Debug, Clone, Copy)]
+struct Known {
+    /// Tokens that are ours to spend.
+    tokens: u32,
+    /// Until then.
+    kept_until: Instant,
+    /// Tokens that were left for everybody.
+    remaining: u32,
+    /// Before this instant there is none.
+    empty_until: Instant,
+    full_at: Instant,
+    /// When the store was asked in vain.
+    failed_at: Option<Instant>,
+}
+
+impl Known {
+    fn nothing(now: Instant) -> Self {
+        Self { tokens: 0, kept_until: now, remaining: 0, empty_until: now, full_at: now, failed_at: None }
+    }
+
+    fn told(taken: Taken, now: Instant) -> Self {
+        Self {
+            tokens: taken.granted,
+            kept_until: now + KEPT,
+            remaining: taken.remaining,
+            empty_until: now + taken.retry_after,
+            full_at: now + taken.reset,
+            failed_at: None,
+        }
+    }
+
+    fn is_of_use(&self, now: Instant) -> bool {
+        if self.tokens > 0 { now < self.kept_until } else { now < self.empty_until }
+    }
+
+    /// The answer, if it needs no question.
+    fn spend(&mut self, now: Instant) -> Option<Allowance> {
+        self.is_of_use(now).then(|| self.answer(now))
+    }
+
+    fn answer(&mut self, now: Instant) -> Allowance {
+        let is_admitted = self.tokens > 0;
+        self.tokens -= u32::from(is_admitted);
+        Allowance {
+            retry_after: (!is_admitted).then(|| self.empty_until.saturating_duration_since(now)),
+            remaining: self.remaining.saturating_add(self.tokens),
+            reset: self.full_at.saturating_duration_since(now),
+        }
+    }
+}
+
+#[cfg(test)]
+#[path = "rate_limits_tests.rs"]
+mod tests;

@@ -1,0 +1,59 @@
+//! Forgetting: ended runs are deleted when they have been kept for as long as the operator wants.
+//!
+//! All replicas do it, each taking what the others leave. It goes in small batches with pauses, so
+//! that no commit waits long behind one, and takes smaller ones while the store does not keep up. Runs
+//! that go on or are parked are never touched.
+
+use std::time::Duration;
+
+use chrono::{TimeDelta, Utc};
+
+use super::Runtime;
+use crate::store::StoreError;
+
+/// Runs that are deleted in one transaction, at most.
+const BATCH: u32 = 500;
+/// The pause between two batches.
+const PAUSE: Duration = Duration::from_millis(100);
+/// The pause between two looks, at most; a tenth of the retention where that is shorter.
+const LOOK: Duration = Duration::from_mins(1);
+
+impl Runtime {
+    /// Deletes what ended longer ago than this, until the service stops.
+    pub(super) async fn forget_after(self, retention: Duration) {
+        let mut look = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut batch = BATCH;
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                _ = look.tick() => {}
+            }
+            match self.forget(retention, &mut batch).await {
+                Ok(0) => {}
+                Ok(deleted) => tracing::info!(deleted, "runs were kept for long enough"),
+                Err(error) => {
+                    tracing::warn!(%error, "old runs cannot be deleted at the moment");
+                    batch = (batch / 2).max(1);
+                }
+            }
+        }
+    }
+
+    async fn forget(&self, retention: Duration, batch: &mut u32) -> Result<u64, StoreError> {
+        let retention = TimeDelta::from_std(retention).unwrap_or(TimeDelta::MAX);
+        let Some(before) = Utc::now().checked_sub_signed(retention) else { return Ok(0) };
+        let mut deleted = 0;
+        while !self.inner.stop.is_cancelled() {
+            let asked = *batch;
+            let gone = self.inner.store.delete_ended(before, asked).await?;
+            deleted += gone;
+            if gone < u64::from(asked) {
+                break;
+            }
+            *batch = (asked * 2).min(BATCH);
+            tokio::time::sleep(PAUSE).await;
+        }
+        Ok(deleted)
+    }
+}

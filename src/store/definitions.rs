@@ -1,0 +1,47 @@
+//! Which definitions this process has stored lately, so that they are not sent with every run.
+//!
+//! A definition is stored before the first run that refers to it, and again once an hour while runs
+//! are started with it, which tells [`Store::delete_ended`](super::Store::delete_ended) that it is in
+//! use: only what was left alone for [`SPARED`] may be deleted, so what is known here exists.
+
+use std::collections::HashMap;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use chrono::TimeDelta;
+
+use super::{DefinitionSnapshot, RunWrite};
+
+/// How long a definition counts as stored.
+const KNOWN: Duration = Duration::from_hours(1);
+/// How long after its last use a definition is kept in any case; well over [`KNOWN`].
+pub(super) const SPARED: TimeDelta = TimeDelta::hours(2);
+
+/// Hashes of definitions, and when they were stored.
+#[derive(Debug, Default)]
+pub(super) struct Definitions {
+    stored: Mutex<HashMap<String, Instant>>,
+}
+
+impl Definitions {
+    /// What must be stored before this batch: each once, in one order everywhere, so that two
+    /// replicas that store the same ones never wait for each other.
+    pub(super) fn missing<'b>(&self, batch: &'b [RunWrite]) -> Vec<&'b DefinitionSnapshot> {
+        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_known = |hash: &str| stored.get(hash).is_some_and(|at| at.elapsed() < KNOWN);
+        let new = batch.iter().filter_map(|write| write.new.as_ref());
+        let mut missing: Vec<_> = new.map(|new| &*new.definition).filter(|d| !is_known(&d.hash)).collect();
+        missing.sort_unstable_by(|a, b| a.hash.cmp(&b.hash));
+        missing.dedup_by(|a, b| a.hash == b.hash);
+        missing
+    }
+
+    /// Notes that these are stored.
+    pub(super) fn note(&self, definitions: &[&DefinitionSnapshot]) {
+        if !definitions.is_empty() {
+            let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+            stored.retain(|_, at| at.elapsed() < KNOWN);
+            stored.extend(definitions.iter().map(|definition| (definition.hash.clone(), Instant::now())));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! The arithmetic of token buckets (GCRA) around the one statement that takes from them.
+//!
+//! A bucket is a single number: the instant at which it will be full again. Taking a token moves that
+//! instant by the time in which one token comes back; what would move it further than the whole bucket
+//! from now is not given. Instants are nanoseconds since 1970 by the database's clock. Who has which
+//! bucket, and what a refusal looks like, is decided elsewhere.
+
+use std::time::Duration;
+
+/// The time in which a bucket of any limit fills, at most: a hundred years.
+const LONGEST: i64 = 100 * 365 * 86_400 * 1_000_000_000;
+
+/// How often something may be done.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct RateLimit {
+    /// Tokens that come back in a minute; at least 1.
+    pub per_minute: u32,
+    /// Tokens that a full bucket holds; at least 1.
+    pub burst: u32,
+}
+
+/// What a bucket gave, and how it stands then.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Taken {
+    /// Tokens that were given; as many as were there, at most as many as were asked for.
+    pub granted: u32,
+    /// Tokens that are left for everybody.
+    pub remaining: u32,
+    /// How long until there is a token; zero where some are left.
+    pub retry_after: Duration,
+    /// How long until the bucket is full again.
+    pub reset: Duration,
+}
+
+impl RateLimit {
+    /// Nanoseconds in which one token comes back; rounded up, so that no minute has more than its share.
+    pub(super) fn interval(self) -> i64 {
+        60_000_000_000_u64.div_ceil(u64::from(self.per_minute.max(1))).cast_signed()
+    }
+
+    /// Nanoseconds in which an empty bucket fills.
+    pub(super) fn window(self) -> i64 {
+        self.interval().saturating_mul(i64::from(self.burst.max(1))).min(LONGEST)
+    }
+
+    /// How long an empty bucket takes to fill.
+    pub fn refill(self) -> Duration {
+        Duration::from_nanos(self.window().unsigned_abs())
+    }
+}
+
+impl Taken {
+    /// Reads the row that the statement left: `at` is now, `tat` when the bucket will be full.
+    pub(super) fn read(limit: RateLimit, at: i64, tat: i64, granted: i64) -> Self {
+        let (interval, window) = (limit.interval(), limit.window());
+        let missing = tat.saturating_sub(at).max(0);
+        let count = |tokens: i64| u32::try_from(tokens.max(0)).unwrap_or(u32::MAX);
+        let wait = missing.saturating_add(interval).saturating_sub(window);
+        Self {
+            granted: count(granted),
+            remaining: count(window.saturating_sub(missing) / interval),
+            retry_after: Duration::from_nanos(wait.max(0).unsigned_abs()),
+            reset: Duration::from_nanos(missing.unsigned_abs()),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const SECOND: i64 = 1_000_000_000;
+
+    #[test]
+    fn intervals_and_windows() {
+        for (per_minute, burst, interval, window) in [
+            (60, 10, SECOND, 10 * SECOND),
+            (1, 1, 60 * SECOND, 60 * SECOND),
+            (7, 1, 8_571_428_572, 8_571_428_572),
+            (1_000_000_000, 1_000_000_000, 60, 60 * SECOND),
+            (u32::MAX, 1, 14, 14),
+            (1, u32::MAX, 60 * SECOND, LONGEST),
+            (0, 0, 60 * SECOND, 60 * SECOND),
+        ] {
+            let limit = RateLimit { per_minute, burst };
+            assert_eq!((limit.interval(), limit.window()), (interval, window), "{limit:?}");
+        }
+    }
+
+    #[test]
+    fn how_a_bucket_stands() {
+        let limit = RateLimit { per_minute: 60, burst: 10 };
+        for (missing, remaining, retry_after, reset) in [
+            (-SECOND, 10, 0, 0),
+            (0, 10, 0, 0),
+            (SECOND, 9, 0, SECOND),
+            (SECOND + 1, 8, 0, SECOND + 1),
+            (9 * SECOND, 1, 0, 9 * SECOND),
+            (9 * SECOND + 1, 0, 1, 9 * SECOND + 1),
+            (10 * SECOND, 0, SECOND, 10 * SECOND),
+            (12 * SECOND, 0, 3 * SECOND, 12 * SECOND),
+        ] {
+            let at = 1_800_000_000 * SECOND;
+            let taken = Taken::read(limit, at, at + missing, 1);
+            let nanos = |n: i64| Duration::from_nanos(n.unsigned_abs());
+            let expected = Taken { granted: 1, remaining, retry_after: nanos(retry_after), reset: nanos(reset) };
+            assert_eq!(taken, expected, "{missing}");
+        }
+    }
+}

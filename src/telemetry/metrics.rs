@@ -1,0 +1,278 @@
+//! Metrics for Prometheus: their names, labels and buckets, and what each event adds to them.
+//!
+//! A handle is made once for every set of labels and kept. Labels that callers or models can choose
+//! freely (a model that a request names) are bounded: beyond [`MOST_SETS`] sets they are counted as
+//! `other`. When to scrape, and who may, is not decided here.
+
+use std::collections::HashMap;
+use std::hash::Hash;
+use std::sync::{PoisonError, RwLock};
+use std::time::Duration;
+
+use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
+use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+
+use super::{ModelTry, Observed, TelemetryError, began};
+use crate::event::{AuditRecord, CallFailure, Event, RunEvent, ToolCallCompleted};
+use crate::message::{CallTarget, Usage};
+
+const RUNS: &str = "toolloop_runs_total";
+const RUNS_IN_FLIGHT: &str = "toolloop_runs_in_flight";
+const RUN_DURATION: &str = "toolloop_run_duration_seconds";
+const ITERATIONS: &str = "toolloop_iterations_total";
+const TOOL_CALLS: &str = "toolloop_tool_calls_total";
+const TOOL_CALL_DURATION: &str = "toolloop_tool_call_duration_seconds";
+const MODEL_CALLS: &str = "toolloop_model_calls_total";
+const MODEL_CALL_DURATION: &str = "toolloop_model_call_duration_seconds";
+const TOKENS: &str = "toolloop_tokens_total";
+const COST: &str = "toolloop_cost_micro_usd_total";
+const QUEUE_DEPTH: &str = "toolloop_queue_depth";
+const GATE_DECISIONS: &str = "toolloop_gate_decisions_total";
+const STORE_COMMIT: &str = "toolloop_store_commit_seconds";
+const HTTP_REQUESTS: &str = "toolloop_http_requests_total";
+
+/// Sets of labels of one metric.
+const MOST_SETS: usize = 1000;
+/// The label of what is not counted by its own name.
+const OTHER: &str = "other";
+
+/// Seconds. Runs and model calls take milliseconds to many minutes.
+const LONG: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+/// Seconds. Tool calls begin with reading a small file.
+const TOOL: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
+/// Seconds. A commit is a write to a disk or a round trip or two.
+const COMMIT: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+
+/// What is not counted but looked up when metrics are scraped.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampled {
+    /// Runs that wait for a replica, whichever; `None` where the store could not tell.
+    pub queued: Option<u64>,
+    /// Runs that this replica drives.
+    pub in_flight: usize,
+}
+
+/// Every metric of the service.
+pub(super) struct Metrics {
+    exposition: PrometheusHandle,
+    runs: Family<(&'static str, &'static str)>,
+    runs_in_flight: Gauge,
+    run_duration: Histogram,
+    iterations: Counter,
+    tool_calls: Family<&'static str>,
+    tool_call_duration: Histogram,
+    model_calls: Family<&'static str>,
+    model_call_duration: Histogram,
+    tokens: Tokens,
+    cost: Counter,
+    queue_depth: Gauge,
+    gate_decisions: Family<&'static str>,
+    http_requests: Family<(&'static str, u16)>,
+}
+
+/// Tokens by kind. As in [`Usage`], cached and cache-write tokens are parts of the input, reasoning
+/// tokens of the output.
+struct Tokens {
+    input: Counter,
+    output: Counter,
+    cached_input: Counter,
+    cache_write: Counter,
+    reasoning: Counter,
+}
+
+/// Counters of one name: by a name that is only known at run time, and by what else there is.
+struct Family<Rest> {
+    made: RwLock<HashMap<String, HashMap<Rest, Counter>>>,
+    make: fn(&str, &Rest) -> Counter,
+}
+
+impl Metrics {
+    /// Becomes the process's recorder.
+    pub(super) fn install() -> Result<Self, TelemetryError> {
+        let exposition = recorder().map_err(|error| TelemetryError::Metrics(error.to_string()))?;
+        describe();
+        let tokens = |kind: &'static str| counter!(TOKENS, "kind" => kind);
+        Ok(Self {
+            exposition,
+            runs: Family::new(|agent, (status, reason)| {
+                counter!(RUNS, vec![named("agent", agent), fixed("status", status), fixed("reason", reason)])
+            }),
+            runs_in_flight: gauge!(RUNS_IN_FLIGHT),
+            run_duration: histogram!(RUN_DURATION),
+            iterations: counter!(ITERATIONS),
+            tool_calls: Family::new(|tool, outcome| {
+                counter!(TOOL_CALLS, vec![named("tool", tool), fixed("outcome", outcome)])
+            }),
+            tool_call_duration: histogram!(TOOL_CALL_DURATION),
+            model_calls: Family::new(|name, outcome| {
+                let (provider, model) = name.split_once('/').unwrap_or((name, name));
+                let labels = vec![named("provider", provider), named("model", model), fixed("outcome", outcome)];
+                counter!(MODEL_CALLS, labels)
+            }),
+            model_call_duration: histogram!(MODEL_CALL_DURATION),
+            tokens: Tokens {
+                input: tokens("input"),
+                output: tokens("output"),
+                cached_input: tokens("cached_input"),
+                cache_write: tokens("cache_write"),
+                reasoning: tokens("reasoning"),
+            },
+            cost: counter!(COST),
+            queue_depth: gauge!(QUEUE_DEPTH),
+            gate_decisions: Family::new(|rule, decision| {
+                counter!(GATE_DECISIONS, vec![named("rule", rule), fixed("decision", decision)])
+            }),
+            http_requests: Family::new(|route, (method, status)| {
+                let labels = vec![named("route", route), fixed("method", method), named("status", &status.to_string())];
+                counter!(HTTP_REQUESTS, labels)
+            }),
+        })
+    }
+
+    pub(super) fn observe(&self, Observed { origin, events, audit, .. }: Observed<'_>) {
+        for (at, event) in events.iter().enumerate() {
+            match &event.what {
+                RunEvent::ModelResponded(response) => {
+                    self.iterations.increment(1);
+                    self.tokens.add(&response.usage);
+                    self.cost.increment(response.usage.cost_micro_usd.unwrap_or(0).unsigned_abs());
+                }
+                RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
+                RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
+                what => {
+                    if let Some(ending) = what.ending() {
+                        let outcome = &ending.outcome;
+                        self.runs.add(&origin.agent, (outcome.status().as_str(), outcome.reason().as_str()));
+                        self.run_duration.record(Duration::from_millis(ending.latency_ms));
+                    }
+                }
+            }
+        }
+        for AuditRecord { rule, decision, .. } in audit {
+            self.gate_decisions.add(rule, decision_label(decision));
+        }
+    }
+
+    /// A call that a limit kept from being tried is none.
+    fn tool_completed(&self, events: &[Event], at: usize, call: &ToolCallCompleted) {
+        let (tool, outcome) = match call.failure {
+            _ if call.target != CallTarget::Tool => return,
+            None => (call.tool.as_str(), "succeeded"),
+            Some(CallFailure::NotExecuted) => return,
+            Some(CallFailure::Cancelled) => (call.tool.as_str(), "cancelled"),
+            Some(CallFailure::UnknownTool) => (OTHER, "failed"), // a name that the model made up
+            Some(_) => (call.tool.as_str(), "failed"),
+        };
+        self.tool_calls.add(tool, outcome);
+        let began = began(events, at, call.call_id, call.duration_ms);
+        let ended = events.get(at).map_or(began, |event| event.at);
+        self.tool_call_duration.record((ended - began).to_std().unwrap_or_default());
+    }
+
+    pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
+        let name = format!("{}/{}", tried.provider, tried.model);
+        self.model_calls.add(&name, tried.failure.unwrap_or("succeeded"));
+        self.model_call_duration.record(tried.took);
+    }
+
+    pub(super) fn http_answered(&self, route: &str, method: &'static str, status: u16) {
+        self.http_requests.add(route, (method, status));
+    }
+
+    pub(super) fn scrape(&self, sampled: Sampled) -> String {
+        #[expect(clippy::cast_precision_loss, reason = "there are not that many runs")]
+        self.queue_depth.set(sampled.queued.map_or(f64::NAN, |queued| queued as f64));
+        #[expect(clippy::cast_precision_loss, reason = "there are not that many runs")]
+        self.runs_in_flight.set(sampled.in_flight as f64);
+        self.exposition.render()
+    }
+
+    /// Sorts the samples of histograms into their buckets; until then each takes memory.
+    pub(super) fn upkeep(&self) {
+        self.exposition.run_upkeep();
+    }
+}
+
+impl Tokens {
+    fn add(&self, usage: &Usage) {
+        self.input.increment(usage.input_tokens);
+        self.output.increment(usage.output_tokens);
+        self.cached_input.increment(usage.cached_input_tokens);
+        self.cache_write.increment(usage.cache_write_tokens);
+        self.reasoning.increment(usage.reasoning_tokens);
+    }
+}
+
+impl<Rest: Eq + Hash + Copy> Family<Rest> {
+    fn new(make: fn(&str, &Rest) -> Counter) -> Self {
+        Self { made: RwLock::default(), make }
+    }
+
+    fn add(&self, name: &str, rest: Rest) {
+        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(counter) = made.get(name).and_then(|by_rest| by_rest.get(&rest)) {
+            counter.increment(1);
+            return;
+        }
+        let has_room = made.values().map(HashMap::len).sum::<usize>() < MOST_SETS;
+        drop(made);
+        let name = if has_room { name } else { OTHER };
+        let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        let by_rest = made.entry(name.to_owned()).or_default();
+        by_rest.entry(rest).or_insert_with(|| (self.make)(name, &rest)).increment(1);
+    }
+}
+
+fn named(key: &'static str, value: &str) -> Label {
+    Label::new(key, value.to_owned())
+}
+
+fn fixed(key: &'static str, value: &'static str) -> Label {
+    Label::from_static_parts(key, value)
+}
+
+fn decision_label(decision: &str) -> &'static str {
+    ["allowed", "warned", "escalated", "blocked"].into_iter().find(|known| *known == decision).unwrap_or(OTHER)
+}
+
+fn recorder() -> Result<PrometheusHandle, BuildError> {
+    let mut builder = PrometheusBuilder::new();
+    for (name, buckets) in [
+        (RUN_DURATION, LONG.as_slice()),
+        (MODEL_CALL_DURATION, &LONG),
+        (TOOL_CALL_DURATION, &TOOL),
+        (STORE_COMMIT, &COMMIT),
+    ] {
+        builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets)?;
+    }
+    builder.install_recorder()
+}
+
+fn describe() {
+    for (name, text) in [
+        (RUNS, "Runs that ended, by agent, status and termination reason."),
+        (ITERATIONS, "Model responses used by runs."),
+        (TOOL_CALLS, "Tool calls by tool and outcome: succeeded, failed, cancelled or blocked."),
+        (MODEL_CALLS, "Tries of model calls by outcome: succeeded, or the kind of failure."),
+        (TOKENS, "Tokens by kind. Cached and cache_write are parts of input, reasoning is part of output."),
+        (COST, "Cost of model calls in millionths of a US dollar, as far as prices are configured."),
+        (GATE_DECISIONS, "Decisions on tool calls, by the rule that decided."),
+        (HTTP_REQUESTS, "Answered requests by route template, method and status."),
+    ] {
+        metrics::describe_counter!(name, text);
+    }
+    for (name, text) in [
+        (RUNS_IN_FLIGHT, "Runs that this replica drives now."),
+        (QUEUE_DEPTH, "Runs of the whole service that wait for a replica."),
+    ] {
+        metrics::describe_gauge!(name, text);
+    }
+    for (name, text) in [
+        (RUN_DURATION, "Seconds from the start of a run to its end."),
+        (TOOL_CALL_DURATION, "Seconds that a tool call took."),
+        (MODEL_CALL_DURATION, "Seconds that a try of a model call took."),
+        (STORE_COMMIT, "Seconds that a commit of the journal took."),
+    ] {
+        metrics::describe_histogram!(name, text);
+    }
+}

@@ -1,0 +1,317 @@
+//! Spans for an OpenTelemetry collector, with the names of the GenAI semantic conventions:
+//! `invoke_agent {agent}` around `chat {model}` and `execute_tool {tool}`.
+//!
+//! Spans are made from durable events, whole and with their times, so nothing is open in between: a
+//! run that crashes and is resumed elsewhere has one trace. They say what happened, never what was
+//! said: no arguments, results or messages. They wait in a bounded queue for a thread that sends them
+//! over OTLP/HTTP; what does not fit, or is not taken, is dropped.
+//!
+//! Names: open-telemetry/semantic-conventions-genai, gen-ai-spans and gen-ai-agent-spans.
+
+use std::borrow::Cow;
+use std::sync::{Mutex, PoisonError};
+use std::time::{Duration, Instant, SystemTime};
+
+use chrono::{DateTime, Utc};
+use opentelemetry::trace::{SpanContext, SpanId, SpanKind, Status, TraceFlags, TraceState};
+use opentelemetry::{Array, InstrumentationScope, KeyValue, Value};
+use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig as _};
+use opentelemetry_sdk::Resource;
+use opentelemetry_sdk::error::OTelSdkResult;
+use opentelemetry_sdk::trace::{
+    BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks, SpanProcessor as _,
+};
+
+use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
+use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
+use crate::message::CallTarget;
+use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
+
+/// Spans that may wait, of about a kilobyte each.
+const MOST: usize = 16 * 1024;
+/// Spans sent at once.
+const BATCH: usize = 1024;
+/// How long spans wait for company.
+const GATHER: Duration = Duration::from_secs(1);
+/// How long the collector may take for a batch.
+const COLLECTOR_PATIENCE: Duration = Duration::from_secs(5);
+/// How often lost spans are mentioned.
+const WARN_EVERY: Duration = Duration::from_mins(1);
+
+/// The way to the collector.
+pub(super) struct Traces {
+    processor: BatchSpanProcessor,
+    scope: InstrumentationScope,
+}
+
+/// What is said of a span beside its place.
+struct Said {
+    name: Cow<'static, str>,
+    kind: SpanKind,
+    began: DateTime<Utc>,
+    ended: DateTime<Utc>,
+    attributes: Vec<KeyValue>,
+    error: Option<Cow<'static, str>>,
+}
+
+impl Traces {
+    /// Starts the thread that sends. The collector need not answer yet.
+    pub(super) fn start(settings: &TraceSettings) -> Result<Self, TelemetryError> {
+        let endpoint = format!("{}/v1/traces", settings.endpoint.as_str().trim_end_matches('/'));
+        let otlp = Otlp::builder()
+            .with_http()
+            .with_protocol(Protocol::HttpBinary)
+            .with_endpoint(endpoint)
+            .with_timeout(COLLECTOR_PATIENCE)
+            .build()
+            .map_err(|error| TelemetryError::Traces(error.to_string()))?;
+        let batches = BatchConfigBuilder::default()
+            .with_max_queue_size(MOST)
+            .with_max_export_batch_size(BATCH)
+            .with_scheduled_delay(GATHER)
+            .build();
+        let exporter = Tolerant { otlp, lost: Mutex::default() };
+        let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
+        processor.set_resource(&Resource::builder().with_service_name(settings.service_name.clone()).build());
+        let scope = InstrumentationScope::builder("toolloop").with_version(env!("CARGO_PKG_VERSION")).build();
+        Ok(Self { processor, scope })
+    }
+
+    pub(super) fn observe(&self, Observed { origin, events, totals, .. }: Observed<'_>) {
+        if !origin.trace.sampled {
+            return;
+        }
+        for (at, event) in events.iter().enumerate() {
+            match &event.what {
+                RunEvent::ModelResponded(response) => {
+                    let place = SpanPlace::Chat { attempt: response.attempt, iteration: response.iteration };
+                    self.child(origin.trace.span(place), chat(origin, event, response));
+                }
+                RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
+                    let began = began(events, at, call.call_id, call.duration_ms);
+                    let error = call.failure.map(error_type);
+                    let tool = if call.failure == Some(CallFailure::UnknownTool) { "unknown" } else { &call.tool };
+                    let span = origin.trace.span(SpanPlace::Tool(call.call_id));
+                    self.child(span, execute_tool(origin, tool, call.call_id, (began, event.at), error));
+                }
+                RunEvent::ToolCallBlocked(call) => {
+                    let span = origin.trace.span(SpanPlace::Tool(call.call_id));
+                    let times = (event.at, event.at);
+                    self.child(span, execute_tool(origin, &call.tool, call.call_id, times, Some("blocked")));
+                }
+                what => {
+                    if let Some(ending) = what.ending() {
+                        let parent = origin.trace.parent;
+                        let said = invoke_agent(origin, event, ending, totals);
+                        self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), said);
+                    }
+                }
+            }
+        }
+    }
+
+    /// A model call that failed for good is no event of its own.
+    pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
+        let (Some((span, took)), Some(failure)) = (tried.given_up, tried.failure) else { return };
+        if !span.run.sampled {
+            return;
+        }
+        let ended = Utc::now();
+        let mut attributes = about_model("chat", tried.provider, tried.model);
+        attributes.push(KeyValue::new("toolloop.run_id", span.run.run_id.to_string()));
+        let said = Said {
+            name: format!("chat {}", tried.model).into(),
+            kind: SpanKind::Client,
+            began: earlier(ended, u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
+            ended,
+            attributes,
+            error: Some(failure.into()),
+        };
+        self.child(span, said);
+    }
+
+    /// Sends what is waiting, for as long as `patience` lasts.
+    pub(super) fn finish(&self, patience: Duration) {
+        if let Err(error) = self.processor.shutdown_with_timeout(patience) {
+            tracing::warn!(%error, "the last traces could not be sent");
+        }
+    }
+
+    fn child(&self, span: TraceSpan, said: Said) {
+        let run = span.run.span(SpanPlace::Run).span_id;
+        self.send(span, Some(run), false, said);
+    }
+
+    fn send(&self, span: TraceSpan, parent: Option<u64>, parent_is_remote: bool, said: Said) {
+        let Said { name, kind, began, ended, mut attributes, error } = said;
+        let status = match error {
+            Some(error) => {
+                attributes.push(KeyValue::new("error.type", error));
+                Status::error("")
+            }
+            None => Status::Unset,
+        };
+        self.processor.on_end(SpanData {
+            span_context: SpanContext::new(
+                span.run.trace_id.into(),
+                span.span_id.into(),
+                TraceFlags::SAMPLED,
+                false,
+                TraceState::NONE,
+            ),
+            parent_span_id: parent.map_or(SpanId::INVALID, SpanId::from),
+            parent_span_is_remote: parent_is_remote,
+            span_kind: kind,
+            name,
+            start_time: SystemTime::from(began),
+            end_time: SystemTime::from(ended),
+            attributes,
+            dropped_attributes_count: 0,
+            events: SpanEvents::default(),
+            links: SpanLinks::default(),
+            status,
+            instrumentation_scope: self.scope.clone(),
+        });
+    }
+}
+
+fn about_model(operation: &'static str, provider: &str, model: &str) -> Vec<KeyValue> {
+    vec![
+        KeyValue::new("gen_ai.operation.name", operation),
+        KeyValue::new("gen_ai.provider.name", provider.to_owned()),
+        KeyValue::new("gen_ai.request.model", model.to_owned()),
+    ]
+}
+
+/// What every span of a run carries.
+fn about_run(attributes: &mut Vec<KeyValue>, origin: &RunOrigin) {
+    attributes.push(KeyValue::new("toolloop.run_id", origin.trace.run_id.to_string()));
+    if let Some(session) = &origin.session_id {
+        attributes.push(KeyValue::new("gen_ai.conversation.id", session.clone()));
+    }
+}
+
+fn tokens(count: u64) -> Value {
+    Value::I64(i64::try_from(count).unwrap_or(i64::MAX))
+}
+
+fn chat(origin: &RunOrigin, event: &Event, response: &ModelResponded) -> Said {
+    let usage = &response.usage;
+    let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
+    let mut attributes = about_model("chat", &response.provider, &response.model);
+    attributes.extend([
+        KeyValue::new("gen_ai.response.model", response.model.clone()),
+        KeyValue::new("gen_ai.response.finish_reasons", Value::Array(reasons)),
+        KeyValue::new("gen_ai.usage.input_tokens", tokens(usage.input_tokens)),
+        KeyValue::new("gen_ai.usage.output_tokens", tokens(usage.output_tokens)),
+        KeyValue::new("gen_ai.usage.cache_read.input_tokens", tokens(usage.cached_input_tokens)),
+        KeyValue::new("gen_ai.usage.cache_creation.input_tokens", tokens(usage.cache_write_tokens)),
+    ]);
+    about_run(&mut attributes, origin);
+    Said {
+        name: format!("chat {}", response.model).into(),
+        kind: SpanKind::Client,
+        began: earlier(event.at, response.latency_ms),
+        ended: event.at,
+        attributes,
+        error: None,
+    }
+}
+
+fn execute_tool(
+    origin: &RunOrigin,
+    tool: &str,
+    call: uuid::Uuid,
+    (began, ended): (DateTime<Utc>, DateTime<Utc>),
+    error: Option<&'static str>,
+) -> Said {
+    let mut attributes = vec![
+        KeyValue::new("gen_ai.operation.name", "execute_tool"),
+        KeyValue::new("gen_ai.tool.name", tool.to_owned()),
+        KeyValue::new("gen_ai.tool.call.id", call.to_string()),
+    ];
+    about_run(&mut attributes, origin);
+    let name = format!("execute_tool {tool}").into();
+    Said { name, kind: SpanKind::Internal, began, ended, attributes, error: error.map(Cow::Borrowed) }
+}
+
+/// The tokens of the whole run have a name of their own: those who sum up `gen_ai.usage.*` would
+/// count every call twice.
+fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Totals) -> Said {
+    let (provider, model) = totals.model.as_deref().and_then(|name| name.split_once('/')).unwrap_or_default();
+    let mut attributes = vec![KeyValue::new("gen_ai.operation.name", "invoke_agent")];
+    if !model.is_empty() {
+        attributes = about_model("invoke_agent", provider, model);
+    }
+    attributes.extend([
+        KeyValue::new("gen_ai.agent.name", origin.agent.clone()),
+        KeyValue::new("gen_ai.agent.version", origin.agent_version.clone()),
+        KeyValue::new("gen_ai.aggregated_usage.input_tokens", tokens(totals.usage.input_tokens)),
+        KeyValue::new("gen_ai.aggregated_usage.output_tokens", tokens(totals.usage.output_tokens)),
+        KeyValue::new("toolloop.termination_reason", ending.outcome.reason().as_str()),
+    ]);
+    about_run(&mut attributes, origin);
+    let began = match ending.latency_ms {
+        0 => origin.created_at, // not known to who ended it
+        latency => earlier(event.at, latency),
+    };
+    Said {
+        name: format!("invoke_agent {}", origin.agent).into(),
+        kind: SpanKind::Internal,
+        began: began.min(event.at),
+        ended: event.at,
+        attributes,
+        error: ending.outcome.error().map(|error| error.code.clone().into()),
+    }
+}
+
+fn error_type(failure: CallFailure) -> &'static str {
+    match failure {
+        CallFailure::UnknownTool => "unknown_tool",
+        CallFailure::InvalidArguments => "invalid_arguments",
+        CallFailure::ToolError => "tool_error",
+        CallFailure::Panicked => "panicked",
+        CallFailure::Timeout => "timeout",
+        CallFailure::Excess => "excess",
+        CallFailure::Truncated => "truncated",
+        CallFailure::Cancelled => "cancelled",
+        CallFailure::NotExecuted => "not_executed",
+        CallFailure::UnknownOutcome => "unknown_outcome",
+    }
+}
+
+/// Sends batches, and mentions now and then that some were lost.
+#[derive(Debug)]
+struct Tolerant {
+    otlp: Otlp,
+    /// When that was mentioned last, and how many spans have been lost since.
+    lost: Mutex<(Option<Instant>, usize)>,
+}
+
+impl SpanExporter for Tolerant {
+    async fn export(&self, batch: Vec<SpanData>) -> OTelSdkResult {
+        let spans = batch.len();
+        let sent = self.otlp.export(batch).await;
+        if let Err(error) = &sent {
+            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            lost.1 += spans;
+            if lost.0.is_none_or(|mentioned| mentioned.elapsed() >= WARN_EVERY) {
+                tracing::warn!(%error, spans = lost.1, "traces are lost: the collector does not take them");
+                *lost = (Some(Instant::now()), 0);
+            }
+        }
+        sent
+    }
+
+    fn shutdown_with_timeout(&self, timeout: Duration) -> OTelSdkResult {
+        self.otlp.shutdown_with_timeout(timeout)
+    }
+
+    fn force_flush(&self) -> OTelSdkResult {
+        self.otlp.force_flush()
+    }
+
+    fn set_resource(&mut self, resource: &Resource) {
+        self.otlp.set_resource(resource);
+    }
+}

@@ -1,0 +1,552 @@
+//! The console and the API document in a real browser, as a person meets them.
+
+use reqwest::{Method, StatusCode};
+use serde_json::{Value, json};
+use sqlx::Connection;
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::chromium::Chromium;
+use crate::service::{ADMIN_KEY, Db, Service, Setup, answer};
+
+const READER: &str = r"
+description: Reads a file and says what is in it.
+version: 1.4.0
+model: scripted/reader
+instructions: Read the file that is asked for.
+inputs:
+  type: object
+  required: [path]
+  properties:
+    path: {type: string, title: Path, description: A file of the workspace., minLength: 3}
+    depth: {type: integer, minimum: 1, maximum: 9, default: 2}
+    weight: {type: number}
+    hidden: {type: boolean}
+    style: {type: string, enum: [short, long]}
+    globs: {type: array, items: {type: string}}
+    more: {type: object}
+  additionalProperties: false
+tools: [file_ops]
+enable_double_confirmation: false
+";
+
+/// The last answer is slow, so that there is something to watch.
+const READING: &str = r#"
+steps:
+  - text: I will look at the file first.
+    tool_calls:
+      - {tool: file_ops, arguments: {operation: read, path: "{{ inputs.path }}"}}
+      - {tool: file_ops, arguments: {operation: read, path: nowhere.txt}}
+  - text: '{"lines": "{{ results[0] | trim }}", "inputs": {{ inputs | tojson }}}'
+    delay_ms: 2000
+"#;
+
+/// Lists, then answers at length, wrongly first.
+const EXTRACTOR: &str = "
+description: Counts what is in a directory.
+model: scripted/extractor
+tools: [file_ops]
+output:
+  schema: {type: object, required: [total], properties: {total: {type: integer, minimum: 1}}}
+";
+const EXTRACTING: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - tool_calls: [{tool: output, arguments: {total: 0}}]
+  - tool_calls: [{tool: output, arguments: {total: 3}}]
+"#;
+
+fn setup() -> Setup {
+    Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READING)
+        .agent("extractor", EXTRACTOR)
+        .scenario("extractor", EXTRACTING)
+        .agent("hopeless", "model: scripted/hopeless\ndescription: Never succeeds.")
+        .scenario("hopeless", "steps: [{error: {status: 400, message: it is no use}}]")
+        .agent("patient", "model: scripted/patient\ndescription: Takes its time.")
+        .scenario("patient", "steps: [{text: done, delay_ms: 600000}]")
+        .file("notes.txt", "seventeen\n")
+}
+
+async fn signed_in(service: &Service, page: &str) -> Chromium {
+    let browser = Chromium::start().await;
+    browser.open(&service.url(&format!("/console{page}"))).await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.write(ADMIN_KEY).await;
+    browser.press("Enter").await;
+    browser.until("!document.querySelector('nav').hidden && document.querySelector('h1')").await;
+    browser
+}
+
+fn id(run: &Value) -> &str {
+    run["run_id"].as_str().unwrap()
+}
+
+#[tokio::test]
+async fn a_person_signs_in_and_finds_runs() {
+    let service = setup().start(Db::Sqlite).await;
+    let labels = json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
+    let read = service.run("reader", &labels).await;
+    let failed = service.run("hopeless", &json!({"metadata": {"which": "first"}})).await;
+    let extracted = service.run("extractor", &json!({})).await;
+
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/console")).await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.screenshot("sign-in").await;
+    browser.write("tl_nobody_0123456789abcdefghjkmnpqrstvwxyz0123456789abcdefghjk").await;
+    browser.press("Enter").await;
+    browser.until_text("unknown, expired or revoked").await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.write(ADMIN_KEY).await;
+    browser.press("Enter").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 3").await;
+    assert_eq!(
+        browser.eval("[...document.querySelectorAll('td .status')].map((s) => s.innerText)").await,
+        json!(["completed", "failed", "completed"])
+    );
+    browser.screenshot("runs").await;
+
+    // What happens is seen without a look of one's own; where there is more than a page, pages follow.
+    for _ in 0..48 {
+        service.run("hopeless", &json!({})).await;
+    }
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
+    browser.click(".pager a").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 1").await;
+    assert_eq!(browser.eval("document.querySelector('[data-run]').dataset.run").await, id(&read));
+    browser.click(".pager a").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
+
+    // A filter changes rows and address; the address alone shows the same.
+    let only = |run: &Value| {
+        format!(
+            "document.querySelectorAll('[data-run]').length === 1 && document.querySelector('[data-run=\"{}\"]')",
+            id(run)
+        )
+    };
+    let choose = "(() => { const s = document.querySelector('[name=status]'); s.value = 'failed';
+        s.dispatchEvent(new Event('change', {bubbles: true})); })()";
+    browser.eval(choose).await;
+    browser.until("[...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')").await;
+    assert_eq!(browser.eval("location.hash").await, "#/runs?status=failed");
+    browser.eval("history.back()").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 50").await;
+    for (filter, run) in [
+        ("status=completed&agent=reader", &read),
+        ("agent=extractor", &extracted),
+        ("metadata.ticket=42&session_id=s-1", &read),
+        ("termination_reason=model_error&metadata.which=first", &failed),
+    ] {
+        browser.eval(&format!("location.hash = '#/runs?{filter}'")).await;
+        browser.until(&only(run)).await;
+    }
+    browser.eval("location.hash = '#/runs?created_before=2020-01-01T00:00:00Z'").await;
+    browser.until_text("No runs match.").await;
+
+    for (page, part) in [("agents", "Counts what is in a directory."), ("tools", "file_ops")] {
+        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.until_text(part).await;
+        browser.screenshot(page).await;
+    }
+    browser.click("#sign-out").await;
+    browser.until("document.activeElement.id === 'key'").await;
+    assert_eq!(browser.eval("sessionStorage.length").await, 0);
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_run_tells_its_story() {
+    let service = setup().start(Db::Sqlite).await;
+    let labels = json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
+    let read = service.run("reader", &labels).await;
+    let failed = service.run("hopeless", &json!({})).await;
+    let extracted = service.run("extractor", &json!({})).await;
+
+    let browser = signed_in(&service, "#/runs?agent=reader").await;
+    // The tool calls of one run.
+    browser.click(&format!("[data-run='{}']", id(&read))).await;
+    browser.until("document.querySelectorAll('.call').length === 2 && document.querySelector('.end')").await;
+    browser.click(".call summary").await;
+    let call = browser.eval("document.querySelector('.call').innerText").await;
+    for part in
+        ["file_ops", "succeeded", "\"operation\": \"read\"", "\"path\": \"notes.txt\"", "seventeen", "Gate: allowed"]
+    {
+        assert!(call.as_str().unwrap().contains(part), "{part} is not in {call}");
+    }
+    let page = browser.text().await;
+    for part in
+        ["I will look at the file first.", "Iteration 2", "ticket=42", "s-1", "reader 1.4.0", "iterations 2 of 100"]
+    {
+        assert!(page.contains(part), "{part} is not in:\n{page}");
+    }
+    browser.screenshot("run-completed").await;
+    assert!(!page.contains("[object"), "{page}");
+
+    // A run with an error, and one with a proposal that was not valid.
+    browser.eval(&format!("location.hash = '#/runs/{}'", id(&failed))).await;
+    browser.until("document.querySelector('.end.failed')").await;
+    browser.until_text("MODEL_ERROR").await;
+    browser.screenshot("run-failed").await;
+    browser.eval(&format!("location.hash = '#/runs/{}'", id(&extracted))).await;
+    browser.until("document.querySelector('.end.completed')").await;
+    let story = browser.text().await;
+    for part in ["Attempt 1", "Output proposed", "Validation failed", "/total", "Attempt 2", "\"total\": 3"] {
+        assert!(story.contains(part), "{part} is not in:\n{story}");
+    }
+
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_parked_run_says_what_it_waits_for() {
+    let service = setup().start(Db::Sqlite).await;
+    let run = service.run("extractor", &json!({})).await;
+    // As a crash in the middle of a call leaves it.
+    let mut database = sqlx::SqliteConnection::connect(&service.database_url).await.unwrap();
+    for change in [
+        "DELETE FROM run_events WHERE seq > 5",
+        "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
+        "UPDATE runs SET status = 'needs_review', finished_at = NULL, output = NULL, termination_reason = NULL",
+    ] {
+        sqlx::query(change).execute(&mut database).await.unwrap();
+    }
+
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
+    browser.until("document.querySelector('.title .status')?.innerText === 'needs review'").await;
+    browser.until("document.querySelector('.call')?.innerText.includes('running')").await;
+    let waits = browser.eval("document.querySelector('[aria-label=\"Waiting for\"]').innerText").await;
+    for part in ["Waits for review", "file_ops", "unknown whether it took effect", "\"operation\": \"list\""] {
+        assert!(waits.as_str().unwrap().contains(part), "{part} is not in {waits}");
+    }
+    browser.screenshot("run-parked").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_run_is_started_from_its_form_and_watched() {
+    let service = setup().start(Db::Sqlite).await;
+    let browser = signed_in(&service, "#/agents/reader").await;
+    let field = |name: &str| format!("#field-inputs-{name}");
+    browser.click(&field("path")).await;
+    browser.screenshot("invoke").await;
+
+    // What the service refuses is said at the field.
+    browser.click("button.main").await;
+    browser.until("document.querySelector('#field-inputs-path').getAttribute('aria-invalid') === 'true'").await;
+    let said = "document.querySelector('#field-inputs-path-error').innerText";
+    assert_eq!(browser.eval(said).await, "\"path\" is a required property");
+    browser.click(&field("path")).await;
+    browser.write("x").await;
+    browser.press("Enter").await;
+    browser.until(&format!("{said}.includes('shorter')")).await;
+    assert_eq!(browser.eval("document.activeElement.id").await, "field-inputs-path");
+    browser.screenshot("invoke-refused").await;
+    browser.click(&field("globs")).await;
+    browser.write("[1,").await;
+    browser.click("button.main").await;
+    browser.until("document.querySelector('#field-inputs-globs-error').innerText.includes('not JSON')").await;
+
+    // All kinds of fields, and a limit.
+    browser.eval("document.querySelector('#field-inputs-globs').value = ''").await;
+    for (name, text) in [("globs", "[\"*.md\"]"), ("more", "{\"a\": [null]}"), ("weight", "0.5")] {
+        browser.click(&field(name)).await;
+        browser.write(text).await;
+    }
+    browser.eval("document.querySelector('#field-inputs-path').value = ''").await;
+    browser.click(&field("path")).await;
+    browser.write("notes.txt").await;
+    browser.eval("document.querySelector('#field-inputs-hidden').selectedIndex = 2").await;
+    browser.eval("document.querySelector('#field-inputs-style').selectedIndex = 2").await;
+    browser.click("form details summary").await;
+    browser.click("#field-budget-max_tool_calls").await;
+    browser.write("7").await;
+    browser.click("button.main").await;
+
+    // The page of the run shows what happens while it happens, and then the end.
+    browser.until("location.hash.startsWith('#/runs/') && document.querySelector('.call')").await;
+    browser.until("document.querySelector('.call').innerText.includes('succeeded')").await;
+    assert_eq!(browser.eval("document.querySelector('.title .status').innerText").await, "running");
+    browser.screenshot("run-live").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    browser.until("document.querySelector('.title .status').innerText === 'completed'").await;
+    browser.until("document.querySelector('#announcer').textContent === 'Run completed'").await;
+    let run = browser.eval("location.hash").await.as_str().unwrap().replace("#/", "/v1/");
+    let run = service.get(&run).await.body;
+    let inputs = json!({"path": "notes.txt", "depth": 2, "weight": 0.5, "hidden": false, "style": "long", "globs": ["*.md"], "more": {"a": [null]}});
+    assert_eq!(run["inputs"], inputs);
+    assert_eq!(run["budget"]["limits"]["max_tool_calls"], 7);
+    assert_eq!(run["kind"], "iterative");
+
+    // A single shot has no limits to choose.
+    browser.eval("location.hash = '#/agents/extractor'").await;
+    browser.click("[value=invoke]").await;
+    browser.until("document.querySelector('fieldset:disabled')").await;
+    browser.click("button.main").await;
+    browser.until("location.hash.startsWith('#/runs/') && document.querySelector('.end')").await;
+    assert!(browser.text().await.contains("single"));
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn the_keyboard_is_enough() {
+    let service = setup().start(Db::Sqlite).await;
+    service.run("hopeless", &json!({})).await;
+    let browser = signed_in(&service, "").await;
+    browser.until("document.querySelector('[data-run]')").await;
+    assert_eq!(browser.eval("document.activeElement.tagName").await, "H1");
+
+    browser.press("/").await;
+    assert_eq!(browser.eval("document.activeElement.name + document.activeElement.value").await, "agent");
+    browser.write("nobody").await;
+    browser.press("Enter").await;
+    browser.until_text("No runs match.").await;
+    browser.until("document.querySelector('#announcer').textContent === '0 runs'").await;
+    browser.press("Escape").await;
+    assert_eq!(browser.eval("document.activeElement.tagName").await, "H1");
+
+    // Start a run that takes long, by links, fields and the button.
+    browser.eval("document.querySelector('.skip').focus()").await;
+    browser.tab_to("nav a[href='#/agents']").await;
+    assert_eq!(browser.eval("getComputedStyle(document.activeElement).outlineStyle").await, "solid");
+    browser.press("Enter").await;
+    browser.until("document.querySelector('a[href=\"#/agents/patient\"]')").await;
+    browser.tab_to("a[href='#/agents/patient']").await;
+    browser.press("Enter").await;
+    browser.until("document.querySelector('form.invoke')").await;
+    browser.tab_to("form.invoke summary").await;
+    browser.press(" ").await;
+    browser.tab_to("#field-session_id").await;
+    browser.write("by-keyboard").await;
+    browser.tab_to("button.main").await;
+    browser.press("Enter").await;
+
+    // Think better of cancelling it, then do.
+    browser.until("document.querySelector('.iteration')").await;
+    browser.tab_to(".title button.danger").await;
+    browser.press("Enter").await;
+    browser.until("document.querySelector('dialog[open]')").await;
+    browser.screenshot("cancel").await;
+    browser.press("Escape").await;
+    browser.until("!document.querySelector('dialog')").await;
+    assert_eq!(browser.eval("document.activeElement.innerText").await, "Cancel run");
+    browser.press(" ").await;
+    browser.until("document.querySelector('dialog[open]')").await;
+    browser.tab_to("#reason").await;
+    browser.write("no longer needed").await;
+    browser.press("Enter").await;
+    browser.until("document.querySelector('.end.cancelled')").await;
+    browser.until("document.querySelector('.title .status').innerText === 'cancelled'").await;
+    assert_eq!(browser.eval("document.querySelector('.title button').hidden").await, true);
+    let run = service.get("/v1/runs?session_id=by-keyboard").await.body["data"][0].clone();
+    assert_eq!((&run["status"], &run["error"]["context"]["reason"]), (&json!("cancelled"), &json!("no longer needed")));
+    browser.close(&service.url("/")).await;
+}
+
+const MARKUP: &str = r#"<img src=x onerror="window.struck = true"><script>window.struck = true</script>"#;
+
+#[tokio::test]
+async fn what_models_and_callers_write_is_text() {
+    let yaml = |text: &str| serde_json::to_string(text).unwrap();
+    let service = Setup::new()
+        .agent("nasty", &format!("model: scripted/nasty\ndescription: {}\ntools: [file_ops]", yaml(MARKUP)))
+        .scenario(
+            "nasty",
+            &format!(
+                "steps: [{{text: {0}, tool_calls: [{{tool: {0}, arguments: {0}}}, {{tool: file_ops, arguments: {{operation: read, path: x.html}}}}]}}, {{text: {0}}}]",
+                yaml(MARKUP)
+            ),
+        )
+        .file("x.html", MARKUP)
+        .config("[auth]\nmode = \"none\"")
+        .start(Db::Sqlite)
+        .await;
+    let request = json!({"inputs": {MARKUP: MARKUP}, "metadata": {MARKUP: MARKUP}, "session_id": MARKUP});
+    let run = service.run("nasty", &request).await;
+
+    // Without a key, for none is asked for.
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/console")).await;
+    browser.until("document.querySelector('[data-run]')").await;
+    assert_eq!(browser.eval("document.querySelector('#sign-out').hidden").await, true);
+    for (page, parts) in [
+        (format!("runs/{}", id(&run)), 6),
+        (format!("runs?session_id={}", "%3Cimg%20src%3Dx%20onerror%3D1%3E"), 0),
+        ("agents".into(), 1),
+        ("agents/nasty".into(), 1),
+        ("agents/%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3Dtrue%22%3E".into(), 0),
+    ] {
+        browser.eval(&format!("location.hash = '#/{page}'")).await;
+        browser.until("document.querySelector('.end, table tbody td, .card, .notice')").await;
+        browser.eval("document.querySelectorAll('details').forEach((d) => d.open = true)").await;
+        assert!(browser.text().await.matches("<img src=x").count() >= parts, "{page}: {}", browser.text().await);
+        assert_eq!(browser.eval("document.querySelectorAll('img, script:not([src])').length").await, 0, "{page}");
+        assert_eq!(browser.eval("window.struck === undefined").await, true, "{page}");
+    }
+    browser.close(&service.url("/")).await;
+}
+
+/// The lowest contrast (WCAG 2) of a text with what is behind it, and which text that is.
+const LOWEST_CONTRAST: &str = "(() => {
+    const channels = (colour) => colour.match(/[\\d.]+/g).map(Number);
+    const light = (colour) => channels(colour).slice(0, 3).map((c) => c / 255)
+        .map((c) => c <= 0.04045 ? c / 12.92 : ((c + 0.055) / 1.055) ** 2.4)
+        .reduce((sum, c, i) => sum + c * [0.2126, 0.7152, 0.0722][i], 0);
+    const behind = (node) => {
+        const colour = getComputedStyle(node).backgroundColor;
+        return channels(colour)[3] === 0 ? behind(node.parentElement) : colour;
+    };
+    const texts = document.createTreeWalker(document.body, NodeFilter.SHOW_TEXT);
+    let worst = [21, ''];
+    while (texts.nextNode()) {
+        const node = texts.currentNode.parentElement;
+        if (!texts.currentNode.data.trim() || !node.checkVisibility() || node.closest(':disabled')) continue;
+        const [a, b] = [light(getComputedStyle(node).color), light(behind(node))];
+        const contrast = (Math.max(a, b) + 0.05) / (Math.min(a, b) + 0.05);
+        if (contrast < worst[0]) worst = [contrast, texts.currentNode.data];
+    }
+    return worst;
+})()";
+
+#[tokio::test]
+async fn it_is_readable_in_light_and_dark_and_on_a_small_screen() {
+    let service = setup().start(Db::Sqlite).await;
+    let read = service.run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}})).await;
+    let failed = service.run("hopeless", &json!({})).await;
+    let browser = signed_in(&service, "").await;
+    let mut grounds = Vec::new();
+    for scheme in ["light", "dark"] {
+        browser.scheme(scheme).await;
+        for (width, size) in [(1280, "wide"), (390, "narrow")] {
+            browser.window(width, 844).await;
+            for (page, name, there) in [
+                ("runs".to_owned(), "runs", "table a"),
+                (format!("runs/{}", id(&read)), "run", ".end"),
+                (format!("runs/{}", id(&failed)), "failed", ".end"),
+                ("agents".to_owned(), "agents", ".card"),
+                ("agents/reader".to_owned(), "invoke", "form.invoke"),
+                ("tools".to_owned(), "tools", ".card"),
+            ] {
+                browser.eval(&format!("location.hash = '#/{page}'")).await;
+                browser.until(&format!("document.querySelector('{there}')")).await;
+                browser.screenshot(&format!("{name}-{scheme}-{size}")).await;
+                let worst = browser.eval(LOWEST_CONTRAST).await;
+                assert!(worst[0].as_f64().unwrap() >= 4.5, "{page} in {scheme}: {worst}");
+                let overflow = browser.eval("document.documentElement.scrollWidth - innerWidth").await;
+                assert!(overflow.as_i64().unwrap() <= 0, "{page}, {size}: {overflow} pixels too wide");
+            }
+        }
+        grounds.push(browser.eval("getComputedStyle(document.body).backgroundColor").await);
+    }
+    assert_ne!(grounds[0], grounds[1]);
+    browser.close(&service.url("/")).await;
+}
+
+/// Stands between browser and service, and breaks what goes through it when told to.
+async fn fragile_proxy(to: String) -> (String, watch::Sender<u32>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let breaks = watch::Sender::new(0);
+    let broken = breaks.subscribe();
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (to, mut broken) = (to.clone(), broken.clone());
+            broken.mark_unchanged();
+            tokio::spawn(async move {
+                let mut far = TcpStream::connect(to).await.unwrap();
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    _ = broken.changed() => {}
+                }
+            });
+        }
+    });
+    (format!("http://{address}"), breaks)
+}
+
+#[tokio::test]
+async fn a_broken_connection_loses_and_repeats_nothing() {
+    let step = |n: u32| {
+        format!(
+            "  - {{delay_ms: 400, tool_calls: [{{tool: file_ops, arguments: {{operation: read, path: n{n}.txt}}}}]}}\n"
+        )
+    };
+    let steps: String = (0..8).map(step).collect();
+    let service = Setup::new()
+        .agent("long", "model: scripted/long\ntools: [file_ops]\nlimits: {error_threshold: 100}\nenable_double_confirmation: false")
+        .scenario("long", &format!("steps:\n{steps}  - text: the end"))
+        .config("[auth]\nmode = \"none\"")
+        .start(Db::Sqlite)
+        .await;
+    let (proxy, breaks) = fragile_proxy(service.url("").replace("http://", "")).await;
+    let browser = Chromium::start().await;
+    browser.open(&format!("{proxy}/console#/agents/long")).await;
+    browser.click("button.main").await;
+    for calls in [1, 4] {
+        browser.until(&format!("document.querySelectorAll('.call').length >= {calls}")).await;
+        breaks.send_modify(|n| *n += 1);
+    }
+    browser.until("document.querySelector('.end.completed')").await;
+    let shown = "[...document.querySelectorAll('.call summary .preview')].map((p) => JSON.parse(p.textContent).path)";
+    let expected: Vec<String> = (0..8).map(|n| format!("n{n}.txt")).collect();
+    assert_eq!(browser.eval(shown).await, json!(expected));
+    assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 9);
+    browser.close(&proxy).await;
+}
+
+#[tokio::test]
+async fn the_api_document_is_shown_without_the_internet() {
+    let service = setup().start(Db::Sqlite).await;
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/docs")).await;
+    browser.until("document.querySelectorAll('.opblock').length > 15").await;
+    assert!(browser.text().await.contains("/agents/{name}/invoke-iterative"));
+    browser.click("[id$=list_runs] .opblock-summary-control").await;
+    browser.until("document.querySelector('[id$=list_runs] .parameters')").await;
+    browser.screenshot("docs").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn pages_are_fenced_in_and_can_be_left_out() {
+    let service = setup().start(Db::Sqlite).await;
+    let get = async |service: &Service, path: &str| answer(service.http.request(Method::GET, service.url(path))).await;
+    for (path, kind) in [
+        ("/console", "text/html; charset=utf-8"),
+        ("/console/console.js", "text/javascript; charset=utf-8"),
+        ("/console/console.css", "text/css; charset=utf-8"),
+        ("/docs", "text/html; charset=utf-8"),
+        ("/docs/swagger-ui.css", "text/css; charset=utf-8"),
+        ("/docs/", "text/html; charset=utf-8"),
+    ] {
+        let page = get(&service, path).await;
+        assert_eq!(page.status, StatusCode::OK, "{path}");
+        assert_eq!(page.headers["content-type"], kind, "{path}");
+        let policy = page.headers["content-security-policy"].to_str().unwrap();
+        for rule in [
+            "default-src 'none'",
+            "script-src 'self';",
+            "connect-src 'self'",
+            "frame-ancestors 'none'",
+            "base-uri 'none'",
+        ] {
+            assert!(policy.contains(rule), "{path}: {policy}");
+        }
+        assert_eq!(page.headers["cache-control"], "no-cache");
+        assert_eq!(page.headers["x-content-type-options"], "nosniff");
+        let known = service.http.get(service.url(path)).header("If-None-Match", &page.headers["etag"]);
+        assert_eq!(answer(known).await.status, StatusCode::NOT_MODIFIED, "{path}");
+    }
+    for path in ["/console/nothing.js", "/docs/index.css", "/console/../api.js"] {
+        assert_eq!(get(&service, path).await.body["code"], "NOT_FOUND", "{path}");
+    }
+    let written = answer(service.http.post(service.url("/console"))).await;
+    assert_eq!(written.status, StatusCode::METHOD_NOT_ALLOWED);
+    assert_eq!(written.headers["allow"], "GET,HEAD");
+
+    let bare = setup().config("[server]\nexpose = []").start(Db::Sqlite).await;
+    for path in ["/console", "/console/", "/console/console.js", "/docs", "/docs/swagger-ui.css"] {
+        assert_eq!(get(&bare, path).await.body["code"], "NOT_FOUND", "{path}");
+    }
+}

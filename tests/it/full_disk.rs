@@ -1,0 +1,136 @@
+//! A disk that fills up under the embedded database: runs wait, callers are told, and nothing is torn
+//! when there is room again. Needs the right to mount a file system; where that is missing, nothing is
+//! tested.
+
+use std::fs::{self, File};
+use std::io::{ErrorKind, Write};
+use std::path::PathBuf;
+use std::process::Command;
+
+use serde_json::{Value, json};
+use sqlx::{Connection, SqliteConnection};
+use tempfile::TempDir;
+
+use crate::service::{Service, Setup, answer};
+
+const READER: &str = r#"
+model: scripted/reader
+instructions: Read.
+tools: [file_ops]
+governance: {paths: {write: ["**"]}}
+enable_double_confirmation: false
+"#;
+
+const READING: &str = r#"
+steps:
+  - {delay_ms: 1500, tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]}
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: "{{ inputs.out }}", content: "x"}}]
+  - text: done
+"#;
+
+/// A small file system of its own.
+struct SmallDisk {
+    dir: TempDir,
+}
+
+impl SmallDisk {
+    fn mount() -> Option<Self> {
+        let disk = Self { dir: TempDir::new().unwrap() };
+        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(disk.dir.path()).output();
+        mount.is_ok_and(|mount| mount.status.success()).then_some(disk)
+    }
+
+    fn filler(&self) -> PathBuf {
+        self.dir.path().join("filler")
+    }
+
+    /// Leaves not one byte.
+    fn fill(&self) {
+        let mut filler = File::create(self.filler()).unwrap();
+        for size in [1 << 16, 1 << 12, 1] {
+            let full = loop {
+                if let Err(error) = filler.write_all(&vec![0; size]) {
+                    break error;
+                }
+            };
+            assert_eq!(full.kind(), ErrorKind::StorageFull);
+        }
+    }
+
+    fn make_room(&self) {
+        fs::remove_file(self.filler()).unwrap();
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // Where it was never mounted, this fails and harms nobody.
+        let _ = Command::new("umount").arg("-l").arg(self.dir.path()).output();
+    }
+}
+
+#[tokio::test]
+async fn a_full_disk_stops_nobody_for_good() {
+    survive(Setup::new()).await;
+}
+
+#[tokio::test]
+async fn a_full_disk_without_keys_stops_nobody_for_good() {
+    survive(Setup::new().config("[auth]\nmode = \"none\"")).await;
+}
+
+async fn survive(setup: Setup) {
+    let Some(disk) = SmallDisk::mount() else {
+        eprintln!("no file system can be mounted here");
+        return;
+    };
+    let database = format!("sqlite://{}", disk.dir.path().join("toolloop.db").display());
+    let setup = setup.agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n");
+    let mut service = setup.start_on(database.clone()).await;
+    let runs: Vec<_> = (1..=6).map(|number| start(&service, number)).collect();
+    let is_running = |list: &Value| list["data"].as_array().is_some_and(|runs| runs.len() == 6);
+    service.until("/v1/runs?status=running", is_running).await;
+
+    disk.fill();
+    service.until("/readyz", |ready| ready["checks"]["store"] == "unavailable").await;
+    service.until_logged("writes wait for the store").await;
+    let body = json!({"inputs": {"out": "new.txt"}});
+    for mode in ["invoke", "invoke-iterative"] {
+        let refused = service.post(&format!("/v1/agents/reader/{mode}"), &body).await;
+        let code = refused.body["code"].as_str();
+        assert_eq!((refused.status.as_u16(), code), (503, Some("STORE_UNAVAILABLE")), "{refused:?}");
+        assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
+    }
+    // What is stored can be read, and nobody pretends that a run has ended.
+    assert!(is_running(&service.get("/v1/runs?status=running").await.body));
+    assert!(runs.iter().all(|run| !run.is_finished()));
+
+    disk.make_room();
+    for run in runs {
+        let run = run.await.unwrap();
+        assert_eq!(
+            (&run["status"], &run["raw_response"]),
+            (&json!("completed"), &json!("done")),
+            "{run:#}\n{}",
+            service.log()
+        );
+        let events = service.get(&format!("/v1/runs/{}/events", run["run_id"].as_str().unwrap())).await.body;
+        let seqs: Vec<u64> = events["data"].as_array().unwrap().iter().map(|e| e["seq"].as_u64().unwrap()).collect();
+        assert_eq!(seqs, (1..=seqs.len() as u64).collect::<Vec<_>>());
+        assert_eq!(events["data"].as_array().unwrap().last().unwrap()["type"], "run.completed");
+    }
+    service.until("/readyz", |ready| ready["status"] == "ready").await;
+    assert_eq!(service.run("reader", &body).await["status"], "completed");
+
+    service.signal("TERM").await;
+    assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
+    let mut connection = SqliteConnection::connect(&database).await.unwrap();
+    let found: String = sqlx::query_scalar("PRAGMA integrity_check").fetch_one(&mut connection).await.unwrap();
+    assert_eq!(found, "ok");
+}
+
+fn start(service: &Service, number: u8) -> tokio::task::JoinHandle<Value> {
+    let body = json!({"inputs": {"out": format!("{number}.txt")}});
+    let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
+    tokio::spawn(async move { answer(request).await.body })
+}

@@ -1,0 +1,65 @@
+//! Ended runs are kept as long as the operator says, and then gone everywhere.
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    ended_runs_are_deleted_and_others_are_not,
+}
+
+const READER: &str = "
+model: scripted/reader
+instructions: Read.
+tools: [file_ops]
+enable_double_confirmation: false
+";
+
+const READING: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - text: "{{ results[0] }}"
+"#;
+
+fn setup() -> Setup {
+    Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READING)
+        .agent("sleeper", "model: scripted/sleeper\ninstructions: Sleep.\n")
+        .scenario("sleeper", "steps: [{delay_ms: 120000, text: late}]")
+        .file("notes.txt", "seventeen\n")
+}
+
+fn is_empty(list: &Value) -> bool {
+    list["data"].as_array().is_some_and(Vec::is_empty)
+}
+
+async fn read_once(service: &Service) -> String {
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    format!("/v1/runs/{}", run["run_id"].as_str().unwrap())
+}
+
+async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
+    let service = setup().config("[runtime]\nretention = \"1s\"").start(db).await;
+    let sleeping = service
+        .request(reqwest::Method::POST, "/v1/agents/sleeper/invoke-iterative")
+        .header("prefer", "respond-async")
+        .json(&json!({}));
+    let sleeping = crate::service::answer(sleeping).await.body["run_id"].as_str().unwrap().to_owned();
+    for _ in 0..2 {
+        let run = read_once(&service).await;
+        service.until(&run, |answer| answer["code"] == "NOT_FOUND").await;
+        service.until("/v1/audit", is_empty).await;
+        for part in ["events", "tool-calls", "iterations", "messages"] {
+            assert_eq!(service.get(&format!("{run}/{part}")).await.status, 404, "{part}");
+        }
+    }
+    let listed = service.get("/v1/runs").await.body;
+    let listed: Vec<&Value> = listed["data"].as_array().unwrap().iter().map(|run| &run["run_id"]).collect();
+    assert_eq!(listed, [&json!(sleeping)]);
+    let sleeping = format!("/v1/runs/{sleeping}");
+    assert_eq!(service.get(&sleeping).await.body["status"], "running");
+    assert_eq!(service.post(&format!("{sleeping}/cancel"), &json!({})).await.status, 202);
+    service.until("/v1/runs", is_empty).await;
+}

@@ -1,0 +1,189 @@
+//! What was kept for long enough goes with all that belongs to it; what goes on or is parked stays.
+
+use chrono::TimeDelta;
+use sqlx::{Connection, PgConnection, SqliteConnection};
+use tokio::task::JoinSet;
+use toolloop::store::AuditFilter;
+
+use super::*;
+
+on_both! {
+    what_ended_before_goes_with_all_that_belongs_to_it,
+    what_goes_on_or_is_parked_stays,
+    a_batch_is_no_larger_than_asked_for,
+    two_that_delete_at_once_share_the_work,
+    a_definition_goes_when_nobody_needs_it,
+}
+
+/// A run that called a tool and ended.
+async fn ended(db: &Db, mut script: Script) -> Uuid {
+    let read = call("file_ops", "{}");
+    db.commit("me", &script.start()).await;
+    let mut called = script.write(vec![responded(1, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)]);
+    called.audit = vec![audited(&read, "allowed")];
+    db.commit("me", &called).await;
+    db.commit("me", &script.write(vec![completed(json!(1))])).await;
+    script.id
+}
+
+fn of_tenant(tenant: &str) -> Script {
+    let mut script = Script::owned();
+    script.caller = Arc::new(Caller { tenant: tenant.into(), ..Caller::clone(&script.caller) });
+    script
+}
+
+/// How many rows there are, by table.
+async fn rows(db: &Db) -> Vec<i64> {
+    let tables = ["runs", "run_events", "iterations", "tool_calls", "audit_log", "definitions"];
+    let counts = tables.map(|table| format!("(SELECT count(*) FROM {table})")).join(", ' ', ");
+    let counts = db.sql(&format!("SELECT concat({counts})")).await;
+    counts.split(' ').map(|count| count.parse().unwrap()).collect()
+}
+
+impl Db {
+    /// Runs a statement beside the store; the first column of the first row, if there is one.
+    async fn sql(&self, statement: &str) -> String {
+        let statement = sqlx::AssertSqlSafe(statement.to_owned());
+        let value = if self.store.kind() == "postgres" {
+            let mut connection = PgConnection::connect(&self.url).await.unwrap();
+            sqlx::query_scalar(statement).fetch_optional(&mut connection).await.unwrap()
+        } else {
+            let mut connection = SqliteConnection::connect(&self.url).await.unwrap();
+            sqlx::query_scalar(statement).fetch_optional(&mut connection).await.unwrap()
+        };
+        value.unwrap_or_default()
+    }
+
+    /// As if nobody had started a run with any definition for two hours and a minute before `at`.
+    async fn age_definitions(&self, at: DateTime<Utc>) {
+        let micros = (at - TimeDelta::minutes(121)).timestamp_micros();
+        let time = match self.store.kind() {
+            "postgres" => format!("timestamptz 'epoch' + {micros} * interval '1 microsecond'"),
+            _ => micros.to_string(),
+        };
+        self.sql(&format!("UPDATE definitions SET used_at = {time}")).await;
+    }
+}
+
+async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
+    let old = [ended(&db, Script::owned()).await, ended(&db, of_tenant("other")).await];
+    let before = now();
+    let new = ended(&db, Script::owned()).await;
+    assert_eq!(db.store.delete_ended(old_enough(), 10).await.unwrap(), 0);
+    assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 2);
+    assert_eq!(rows(&db).await, [1, 6, 1, 1, 1, 1]);
+    for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
+        assert_eq!(db.store.run(tenant, run).await.unwrap(), None);
+    }
+    assert_eq!(db.journal(new).await.len(), 6);
+    let audit = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
+    assert_eq!(audit.iter().map(|row| row.run_id).collect::<Vec<_>>(), [new]);
+    assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 0);
+}
+
+/// Before everything that a test does.
+fn old_enough() -> DateTime<Utc> {
+    now() - TimeDelta::hours(1)
+}
+
+/// After everything that a test has done.
+fn later() -> DateTime<Utc> {
+    now() + TimeDelta::hours(1)
+}
+
+async fn what_goes_on_or_is_parked_stays(db: Db) {
+    let (mut running, mut queued, mut parked) = (Script::owned(), Script::queued(), Script::owned());
+    let shell = call("shell", "{}");
+    db.commit("me", &running.start()).await;
+    db.commit("me", &queued.start()).await;
+    db.commit("gone", &parked.start()).await;
+    db.commit("gone", &parked.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.store.release("gone", None).await.unwrap();
+    let before = rows(&db).await;
+    ended(&db, Script::owned()).await;
+    assert_eq!(db.store.delete_ended(later(), 10).await.unwrap(), 1);
+    assert_eq!(rows(&db).await, before);
+    for (script, status) in
+        [(&running, RunStatus::Running), (&queued, RunStatus::Queued), (&parked, RunStatus::NeedsReview)]
+    {
+        assert_eq!(db.status(script.id).await, status);
+    }
+    // A cancelled one ends now, however old it is.
+    db.store.request_cancel(TENANT, queued.id, None).await.unwrap();
+    assert_eq!(db.store.delete_ended(later(), 10).await.unwrap(), 1);
+    assert_eq!(db.store.run(TENANT, queued.id).await.unwrap(), None);
+}
+
+async fn a_batch_is_no_larger_than_asked_for(db: Db) {
+    for number in 0..7 {
+        ended(&db, of_tenant(["a", "b", "c"][number % 3])).await;
+    }
+    let mut deleted = Vec::new();
+    for _ in 0..4 {
+        deleted.push(db.store.delete_ended(later(), 3).await.unwrap());
+    }
+    assert_eq!(deleted, [3, 3, 1, 0]);
+}
+
+async fn two_that_delete_at_once_share_the_work(db: Db) {
+    for _ in 0..30 {
+        ended(&db, Script::owned()).await;
+    }
+    let other = match db.store.kind() {
+        "postgres" => store::open(&db.url, 12).await.unwrap(),
+        _ => db.store.clone(),
+    };
+    let mut workers = JoinSet::new();
+    for store in [db.store.clone(), other] {
+        workers.spawn(async move {
+            let mut deleted = 0;
+            for _ in 0..40 {
+                deleted += store.delete_ended(later(), 2).await.unwrap();
+            }
+            deleted
+        });
+    }
+    assert_eq!(workers.join_all().await.into_iter().sum::<u64>(), 30);
+    assert_eq!(rows(&db).await[..5], [0; 5]);
+}
+
+async fn a_definition_goes_when_nobody_needs_it(db: Db) {
+    let before = later();
+    let script = |hash: &str| {
+        let definition = DefinitionSnapshot { hash: hash.repeat(64), json: format!("{{\"name\":\"{hash}\"}}") };
+        Script::with(|new| new.definition = Arc::new(definition))
+    };
+    let mut parked = script("a");
+    db.commit("me", &parked.start()).await;
+    ended(&db, script("b")).await;
+    assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 1);
+    assert_eq!(rows(&db).await[5], 2, "both were used a moment ago");
+
+    db.age_definitions(before).await;
+    ended(&db, script("a")).await;
+    // Not while there may be more to delete.
+    assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 1);
+    assert_eq!(rows(&db).await[5], 2);
+    assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 0);
+    assert_eq!(db.sql("SELECT hash FROM definitions").await, "a".repeat(64));
+
+    // Another process finds it gone and stores it again; a run that needs one always finds it.
+    let db = db.reopen().await;
+    ended(&db, script("b")).await;
+    assert_eq!(rows(&db).await[5], 2);
+    db.age_definitions(before).await;
+    db.store.release("me", None).await.unwrap();
+    db.store.delete_ended(before, 10).await.unwrap();
+    assert_eq!(db.store.claim("you", 1).await.unwrap()[0].definition, r#"{"name":"a"}"#);
+
+    // Whoever starts runs says so now and then: a definition in use is young.
+    let db = db.reopen().await;
+    db.commit("me", &script("a").start()).await;
+    let used = "SELECT count(*) || '' FROM definitions WHERE used_at > ";
+    let recently = if db.store.kind() == "postgres" {
+        "now() - interval '1 minute'"
+    } else {
+        "unixepoch('now', '-1 minute') * 1000000"
+    };
+    assert_eq!(db.sql(&format!("{used}{recently}")).await, "1");
+}

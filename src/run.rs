@@ -188,7 +188,7 @@ impl TerminationReason {
 /// What a caller learns of a run that did not complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunError {
-    /// Stable code, see [`TerminationReason::code`].
+    /// Stable code; each termination reason has one.
     pub code: String,
     /// One sentence for a person.
     pub message: String,
@@ -323,6 +323,7 @@ pub enum Autonomy {
 
 /// What the loop must not exceed. Counts unless a unit is named.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = RunLimits)]
 #[serde(default, deny_unknown_fields)]
 pub struct Limits {
     /// Attempts at a valid output; 1..=100.
@@ -360,6 +361,7 @@ impl Default for Limits {
 
 /// Consumption caps of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = BudgetLimits)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
     /// Model responses in the run (enforcement point EF-05).
@@ -434,6 +436,7 @@ pub struct Totals {
 
 /// When the model must call a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = ToolChoice)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolChoicePolicy {
     /// The model decides.
@@ -475,35 +478,49 @@ impl Caller {
 /// What a request changes of a definition's settings. It can only narrow: of two limits the smaller
 /// wins, tools are intersected. Stored with the run, so that recovery makes the same plan.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
+#[schema(as = RunOverrides)]
 #[serde(default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "each field narrows the setting of that name")]
 pub struct Overrides {
+    /// `provider/model`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
+    /// 0 to 2.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub temperature: Option<f64>,
+    /// Model responses in the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_iterations: Option<u32>,
+    /// Model responses in one attempt.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_iterations_per_attempt: Option<u32>,
+    /// Attempts at a valid output.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_attempts: Option<u32>,
+    /// Calls executed of one response.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls_per_iteration: Option<u32>,
+    /// Seconds that one tool call may take.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_timeout_seconds: Option<u64>,
+    /// Consecutive failing calls that end the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_threshold: Option<u32>,
+    /// Whether a first text answer is met with the request to verify it.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_double_confirmation: Option<bool>,
+    /// When the model must call a tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
+    /// Whether a choice that cannot be sent, or is ignored, is an error instead of a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict_tool_choice: Option<bool>,
+    /// Whether one response may call several tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
+    /// Tools to offer, of those that the definition names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
+    /// Consumption caps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetOverrides>,
 }
@@ -511,16 +528,20 @@ pub struct Overrides {
 /// Consumption caps of a request; the smaller of two wins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
-#[expect(missing_docs, reason = "each field narrows the cap of that name")]
 pub struct BudgetOverrides {
+    /// Model responses in the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_iterations: Option<u64>,
+    /// Wall-clock seconds from the run's start.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_duration_seconds: Option<u64>,
+    /// Calls of real tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_tool_calls: Option<u64>,
+    /// Input plus output tokens of all model calls.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_total_tokens: Option<u64>,
+    /// US dollars for all model calls; refused for a model without a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd: Option<Usd>,
 }

@@ -96,10 +96,12 @@ pub struct Definition {
 
 /// A structured output contract.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentOutput)]
 #[serde(deny_unknown_fields)]
 pub struct OutputSection {
     /// The tool by which the model proposes an output.
     #[serde(default)]
+    #[schema(required)]
     pub tool: OutputTool,
     /// JSON Schema 2020-12 of the output; `type: object`.
     #[schema(value_type = Value)]
@@ -109,6 +111,7 @@ pub struct OutputSection {
 
 /// Name and description of the output tool.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentOutputTool)]
 #[serde(default, deny_unknown_fields)]
 pub struct OutputTool {
     /// Default `output`.
@@ -157,6 +160,7 @@ impl Default for ReactSection {
 
 /// Sampling parameters.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentSampling)]
 #[serde(default, deny_unknown_fields)]
 pub struct Sampling {
     /// 0..=2.
@@ -171,6 +175,7 @@ pub struct Sampling {
 
 /// What tools may do.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentGovernance)]
 #[serde(default, deny_unknown_fields)]
 pub struct GovernanceSection {
     /// How much may be done unasked.
@@ -185,6 +190,7 @@ pub struct GovernanceSection {
 
 /// Globs relative to the workspace; `./**` is everything.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentPaths)]
 #[serde(default, deny_unknown_fields)]
 pub struct PathsSection {
     /// May be read; default: the whole workspace.
@@ -206,6 +212,7 @@ impl Default for PathsSection {
 
 /// How a tool is treated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = ToolPolicy)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPolicySetting {
     /// Other rules decide.

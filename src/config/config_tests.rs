@@ -179,6 +179,7 @@ fn settings_without_effect_are_noted() {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn errors_in_the_file_name_file_line_and_key() {
     let table = [
         ("x = ", "conf/toolloop.toml:1: "),
@@ -225,7 +226,11 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         ("[runtime]\nretention = \"10ms\"", "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s"),
         ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
-        ("[models.x]\nkind = \"anthropic\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `anthropic`"),
+        ("[models.x]\nkind = \"gemini\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `gemini`"),
+        (
+            "[models.anthropic]\nnum_ctx = 4096",
+            "conf/toolloop.toml:2: models.anthropic.num_ctx: has no meaning where kind is \"anthropic\"",
+        ),
         ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),
         ("[models.x]\nkind = \"openai\"", "conf/toolloop.toml:1: models.x.base_url: is missing"),
         (

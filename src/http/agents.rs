@@ -5,7 +5,8 @@
 use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
 use utoipa::{PartialSchema, ToSchema};
@@ -22,12 +23,16 @@ use crate::agents::{Agent, Definition};
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Agent)]
 pub(crate) struct AgentSummary {
+    /// As it is invoked.
     #[schema(example = "repo-guide")]
     name: String,
+    /// The definition's version.
     #[schema(example = "1.2.0")]
     version: String,
+    /// For people.
     #[schema(example = "Explains what is in a repository.")]
     description: String,
+    /// `provider/model`.
     #[schema(example = "openai/gpt-4.1-mini")]
     model: String,
     /// The tools that it may be offered.
@@ -67,7 +72,33 @@ impl ToSchema for AgentDetail {
 
 impl PartialSchema for AgentDetail {
     fn schema() -> RefOr<Schema> {
-        one_object(properties::<Definition>().chain(properties::<LoadedVersion>()))
+        let about = "An agent's definition with all defaults filled in, and the version that is loaded.";
+        let mut object = one_object(about, properties::<Definition>().chain(properties::<LoadedVersion>()));
+        object.required = always_told();
+        object.example = Some(json!({
+            "name": "repo-guide",
+            "version": "1.2.0",
+            "description": "Explains what is in a repository.",
+            "model": "openai/gpt-4.1-mini",
+            "instructions": "Explain what is in the repository, from its files alone.",
+            "prompt": "{{ inputs.task }}",
+            "inputs": {"type": "object", "required": ["task"], "properties": {"task": {"type": "string"}}},
+            "output": null,
+            "tools": ["file_ops"],
+            "workspace": "repo-guide",
+        }));
+        object.into()
+    }
+}
+
+/// The fields that the shortest definition has.
+fn always_told() -> Vec<String> {
+    let shortest = Definition::deserialize(json!({"name": "", "model": ""}));
+    let version = LoadedVersion { hash: String::new(), loaded_at: DateTime::default() };
+    let shortest = shortest.map(|definition| AgentDetail { definition, version });
+    match shortest.and_then(serde_json::to_value) {
+        Ok(Value::Object(told)) => told.into_iter().map(|(name, _)| name).collect(),
+        _ => Vec::new(),
     }
 }
 

@@ -14,36 +14,40 @@ use super::extract::Params;
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::Problem;
 use super::run_parts::json_or_text;
+use super::vocabulary::{CallOutcome, Decision};
 use crate::store::{AuditFilter, AuditRow};
-
-const DECISIONS: [&str; 4] = ["allowed", "warned", "escalated", "blocked"];
-const OUTCOMES: [&str; 4] = ["succeeded", "failed", "cancelled", "not_executed"];
 
 /// One audit record.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AuditRecord, example = json!({"arguments": {"operation": "read", "path": "secret/token"}}))]
 pub(crate) struct AuditView {
+    /// The record.
     id: Uuid,
+    /// When it was decided.
     at: DateTime<Utc>,
     /// Key id or token subject on whose behalf the call was made.
     #[schema(example = "5f2a9c01d3e47b68")]
     subject: String,
+    /// The run that the call belongs to.
     run_id: Uuid,
+    /// The tool that was called.
     #[schema(example = "file_ops")]
     tool: String,
     /// The rule that decided.
     #[schema(example = "path")]
     rule: String,
-    /// `allowed`, `warned`, `escalated` or `blocked`.
-    #[schema(example = "blocked")]
+    /// What was decided.
+    #[schema(value_type = Decision, example = "blocked")]
     decision: String,
+    /// Why, in words.
     #[schema(example = "`secret/token` may not be read.")]
     reason: Option<String>,
-    /// A text where they are no JSON or were cut.
+    /// What it was called with; a text where that is no JSON or was cut.
     arguments: Value,
-    /// `succeeded`, `failed`, `cancelled` or `not_executed`.
-    #[schema(example = "not_executed")]
+    /// What became of the call.
+    #[schema(value_type = CallOutcome, example = "not_executed")]
     outcome: String,
+    /// Milliseconds of execution.
     #[schema(example = json!(null))]
     duration_ms: Option<u64>,
 }
@@ -74,11 +78,11 @@ impl From<AuditRow> for AuditView {
     params(
         ("run_id" = Option<Uuid>, Query, description = "Calls of this run."),
         ("tool" = Option<String>, Query, description = "Calls of this tool."),
-        ("decision" = Option<String>, Query, description = "`allowed`, `warned`, `escalated` or `blocked`."),
+        ("decision" = Option<Decision>, Query, description = "Calls about which this was decided."),
         ("subject" = Option<String>, Query, description = "Calls on behalf of this key or subject."),
-        ("outcome" = Option<String>, Query, description = "`succeeded`, `failed`, `cancelled` or `not_executed`."),
-        ("created_after" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
-        ("created_before" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
+        ("outcome" = Option<CallOutcome>, Query, description = "Calls of which this became."),
+        ("created_after" = Option<DateTime<Utc>>, Query, description = "Records after this instant."),
+        ("created_before" = Option<DateTime<Utc>>, Query, description = "Records before this instant."),
         ListParams,
     ),
     responses((status = 200, description = "A page of audit records.", body = Listing<AuditView>)),
@@ -88,13 +92,13 @@ pub(crate) async fn list_audit(
     caller: Scoped<AuditRead>,
     mut params: Params,
 ) -> Result<Json<Listing<AuditView>>, Problem> {
-    let one_of = |names: [&'static str; 4]| move |text: &str| names.contains(&text).then(|| text.to_owned());
+    let one_of = |names: &'static [&str]| move |text: &str| names.contains(&text).then(|| text.to_owned());
     let filter = AuditFilter {
         run_id: params.uuid("run_id")?,
         tool: params.text("tool"),
-        decision: params.value("decision", "a decision", one_of(DECISIONS))?,
+        decision: params.value("decision", "a decision", one_of(Decision::WORDS))?,
         subject: params.text("subject"),
-        outcome: params.value("outcome", "an outcome", one_of(OUTCOMES))?,
+        outcome: params.value("outcome", "an outcome", one_of(CallOutcome::WORDS))?,
         created_after: params.time("created_after")?,
         created_before: params.time("created_before")?,
     };

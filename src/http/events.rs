@@ -7,8 +7,8 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::json;
-use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::App;
@@ -20,6 +20,7 @@ use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
 use super::problem::{Code, Problem};
 use super::runs::existing;
 use super::stream;
+use super::vocabulary::{EventData, EventType};
 use crate::event::Event;
 
 /// One entry of the journal.
@@ -31,6 +32,11 @@ impl ToSchema for JournalEntry {
     fn name() -> std::borrow::Cow<'static, str> {
         "Event".into()
     }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((EventType::name().into(), EventType::schema()));
+        schemas.push((EventData::name().into(), EventData::schema()));
+    }
 }
 
 impl PartialSchema for JournalEntry {
@@ -38,19 +44,19 @@ impl PartialSchema for JournalEntry {
         let format = |format| Some(SchemaFormat::KnownFormat(format));
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let number = ObjectBuilder::new().schema_type(Type::Integer).examples([json!(1)]);
-        let data = ObjectBuilder::new().schema_type(Type::Object).description(Some("By type."));
         ObjectBuilder::new()
             .description(Some("What happened in a run; the numbers have no gaps."))
-            .property("seq", number)
-            .property("at", text().format(format(KnownFormat::DateTime)))
-            .property("run_id", text().format(format(KnownFormat::Uuid)))
-            .property("type", text().examples([json!("attempt.started")]))
-            .property("data", data.examples([json!({"attempt": 1})]))
+            .property("seq", number.description(Some("1, 2, 3 … within the run.")))
+            .property("at", text().format(format(KnownFormat::DateTime)).description(Some("When it happened.")))
+            .property("run_id", text().format(format(KnownFormat::Uuid)).description(Some("The run.")))
+            .property("type", Ref::from_schema_name("EventType"))
+            .property("data", Ref::from_schema_name("EventData"))
             .required("seq")
             .required("at")
             .required("run_id")
             .required("type")
             .required("data")
+            .examples([json!({"type": "attempt.started"})])
             .into()
     }
 }

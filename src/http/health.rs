@@ -11,6 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::App;
+use super::vocabulary::ReadinessStatus;
 use crate::agents::DefinitionProblem;
 
 /// How long the store may take to answer.
@@ -27,9 +28,10 @@ pub(crate) struct Liveness {
 /// Whether requests should be sent here.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// `ready`, `draining` or `unavailable`.
-    #[schema(example = "ready")]
+    /// Whether they should.
+    #[schema(value_type = ReadinessStatus, example = "ready")]
     status: &'static str,
+    /// What was looked at.
     checks: Checks,
     /// Definition files that are broken; their agents keep their last good version.
     definitions: Vec<DefinitionProblem>,
@@ -37,6 +39,7 @@ pub(crate) struct Readiness {
 
 /// Each is `ok`, or what is wrong.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = ReadinessChecks)]
 pub(crate) struct Checks {
     /// `ok` or `unavailable`; its migrations included.
     #[schema(example = "ok")]
@@ -48,7 +51,7 @@ pub(crate) struct Checks {
 
 /// Tell whether the process lives
 #[utoipa::path(
-    get, path = "/healthz", tag = "health",
+    get, path = "/healthz", operation_id = "check_health", tag = "health",
     responses((status = 200, description = "It does.", body = Liveness)),
 )]
 pub(crate) async fn healthz() -> Json<Liveness> {
@@ -57,7 +60,7 @@ pub(crate) async fn healthz() -> Json<Liveness> {
 
 /// Tell whether requests should be sent here
 #[utoipa::path(
-    get, path = "/readyz", tag = "health",
+    get, path = "/readyz", operation_id = "check_readiness", tag = "health",
     responses(
         (status = 200, description = "They should.", body = Readiness),
         (status = 503, description = "They should not: the store is away, or the service is stopping.", body = Readiness),

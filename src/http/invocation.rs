@@ -15,6 +15,7 @@ use uuid::Uuid;
 use super::extract::{escaped, fields};
 use super::openapi::{one_object, properties};
 use super::problem::{Code, Problem};
+use super::vocabulary::{RunInputs, RunMetadata};
 use crate::run::{Overrides, RunKind};
 
 /// Overrides that make sense for a single model call.
@@ -35,15 +36,15 @@ pub(crate) struct Invocation {
 #[serde(default)]
 struct Envelope {
     /// What the agent works on; must match the agent's input schema.
-    #[schema(example = json!({"task": "What is in here?"}))]
-    inputs: BTreeMap<String, Value>,
+    #[schema(value_type = RunInputs)]
+    inputs: Option<Map<String, Value>>,
     /// The run's id, where the caller wants to know it beforehand.
     run_id: Option<Uuid>,
     /// Runs of one session share its history; 1 to 256 characters.
     #[schema(min_length = 1, max_length = 256)]
     session_id: Option<String>,
-    /// Labels to find the run by: at most 64, keys of 1 to 128 and values of at most 1024 characters.
-    #[schema(example = json!({"ticket": "42"}))]
+    /// Labels to find the run by.
+    #[schema(value_type = Option<RunMetadata>)]
     metadata: Option<BTreeMap<String, String>>,
 }
 
@@ -105,11 +106,15 @@ fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Resul
 /// Body of a single shot, for the API document.
 pub(crate) struct InvokeRequest;
 
-impl ToSchema for InvokeRequest {}
+impl ToSchema for InvokeRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Envelope::schemas(schemas);
+    }
+}
 
 impl PartialSchema for InvokeRequest {
     fn schema() -> RefOr<Schema> {
-        body_schema(|name| SINGLE.contains(&name))
+        body_schema("What a single model call gets.", |name| SINGLE.contains(&name))
     }
 }
 
@@ -118,19 +123,20 @@ pub(crate) struct InvokeIterativeRequest;
 
 impl ToSchema for InvokeIterativeRequest {
     fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Envelope::schemas(schemas);
         Overrides::schemas(schemas);
     }
 }
 
 impl PartialSchema for InvokeIterativeRequest {
     fn schema() -> RefOr<Schema> {
-        body_schema(|_| true)
+        body_schema("What a run of the loop gets; overrides can only narrow what the definition allows.", |_| true)
     }
 }
 
-fn body_schema(takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
+fn body_schema(about: &str, takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
     let overrides = properties::<Overrides>().filter(|(name, _)| takes(name));
-    one_object(properties::<Envelope>().chain(overrides))
+    one_object(about, properties::<Envelope>().chain(overrides)).into()
 }
 
 #[cfg(test)]

@@ -8,7 +8,9 @@ use axum::extract::State;
 use axum::http::StatusCode;
 use chrono::{DateTime, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
-use utoipa::ToSchema;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
+use utoipa::{PartialSchema, ToSchema};
 
 use super::App;
 use super::auth::{KeysAdmin, Scoped, forbidden};
@@ -19,6 +21,23 @@ use crate::event::ValidationError;
 use crate::run::Caller;
 use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
+
+/// A scope, for the API document.
+struct Scope;
+
+impl ToSchema for Scope {}
+
+impl PartialSchema for Scope {
+    fn schema() -> RefOr<Schema> {
+        let about = "What a key may do; `admin` is everything, `tools:<name>` is executing one tool.";
+        let scope = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
+        let pattern = format!("^({}|tools:.+)$", keys::SCOPES.join("|"));
+        scope.pattern(Some(pattern)).examples(["runs:read"]).into()
+    }
+}
+
+/// The highest rate limit and burst, as for the service's defaults.
+const MAX_RATE: u32 = 1_000_000_000;
 
 /// A key to make.
 #[derive(Debug, Default, Deserialize, ToSchema)]
@@ -33,16 +52,16 @@ pub(crate) struct NewKeyRequest {
     tenant: Option<String>,
     /// What it may do.
     #[serde(default)]
-    #[schema(required, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
     /// When it stops working; never where absent.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
     /// Invocations and tool calls a minute; the service's default where absent.
-    #[schema(minimum = 1, example = 60)]
+    #[schema(minimum = 1, maximum = 1_000_000_000, example = 60)]
     rate_limit_per_minute: Option<u32>,
     /// Burst; the service's default where absent.
-    #[schema(minimum = 1, example = 10)]
+    #[schema(minimum = 1, maximum = 1_000_000_000, example = 10)]
     rate_limit_burst: Option<u32>,
 }
 
@@ -50,21 +69,30 @@ pub(crate) struct NewKeyRequest {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 pub(crate) struct KeyView {
+    /// The part of the key that is no secret.
     #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
+    /// For people.
     #[schema(example = "ci")]
     name: String,
+    /// The tenant that it acts for.
     #[schema(example = "default")]
     tenant: String,
-    #[schema(example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
+    /// What it may do.
+    #[schema(value_type = Vec<Scope>, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
+    /// When it was made.
     created_at: DateTime<Utc>,
+    /// When it stops working; null where it does not.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
+    /// When it was revoked; null where it was not.
     #[schema(example = json!(null))]
     revoked_at: Option<DateTime<Utc>>,
+    /// Invocations and tool calls a minute; null where the service's default holds.
     #[schema(example = 60)]
     rate_limit_per_minute: Option<u32>,
+    /// Burst; null where the service's default holds.
     #[schema(example = 10)]
     rate_limit_burst: Option<u32>,
 }
@@ -111,8 +139,9 @@ fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
         expect(keys::is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
     }
     expect(request.expires_at.is_none_or(|expiry| expiry > now), "/expires_at", "must be in the future");
-    expect(request.rate_limit_per_minute != Some(0), "/rate_limit_per_minute", "must be at least 1");
-    expect(request.rate_limit_burst != Some(0), "/rate_limit_burst", "must be at least 1");
+    let is_rate = |rate: Option<u32>| rate.is_none_or(|rate| (1..=MAX_RATE).contains(&rate));
+    expect(is_rate(request.rate_limit_per_minute), "/rate_limit_per_minute", "must be from 1 to 1000000000");
+    expect(is_rate(request.rate_limit_burst), "/rate_limit_burst", "must be from 1 to 1000000000");
     faults
 }
 

@@ -37,7 +37,7 @@ pub struct Meters {
 ///
 /// For Prometheus, in its text format.
 #[utoipa::path(
-    get, path = "/metrics", tag = "health",
+    get, path = "/metrics", operation_id = "get_metrics", tag = "health",
     responses(
         (status = 200, description = "The metrics.", body = String, content_type = "text/plain",
             example = "# TYPE toolloop_runs_in_flight gauge\ntoolloop_runs_in_flight 0\n"),

@@ -2,7 +2,8 @@
 //!
 //! Routes bring their paths, parameters and bodies. Added here by rule, so that no handler can forget
 //! it: the errors that follow from what an operation takes, an example for every body (put together
-//! from the examples of its fields), the server and the security scheme.
+//! from the examples of its fields), the server and the security scheme. How schemas are named and what
+//! is always there is [`super::schemas`]'.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -13,20 +14,33 @@ use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::header::Header;
 use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
-use utoipa::openapi::schema::{AdditionalProperties, AllOf, Array, Object, Schema, Type};
+use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object, Schema, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
-use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, ResponseBuilder, Server};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::problem::{Code, ProblemBody};
 use super::rate_limit::{LEFT, POLICY};
+use super::schemas;
+use super::vocabulary::OpenApiDocument;
+
+/// What the operations are about.
+const TAGS: [(&str, &str); 6] = [
+    ("agents", "What can be invoked, and invoking it."),
+    ("runs", "What invocations have become: the history, one run, its parts and its events."),
+    ("tools", "What agents can be given."),
+    ("keys", "Who may call."),
+    ("audit", "What was decided about tool calls."),
+    ("health", "The service itself."),
+];
 
 /// Get this document
 ///
 /// The OpenAPI description of the service.
 #[utoipa::path(
-    get, path = "/openapi.json", tag = "health",
-    responses((status = 200, description = "An OpenAPI 3.1 document.", body = Object, example = json!({"openapi": "3.1.0"}))),
+    get, path = "/openapi.json", operation_id = "get_openapi_document", tag = "health",
+    responses((status = 200, description = "An OpenAPI 3.1 document.", body = OpenApiDocument)),
 )]
 pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
     static JSON: OnceLock<Bytes> = OnceLock::new();
@@ -35,7 +49,7 @@ pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
 }
 
 /// Completes the document of the route table.
-pub(crate) fn document(mut api: OpenApi) -> OpenApi {
+pub(crate) fn document(mut api: OpenApi) -> Value {
     api.info = InfoBuilder::new()
         .title("toolloop")
         .version(env!("CARGO_PKG_VERSION"))
@@ -43,6 +57,7 @@ pub(crate) fn document(mut api: OpenApi) -> OpenApi {
         .license(Some(License::new("MIT OR Apache-2.0")))
         .build();
     api.servers = Some(vec![Server::new("/v1")]);
+    api.tags = Some(TAGS.map(|(name, about)| TagBuilder::new().name(name).description(Some(about)).build()).into());
     let components = api.components.get_or_insert_default();
     let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("An API key, `tl_<id>_<secret>`."));
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
@@ -64,8 +79,11 @@ pub(crate) fn document(mut api: OpenApi) -> OpenApi {
             add_problems(operation);
             add_headers(operation);
             add_examples(operation, &schemas);
+            components.responses.extend(share_problems(operation));
         }
     }
+    let mut api = serde_json::to_value(api).unwrap_or_default();
+    schemas::settle(&mut api);
     api
 }
 
@@ -74,13 +92,14 @@ pub(crate) fn document(mut api: OpenApi) -> OpenApi {
 fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     for (name, schema) in schemas {
         if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
-            page.properties.insert("data".into(), Array::new(Ref::from_schema_name(row)).into());
+            let rows = ArrayBuilder::new().items(Ref::from_schema_name(row)).description(Some("The rows."));
+            page.properties.insert("data".into(), rows.into());
         }
     }
 }
 
 /// The errors that an operation can answer with, by what it takes.
-fn problems(operation: &Operation) -> Vec<Code> {
+fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
     let takes = |place: ParameterIn| {
         let mut parameters = operation.parameters.iter().flatten();
@@ -103,18 +122,18 @@ fn problems(operation: &Operation) -> Vec<Code> {
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),
-        Some("metrics") => codes.push(Code::NotFound),
+        Some("get_metrics") => codes.push(Code::NotFound),
         _ => {}
     }
-    codes
+    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
+    for code in codes {
+        by_status.entry(code.status().as_u16()).or_default().push(code);
+    }
+    by_status
 }
 
 fn add_problems(operation: &mut Operation) {
-    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
-    for code in problems(operation) {
-        by_status.entry(code.status().as_u16()).or_default().push(code);
-    }
-    for (status, codes) in by_status {
+    for (status, codes) in problems(operation) {
         let named: Vec<String> = codes.iter().map(|code| format!("{} (`{}`)", code.title(), code.name())).collect();
         let mut content = Content::new(Some(Ref::from_schema_name("Problem")));
         content.example = codes.first().map(|code| example_problem(*code));
@@ -122,6 +141,23 @@ fn add_problems(operation: &mut Operation) {
         let response = response.content("application/problem+json", content).build();
         operation.responses.responses.entry(status.to_string()).or_insert(RefOr::T(response));
     }
+}
+
+/// Takes the problems out of an operation, to be told once: named after their codes, the same ones are
+/// the same answer wherever they occur.
+fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
+    let mut shared = Vec::new();
+    for (status, codes) in problems(operation) {
+        let Some(response) = operation.responses.responses.get_mut(&status.to_string()) else { continue };
+        let is_own = |response: &Response| response.content.keys().any(|kind| kind != "application/problem+json");
+        if matches!(response, RefOr::T(response) if !is_own(response)) {
+            let named: Vec<String> = codes.iter().map(|code| format!("{code:?}")).collect();
+            let name = named.join("Or");
+            let reference = RefOr::Ref(Ref::from_response_name(&name));
+            shared.push((name, std::mem::replace(response, reference)));
+        }
+    }
+    shared
 }
 
 /// What answers tell beside their bodies: when to come back, and how a rate limit stands.
@@ -254,11 +290,12 @@ pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, Re
 }
 
 /// One closed object of the properties of several types, as `serde(flatten)` writes it.
-pub(crate) fn one_object(properties: impl Iterator<Item = (String, RefOr<Schema>)>) -> RefOr<Schema> {
+pub(crate) fn one_object(about: &str, properties: impl Iterator<Item = (String, RefOr<Schema>)>) -> Object {
     let mut object = Object::new();
+    object.description = Some(about.to_owned());
     object.properties = properties.collect();
     object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
-    RefOr::T(Schema::Object(object))
+    object
 }
 
 #[cfg(test)]

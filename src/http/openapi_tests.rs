@@ -4,12 +4,21 @@ use std::path::Path;
 
 use super::*;
 
+/// The operations, with the answers that they refer to in place.
 fn operations() -> Vec<(String, Value)> {
-    let api = serde_json::to_value(crate::http::openapi()).unwrap();
+    let api = crate::http::openapi();
     let paths = api["paths"].as_object().unwrap().clone();
     let operations = paths.into_iter().flat_map(|(path, item)| {
         let methods = item.as_object().unwrap().clone();
         methods.into_iter().map(move |(method, operation)| (format!("{method} {path}"), operation))
+    });
+    let operations = operations.map(|(name, mut operation)| {
+        for response in operation["responses"].as_object_mut().unwrap().values_mut() {
+            if let Some(path) = response["$ref"].as_str() {
+                *response = api.pointer(path.trim_start_matches('#')).unwrap().clone();
+            }
+        }
+        (name, operation)
     });
     operations.collect()
 }
@@ -31,7 +40,7 @@ fn the_committed_document_is_the_generated_one() {
 
 #[test]
 fn the_document_is_openapi_3_1_of_the_versioned_api() {
-    let api = serde_json::to_value(crate::http::openapi()).unwrap();
+    let api = crate::http::openapi();
     assert_eq!(api["openapi"], "3.1.0");
     assert_eq!(api["servers"], json!([{"url": "/v1"}]));
     assert_eq!(api["components"]["securitySchemes"]["bearer"]["scheme"], "bearer");
@@ -80,7 +89,7 @@ fn only_health_and_the_document_itself_are_open() {
 
 #[test]
 fn every_reference_leads_somewhere() {
-    let api = serde_json::to_value(crate::http::openapi()).unwrap();
+    let api = crate::http::openapi();
     let mut rest = vec![&api];
     while let Some(value) = rest.pop() {
         if let Some(path) = value["$ref"].as_str() {
@@ -91,5 +100,58 @@ fn every_reference_leads_somewhere() {
             Value::Array(array) => rest.extend(array),
             _ => {}
         }
+    }
+}
+
+#[test]
+fn every_schema_and_property_says_what_it_is() {
+    let api = crate::http::openapi();
+    let schemas = api["components"]["schemas"].as_object().unwrap();
+    let says = |schema: &Value| {
+        let own = schema["description"].as_str();
+        own.is_some_and(|text| !text.is_empty() && !text.contains("`crate::") && !text.contains("[`"))
+    };
+    let mut silent = Vec::new();
+    for (name, schema) in schemas {
+        let parts: Vec<&Value> = schema["allOf"].as_array().into_iter().flatten().chain([schema]).collect();
+        for (property, schema) in parts.iter().filter_map(|part| part["properties"].as_object()).flatten() {
+            let target = |schema: &Value| Some(&schemas[schema["$ref"].as_str()?.rsplit('/').next()?]);
+            let choices = schema["oneOf"].as_array().into_iter().flatten();
+            let mut voices = choices.chain([schema]).flat_map(|part| [Some(part), target(part)]).flatten();
+            if !voices.any(says) {
+                silent.push(format!("{name}.{property}"));
+            }
+        }
+        if !parts.iter().any(|part| says(part)) {
+            silent.push(name.clone());
+        }
+    }
+    assert!(silent.is_empty(), "give these a sentence: {silent:?}");
+}
+
+/// Generators name a schema within another after its place, or not at all.
+#[test]
+fn nothing_worth_a_name_is_nameless() {
+    let api = crate::http::openapi();
+    let mut nameless = Vec::new();
+    for (name, schema) in api["components"]["schemas"].as_object().unwrap() {
+        assert!(!name.contains('_'), "{name}");
+        let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
+        for (property, schema) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
+            assert!(schema["default"].is_null(), "{name}.{property}: a default makes generators ask for it");
+            if schema["enum"].is_array() || schema["properties"].is_object() {
+                nameless.push(format!("{name}.{property}"));
+            }
+        }
+    }
+    assert!(nameless.is_empty(), "give these a type: {nameless:?}");
+}
+
+#[test]
+fn every_tag_is_explained() {
+    let api = crate::http::openapi();
+    let explained: Vec<&Value> = api["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
+    for (name, operation) in operations() {
+        assert!(explained.contains(&&operation["tags"][0]), "{name}: add its tag to TAGS");
     }
 }

@@ -19,7 +19,7 @@ use crate::store::StoreError;
 
 /// The stable names of errors. Callers may rely on them; texts may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
-#[schema(rename_all = "SCREAMING_SNAKE_CASE")]
+#[schema(as = ProblemCode, rename_all = "SCREAMING_SNAKE_CASE")]
 pub(crate) enum Code {
     MalformedJson,
     InvalidParameter,
@@ -135,6 +135,7 @@ pub(crate) struct ProblemBody<'a> {
     errors: &'a [ValidationError],
     /// The run that was started although this answer cannot tell its end.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     run_id: Option<Uuid>,
     /// The same as in the `x-request-id` header; tell it to the operator.
     #[schema(example = "0197000000007000800000000000000a")]

@@ -17,8 +17,9 @@ use super::extract::{Params, RunId};
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::problem::Problem;
 use super::runs::{UsageView, existing};
+use super::vocabulary::{Decision, ToolCallState};
 use crate::event::Event;
-use crate::message::{Conversation, Turn};
+use crate::message::{Conversation, FinishReason, Turn};
 use crate::run::Effect;
 use crate::runtime::conversation;
 use crate::store::{IterationRecord, ToolCallRecord};
@@ -29,25 +30,33 @@ const JOURNAL_CHUNK: u32 = 1000;
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Iteration {
+    /// The run.
     run_id: Uuid,
+    /// 1-based.
     #[schema(example = 1)]
     attempt: u32,
     /// Within the attempt, 1-based.
     #[schema(example = 1)]
     number: u32,
+    /// The provider that answered.
     #[schema(example = "openai")]
     provider: String,
+    /// The model, without the provider.
     #[schema(example = "gpt-4.1-mini")]
     model: String,
-    #[schema(example = "tool_calls")]
+    /// Why the model stopped.
+    #[schema(value_type = FinishReason, example = "tool_calls")]
     finish_reason: String,
+    /// Tokens and cost of the response.
     usage: UsageView,
+    /// Milliseconds from the first try to the answer.
     #[schema(example = 320)]
     latency_ms: u64,
     /// Failed tries before it.
     retries: u32,
     /// Whether a fallback model answered.
     fallback: bool,
+    /// When the model was asked.
     started_at: DateTime<Utc>,
 }
 
@@ -71,38 +80,48 @@ impl From<IterationRecord> for Iteration {
 
 /// One tool call.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(example = json!({"arguments": {"operation": "list", "path": "."}}))]
-#[schema(as = ToolCall)]
+#[schema(as = ToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct ToolCallView {
+    /// Used in events and URLs; not the provider's.
     id: Uuid,
+    /// The run.
     run_id: Uuid,
+    /// 1-based.
     #[schema(example = 1)]
     attempt: u32,
+    /// Within the attempt, 1-based.
     #[schema(example = 1)]
     iteration: u32,
     /// Place among the calls of its response.
     ordinal: u32,
+    /// The tool, or the unknown name.
     #[schema(example = "file_ops")]
     tool: String,
     /// As the model gave them; a text where they are no JSON.
     arguments: Value,
+    /// What the tool does to the world; null where there is no such tool.
     #[schema(value_type = Option<Effect>)]
     effect: Option<String>,
-    /// `allowed`, `warned`, `escalated` or `blocked`; null where the gate was not asked.
-    #[schema(example = "allowed")]
+    /// What the gate decided; null where it was not asked.
+    #[schema(value_type = Option<Decision>, example = "allowed")]
     decision: Option<String>,
+    /// Why it decided so, where it says.
     reason: Option<String>,
-    /// `proposed`, `denied`, `awaiting_approval`, `awaiting_client`, `dispatched`, `succeeded`,
-    /// `failed`, `unknown` or `cancelled`.
-    #[schema(example = "succeeded")]
+    /// Where it stands.
+    #[schema(value_type = ToolCallState, example = "succeeded")]
     state: String,
     /// What the model read.
     #[schema(example = "README.md")]
     result: Option<String>,
+    /// Whether that tells of a failure.
     is_error: bool,
+    /// Whether an earlier identical call's result was used.
     cached: bool,
+    /// When its execution began.
     started_at: Option<DateTime<Utc>>,
+    /// When it had its result.
     finished_at: Option<DateTime<Utc>>,
+    /// Milliseconds of execution.
     #[schema(example = 2)]
     duration_ms: Option<u64>,
 }
@@ -145,6 +164,7 @@ pub(crate) enum Role {
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(example = json!({"role": "assistant"}))]
 pub(crate) struct Message {
+    /// Who speaks.
     role: Role,
     /// The text.
     #[schema(example = "Let me look.")]
@@ -155,18 +175,21 @@ pub(crate) struct Message {
     tool_calls: Vec<MessageCall>,
     /// The call that a tool's message answers.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     tool_call_id: Option<Uuid>,
     /// The tool that answers.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = "file_ops")]
+    #[schema(nullable = false, example = "file_ops")]
     name: Option<String>,
 }
 
 /// A tool call in a message.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
-#[schema(example = json!({"arguments": {"operation": "list", "path": "."}}))]
+#[schema(as = MessageToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct MessageCall {
+    /// The call.
     id: Uuid,
+    /// The tool.
     #[schema(example = "file_ops")]
     name: String,
     /// As the model gave them; a text where they are no JSON.

@@ -11,7 +11,9 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use tokio::time::Instant;
-use utoipa::ToSchema;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn, ParameterStyle};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::auth::{RunsCancel, RunsRead, Scoped};
@@ -19,6 +21,7 @@ use super::edge::Deadline;
 use super::extract::{JsonObject, Params, RunId, fields};
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::{Code, Problem};
+use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
 use crate::message::Usage;
 use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
@@ -32,7 +35,7 @@ const MAX_PENDING: u32 = 10_000;
 #[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
 #[schema(example = json!({"status": "completed", "error": null, "output": {"summary": "A small web service."}}))]
 pub(crate) struct Run {
-    /// UUID.
+    /// The run.
     run_id: Uuid,
     /// The agent.
     #[schema(example = "repo-guide")]
@@ -57,19 +60,19 @@ pub(crate) struct Run {
     usage: UsageView,
     /// Attempts started; not in the answer of a single shot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = 1)]
+    #[schema(nullable = false, example = 1)]
     attempts: Option<u32>,
     /// Model responses; not in the answer of a single shot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = 4)]
+    #[schema(nullable = false, example = 4)]
     iterations: Option<u32>,
     /// Calls of tools, blocked and unknown ones included; not in the answer of a single shot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = 3)]
+    #[schema(nullable = false, example = 3)]
     tool_calls_made: Option<u32>,
     /// The tools that executed; not in the answer of a single shot.
     #[serde(skip_serializing_if = "Option::is_none")]
-    #[schema(example = json!(["file_ops"]))]
+    #[schema(nullable = false, example = json!(["file_ops"]))]
     tools_used: Option<Vec<String>>,
     /// Milliseconds from start to end.
     #[schema(example = 812)]
@@ -88,13 +91,19 @@ pub(crate) struct Run {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Usage)]
 pub(crate) struct UsageView {
+    /// Read by the model; the whole input.
     #[schema(example = 1000)]
     input_tokens: u64,
+    /// Written by the model; the whole output.
     #[schema(example = 234)]
     output_tokens: u64,
+    /// Input that came from the provider's cache.
     cached_input_tokens: u64,
+    /// Input that was written to the provider's cache.
     cache_write_tokens: u64,
+    /// Output that was reasoning.
     reasoning_tokens: u64,
+    /// Input plus output.
     #[schema(example = 1234)]
     total_tokens: u64,
     /// US dollars; null where a model has no price.
@@ -104,20 +113,20 @@ pub(crate) struct UsageView {
 
 /// A run with all that is kept about it.
 #[derive(Debug, Serialize, ToSchema)]
-#[schema(example = json!({"kind": "iterative", "inputs": {"task": "What is in here?"}, "overrides": {"max_iterations": 10}}))]
+#[schema(example = json!({"kind": "iterative", "inputs": {"task": "What is in here?"}, "overrides": {"max_iterations": 10}, "pending": []}))]
 pub(crate) struct RunDetail {
     #[serde(flatten)]
     run: Run,
     /// Single shot or loop.
     kind: RunKind,
     /// What it was given.
-    #[schema(value_type = Object)]
+    #[schema(value_type = RunInputs)]
     inputs: Value,
     /// What the request narrowed.
     #[schema(value_type = Overrides)]
     overrides: Value,
     /// The caller's labels.
-    #[schema(value_type = BTreeMap<String, String>, example = json!({"ticket": "42"}))]
+    #[schema(value_type = RunMetadata)]
     metadata: Value,
     /// The session it belongs to.
     #[schema(example = json!(null))]
@@ -142,17 +151,17 @@ pub(crate) struct RunDetail {
 
 /// A call that keeps a run from going on.
 #[derive(Debug, Serialize, ToSchema)]
+#[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
 pub(crate) struct Pending {
     /// The call.
     call_id: Uuid,
-    /// `review`: a crash left its outcome unknown.
-    #[schema(example = "review")]
+    /// Whom it waits for.
+    #[schema(value_type = PendingKind, example = "review")]
     kind: &'static str,
     /// The tool.
     #[schema(example = "file_ops")]
     tool: String,
-    /// What it was called with.
-    #[schema(value_type = Object)]
+    /// What it was called with; a text where that is no JSON.
     arguments: Value,
     /// Why it waits.
     reason: &'static str,
@@ -164,20 +173,25 @@ pub(crate) struct Pending {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = RunBudget)]
 pub(crate) struct BudgetView {
+    /// What the run has consumed.
     used: BudgetUsed,
-    /// Null where the definition has changed since the run started.
+    /// What it must not exceed; null where the definition has changed since the run started.
     limits: Option<Budget>,
 }
 
 /// What a run has consumed.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct BudgetUsed {
+    /// Model responses.
     #[schema(example = 4)]
     iterations: u32,
+    /// Seconds since the start, or from start to end.
     #[schema(example = 0.812)]
     duration_seconds: f64,
+    /// Calls of tools.
     #[schema(example = 3)]
     tool_calls: u32,
+    /// Input plus output tokens.
     #[schema(example = 1234)]
     total_tokens: u64,
     /// Null where a model has no price.
@@ -277,6 +291,23 @@ pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<Ru
     app.store.run(tenant, run).await?.ok_or_else(|| Problem::not_found("run"))
 }
 
+/// The labels by which runs are filtered, for the API document.
+struct MetadataParams;
+
+impl IntoParams for MetadataParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        let name = ObjectBuilder::new().schema_type(Type::String).pattern(Some(r"^metadata\..+"));
+        let labels = ObjectBuilder::new()
+            .property_names(Some(name))
+            .additional_properties(Some(ObjectBuilder::new().schema_type(Type::String)));
+        let about = "Runs with all of these labels: one parameter a label, called `metadata.<key>`, as in \
+                     `metadata.ticket=42`.";
+        let parameter = ParameterBuilder::new().name("metadata").parameter_in(ParameterIn::Query);
+        let parameter = parameter.style(Some(ParameterStyle::Form)).explode(Some(true));
+        vec![parameter.description(Some(about)).schema(Some(labels)).build()]
+    }
+}
+
 /// List runs
 ///
 /// Newest first. `metadata.<key>=<value>` filters by a label and may be given for several keys.
@@ -288,8 +319,9 @@ pub(crate) async fn existing(app: &Shared, tenant: &str, run: Uuid) -> Result<Ru
         ("session_id" = Option<String>, Query, description = "Runs of this session."),
         ("parent_run_id" = Option<Uuid>, Query, description = "Runs that this run delegated to."),
         ("termination_reason" = Option<TerminationReason>, Query, description = "Runs that ended for this reason."),
-        ("created_after" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
-        ("created_before" = Option<DateTime<Utc>>, Query, description = "Exclusive."),
+        ("created_after" = Option<DateTime<Utc>>, Query, description = "Runs created after this instant."),
+        ("created_before" = Option<DateTime<Utc>>, Query, description = "Runs created before this instant."),
+        MetadataParams,
         ListParams,
     ),
     responses((status = 200, description = "A page of runs.", body = Listing<RunDetail>)),

@@ -59,8 +59,7 @@ impl FromRequestParts<App> for Terms {
         Ok(Self {
             media: Media::from_request_parts(parts, app).await?,
             preference: preference(&parts.headers),
-            cancel_on_disconnect: text(&parts.headers, &X_CANCEL_ON_DISCONNECT)
-                .is_some_and(|value| value.trim().eq_ignore_ascii_case("true")),
+            cancel_on_disconnect: cancel_on_disconnect(&parts.headers)?,
             traceparent: text(&parts.headers, &TRACEPARENT).filter(|value| is_traceparent(value)).map(str::to_owned),
             idempotency_key: idempotency_key(&parts.headers)?,
             deadline: Deadline::from_request_parts(parts, app).await?.0,
@@ -115,20 +114,21 @@ impl Terms {
 
 impl IntoParams for Terms {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
-        let header = |name, description, kind| {
-            let schema = ObjectBuilder::new().schema_type(kind);
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let key = text().min_length(Some(1)).max_length(Some(255));
+        let header = |name, description, schema: ObjectBuilder| {
             let header = ParameterBuilder::new().name(name).parameter_in(ParameterIn::Header);
             header.description(Some(description)).schema(Some(schema)).build()
         };
         vec![
+            header("Prefer", "`respond-async` queues the run; `wait=N` waits N seconds and then answers 202.", text()),
+            header("Idempotency-Key", "Makes repeating this request harmless for 24 hours.", key),
             header(
-                "Prefer",
-                "`respond-async` queues the run; `wait=N` waits N seconds and then answers 202.",
-                Type::String,
+                "X-Cancel-On-Disconnect",
+                "Cancels the run when this connection closes early.",
+                ObjectBuilder::new().schema_type(Type::Boolean),
             ),
-            header("Idempotency-Key", "Makes repeating this request harmless for 24 hours.", Type::String),
-            header("X-Cancel-On-Disconnect", "Cancels the run when this connection closes early.", Type::Boolean),
-            header("traceparent", "W3C Trace Context; the run's spans continue this trace.", Type::String),
+            header("traceparent", "W3C Trace Context; the run's spans continue this trace.", text()),
         ]
     }
 }
@@ -154,6 +154,16 @@ fn preference(headers: &HeaderMap) -> Preference {
         }
     }
     preference
+}
+
+/// A caller that is not understood would believe that its run ends with it.
+fn cancel_on_disconnect(headers: &HeaderMap) -> Result<bool, Problem> {
+    let Some(value) = headers.get(X_CANCEL_ON_DISCONNECT) else { return Ok(false) };
+    match value.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
+        "true" => Ok(true),
+        "false" => Ok(false),
+        _ => Err(Problem::new(Code::InvalidParameter, "The header X-Cancel-On-Disconnect must be `true` or `false`.")),
+    }
 }
 
 /// A structured-field string or the bare text: 1 to 255 visible characters.
@@ -232,6 +242,22 @@ mod tests {
         ] {
             let expected = Preference { respond_async, wait: waits };
             assert_eq!(preference(&headers("prefer", values)), expected, "{values:?}");
+        }
+    }
+
+    #[test]
+    fn going_away_is_meant_or_refused() {
+        let read = |value| cancel_on_disconnect(&headers("x-cancel-on-disconnect", value)).map_err(|_| ());
+        for (value, expected) in [
+            (&[][..], Ok(false)),
+            (&["true"], Ok(true)),
+            (&[" TRUE "], Ok(true)),
+            (&["false"], Ok(false)),
+            (&["1"], Err(())),
+            (&["yes"], Err(())),
+            (&[""], Err(())),
+        ] {
+            assert_eq!(read(value), expected, "{value:?}");
         }
     }
 

@@ -12,6 +12,7 @@ use super::auth::{Scoped, ToolsRead};
 use super::extract::{Name, Params};
 use super::page::{Listing, PARTS, PartParams, by_number};
 use super::problem::Problem;
+use super::vocabulary::JsonSchema;
 use crate::run::{Caller, Effect};
 use crate::tools::ToolInfo;
 
@@ -19,12 +20,14 @@ use crate::tools::ToolInfo;
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({"effect": "once", "input_schema": {"type": "object"}}))]
 pub(crate) struct Tool {
+    /// As agents and scopes name it.
     #[schema(example = "file_ops")]
     name: String,
+    /// What the model is told about it.
     #[schema(example = "Reads and writes files of the workspace.")]
     description: String,
     /// JSON Schema of the arguments.
-    #[schema(value_type = Object)]
+    #[schema(value_type = JsonSchema)]
     input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     effect: Effect,

@@ -6,6 +6,7 @@
 //! repeated, is the router's.
 
 pub(super) mod effort;
+pub(super) mod ids;
 mod request;
 mod response;
 mod stream;
@@ -50,10 +51,18 @@ impl OpenAi {
     }
 }
 
+/// The JSON text that a request is sent as.
+///
+/// # Errors
+/// The request cannot be written down as JSON.
+pub fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
+    request::body(request)
+}
+
 #[async_trait]
 impl Provider for OpenAi {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let body = request::body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
+        let body = body(request).map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.follow(frames, request).await,

@@ -47,11 +47,19 @@ impl Responses {
     }
 }
 
+/// The JSON text that a request is sent as, for a provider of this name.
+///
+/// # Errors
+/// The request cannot be written down as JSON.
+pub fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+    request::body(request, provider)
+}
+
 #[async_trait]
 impl Provider for Responses {
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let body = request::body(request, self.wire.name())
-            .map_err(|error| self.wire.error(FailureKind::BadRequest, &error.to_string()))?;
+        let body = body(request, self.wire.name());
+        let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
         let answer = if request.deltas.are_followed() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.follow(frames, request).await,

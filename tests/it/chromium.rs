@@ -23,6 +23,8 @@ use tokio::sync::{oneshot, watch};
 use tokio_tungstenite::tungstenite::Message;
 use tokio_tungstenite::{MaybeTlsStream, WebSocketStream, connect_async};
 
+use crate::installing;
+
 /// How long something that must happen may take.
 const PATIENCE: Duration = Duration::from_mins(1);
 
@@ -285,9 +287,7 @@ async fn listen(mut from_browser: SplitStream<Socket>, heard: Arc<Heard>) {
 
 fn program() -> PathBuf {
     installed().unwrap_or_else(|| {
-        // Only where that asks nobody: as root on a system with apt.
-        let script = "export DEBIAN_FRONTEND=noninteractive; apt-get update && apt-get install -y chromium";
-        let _ = std::process::Command::new("sh").args(["-c", script]).stdin(Stdio::null()).status();
+        installing::apt("chromium");
         installed().expect("chromium is not found: install it")
     })
 }

@@ -24,7 +24,8 @@ pub(crate) const API: Api = Api {
 
 /// What a block of thinking is signed with.
 pub(crate) fn signature(thinking: &str) -> String {
-    Sha256::digest(thinking).iter().take(8).map(|byte| format!("{byte:02x}")).collect()
+    let digest = Sha256::digest(thinking);
+    digest.iter().take(8).fold(String::from("sig"), |hex, byte| hex + &format!("{byte:02x}"))
 }
 
 fn check_headers(headers: &HeaderMap) -> Result<(), String> {
@@ -32,7 +33,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), String> {
     if !is("anthropic-version", "2023-06-01") || !is("content-type", "application/json") {
         return Err("anthropic-version: header is required".into());
     }
-    if headers.get("x-api-key").is_none_or(|key| key.is_empty()) || headers.contains_key("authorization") {
+    if headers.get("x-api-key").is_none_or(axum::http::HeaderValue::is_empty) || headers.contains_key("authorization") {
         return Err("x-api-key header is required".into());
     }
     Ok(())
@@ -236,7 +237,7 @@ fn check_messages(body: &Value, has_tools: bool, thinks: bool) -> Result<(), Str
 }
 
 fn check_last(messages: &[Value], thinks: bool) -> Result<(), String> {
-    let ends_with_model = messages.len() % 2 == 0;
+    let ends_with_model = messages.len().is_multiple_of(2);
     let last = messages.iter().rev().find(|message| message["role"] == "assistant");
     let Some(blocks) = last.and_then(|last| last["content"].as_array()) else { return Ok(()) };
     let kind = |block: &Value| block["type"].as_str().unwrap_or_default().to_owned();
@@ -361,16 +362,16 @@ fn streamed(mut message: Value) -> String {
     for (index, block) in blocks.as_array().into_iter().flatten().enumerate() {
         let mut begin = block.clone();
         let pieces = match block["type"].as_str().unwrap_or_default() {
-            "text" => halves(begin["text"].take(), |text| json!({"type": "text_delta", "text": text})),
+            "text" => halves(&begin["text"].take(), |text| json!({"type": "text_delta", "text": text})),
             "tool_use" => {
                 let json = Value::String(begin["input"].take().to_string());
                 begin["input"] = json!({});
-                halves(json, |json| json!({"type": "input_json_delta", "partial_json": json}))
+                halves(&json, |json| json!({"type": "input_json_delta", "partial_json": json}))
             }
             "thinking" => {
                 let signature = json!({"type": "signature_delta", "signature": begin["signature"].take()});
                 let thinking = begin["thinking"].take();
-                let mut pieces = halves(thinking, |text| json!({"type": "thinking_delta", "thinking": text}));
+                let mut pieces = halves(&thinking, |text| json!({"type": "thinking_delta", "thinking": text}));
                 pieces.push(signature);
                 pieces
             }
@@ -389,10 +390,12 @@ fn streamed(mut message: Value) -> String {
     let delta = json!({"stop_reason": stop_reason, "stop_sequence": null});
     events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
     events.push(json!({"type": "message_stop"}));
-    events.iter().map(|event| format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())).collect()
+    let frame =
+        |text: String, event: &Value| text + &format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    events.iter().fold(String::new(), frame)
 }
 
-fn halves(text: Value, piece: impl Fn(&str) -> Value) -> Vec<Value> {
+fn halves(text: &Value, piece: impl Fn(&str) -> Value) -> Vec<Value> {
     let text = text.as_str().unwrap_or_default();
     let (first, second) = text.split_at(text.floor_char_boundary(text.len() / 2));
     vec![piece(first), piece(second)]
@@ -400,11 +403,14 @@ fn halves(text: Value, piece: impl Fn(&str) -> Value) -> Vec<Value> {
 
 #[test]
 fn it_refuses_what_the_real_one_refuses() {
-    let base = |messages: Value| json!({"model": "m", "max_tokens": 9, "tools": [{"name": "t", "description": "",
-        "input_schema": {"type": "object"}}], "messages": messages});
+    let base = |messages: Value| {
+        json!({"model": "m", "max_tokens": 9, "tools": [{"name": "t", "description": "",
+        "input_schema": {"type": "object"}}], "messages": messages})
+    };
     let user = |content: Value| json!({"role": "user", "content": content});
     let model = |content: Value| json!({"role": "assistant", "content": content});
-    let (text, call) = (json!({"type": "text", "text": "x"}), json!({"type": "tool_use", "id": "a", "name": "t", "input": {}}));
+    let (text, call) =
+        (json!({"type": "text", "text": "x"}), json!({"type": "tool_use", "id": "a", "name": "t", "input": {}}));
     let result = json!({"type": "tool_result", "tool_use_id": "a", "content": "r"});
     let hello = user(json!([text]));
     let fine = base(json!([hello, model(json!([call])), user(json!([result, text]))]));

@@ -8,7 +8,7 @@
 #![allow(dead_code, reason = "a kit: not every test uses every part")]
 
 mod chunks;
-mod responses;
+pub(crate) mod responses;
 
 use std::collections::VecDeque;
 use std::convert::Infallible;
@@ -380,7 +380,7 @@ fn events(events: Vec<Bytes>) -> Response {
 }
 
 /// The rules of the real API; the message is what it would complain about.
-fn check(body: &Value) -> Result<(), String> {
+pub(crate) fn check(body: &Value) -> Result<(), String> {
     const FIELDS: [&str; 11] = [
         "model",
         "messages",
@@ -524,7 +524,8 @@ fn check_assistant<'a>(message: &'a Value, at: &str, has_text: bool) -> Result<V
         if !call.pointer("/function/arguments").is_some_and(Value::is_string) {
             return Err(format!("{at}: arguments must be a string"));
         }
-        let id = call["id"].as_str().filter(|id| !id.is_empty()).ok_or(format!("{at}: a call without an id"))?;
+        let id = call["id"].as_str().filter(|id| (1..=40).contains(&id.len()));
+        let id = id.ok_or(format!("{at}: a call without an id of at most 40 characters"))?;
         if ids.contains(&id) {
             return Err(format!("{at}: duplicate tool call id {id}"));
         }

@@ -95,9 +95,7 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
     let thinking = request["think"].as_bool().unwrap_or(!request["think"].is_null());
     let thinking = if thinking { format!("Thinking for the {number}. time.") } else { String::new() };
     let line = |message: Value| json!({"model": request["model"], "created_at": "2026-11-21T12:00:00Z", "message": message, "done": false});
-    let said = |content: &str, thinking: &str| {
-        json!({"role": "assistant", "content": content, "thinking": thinking})
-    };
+    let said = |content: &str, thinking: &str| json!({"role": "assistant", "content": content, "thinking": thinking});
     let mut lines = Vec::new();
     let mut whole = said("", &thinking);
     let (first, second) = thinking.split_at(thinking.len() / 2);
@@ -112,7 +110,7 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
             // Every other server is an old one that gives no ids.
             let call = |(index, (name, arguments)): (usize, &(String, Value))| {
                 let mut call = json!({"function": {"index": index, "name": name, "arguments": arguments}});
-                if number % 2 == 0 {
+                if number.is_multiple_of(2) {
                     call["id"] = json!(format!("call_{number}_{index}"));
                 }
                 call
@@ -132,7 +130,7 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
     };
     if request["stream"] == true {
         lines.push(done(said("", "")));
-        ("application/x-ndjson", lines.iter().map(|line| format!("{line}\n")).collect())
+        ("application/x-ndjson", lines.iter().fold(String::new(), |text, line| text + &format!("{line}\n")))
     } else {
         ("application/json; charset=utf-8", done(whole.clone()).to_string())
     }
@@ -140,11 +138,15 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
 
 #[test]
 fn it_refuses_what_the_real_one_cannot_read() {
-    let base = |messages: Value| json!({"model": "m", "stream": false, "truncate": false, "shift": false,
-        "options": {"num_ctx": 4096}, "messages": messages});
+    let base = |messages: Value| {
+        json!({"model": "m", "stream": false, "truncate": false, "shift": false,
+        "options": {"num_ctx": 4096}, "messages": messages})
+    };
     let user = json!({"role": "user", "content": "x"});
-    let call = |arguments: Value| json!({"role": "assistant", "content": "",
-        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "t", "arguments": arguments}}]});
+    let call = |arguments: Value| {
+        json!({"role": "assistant", "content": "",
+        "tool_calls": [{"id": "a", "type": "function", "function": {"name": "t", "arguments": arguments}}]})
+    };
     let result = json!({"role": "tool", "tool_name": "t", "tool_call_id": "a", "content": ""});
     let fine = base(json!([user, call(json!({})), result]));
     assert_eq!(check(&fine), Ok(()));

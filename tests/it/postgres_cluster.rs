@@ -15,6 +15,8 @@ use sqlx::{AssertSqlSafe, Connection, Executor, PgConnection};
 use tokio::sync::OnceCell;
 use uuid::Uuid;
 
+use crate::installing;
+
 static CLUSTER: OnceCell<Cluster> = OnceCell::const_new();
 const PREFIX: &str = "toolloop_test_";
 
@@ -120,7 +122,7 @@ impl Server {
 
     fn at(home: PathBuf) -> Self {
         let bin = binaries().unwrap_or_else(|| {
-            install();
+            installing::apt("postgresql");
             binaries().expect("initdb is not found: install PostgreSQL, or put its bin directory into PATH")
         });
         let user = is_root().then(|| (id("-u"), id("-g")));
@@ -210,12 +212,6 @@ fn binaries() -> Option<PathBuf> {
     installed.sort_by_key(|bin| bin.parent().and_then(|v| v.file_name()?.to_str()?.parse::<u32>().ok()));
     let path = std::env::var_os("PATH").unwrap_or_default();
     installed.into_iter().rev().chain(std::env::split_paths(&path)).find(|bin| bin.join("initdb").exists())
-}
-
-/// Only where that asks nobody: as root on a system with apt.
-fn install() {
-    let script = "export DEBIAN_FRONTEND=noninteractive; apt-get update && apt-get install -y postgresql";
-    let _ = Command::new("sh").args(["-c", script]).stdin(Stdio::null()).status();
 }
 
 fn id(which: &str) -> u32 {

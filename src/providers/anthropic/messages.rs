@@ -47,7 +47,7 @@ pub(super) const EPHEMERAL: CacheControl = CacheControl { r#type: "ephemeral" };
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Block<'a> {
     Text {
-        text: &'a str,
+        text: Cow<'a, str>,
         #[serde(skip_serializing_if = "Option::is_none")]
         cache_control: Option<CacheControl>,
     },
@@ -74,9 +74,11 @@ pub(super) enum Block<'a> {
     Verbatim(&'a RawValue),
 }
 
-impl Block<'_> {
-    fn text(text: &str) -> Block<'_> {
-        Block::Text { text, cache_control: None }
+impl<'a> Block<'a> {
+    /// Nothing for a text without anything in it.
+    fn text(text: impl Into<Cow<'a, str>>) -> Option<Self> {
+        let text = text.into();
+        (!text.trim().is_empty()).then_some(Self::Text { text, cache_control: None })
     }
 
     /// The place for a cache mark; blocks that go back as they came have none.
@@ -96,7 +98,7 @@ pub(super) fn messages<'a>(conversation: &'a Conversation, names: &'a WireNames,
     let mut ids = Ids::default();
     for turn in conversation.turns() {
         match turn {
-            Turn::User(text) => say(&mut messages, Role::User, [Block::text(or_nothing(text))]),
+            Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
             Turn::Assistant(turn) => {
                 let ids: Vec<_> = turn.message().tool_calls.iter().map(|call| ids.of(call)).collect();
                 say(&mut messages, Role::Assistant, said(turn, &ids, names, provider));
@@ -107,7 +109,7 @@ pub(super) fn messages<'a>(conversation: &'a Conversation, names: &'a WireNames,
     if let Some(Message { role: Role::Assistant, content }) = messages.last_mut()
         && let Some(Block::Text { text, .. }) = content.last_mut()
     {
-        *text = text.trim_end(); // the beginning of an answer must not end in white space
+        *text = text.trim_end().to_owned().into(); // the beginning of an answer must not end in white space
     }
     messages
 }
@@ -141,7 +143,6 @@ fn or_nothing(text: &str) -> &str {
 /// What the model said. Without text and calls it said nothing: thinking must not come last.
 fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames, provider: &str) -> Vec<Block<'a>> {
     let message = turn.message();
-    let text = Some(message.text.as_str()).filter(|text| !text.trim().is_empty()).map(Block::text);
     let mut calls = message.tool_calls.iter().zip(ids).map(|(call, id)| Block::ToolUse {
         id: id.clone(),
         name: names.to_wire(&call.name),
@@ -149,12 +150,13 @@ fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames,
         cache_control: None,
     });
     let Some(kept) = message.opaque.as_ref().and_then(|opaque| kept(opaque, provider)) else {
-        return text.into_iter().chain(calls).collect();
+        return Block::text(&message.text).into_iter().chain(calls).collect();
     };
     let mut blocks = Vec::with_capacity(kept.len());
     for (kind, raw) in kept {
         match kind.as_ref() {
-            "text" if text.is_none() => {}
+            "text" if message.text.is_empty() => {}
+            "text" => blocks.extend(serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text))),
             "tool_use" => blocks.extend(calls.next()),
             "thinking" | "redacted_thinking" => blocks.push(Block::Thinking(raw)),
             _ => blocks.push(Block::Verbatim(raw)),
@@ -171,6 +173,12 @@ fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames,
 struct Typed<'a> {
     #[serde(borrow)]
     r#type: Cow<'a, str>,
+}
+
+#[derive(Deserialize)]
+struct Said<'a> {
+    #[serde(borrow)]
+    text: Cow<'a, str>,
 }
 
 /// The blocks that this provider sent, with their types.

@@ -131,7 +131,7 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
             tool.cache_control = Some(EPHEMERAL);
         }
         if let Some(System::Text(text)) = system {
-            system = Some(System::Cached([Block::Text { text, cache_control: Some(EPHEMERAL) }]));
+            system = Some(System::Cached([Block::Text { text: text.into(), cache_control: Some(EPHEMERAL) }]));
         }
         if let Some(mark) = messages.last_mut().and_then(|last| last.content.last_mut()?.cache_control()) {
             *mark = Some(EPHEMERAL);
@@ -143,7 +143,7 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
     serde_json::to_vec(&Body {
         model: request.model,
         max_tokens,
-        tool_choice: (!tools.is_empty()).then(|| choice(request, thinking.as_ref())),
+        tool_choice: (!tools.is_empty()).then(|| choice(request)),
         tools,
         system,
         messages,
@@ -183,9 +183,9 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
     called
 }
 
-fn choice<'a>(request: &ModelRequest<'a>, thinking: Option<&Thinking>) -> Choice<'a> {
+fn choice<'a>(request: &ModelRequest<'a>) -> Choice<'a> {
     let disable_parallel_tool_use = request.parallel_tool_calls == Some(false);
-    let may_force = !matches!(thinking, Some(Thinking::Enabled { .. }));
+    let may_force = request.capabilities.can_force(request.thinking);
     match &request.tool_choice {
         ToolChoice::None => Choice::None,
         _ if request.tools.is_empty() => Choice::None,

@@ -198,7 +198,7 @@ fn a_pause_is_sent_back_as_it_is() {
 fn a_choice_is_sent_as_the_api_takes_it() {
     let (conversation, names, offers) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]), clock());
     let thinking = run::Thinking { budget_tokens: Some(2000), effort: None };
-    let named = ToolChoice::Tool("mcp:time/now".into());
+    let one = ToolChoice::Tool("mcp:time/now".into());
     let table = [
         (ToolChoice::Auto, None, None, json!({"type": "auto"})),
         (ToolChoice::Auto, Some(true), None, json!({"type": "auto"})),
@@ -206,8 +206,8 @@ fn a_choice_is_sent_as_the_api_takes_it() {
         (ToolChoice::None, Some(false), None, json!({"type": "none"})),
         (ToolChoice::Required, None, None, json!({"type": "any"})),
         (ToolChoice::Required, Some(false), None, json!({"type": "any", "disable_parallel_tool_use": true})),
-        (named.clone(), None, None, json!({"type": "tool", "name": "mcp__time__now"})),
-        (named, None, Some(thinking), json!({"type": "auto"})),
+        (one.clone(), None, None, json!({"type": "tool", "name": "mcp__time__now"})),
+        (one, None, Some(thinking), json!({"type": "auto"})),
         (ToolChoice::Required, Some(false), Some(thinking), json!({"type": "auto", "disable_parallel_tool_use": true})),
     ];
     for (tool_choice, parallel_tool_calls, thinking, expected) in table {

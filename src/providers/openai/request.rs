@@ -10,6 +10,7 @@ use serde::ser::{SerializeSeq, Serializer};
 use serde_json::Value;
 
 use super::effort::effort;
+use super::ids::wire_ids;
 use super::strict;
 use crate::message::{ToolCall, Turn};
 use crate::providers::capabilities::OutputCap;
@@ -62,7 +63,7 @@ enum Message<'a> {
         tool_calls: Option<Calls<'a>>,
     },
     Tool {
-        tool_call_id: &'a str,
+        tool_call_id: Cow<'a, str>,
         content: &'a str,
     },
 }
@@ -71,7 +72,7 @@ enum Message<'a> {
 #[derive(Serialize)]
 struct OfFunction<'a, F> {
     #[serde(skip_serializing_if = "Option::is_none")]
-    id: Option<&'a str>,
+    id: Option<Cow<'a, str>>,
     r#type: &'static str,
     function: F,
 }
@@ -180,8 +181,8 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
             content: (!message.text.is_empty() || calls.is_empty()).then_some(&message.text),
             tool_calls: (!calls.is_empty()).then_some(Calls { calls, names: request.names }),
         })?;
-        for (call, result) in calls.iter().zip(turn.results()) {
-            seq.serialize_element(&Message::Tool { tool_call_id: &call.provider_id, content: &result.content })?;
+        for (tool_call_id, result) in wire_ids(calls).zip(turn.results()) {
+            seq.serialize_element(&Message::Tool { tool_call_id, content: &result.content })?;
         }
     }
     seq.end()
@@ -189,8 +190,8 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
 
 impl Serialize for Calls<'_> {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
-        serializer.collect_seq(self.calls.iter().map(|call| OfFunction {
-            id: Some(&call.provider_id),
+        serializer.collect_seq(wire_ids(self.calls).zip(self.calls).map(|(id, call)| OfFunction {
+            id: Some(id),
             r#type: "function",
             function: Called { name: self.names.to_wire(&call.name), arguments: &call.arguments },
         }))

@@ -13,7 +13,7 @@ use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
 use crate::providers::capabilities::ThinkingStyle;
-use crate::providers::openai::{effort, strict};
+use crate::providers::openai::{effort, ids, strict};
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
 /// Without it, reasoning of a response that is not stored could not be sent back.
@@ -148,24 +148,29 @@ impl Serialize for Input<'_> {
 impl Input<'_> {
     fn assistant<S: SerializeSeq>(&self, turn: &AssistantTurn, items: &mut S) -> Result<(), S::Error> {
         let message = turn.message();
-        if let Some(own) = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider) {
+        let own = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider);
+        let call_ids: Vec<Cow<'_, str>> = match own {
+            Some(_) => message.tool_calls.iter().map(|call| Cow::Borrowed(call.provider_id.as_str())).collect(),
+            None => ids::wire_ids(&message.tool_calls).collect(),
+        };
+        if let Some(own) = own {
             let own: Vec<&RawValue> = serde_json::from_str(&own.json).map_err(S::Error::custom)?;
             own.into_iter().try_for_each(|item| items.serialize_element(item))?;
         } else {
             if !message.text.is_empty() {
                 items.serialize_element(&Item::Message { role: "assistant", content: &message.text })?;
             }
-            for call in &message.tool_calls {
+            for (call, call_id) in message.tool_calls.iter().zip(&call_ids) {
                 items.serialize_element(&Item::Call {
                     r#type: "function_call",
-                    call_id: &call.provider_id,
+                    call_id,
                     name: self.request.names.to_wire(&call.name),
                     arguments: &call.arguments,
                 })?;
             }
         }
-        for (call, result) in message.tool_calls.iter().zip(turn.results()) {
-            let (call_id, output) = (&call.provider_id, &result.content);
+        for (call_id, result) in call_ids.iter().zip(turn.results()) {
+            let output = &result.content;
             items.serialize_element(&Item::Output { r#type: "function_call_output", call_id, output })?;
         }
         Ok(())

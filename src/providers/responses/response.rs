@@ -58,7 +58,8 @@ struct Part {
 
 #[derive(Deserialize)]
 struct Call {
-    call_id: Option<String>,
+    #[serde(rename = "call_id")]
+    id: Option<String>,
     name: Option<String>,
     arguments: Option<String>,
 }
@@ -162,7 +163,7 @@ impl Output {
                     return Err(Unusable::too_many_calls());
                 }
                 let call: Call = serde_json::from_str(json).map_err(unreadable)?;
-                let id = call.call_id.unwrap_or_default();
+                let id = call.id.unwrap_or_default();
                 let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
                 let read = received::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
                 self.ids_made_up |= read.id != id;

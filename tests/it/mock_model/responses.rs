@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 use super::check_strict;
 
 /// The rules of the real API; the message is what it would complain about.
-pub(super) fn check(body: &Value) -> Result<(), String> {
+pub(crate) fn check(body: &Value) -> Result<(), String> {
     const FIELDS: [&str; 13] = [
         "model",
         "instructions",
@@ -70,7 +70,8 @@ fn check_items(items: &[Value]) -> Result<(), String> {
     for item in items {
         let kind = item["type"].as_str().unwrap_or("message");
         let role = item["role"].as_str().unwrap_or_default();
-        if !led_to_something && !(kind == "function_call" || kind == "reasoning" || role == "assistant") {
+        let may_follow = matches!(kind, "function_call" | "reasoning") || role == "assistant";
+        if !(led_to_something || may_follow) {
             return Err(format!(
                 "an item of type 'reasoning' was provided without its required following item: {item}"
             ));

@@ -82,7 +82,7 @@ enum Act {
 }
 
 impl React {
-    fn message(&self, decision: &Decision<'_>, act: Act, ask: &Ask<'_>, thinking: Option<String>) -> AssistantMessage {
+    fn message(self, decision: &Decision<'_>, act: Act, ask: &Ask<'_>, thinking: Option<String>) -> AssistantMessage {
         let thought = without_nul(decision.thought.as_str().unwrap_or_default());
         let decided = Some(decision.text.to_owned());
         let call = match (act, ask.output_tool) {
@@ -148,10 +148,10 @@ fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, ch
     let tool = callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == named);
     let tool = tool.or_else(|| callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire));
     let Some(tool) = tool else {
-        let names: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
-        return Err(match names.as_slice() {
+        let all: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
+        return Err(match all.as_slice() {
             [] => "there are no tools; give a `final_answer`".to_owned(),
-            names => format!("there is no tool {named:?}; `tool` must be one of: {}", names.join(", ")),
+            all => format!("there is no tool {named:?}; `tool` must be one of: {}", all.join(", ")),
         });
     };
     if let ToolChoice::Tool(demanded) = &ask.choice

@@ -260,7 +260,7 @@ impl Run {
             fallback: answer.fallback,
             warnings: answer.warnings,
         });
-        std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(why))).collect()
+        std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(&why))).collect()
     }
 
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {

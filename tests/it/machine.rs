@@ -144,7 +144,7 @@ impl Bench {
             warnings: vec![],
         }));
         if must_decide && is_nonsense {
-            let failed = self.state.decision_failed(Undecided::NotFound("it holds no JSON object".into()));
+            let failed = self.state.decision_failed(&Undecided::NotFound("it holds no JSON object".into()));
             self.record(failed);
         }
     }

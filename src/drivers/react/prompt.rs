@@ -105,7 +105,7 @@ fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_
     );
     match output_schema(base, ask) {
         _ if answers_later => {
-            system.push_str("`answer` says in one sentence what was found; you will be asked to write it out.")
+            system.push_str("`answer` says in one sentence what was found; you will be asked to write it out.");
         }
         None => system.push_str("`answer` is the whole answer: a string, or an object where the task asks for one."),
         Some(schema) => {

@@ -281,8 +281,8 @@ impl State {
 
     /// What an answer of which no decision could be made means: it is asked for again, so long as limits
     /// and retries allow.
-    pub fn decision_failed(&self, why: Undecided) -> RunEvent {
-        let (Undecided::NotFound(error) | Undecided::NotValid(error)) = &why;
+    pub fn decision_failed(&self, why: &Undecided) -> RunEvent {
+        let (Undecided::NotFound(error) | Undecided::NotValid(error)) = why;
         let failed = DecisionFailed {
             attempt: self.attempt,
             iteration: self.iteration,

@@ -60,8 +60,7 @@ impl State {
             RunEvent::IterationStarted { iteration, answer_only, .. } => {
                 (self.iteration, self.answer_only) = (*iteration, *answer_only);
                 if matches!(self.phase, Phase::Answered { .. }) {
-                    self.close_turn(None, "", false);
-                    self.conversation.push_user(phrases::WRITE_ANSWER);
+                    self.reply(phrases::WRITE_ANSWER);
                 }
                 self.phase = Phase::Calling;
             }
@@ -91,37 +90,25 @@ impl State {
             }
             RunEvent::ConfirmationRequested { prompt } => {
                 self.confirmed = true;
-                self.close_turn(None, "", false);
-                self.conversation.push_user(prompt.as_str());
-                self.phase = Phase::BetweenIterations;
+                self.reply(prompt);
             }
             RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
                 if !matches!(self.phase, Phase::Answered { .. }) {
                     return Err(misplaced);
                 }
                 self.undecided.push(failed.error.clone());
-                self.close_turn(None, "", false);
-                self.conversation.push_user(failed.feedback.as_str());
-                self.phase = Phase::BetweenIterations;
+                self.reply(&failed.feedback);
             }
             RunEvent::ToolChoiceUnmet { prompt: Some(prompt), .. } => {
                 self.wish = Wish::Repeated;
-                self.close_turn(None, "", false);
-                self.conversation.push_user(prompt.as_str());
-                self.phase = Phase::BetweenIterations;
+                self.reply(prompt);
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
             RunEvent::RunCancelRequested { reason } => {
                 self.cancel = Some(super::CancelRequest { reason: reason.clone() });
             }
             RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
-                let proposing = match &self.phase {
-                    Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
-                    _ => None,
-                };
-                let is_accepted = matches!(event.what, RunEvent::RunCompleted(_));
-                let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
-                self.close_turn(proposing, verdict, !is_accepted);
+                self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
             RunEvent::RunQueued {} | RunEvent::RunResumed { .. } => {}
@@ -253,6 +240,22 @@ impl State {
             Phase::Answered { message, .. } => self.push_turn(message, Vec::new()),
             _ => {}
         }
+    }
+
+    fn close_last_turn(&mut self, is_accepted: bool) {
+        let proposing = match &self.phase {
+            Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
+            _ => None,
+        };
+        let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
+        self.close_turn(proposing, verdict, !is_accepted);
+    }
+
+    /// Says something to what the model answered in text.
+    fn reply(&mut self, text: &str) {
+        self.close_turn(None, "", false);
+        self.conversation.push_user(text);
+        self.phase = Phase::BetweenIterations;
     }
 
     fn push_turn(&mut self, message: AssistantMessage, results: Vec<ToolResult>) {

@@ -65,6 +65,9 @@ pub enum RunEvent {
         attempt: u32,
         /// The iteration within the attempt, 1-based.
         iteration: u32,
+        /// Whether the model is asked for nothing but the final answer that it has decided on.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        answer_only: bool,
     },
     /// A model answered.
     #[serde(rename = "model.responded")]
@@ -109,6 +112,12 @@ pub enum RunEvent {
         /// What the model is asked.
         prompt: String,
     },
+    /// The model had to write a decision, and its answer holds none; also what it is told.
+    #[serde(rename = "decision.extraction_failed")]
+    DecisionExtractionFailed(DecisionFailed),
+    /// The model's decision is not one that it may make; also what it is told.
+    #[serde(rename = "decision.validation_failed")]
+    DecisionValidationFailed(DecisionFailed),
     /// A tool call was demanded and did not come.
     #[serde(rename = "tool_choice.unmet")]
     ToolChoiceUnmet {
@@ -165,6 +174,19 @@ pub struct ModelResponded {
     /// What the caller should know about the call.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// An answer of which no decision could be made.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DecisionFailed {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// What is wrong with the answer.
+    pub error: String,
+    /// The user message that asks for another decision.
+    pub feedback: String,
 }
 
 /// What was taken from the conversation so that the next model call fits the model's context window.
@@ -473,6 +495,8 @@ impl RunEvent {
             Self::OutputProposed { .. } => "output.proposed",
             Self::ValidationFailed { .. } => "validation.failed",
             Self::ConfirmationRequested { .. } => "confirmation.requested",
+            Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
+            Self::DecisionValidationFailed(_) => "decision.validation_failed",
             Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
             Self::ContextCompacted(_) => "context.compacted",
             Self::RunCancelRequested { .. } => "run.cancel_requested",

@@ -74,6 +74,9 @@ pub struct AssistantMessage {
     /// The provider's own blocks, where it needs them back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opaque: Option<OpaqueBlocks>,
+    /// The JSON text of the decision that this was read from, where the model was asked for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub decision: Option<String>,
 }
 
 /// One turn of a conversation.

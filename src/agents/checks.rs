@@ -148,6 +148,7 @@ fn check_ranges(d: &Definition) -> Check {
     within("limits.max_tool_calls_per_iteration", limits.max_tool_calls_per_iteration, 1..=128)?;
     within("limits.tool_call_timeout_seconds", limits.tool_call_timeout_seconds, 1..=86_400)?;
     within("limits.error_threshold", limits.error_threshold, 1..=1_000)?;
+    within("react.max_retries", d.react.max_retries, 0..=20)?;
     within("governance.budget.max_iterations", budget.max_iterations, 1..=1_000_000)?;
     within("governance.budget.max_duration_seconds", budget.max_duration_seconds, 1..=31_536_000)?;
     within("governance.budget.max_tool_calls", budget.max_tool_calls, 0..=1_000_000)?;

@@ -52,6 +52,9 @@ pub struct Definition {
     #[serde(default)]
     #[schemars(inner(length(max = 256), regex(pattern = "^[A-Za-z0-9_.:/*-]+$")), extend("uniqueItems" = true))]
     pub tools: Vec<String>,
+    /// How the model acts.
+    #[serde(default)]
+    pub driver: DriverKind,
     /// Sampling.
     #[serde(default)]
     pub sampling: Sampling,
@@ -70,6 +73,9 @@ pub struct Definition {
     /// Passed through to providers that have it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
+    /// How the driver `react` goes about it.
+    #[serde(default)]
+    pub react: ReactSection,
     /// Limits of the loop.
     #[serde(default)]
     pub limits: Limits,
@@ -121,6 +127,34 @@ impl Default for OutputTool {
             name: "output".into(),
             description: "Give your final output. Call this once, when the task is complete.".into(),
         }
+    }
+}
+
+/// How a model acts.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum DriverKind {
+    /// By the function calling of its provider.
+    #[default]
+    Native,
+    /// By decisions that it writes as JSON, for models without function calling.
+    React,
+}
+
+/// How the driver `react` goes about it.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(default, deny_unknown_fields)]
+pub struct ReactSection {
+    /// How often a decision that cannot be used is asked for again.
+    #[schemars(range(min = 0, max = 20))]
+    pub max_retries: u32,
+    /// Whether the final answer is written in a model call of its own, without the form of a decision.
+    pub final_via_inference: bool,
+}
+
+impl Default for ReactSection {
+    fn default() -> Self {
+        Self { max_retries: 2, final_via_inference: false }
     }
 }
 

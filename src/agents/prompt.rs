@@ -10,7 +10,7 @@ use minijinja::value::Serde;
 use minijinja::{Environment, UndefinedBehavior, context};
 use serde_json::Value;
 
-use super::definition::ToolPolicySetting;
+use super::definition::{DriverKind, ToolPolicySetting};
 use super::yaml::DefinitionError;
 use super::{Agent, Definition};
 use crate::run::{Autonomy, Budget, Limits};
@@ -181,6 +181,9 @@ fn input_format(definition: &Definition) -> String {
 fn output_format(definition: &Definition, terms: &Terms<'_>) -> String {
     match (&definition.output, terms.single_shot) {
         (None, _) => "Answer in text, or with one JSON object where the task asks for structured data.".into(),
+        (Some(_), false) if definition.driver == DriverKind::React => {
+            "Give the result as the `answer` of a `final_answer`; an answer in text is not accepted.".into()
+        }
         (Some(output), false) => {
             format!("Give the result by calling the tool `{}`; an answer in text is not accepted.", output.tool.name)
         }

@@ -99,7 +99,7 @@ pub(super) struct Standing {
 impl Standing {
     fn apply(&mut self, what: &RunEvent) {
         match what {
-            RunEvent::IterationStarted { attempt, iteration } => {
+            RunEvent::IterationStarted { attempt, iteration, .. } => {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
             RunEvent::ModelResponded(r) => self.took(&r.usage),
@@ -144,7 +144,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             lines.join("\n")
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
-        RunEvent::IterationStarted { attempt, iteration } => format!("attempt {attempt}, iteration {iteration}"),
+        RunEvent::IterationStarted { attempt, iteration, .. } => format!("attempt {attempt}, iteration {iteration}"),
         RunEvent::ModelResponded(r) => {
             let cost = r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
             let mut line = format!(
@@ -179,6 +179,9 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             let turns = c.summary.as_ref().map_or(0, |summary| summary.turns);
             let (before, after, results) = (c.tokens_before, c.tokens_after, c.cleared.len());
             format!("  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised")
+        }
+        RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
+            format!("  no usable decision: {}", one_line(&failed.error, REASON))
         }
         RunEvent::RunCancelRequested { reason } => {
             let reason = reason.as_ref().map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default();

@@ -1,35 +1,32 @@
 //! The provider's own function calling.
 
-use super::{Driver, Place, call_id};
-use crate::message::{AssistantMessage, CallTarget, ToolCall};
-use crate::providers::{Completion, ModelRequest, ToolChoice};
+use super::{Ask, Check, Driver, Reading, beside, call_id};
+use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall};
+use crate::providers::{Completion, ModelRequest};
 
 /// Tool calls as the provider's API has them.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Native;
 
 impl Driver for Native {
-    fn request<'a>(&self, base: ModelRequest<'a>, choice: ToolChoice) -> ModelRequest<'a> {
-        ModelRequest { tool_choice: choice, ..base }
+    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, _: &'a mut Conversation) -> ModelRequest<'a> {
+        ModelRequest { tool_choice: ask.choice.clone(), ..base }
     }
 
-    fn parse(
-        &self,
-        completion: Completion,
-        base: &ModelRequest<'_>,
-        place: Place,
-        output_tool: Option<&str>,
-    ) -> AssistantMessage {
+    fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, _: Check<'_>) -> Reading {
         let calls = completion.tool_calls.into_iter().enumerate().map(|(index, call)| {
             let name = base.names.to_ours(&call.wire_name);
-            let target = if output_tool == Some(name.as_str()) { CallTarget::Output } else { CallTarget::Tool };
-            ToolCall { id: call_id(place, index), provider_id: call.id, name, arguments: call.arguments, target }
+            let target = if ask.output_tool == Some(name.as_str()) { CallTarget::Output } else { CallTarget::Tool };
+            ToolCall { id: call_id(ask.place, index), provider_id: call.id, name, arguments: call.arguments, target }
         });
-        AssistantMessage {
-            text: completion.text,
+        let tool_calls: Vec<ToolCall> = calls.collect();
+        let message = AssistantMessage {
+            text: beside(completion.text, &tool_calls),
             thinking: completion.thinking,
-            tool_calls: calls.collect(),
+            tool_calls,
             opaque: completion.opaque,
-        }
+            decision: None,
+        };
+        Reading { message, undecided: None }
     }
 }

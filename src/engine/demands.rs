@@ -4,6 +4,7 @@
 //! with what there is. A demand that is a preference is not checked: it degrades.
 
 use crate::agents::Definition;
+use crate::agents::definition::DriverKind;
 use crate::providers::router::Router;
 use crate::run::{Thinking, ToolChoicePolicy, Usd};
 
@@ -43,7 +44,7 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
             models: &models,
             thinking: definition.thinking,
             tool_choice: &definition.tool_choice,
-            strict_tool_choice: definition.strict_tool_choice,
+            strict_tool_choice: definition.strict_tool_choice && definition.driver == DriverKind::Native,
             max_cost_usd: definition.governance.budget.max_cost_usd,
         },
         router,

@@ -46,6 +46,26 @@ pub fn another_attempt(list: &[ValidationError], output_tool: &str) -> String {
     format!("{}\nCorrect every point and call `{output_tool}` again with the complete output.", errors(list))
 }
 
+/// The same where outputs are proposed by decisions.
+pub fn another_final_answer(list: &[ValidationError]) -> String {
+    format!("{}\nCorrect every point and give a `final_answer` with the complete output again.", errors(list))
+}
+
+/// The request for a decision after an answer that holds none.
+pub fn decide_again(error: &str) -> String {
+    format!(
+        "Error: your message cannot be used as a decision: {error}\nWrite the decision again, in the form that was \
+             described: one JSON object, and nothing else."
+    )
+}
+
+/// Asks for the final answer once the model has decided on it.
+pub const WRITE_ANSWER: &str = "The work is done. Write the final answer itself now, in full: no decision, and nothing besides \
+     the answer.";
+
+/// What is wrong with a written answer that has to be an object.
+pub const NO_OBJECT: &str = "the answer is not a JSON object";
+
 /// The request to use the output tool after an answer in plain text.
 pub fn use_output_tool(output_tool: &str) -> String {
     format!("Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output.")

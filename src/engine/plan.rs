@@ -11,6 +11,7 @@ use serde_json::Value;
 
 use super::demands::{self, Demands};
 use crate::agents::Agent;
+use crate::agents::definition::{DriverKind, ReactSection};
 use crate::agents::prompt::{self, Opening, PromptError, Terms};
 use crate::event::ValidationError;
 use crate::providers::prices::Price;
@@ -46,6 +47,8 @@ pub struct Rules {
     pub tool_choice: ToolChoicePolicy,
     /// Whether an answer that does not keep to it fails the attempt.
     pub strict_tool_choice: bool,
+    /// How decisions are asked for, where the model acts by those.
+    pub react: Option<ReactSection>,
     /// Limits of the loop.
     pub limits: Limits,
     /// Consumption caps.
@@ -109,6 +112,7 @@ impl Default for Rules {
             contract: Contract::Text { confirm: false },
             tool_choice: ToolChoicePolicy::Auto,
             strict_tool_choice: false,
+            react: None,
             limits: Limits::default(),
             budget: Budget::default(),
             price: None,
@@ -173,6 +177,7 @@ impl Plan {
                 contract,
                 tool_choice,
                 strict_tool_choice: definition.strict_tool_choice || overrides.strict_tool_choice == Some(true),
+                react: (definition.driver == DriverKind::React && !single_shot).then_some(definition.react),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 price: None,
@@ -211,7 +216,8 @@ impl Plan {
             models: &self.models,
             thinking: self.thinking,
             tool_choice: &self.rules.tool_choice,
-            strict_tool_choice: self.rules.strict_tool_choice,
+            // Decisions are held to it by the driver, whatever the models can do.
+            strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
             max_cost_usd: self.rules.budget.max_cost_usd,
         };
         demands::check(demands, router).map_err(|unmet| match unmet.setting {

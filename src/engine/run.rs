@@ -21,9 +21,9 @@ use super::lease::Lease;
 use super::plan::Plan;
 use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
 use crate::agents::prompt::Opening;
-use crate::drivers::{Driver, Place};
+use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
-use crate::message::Turn;
+use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
 use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
@@ -214,16 +214,24 @@ impl Run {
             step: self.state.model_step(),
             trace: Some(self.trace.span(chat)),
         };
-        let request = self.driver.request(base, choice);
+        let ask = Ask {
+            place: Place { run_id: self.scope.run_id, attempt, iteration },
+            choice,
+            output_tool: plan.output_tool(),
+            answer_only: self.state.is_answer_only(),
+            unfinished: self.state.unfinished(),
+        };
+        let mut retold = Conversation::default();
+        let request = self.driver.request(base.clone(), &ask, &mut retold);
         let answer = tokio::select! {
             biased;
             () = self.control.token.cancelled() => None,
             () = until(deadline) => None,
-            answer = ask(&self.router, &plan.models, &self.state, &request, deadline) => Some(answer),
+            answer = complete(&self.router, &plan.models, &self.state, &request, deadline) => Some(answer),
         };
         let happened = match answer {
             None => Vec::new(),
-            Some(Ok(answer)) => vec![self.responded(answer, &request)],
+            Some(Ok(answer)) => self.responded(answer, &base, &ask),
             Some(Err(failure)) => {
                 let recovery = recovery(&self.state, &failure);
                 let fault = fault(failure);
@@ -248,14 +256,16 @@ impl Run {
         left.map(|left| u32::try_from(left).unwrap_or(u32::MAX))
     }
 
-    fn responded(&self, answer: Answer, request: &ModelRequest<'_>) -> RunEvent {
-        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
-        let place = Place { run_id: self.scope.run_id, attempt, iteration };
+    /// What the model said, and what is wrong with it where it decided nothing. Both are handed over together.
+    fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
+        let Place { attempt, iteration, .. } = ask.place;
+        let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
         let finish_reason = answer.completion.finish_reason;
-        RunEvent::ModelResponded(ModelResponded {
+        let reading = self.driver.parse(answer.completion, base, ask, &check);
+        let responded = RunEvent::ModelResponded(ModelResponded {
             attempt,
             iteration,
-            message: self.driver.parse(answer.completion, request, place, self.plan.output_tool()),
+            message: reading.message,
             finish_reason,
             usage: answer.usage,
             provider: answer.provider,
@@ -264,7 +274,8 @@ impl Run {
             retries: answer.retries,
             fallback: answer.fallback,
             warnings: answer.warnings,
-        })
+        });
+        std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(&why))).collect()
     }
 
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
@@ -329,7 +340,7 @@ impl Run {
 
 /// Asks the models in turn. One that the conversation does not fit, and cannot be made to fit, is a reason to
 /// ask the next.
-async fn ask(
+async fn complete(
     router: &Router,
     models: &[String],
     state: &State,

@@ -14,7 +14,7 @@ use uuid::Uuid;
 
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
-use crate::drivers::Native;
+use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
@@ -118,6 +118,11 @@ impl Owned {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         let is_new = state.last_seq() == 0 && head.epoch == 1;
+        let driver: &'static dyn Driver = match plan.rules.react {
+            None => &Native,
+            Some(react) if react.final_via_inference => &React { final_via_inference: true },
+            Some(_) => &React { final_via_inference: false },
+        };
         let scope = RunScope {
             run_id: head.new.id,
             caller: Arc::clone(&head.caller),
@@ -130,7 +135,7 @@ impl Owned {
             executor,
             scope,
             router: Arc::clone(&runtime.inner.router),
-            driver: &Native,
+            driver,
             control: Arc::new(RunControl::default()),
             lease: Arc::clone(&runtime.inner.lease),
             audience: {

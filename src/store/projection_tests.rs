@@ -93,7 +93,7 @@ fn every_event_survives_the_journal() {
         },
         RunEvent::RunResumed { epoch: 2 },
         RunEvent::AttemptStarted { attempt: 1 },
-        RunEvent::IterationStarted { attempt: 1, iteration: 1 },
+        RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false },
         response(vec![call.clone()]),
         started(&call),
         answered(&call, Some(CallFailure::Timeout)),

@@ -166,6 +166,15 @@ impl Executor {
         self.tools.iter().map(|offered| offered.tool.info())
     }
 
+    /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
+    ///
+    /// # Errors
+    /// What is wrong, for the model.
+    pub fn check_arguments(&self, tool: &str, arguments: &Value) -> Result<(), String> {
+        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
+        offered.map_or(Ok(()), |offered| check(&offered.arguments, arguments))
+    }
+
     /// Takes a call up to the point where it may be executed, or answers it.
     ///
     /// # Errors
@@ -176,7 +185,8 @@ impl Executor {
         let Some((index, Offered { tool, arguments: validator })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
-        let arguments = match parse(&call.arguments).and_then(|arguments| check(validator, arguments)) {
+        let arguments = parse(&call.arguments);
+        let arguments = match arguments.and_then(|arguments| check(validator, &arguments).map(|()| arguments)) {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
         };
@@ -307,11 +317,11 @@ fn parse(arguments: &str) -> Result<Value, String> {
     }
 }
 
-fn check(validator: &Validator, arguments: Value) -> Result<Value, String> {
-    if validator.is_valid(&arguments) {
-        return Ok(arguments);
+fn check(validator: &Validator, arguments: &Value) -> Result<(), String> {
+    if validator.is_valid(arguments) {
+        return Ok(());
     }
-    let mut errors = validator.iter_errors(&arguments).map(|error| {
+    let mut errors = validator.iter_errors(arguments).map(|error| {
         let pointer = error.instance_path().as_str().to_owned();
         let place = if pointer.is_empty() { "the arguments".to_owned() } else { pointer };
         format!("\n- at {place}: {}", error.masked())

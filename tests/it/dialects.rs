@@ -358,7 +358,8 @@ pub(crate) fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str])
                     let (content, is_error) = (asked.result.to_owned(), asked.is_error);
                     results.push(ToolResult { call_id: id, content, is_error });
                 }
-                let message = AssistantMessage { text: (*text).to_owned(), thinking: None, tool_calls, opaque };
+                let message =
+                    AssistantMessage { text: (*text).to_owned(), thinking: None, tool_calls, opaque, decision: None };
                 conversation.push_turn(message, results).unwrap();
             }
         }

@@ -6,6 +6,8 @@ mod context;
 use chrono::{DateTime, TimeDelta, Utc};
 use proptest::prelude::*;
 use serde_json::json;
+use toolloop::agents::definition::ReactSection;
+use toolloop::drivers::Undecided;
 use toolloop::engine::context::{Compaction, Written};
 use toolloop::engine::state::{ModelFault, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
@@ -25,6 +27,8 @@ enum Say {
     Text(&'static str),
     /// Names of tools; `bad` fails, `long` says much, `output:…` proposes the text after the colon.
     Calls(Vec<&'static str>),
+    /// Something of which no decision can be made, where decisions are asked for.
+    Nonsense,
     /// A text cut off by the output limit.
     CutText(&'static str),
     /// Calls cut off by the output limit.
@@ -35,7 +39,7 @@ enum Say {
     /// The conversation does not fit.
     TooLong,
 }
-use Say::{Calls, CutCalls, CutText, Fail, Pause, Refuse, Text, TooLong};
+use Say::{Calls, CutCalls, CutText, Fail, Nonsense, Pause, Refuse, Text, TooLong};
 
 /// What every model call takes.
 const USAGE: Usage = Usage {
@@ -58,6 +62,8 @@ struct Bench {
     choices: Vec<ToolChoice>,
     /// What the model writes when it is asked for a summary.
     summary: &'static str,
+    /// Whether the model is asked for decisions.
+    decides: bool,
     /// The event number after which cancelling is asked for.
     cancel_after: Option<i64>,
 }
@@ -66,6 +72,7 @@ impl Bench {
     fn new(rules: Rules, script: Vec<Say>) -> Self {
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
         Self {
+            decides: rules.react.is_some(),
             state: State::new(rules),
             now,
             journal: Vec::new(),
@@ -117,8 +124,11 @@ impl Bench {
     fn model(&mut self) {
         let say = self.script[self.said.min(self.script.len() - 1)].clone();
         self.said += 1;
+        let must_decide = self.decides && !self.state.is_answer_only();
+        let is_nonsense = matches!(say, Nonsense);
         let (text, names, finish_reason) = match say {
             Text(text) => (text, vec![], FinishReason::Stop),
+            Nonsense => ("Let me think.", vec![], FinishReason::Stop),
             CutText(text) => (text, vec![], FinishReason::Length),
             Calls(names) => ("", names, FinishReason::ToolCalls),
             CutCalls(names) => ("", names, FinishReason::Length),
@@ -133,13 +143,15 @@ impl Bench {
                 return;
             }
         };
+        let is_whole = matches!(finish_reason, FinishReason::Stop | FinishReason::ToolCalls) || !names.is_empty();
+        let decision = (must_decide && !is_nonsense && is_whole).then(|| "{}".to_owned());
         let tool_calls = names.iter().enumerate().map(|(index, name)| call(self.said, index, name)).collect();
         self.record(RunEvent::ModelResponded(ModelResponded {
             attempt: self.state.attempt(),
             iteration: self.state.iteration(),
             provider: "mock".into(),
             model: "m".into(),
-            message: AssistantMessage { text: text.into(), tool_calls, ..AssistantMessage::default() },
+            message: AssistantMessage { text: text.into(), tool_calls, decision, ..AssistantMessage::default() },
             finish_reason,
             usage: USAGE,
             latency_ms: 1,
@@ -147,6 +159,10 @@ impl Bench {
             fallback: false,
             warnings: vec![],
         }));
+        if must_decide && is_nonsense {
+            let failed = self.state.decision_failed(&Undecided::NotFound("it holds no JSON object".into()));
+            self.record(failed);
+        }
     }
 
     fn fail(&mut self, reason: TerminationReason) {
@@ -409,6 +425,120 @@ fn strictly(rules: Rules, tool_choice: ToolChoicePolicy) -> Rules {
     Rules { tool_choice, strict_tool_choice: true, ..rules }
 }
 
+fn deciding(rules: Rules) -> Rules {
+    Rules { react: Some(ReactSection::default()), ..rules }
+}
+
+fn answering_later(rules: Rules) -> Rules {
+    Rules { react: Some(ReactSection { final_via_inference: true, ..ReactSection::default() }), ..rules }
+}
+
+fn decisions() -> Vec<Row> {
+    let never_again = Rules { react: Some(ReactSection { max_retries: 0, ..ReactSection::default() }), ..text() };
+    vec![
+        ("a final answer ends the loop", deciding(text()), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        ("it is confirmed", deciding(confirming()), vec![Text("x"), Nonsense, Text("y")], "completed", (1, 3, 0)),
+        (
+            "a decision is asked for again",
+            deciding(text()),
+            vec![Nonsense, Nonsense, Text("x")],
+            "completed",
+            (1, 3, 0),
+        ),
+        ("not for ever", deciding(text()), vec![Nonsense], "invalid_response", (1, 3, 0)),
+        ("not at all", never_again, vec![Nonsense], "invalid_response", (1, 1, 0)),
+        (
+            "every decision may be asked for again",
+            deciding(text()),
+            vec![Nonsense, Nonsense, Calls(vec!["a"]), Nonsense, Nonsense, Text("x")],
+            "completed",
+            (1, 6, 1),
+        ),
+        (
+            "a retry is an iteration",
+            limited(deciding(text()), |limits, _| limits.max_iterations = 2),
+            vec![Nonsense],
+            "max_iterations",
+            (1, 2, 0),
+        ),
+        (
+            "outputs are tried again, and so are decisions",
+            deciding(structured()),
+            vec![Calls(vec![BAD]), Nonsense, Calls(vec![OK])],
+            "completed",
+            (2, 3, 0),
+        ),
+        ("a cut-off decision is continued", deciding(text()), vec![CutText("{"), Text("x")], "completed", (1, 2, 0)),
+        (
+            "one that stays nonsense is asked for again",
+            deciding(text()),
+            vec![CutText("{"), Nonsense, Text("x")],
+            "completed",
+            (1, 3, 0),
+        ),
+        (
+            "a call in a cut-off decision is not executed",
+            deciding(text()),
+            vec![CutCalls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
+        ("an answer is written later", answering_later(text()), vec![Text("x"), Text("y")], "completed", (1, 2, 0)),
+        ("once it is confirmed", answering_later(confirming()), vec![Text("x")], "completed", (1, 3, 0)),
+        (
+            "within the limits",
+            limited(answering_later(text()), |limits, _| limits.max_iterations = 1),
+            vec![Text("x")],
+            "max_iterations",
+            (1, 1, 0),
+        ),
+        (
+            "it is continued where it is cut off",
+            answering_later(text()),
+            vec![Text("x"), CutText("y"), Text("z")],
+            "completed",
+            (1, 3, 0),
+        ),
+        (
+            "an output is written later",
+            answering_later(structured()),
+            vec![Text("x"), Calls(vec![BAD]), Text("x"), Calls(vec![OK])],
+            "completed",
+            (2, 4, 0),
+        ),
+        (
+            "an output that is no object fails the attempt",
+            answering_later(structured()),
+            vec![Text("x")],
+            "invalid_response",
+            (3, 6, 0),
+        ),
+    ]
+}
+
+#[test]
+fn a_decision_that_failed_is_the_models_to_mend() {
+    let mut bench = Bench::new(deciding(text()), vec![Nonsense]);
+    bench.run(false);
+    let kinds = bench.journal.iter().map(|event| event.what.type_name());
+    assert_eq!(kinds.filter(|kind| *kind == "decision.extraction_failed").count(), 3);
+    let (ending, _) = bench.state.ending().unwrap();
+    let error = ending.outcome.error().unwrap();
+    assert_eq!(error.context, json!({"attempt": 1, "errors": vec!["it holds no JSON object"; 3]}));
+    let turns = bench.state.conversation().turns();
+    let [_, Turn::Assistant(said), Turn::User(told), ..] = turns else { panic!("{turns:#?}") };
+    assert_eq!(said.message().text, "Let me think.");
+    assert!(told.contains("it holds no JSON object"), "{told}");
+}
+
+#[test]
+fn the_answer_that_was_written_counts() {
+    let mut bench = Bench::new(answering_later(text()), vec![Text("short"), CutText("long "), Text("and full")]);
+    bench.run(false);
+    let (ending, _) = bench.state.ending().unwrap();
+    assert_eq!(ending.outcome.output(), Some(&json!({"result": "long and full"})));
+}
+
 fn demanded_calls() -> Vec<Row> {
     let first = || demanding(text(), FirstRequired);
     let b = || ToolChoicePolicy::Tool("b".into());
@@ -490,7 +620,10 @@ fn what_is_demanded_when() {
     assert_eq!(choices(demanding(text(), FirstRequired), called.clone()), (vec![required.clone(), auto.clone()], 0));
     assert_eq!(choices(demanding(text(), ToolChoicePolicy::Tool("b".into())), called), (vec![b, auto.clone()], 0));
     let late = vec![Text("x"), Calls(vec!["a"]), Text("y")];
-    let repeated = vec![required.clone(), required.clone(), auto];
+    let repeated = vec![required.clone(), required.clone(), auto.clone()];
+    let nonsense = vec![Nonsense, Calls(vec!["a"]), Text("y")];
+    assert_eq!(choices(deciding(demanding(text(), FirstRequired)), nonsense), (repeated.clone(), 0));
+    assert_eq!(choices(deciding(demanding(structured(), Required)), vec![Calls(vec![OK])]), (vec![auto], 0));
     assert_eq!(choices(demanding(text(), FirstRequired), late), (repeated, 0));
     let (twice, warnings) = choices(demanding(text(), FirstRequired), vec![Text("x")]);
     assert_eq!((twice, warnings), (vec![required.clone(), required.clone()], 1));
@@ -511,7 +644,7 @@ fn a_run_goes_on_with_the_model_that_answered_last() {
 
 #[test]
 fn situations() {
-    let rows = [text_contract(), structured_contract(), limits(), demanded_calls()].concat();
+    let rows = [text_contract(), structured_contract(), limits(), demanded_calls(), decisions()].concat();
     for (what, rules, script, reason, counts) in rows {
         let mut bench = Bench::new(rules, script);
         bench.run(false);
@@ -592,7 +725,7 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         warnings: vec![],
     });
     bench.record(RunEvent::AttemptStarted { attempt: 1 });
-    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1 });
+    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false });
     bench.model();
     let Step::CallTool(pending) = bench.state.next(bench.now) else { panic!() };
     bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
@@ -658,6 +791,7 @@ fn anything() -> impl Strategy<Value = Say> {
         2 => prop::sample::select(vec!["done", "", r#"{"ok":1}"#]).prop_map(Text),
         1 => names.prop_map(CutCalls),
         1 => Just(CutText("cut")),
+        1 => Just(Nonsense),
         1 => Just(Pause),
         1 => Just(Refuse),
         1 => Just(Fail),
@@ -677,11 +811,13 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(Required),
         Just(ToolChoicePolicy::Tool("a".into())),
     ];
-    let choice = (choice, any::<bool>(), prop::option::of(10..200u64));
+    let react = |max_retries, final_via_inference| ReactSection { max_retries, final_via_inference };
+    let react = prop::option::of((0..3u32, any::<bool>()).prop_map(move |(retries, later)| react(retries, later)));
+    let choice = (choice, any::<bool>(), react, prop::option::of(10..200u64));
     (contract, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
         |(
             contract,
-            (tool_choice, strict_tool_choice, window),
+            (tool_choice, strict_tool_choice, react, window),
             attempts,
             iterations,
             per_attempt,
@@ -693,6 +829,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                 contract,
                 tool_choice,
                 strict_tool_choice,
+                react,
                 limits: Limits {
                     max_attempts: attempts,
                     max_iterations: iterations,

@@ -28,6 +28,7 @@ mod openai_streams;
 mod postgres_cluster;
 mod providers;
 mod rate_limits;
+mod react;
 mod retention;
 mod routing;
 mod samples;

@@ -8,8 +8,9 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step, Wish};
+use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
-use crate::event::{CallFailure, RunEvent, ToolCallCompleted, ValidationError};
+use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::{ToolChoice, estimate};
 use crate::run::{Outcome, TerminationReason, ToolChoicePolicy, Usd};
@@ -56,7 +57,7 @@ impl State {
         match &self.phase {
             Phase::Opening | Phase::Ended { .. } => Step::Done,
             Phase::BetweenAttempts => Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }]),
-            Phase::BetweenIterations => self.next_iteration(now),
+            Phase::BetweenIterations => self.next_iteration(now, self.answer_only && self.unfinished.is_some()),
             Phase::Calling => self.next_model_call(now),
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
@@ -69,7 +70,10 @@ impl State {
             let output = proposal.output.clone();
             return vec![self.ended(now, self.completed(output))];
         }
-        let feedback = phrases::another_attempt(&errors, self.output_tool());
+        let feedback = match self.rules.react {
+            None => phrases::another_attempt(&errors, self.output_tool()),
+            Some(_) => phrases::another_final_answer(&errors),
+        };
         self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
     }
 
@@ -114,6 +118,8 @@ impl State {
         }
         match &self.rules.tool_choice {
             ToolChoicePolicy::None => ToolChoice::None,
+            // Every decision is a call or an output.
+            ToolChoicePolicy::Required if self.rules.react.is_some() => ToolChoice::Auto,
             ToolChoicePolicy::Required => ToolChoice::Required,
             ToolChoicePolicy::FirstRequired if self.wish != Wish::Settled => ToolChoice::Required,
             ToolChoicePolicy::Tool(name) if self.wish != Wish::Settled => ToolChoice::Tool(name.clone()),
@@ -121,11 +127,19 @@ impl State {
         }
     }
 
-    fn next_iteration(&self, now: DateTime<Utc>) -> Step {
+    fn next_iteration(&self, now: DateTime<Utc>, answer_only: bool) -> Step {
         let (limits, totals) = (&self.rules.limits, &self.totals);
         let budget = &self.rules.budget;
         let end = if self.failures_in_a_row >= limits.error_threshold {
             self.too_many_failures(now)
+        } else if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
+            let context = json!({"attempt": self.attempt, "errors": self.undecided});
+            self.failed(
+                now,
+                TerminationReason::InvalidResponse,
+                "The model made no decision that can be used.",
+                context,
+            )
         } else if let Some(end) = self.spent(now) {
             end
         } else if totals.iterations >= limits.max_iterations {
@@ -135,7 +149,7 @@ impl State {
         } else if u64::from(totals.iterations) >= budget.max_iterations {
             self.over_budget(now, "max_iterations", totals.iterations.into(), Some(budget.max_iterations))
         } else {
-            RunEvent::IterationStarted { attempt: self.attempt, iteration: self.iteration + 1 }
+            RunEvent::IterationStarted { attempt: self.attempt, iteration: self.iteration + 1, answer_only }
         };
         Step::Record(vec![end])
     }
@@ -172,7 +186,7 @@ impl State {
             return Step::Record(events);
         }
         let Some((index, call)) = turn.open_call() else {
-            return turn.proposal.clone().map_or_else(|| self.next_iteration(now), Step::Check);
+            return turn.proposal.clone().map_or_else(|| self.next_iteration(now, false), Step::Check);
         };
         match call.target {
             _ if turn.cut_off => {
@@ -253,6 +267,7 @@ impl State {
             (FinishReason::Length, _) => {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
+            _ if self.is_answer_due() => return self.next_iteration(now, true),
             _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
@@ -262,6 +277,11 @@ impl State {
                 Some(output) => return Step::Check(Proposal { call_id: None, output, malformed: None }),
                 None => self.invalid_response(now, "The model's answer is not a JSON object."),
             },
+            (_, Contract::Structured { .. }) if self.rules.react.is_some() => {
+                let errors = vec![ValidationError { pointer: String::new(), message: phrases::NO_OBJECT.to_owned() }];
+                let feedback = phrases::another_final_answer(&errors);
+                return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
+            }
             (_, Contract::Structured { tool }) => {
                 let message = "answered in plain text instead of calling the output tool".to_owned();
                 let errors = vec![ValidationError { pointer: String::new(), message }];
@@ -270,6 +290,29 @@ impl State {
             }
         };
         Step::Record(vec![end])
+    }
+
+    /// Whether the final answer is to be written, now that the model has decided on it and was asked to
+    /// verify it.
+    fn is_answer_due(&self) -> bool {
+        let confirmed = self.confirmed || self.rules.contract != Contract::Text { confirm: true };
+        self.rules.react.is_some_and(|react| react.final_via_inference) && !self.answer_only && confirmed
+    }
+
+    /// What an answer of which no decision could be made means: it is asked for again, so long as limits
+    /// and retries allow.
+    pub fn decision_failed(&self, why: &Undecided) -> RunEvent {
+        let (Undecided::NotFound(error) | Undecided::NotValid(error)) = why;
+        let failed = DecisionFailed {
+            attempt: self.attempt,
+            iteration: self.iteration,
+            error: error.clone(),
+            feedback: phrases::decide_again(error),
+        };
+        match why {
+            Undecided::NotFound(_) => RunEvent::DecisionExtractionFailed(failed),
+            Undecided::NotValid(_) => RunEvent::DecisionValidationFailed(failed),
+        }
     }
 
     fn attempt_failed(

@@ -54,11 +54,15 @@ impl State {
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
+                self.answer_only = false;
                 self.phase = Phase::BetweenIterations;
             }
-            RunEvent::IterationStarted { iteration, .. } => {
-                self.iteration = *iteration;
+            RunEvent::IterationStarted { iteration, answer_only, .. } => {
+                (self.iteration, self.answer_only) = (*iteration, *answer_only);
                 self.compactions.clear();
+                if matches!(self.phase, Phase::Answered { .. }) {
+                    self.reply(phrases::WRITE_ANSWER);
+                }
                 self.phase = Phase::Calling;
             }
             RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
@@ -88,28 +92,25 @@ impl State {
             }
             RunEvent::ConfirmationRequested { prompt } => {
                 self.confirmed = true;
-                self.close_turn(None, "", false);
-                self.conversation.push_user(prompt.as_str());
-                self.phase = Phase::BetweenIterations;
+                self.reply(prompt);
+            }
+            RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
+                if !matches!(self.phase, Phase::Answered { .. }) {
+                    return Err(misplaced);
+                }
+                self.undecided.push(failed.error.clone());
+                self.reply(&failed.feedback);
             }
             RunEvent::ToolChoiceUnmet { prompt: Some(prompt), .. } => {
                 self.wish = Wish::Repeated;
-                self.close_turn(None, "", false);
-                self.conversation.push_user(prompt.as_str());
-                self.phase = Phase::BetweenIterations;
+                self.reply(prompt);
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
             RunEvent::RunCancelRequested { reason } => {
                 self.cancel = Some(super::CancelRequest { reason: reason.clone() });
             }
             RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
-                let proposing = match &self.phase {
-                    Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
-                    _ => None,
-                };
-                let is_accepted = matches!(event.what, RunEvent::RunCompleted(_));
-                let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
-                self.close_turn(proposing, verdict, !is_accepted);
+                self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
             RunEvent::RunQueued {} | RunEvent::RunResumed { .. } => {}
@@ -148,6 +149,9 @@ impl State {
         let mut message = response.message.clone();
         self.last_tokens = response.usage.total_tokens();
         self.counted_turns = self.conversation.turns().len();
+        if message.decision.is_some() {
+            self.undecided.clear();
+        }
         if self.single_shot || response.finish_reason == FinishReason::Refusal {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
@@ -173,7 +177,10 @@ impl State {
     fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot;
-        self.raw_response = beginning.unwrap_or_default() + &message.text;
+        self.raw_response = match beginning {
+            Some(beginning) if message.decision.is_none() => beginning + &message.text,
+            _ => message.text.clone(), // a decision was read from all of it
+        };
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());
@@ -248,6 +255,22 @@ impl State {
             Phase::Answered { message, .. } => self.push_turn(message, Vec::new()),
             _ => {}
         }
+    }
+
+    fn close_last_turn(&mut self, is_accepted: bool) {
+        let proposing = match &self.phase {
+            Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
+            _ => None,
+        };
+        let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };
+        self.close_turn(proposing, verdict, !is_accepted);
+    }
+
+    /// Says something to what the model answered in text.
+    fn reply(&mut self, text: &str) {
+        self.close_turn(None, "", false);
+        self.conversation.push_user(text);
+        self.phase = Phase::BetweenIterations;
     }
 
     fn push_turn(&mut self, message: AssistantMessage, results: Vec<ToolResult>) {

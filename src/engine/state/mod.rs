@@ -149,6 +149,10 @@ pub struct State {
     /// Model calls that wrote summaries.
     summaries: u32,
     failures_in_a_row: u32,
+    /// What was wrong with the latest answers, as far as no decision could be made of them.
+    undecided: Vec<String>,
+    /// Whether the model is asked for nothing but the final answer.
+    answer_only: bool,
     confirmed: bool,
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
@@ -175,6 +179,8 @@ impl State {
             compactions: Vec::new(),
             summaries: 0,
             failures_in_a_row: 0,
+            undecided: Vec::new(),
+            answer_only: false,
             confirmed: false,
             unfinished: None,
             cancel: None,
@@ -222,6 +228,16 @@ impl State {
     pub fn model_place(&self, models: &[String]) -> usize {
         let last = self.totals.model.as_ref();
         last.and_then(|last| models.iter().position(|model| model == last)).unwrap_or(0)
+    }
+
+    /// Whether the model is asked for nothing but the final answer that it has decided on.
+    pub fn is_answer_only(&self) -> bool {
+        self.answer_only
+    }
+
+    /// The beginning of an answer that was cut off, while its rest is asked for.
+    pub fn unfinished(&self) -> Option<&str> {
+        self.unfinished.as_deref()
     }
 
     /// Whether cancelling has been asked for.

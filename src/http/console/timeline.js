@@ -88,6 +88,10 @@ export class Timeline {
     if (["failed", "blocked", "escalated"].includes(what)) call.node.open = true;
   }
 
+  undecided(title, { error, feedback }) {
+    this.step("note bad", el("span", {}, title), el("p", {}, error), folded("Told to the model", feedback));
+  }
+
   end(kind, { output, error, raw_response, partial }) {
     this.iteration?.meta.replaceChildren("no answer");
     this.steps = this.node;
@@ -123,6 +127,8 @@ const STORY = {
     t.settle(d.call_id, d.decision, { facts: [`Gate: ${d.decision} by ${d.rule}`, d.reason], result: d.content }),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
   "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Told to the model", d.feedback)),
+  "decision.extraction_failed": (t, d) => t.undecided("No decision found", d),
+  "decision.validation_failed": (t, d) => t.undecided("Decision not valid", d),
   "confirmation.requested": (t, d) => t.note("Asked to confirm", folded("Prompt", d.prompt)),
   "context.compacted": (t, d) => t.note(
     `Conversation made smaller: ${count(d.tokens_before)} to ${count(d.tokens_after)} tokens, ${d.cleared.length} results cleared`,

@@ -138,6 +138,7 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
             thinking: Some("hm".into()),
             tool_calls: calls.clone(),
             opaque: Some(kept(provider, &json)),
+            decision: None,
         };
         conversation.push_turn(message, vec![result(1, "x", false), result(2, "y", false)]).unwrap();
         String::from_utf8(body(&plain(&conversation, &WireNames::default()), "anthropic").unwrap()).unwrap()

@@ -1,0 +1,249 @@
+//! Tool use for models without function calling: the model writes one JSON decision a response, and reads
+//! the result of a call as an observation.
+//!
+//! Nothing about tools goes over the wire. [`prompt`] tells the model what there is, [`extraction`] finds
+//! its decision, and this file checks that the decision is allowed. What a bad one means for the run, and
+//! how often it is asked for again, is the engine's business.
+
+mod extraction;
+mod prompt;
+
+use std::borrow::Cow;
+
+use serde_json::Value;
+use serde_json::value::RawValue;
+
+use self::extraction::{Decision, first_decision, first_object};
+use super::{Ask, Check, Driver, Place, Reading, Undecided, beside, call_id};
+use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
+use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
+
+/// Decisions in JSON, conversation in text.
+#[derive(Debug, Clone, Copy)]
+pub struct React {
+    /// Whether a final answer only ends the work, and is written in a model call of its own.
+    pub final_via_inference: bool,
+}
+
+impl Driver for React {
+    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, retold: &'a mut Conversation) -> ModelRequest<'a> {
+        *retold = prompt::retold(&base, ask, self.final_via_inference);
+        ModelRequest {
+            conversation: retold,
+            output_schema: output_schema(&base, ask).filter(|_| ask.answer_only),
+            tools: &[],
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: None,
+            ..base
+        }
+    }
+
+    fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Reading {
+        let text = match ask.unfinished {
+            Some(beginning) => Cow::Owned([beginning, &completion.text].concat()),
+            None => Cow::Borrowed(completion.text.as_str()),
+        };
+        if ask.answer_only {
+            let message = answer(&text, ask, &completion);
+            return Reading { message: message.unwrap_or_else(|| plain(completion)), undecided: None };
+        }
+        let decided = first_decision(&text).map_err(Undecided::NotFound).and_then(|decision| {
+            let act = act(&decision, base, ask, check).map_err(Undecided::NotValid)?;
+            Ok((decision, act))
+        });
+        match decided {
+            // The rest of it is asked for, and then read together with this.
+            Ok((_, Act::Answer(_))) if completion.finish_reason == FinishReason::Length => {
+                Reading { message: plain(completion), undecided: None }
+            }
+            Ok((decision, act)) => {
+                let message = self.message(&decision, act, ask, completion.thinking.clone());
+                Reading { message, undecided: None }
+            }
+            Err(undecided) => {
+                let is_whole = !matches!(
+                    completion.finish_reason,
+                    FinishReason::Length | FinishReason::Pause | FinishReason::Refusal
+                );
+                Reading { message: plain(completion), undecided: is_whole.then(|| undecided.without_nul()) }
+            }
+        }
+    }
+}
+
+/// A decision that is allowed.
+enum Act {
+    Call {
+        tool: String,
+        args: String,
+    },
+    /// The JSON text of the answer.
+    Answer(String),
+}
+
+impl React {
+    fn message(self, decision: &Decision<'_>, act: Act, ask: &Ask<'_>, thinking: Option<String>) -> AssistantMessage {
+        let thought = without_nul(decision.thought.as_str().unwrap_or_default());
+        let decided = Some(decision.text.to_owned());
+        let call = match (act, ask.output_tool) {
+            (Act::Call { tool, args }, _) => call(ask.place, tool, args, CallTarget::Tool),
+            (Act::Answer(answer), Some(tool)) if !self.final_via_inference => {
+                call(ask.place, tool.to_owned(), object_in(answer), CallTarget::Output)
+            }
+            (Act::Answer(answer), _) => {
+                let thinking = thinking.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
+                return AssistantMessage {
+                    text: text_of(answer),
+                    thinking,
+                    decision: decided,
+                    ..AssistantMessage::default()
+                };
+            }
+        };
+        let tool_calls = vec![call];
+        let text = beside(thought, &tool_calls);
+        AssistantMessage { text, thinking, tool_calls, opaque: None, decision: decided }
+    }
+}
+
+impl Undecided {
+    /// Error messages quote what the model wrote.
+    fn without_nul(self) -> Self {
+        match self {
+            Self::NotFound(why) => Self::NotFound(without_nul(&why)),
+            Self::NotValid(why) => Self::NotValid(without_nul(&why)),
+        }
+    }
+}
+
+/// The tools that a decision can name, which the output tool is not.
+fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = &'a ToolOffer> {
+    base.tools.iter().filter(move |tool| ask.output_tool != Some(tool.name.as_str()))
+}
+
+/// The schema of the final answer, where the contract has one.
+fn output_schema<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> Option<&'a Value> {
+    let output = base.tools.iter().find(|tool| ask.output_tool == Some(tool.name.as_str()))?;
+    Some(&output.input_schema)
+}
+
+/// What a decision is, if it may be.
+fn act(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Result<Act, String> {
+    match decision.r#type.as_str() {
+        Some("call_tool") => tool_call(decision, base, ask, check),
+        Some("final_answer") => final_answer(decision, base, ask),
+        Some(other) => Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\"")),
+        None => Err("`type` is missing; it must be \"call_tool\" or \"final_answer\"".to_owned()),
+    }
+}
+
+fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Result<Act, String> {
+    if ask.choice == ToolChoice::None {
+        return Err("no tool may be called; give a `final_answer`".to_owned());
+    }
+    let Some(named) = decision.tool.as_str() else {
+        return Err("`tool` must be the name of a tool".to_owned());
+    };
+    let on_the_wire = base.names.to_ours(named);
+    let tool = callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == named);
+    let tool = tool.or_else(|| callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire));
+    let Some(tool) = tool else {
+        let all: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
+        return Err(match all.as_slice() {
+            [] => "there are no tools; give a `final_answer`".to_owned(),
+            all => format!("there is no tool {named:?}; `tool` must be one of: {}", all.join(", ")),
+        });
+    };
+    if let ToolChoice::Tool(demanded) = &ask.choice
+        && demanded != tool
+    {
+        return Err(demand(demanded, ask));
+    }
+    let args = decision.args.map_or("{}", RawValue::get);
+    let value: Value = serde_json::from_str(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
+    if !value.is_object() {
+        return Err("`args` must be an object".to_owned());
+    }
+    check(tool, &value)?;
+    Ok(Act::Call { tool: tool.to_owned(), args: args.to_owned() })
+}
+
+fn final_answer(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Result<Act, String> {
+    match &ask.choice {
+        ToolChoice::Required if callable(base, ask).next().is_some() => {
+            return Err("a tool must be called before the final answer".to_owned());
+        }
+        ToolChoice::Tool(demanded) if ask.output_tool != Some(demanded.as_str()) => return Err(demand(demanded, ask)),
+        _ => {}
+    }
+    match decision.answer {
+        Some(answer) => Ok(Act::Answer(answer.get().to_owned())),
+        None => Err("`answer` is missing".to_owned()),
+    }
+}
+
+fn demand(tool: &str, ask: &Ask<'_>) -> String {
+    match ask.output_tool {
+        Some(output) if output == tool => "it must be a `final_answer`".to_owned(),
+        _ => format!("it must be a `call_tool` of {tool}"),
+    }
+}
+
+/// What the model wrote when nothing but the answer was wanted: an output, or the text of a decision
+/// that it made all the same. Otherwise the text is what it is.
+fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<AssistantMessage> {
+    if completion.finish_reason == FinishReason::Length || completion.finish_reason == FinishReason::Refusal {
+        return None;
+    }
+    let decision = first_decision(text).ok().filter(|decision| decision.r#type == "final_answer");
+    let answer = decision.as_ref().and_then(|decision| decision.answer);
+    let (said, output) = (answer.map_or(text, RawValue::get), ask.output_tool);
+    let written = decision.as_ref().map_or(said, |decision| decision.text);
+    let thinking = completion.thinking.clone();
+    let Some(tool) = output else {
+        let text = text_of(answer?.get().to_owned());
+        return Some(AssistantMessage { text, thinking, decision: Some(written.to_owned()), ..Default::default() });
+    };
+    let object = object_in(said.to_owned());
+    let object = first_object(&object)?;
+    let call = call(ask.place, tool.to_owned(), object.to_owned(), CallTarget::Output);
+    let decision = Some(written.to_owned());
+    Some(AssistantMessage { text: String::new(), thinking, tool_calls: vec![call], opaque: None, decision })
+}
+
+/// What the model wrote, without a decision. Only a pause has to go back as the provider had it.
+fn plain(completion: Completion) -> AssistantMessage {
+    AssistantMessage {
+        opaque: completion.opaque.filter(|_| completion.finish_reason == FinishReason::Pause),
+        text: completion.text,
+        thinking: completion.thinking,
+        ..AssistantMessage::default()
+    }
+}
+
+fn call(place: Place, name: String, arguments: String, target: CallTarget) -> ToolCall {
+    let id = call_id(place, 0);
+    ToolCall { id, provider_id: format!("call_{}", id.simple()), name, arguments, target }
+}
+
+/// An answer as text: a string's content, other JSON as it is.
+fn text_of(answer: String) -> String {
+    serde_json::from_str::<String>(&answer).map_or(answer, |text| without_nul(&text))
+}
+
+/// An answer as the arguments of the output tool. Some models put the object into a string.
+fn object_in(answer: String) -> String {
+    match serde_json::from_str::<String>(&answer) {
+        Ok(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) => text,
+        _ => answer,
+    }
+}
+
+/// No store takes a NUL, and JSON can escape one.
+fn without_nul(text: &str) -> String {
+    text.replace('\0', "")
+}
+
+#[cfg(test)]
+#[path = "react_tests.rs"]
+mod tests;

@@ -47,9 +47,15 @@ async fn models_are_listed_without_their_keys() {
     let fable = listed["shipped"].as_array().unwrap().iter().find(|row| row["pattern"] == "claude-fable-*").unwrap();
     assert_eq!((&fable["kind"], &fable["capabilities"]["thinking"]), (&json!("anthropic"), &json!("adaptive")));
     let keys: Vec<_> = listed["providers"].as_array().unwrap().iter().map(|p| (&p["provider"], &p["key"])).collect();
-    let expected = [(json!("local"), json!("none")), (json!("openai"), json!("set")), (json!("scripted"), Value::Null)];
+    let expected = [
+        (json!("anthropic"), json!("not set")),
+        (json!("local"), json!("none")),
+        (json!("ollama"), json!("none")),
+        (json!("openai"), json!("set")),
+        (json!("scripted"), Value::Null),
+    ];
     assert_eq!(keys, expected.iter().map(|(name, key)| (name, key)).collect::<Vec<_>>());
-    assert_eq!(listed["providers"][0]["max_retries"], 0);
+    assert_eq!(listed["providers"][1]["max_retries"], 0);
 
     let table = toolloop(dir.path(), &["models"]).await;
     assert!(table.out.contains("not set: OPENAI_API_KEY"), "{}", table.out);

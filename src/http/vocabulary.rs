@@ -50,14 +50,9 @@ words! {
     /// What kind of thing happened in a run.
     EventType = "run.queued" | "run.started" | "run.resumed" | "attempt.started" | "iteration.started"
         | "model.responded" | "tool_call.started" | "tool_call.completed" | "tool_call.blocked" | "output.proposed"
-<<<<<<< HEAD
         | "validation.failed" | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
         | "tool_choice.unmet" | "context.compacted" | "run.cancel_requested" | "run.completed" | "run.failed"
         | "run.cancelled";
-=======
-        | "validation.failed" | "confirmation.requested" | "tool_choice.unmet" | "context.compacted"
-        | "run.cancel_requested" | "run.completed" | "run.failed" | "run.cancelled";
->>>>>>> clients
 }
 
 macro_rules! open_objects {

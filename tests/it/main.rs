@@ -18,6 +18,7 @@ mod hardening;
 mod house;
 mod installing;
 mod machine;
+mod matrix;
 mod mock_anthropic;
 mod mock_model;
 mod mock_ollama;

@@ -74,7 +74,7 @@ impl Mock {
     fn base_url(&self) -> String {
         match self {
             Self::OpenAi(mock) => mock.base_url().to_string(),
-            Self::Other(mock) => mock.base_url.to_string(),
+            Self::Other(mock) => mock.base_url.clone(),
         }
     }
 }

@@ -101,9 +101,8 @@ impl Terms {
     /// The key of this invocation and the fingerprint of what it must stand for.
     pub(crate) fn idempotency(&self, kind: RunKind, agent: &str, body: &Map<String, Value>) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let mut canonical = format!("{}\0{agent}\0", kind.as_str());
-        write_canonical(&mut canonical, body);
-        let digest = Sha256::digest(canonical.as_bytes());
+        let request = format!("{}\0{agent}\0{}", kind.as_str(), canonical(body));
+        let digest = Sha256::digest(request);
         let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}"); // a String takes everything
             hex
@@ -185,34 +184,11 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
 }
 
-/// JSON with the keys of every object in order, so that the same content has the same text.
-fn write_canonical(into: &mut String, object: &Map<String, Value>) {
-    let mut fields: Vec<(&String, &Value)> = object.iter().collect();
-    fields.sort_unstable_by_key(|(key, _)| *key);
-    into.push('{');
-    for (key, value) in fields {
-        let _ = write!(into, "{}:", Value::from(key.as_str())); // a String takes everything
-        write_canonical_value(into, value);
-        into.push(',');
-    }
-    into.push('}');
-}
-
-fn write_canonical_value(into: &mut String, value: &Value) {
-    match value {
-        Value::Object(object) => write_canonical(into, object),
-        Value::Array(items) => {
-            into.push('[');
-            for item in items {
-                write_canonical_value(into, item);
-                into.push(',');
-            }
-            into.push(']');
-        }
-        scalar => {
-            let _ = write!(into, "{scalar}");
-        }
-    }
+/// Sorted keys, no white space: the same for equal bodies.
+fn canonical(body: &Map<String, Value>) -> String {
+    let mut sorted = Value::Object(body.clone());
+    sorted.sort_all_objects();
+    sorted.to_string()
 }
 
 #[cfg(test)]
@@ -279,11 +255,7 @@ mod tests {
 
     #[test]
     fn the_order_of_keys_does_not_matter_and_all_else_does() {
-        let canonical = |json: &str| {
-            let mut text = String::new();
-            write_canonical(&mut text, &serde_json::from_str(json).unwrap());
-            text
-        };
+        let canonical = |json: &str| canonical(&serde_json::from_str(json).unwrap());
         assert_eq!(
             canonical(r#"{"a":{"x":1,"y":[{"p":1,"q":2}]},"b":2}"#),
             canonical(r#"{"b":2,"a":{"y":[{"q":2,"p":1}],"x":1}}"#)

@@ -8,8 +8,15 @@ use std::collections::HashSet;
 use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
+
+/// JSON text with sorted keys and no white space: the same for equal values, so that it can be hashed.
+pub fn canonical_json(mut value: Value) -> String {
+    value.sort_all_objects();
+    value.to_string()
+}
 
 /// What a call in an assistant message is addressed to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]

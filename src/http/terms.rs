@@ -21,6 +21,7 @@ use super::App;
 use super::accept::Media;
 use super::edge::Deadline;
 use super::problem::{Code, Problem};
+use crate::message::canonical_json;
 use crate::run::{RunKind, is_traceparent};
 use crate::runtime::Mode;
 use crate::store::Idempotency;
@@ -101,7 +102,7 @@ impl Terms {
     /// The key of this invocation and the fingerprint of what it must stand for.
     pub(crate) fn idempotency(&self, kind: RunKind, agent: &str, body: &Map<String, Value>) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let request = format!("{}\0{agent}\0{}", kind.as_str(), canonical(body));
+        let request = format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
         let digest = Sha256::digest(request);
         let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}"); // a String takes everything
@@ -184,13 +185,6 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
 }
 
-/// Sorted keys, no white space: the same for equal bodies.
-fn canonical(body: &Map<String, Value>) -> String {
-    let mut sorted = Value::Object(body.clone());
-    sorted.sort_all_objects();
-    sorted.to_string()
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -255,7 +249,7 @@ mod tests {
 
     #[test]
     fn the_order_of_keys_does_not_matter_and_all_else_does() {
-        let canonical = |json: &str| canonical(&serde_json::from_str(json).unwrap());
+        let canonical = |json: &str| canonical_json(serde_json::from_str(json).unwrap());
         assert_eq!(
             canonical(r#"{"a":{"x":1,"y":[{"p":1,"q":2}]},"b":2}"#),
             canonical(r#"{"b":2,"a":{"y":[{"q":2,"p":1}],"x":1}}"#)

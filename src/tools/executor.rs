@@ -24,7 +24,7 @@ use uuid::Uuid;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Call, Decision, Gate, Permit, Verdict};
-use crate::message::{CallTarget, ToolCall};
+use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Caller, Effect};
 
 /// Bytes of a result; of a longer one head and tail are kept.
@@ -190,7 +190,7 @@ impl Executor {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
         };
-        let canonical = canonical(&arguments);
+        let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
             run_id: scope.run_id,
             call_id: call.id,
@@ -333,13 +333,6 @@ fn check(validator: &Validator, arguments: &Value) -> Result<(), String> {
         let _ = write!(message, "\n- and {more} more");
     }
     Err(message)
-}
-
-/// Sorted keys, no white space: the same for equal arguments.
-fn canonical(arguments: &Value) -> String {
-    let mut sorted = arguments.clone();
-    sorted.sort_all_objects();
-    sorted.to_string()
 }
 
 fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {

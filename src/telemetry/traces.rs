@@ -263,18 +263,22 @@ fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Tot
         KeyValue::new("toolloop.termination_reason", ending.outcome.reason().as_str()),
     ]);
     about_run(&mut attributes, origin);
-    let began = match ending.latency_ms {
-        0 => origin.created_at, // not known to who ended it
-        latency => earlier(event.at, latency),
-    };
+    let began = began_of_run(origin.created_at, event.at, ending.latency_ms);
     Said {
         name: format!("invoke_agent {}", origin.agent).into(),
         kind: SpanKind::Internal,
-        began: began.min(event.at),
+        began,
         ended: event.at,
         attributes,
         error: ending.outcome.error().map(|error| error.code.clone().into()),
     }
+}
+
+/// When a run's span begins. Latencies are whole milliseconds, rounded down: one more is taken, so that no part of a
+/// run begins before the run. Without a latency (whoever ended the run did not know it) it is when it was accepted.
+fn began_of_run(accepted: DateTime<Utc>, ended: DateTime<Utc>, latency_ms: u64) -> DateTime<Utc> {
+    let began = if latency_ms == 0 { accepted } else { earlier(ended, latency_ms + 1).max(accepted) };
+    began.min(ended)
 }
 
 fn error_type(failure: CallFailure) -> &'static str {
@@ -325,5 +329,27 @@ impl SpanExporter for Tolerant {
 
     fn set_resource(&mut self, resource: &Resource) {
         self.otlp.set_resource(resource);
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use chrono::TimeDelta;
+
+    use super::*;
+
+    #[test]
+    fn a_run_begins_before_its_parts() {
+        let accepted = DateTime::from_timestamp_micros(1_800_000_000_000_000).unwrap();
+        let micros = |micros| accepted + TimeDelta::microseconds(micros);
+        let table = [
+            ("no latency is known", 9_000, 0, 0),
+            ("started at 400 us, told as 8 ms though it was 8.6", 9_000, 8, 0),
+            ("waited in the queue for 50 ms", 60_000, 9, 50_000),
+            ("the clock went back", -5, 0, -5),
+        ];
+        for (case, ended, latency, began) in table {
+            assert_eq!(began_of_run(accepted, micros(ended), latency), micros(began), "{case}");
+        }
     }
 }

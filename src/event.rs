@@ -11,7 +11,11 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{Effect, Outcome, RunError, TerminationReason, Totals};
+use crate::run::{Autonomy, Consumption, Effect, Outcome, RunError, TerminationReason, Totals};
+
+mod waiting;
+
+pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -41,11 +45,29 @@ pub enum RunEvent {
         system: String,
         /// History and the first user message.
         turns: Vec<Turn>,
+        /// How many of the turns come from earlier runs.
+        #[serde(default, skip_serializing_if = "is_zero")]
+        history: usize,
         /// Whether there is exactly one model call, without tools.
         single_shot: bool,
         /// What the caller should know.
         warnings: Vec<String>,
     },
+    /// What was taken from the earlier runs of the session; before `run.started`.
+    #[serde(rename = "session.loaded")]
+    SessionLoaded {
+        /// The session.
+        session_id: String,
+        /// Earlier runs whose turns are used.
+        runs: usize,
+        /// Their turns.
+        turns: usize,
+        /// Their tokens, estimated.
+        tokens: u64,
+    },
+    /// A skill's instructions and bounds hold from here on.
+    #[serde(rename = "skill.activated")]
+    SkillActivated(SkillActivated),
     /// Another replica, or this one after a restart, goes on.
     #[serde(rename = "run.resumed")]
     RunResumed {
@@ -68,6 +90,9 @@ pub enum RunEvent {
         /// Whether the model is asked for nothing but the final answer that it has decided on.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         answer_only: bool,
+        /// The limit that was reached, where this is the last model call, without tools.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        limit: Option<LimitReached>,
     },
     /// A model answered.
     #[serde(rename = "model.responded")]
@@ -81,6 +106,33 @@ pub enum RunEvent {
     /// The gate, or an interceptor, refused a tool call; the reason is its result.
     #[serde(rename = "tool_call.blocked")]
     ToolCallBlocked(ToolCallBlocked),
+    /// A call of a tool that the caller executes waits for its result.
+    #[serde(rename = "tool_call.awaiting_client")]
+    ToolCallAwaitingClient(Awaited),
+    /// Somebody has to decide before the run goes on.
+    #[serde(rename = "approval.requested")]
+    ApprovalRequested(Awaited),
+    /// What was waited for has come, or is not waited for any more.
+    #[serde(rename = "approval.resolved")]
+    ApprovalResolved(Resolved),
+    /// The conversation was handed to another agent.
+    #[serde(rename = "handoff.started")]
+    HandoffStarted {
+        /// The call that asked for it.
+        call_id: Uuid,
+        /// Who has it now.
+        agent: String,
+        /// Why, in the model's words.
+        reason: Option<String>,
+    },
+    /// A stop condition that only warns is met.
+    #[serde(rename = "budget.warned")]
+    BudgetWarned {
+        /// The place of the condition in the definition, 0-based.
+        condition: usize,
+        /// What the caller should know.
+        warning: String,
+    },
     /// A call of the output tool proposed an output.
     #[serde(rename = "output.proposed")]
     OutputProposed {
@@ -93,6 +145,18 @@ pub enum RunEvent {
         /// Why the proposal is not JSON, if it is not.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         problem: Option<String>,
+    },
+    /// What a proposal looks like when it is used; the result of the proposing call.
+    #[serde(rename = "output.reflected")]
+    OutputReflected {
+        /// The proposing call.
+        call_id: Uuid,
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// What the model reads.
+        content: String,
+        /// Whether the reflection failed.
+        is_error: bool,
     },
     /// A proposal was not accepted; also the feedback that the model gets.
     #[serde(rename = "validation.failed")]
@@ -272,6 +336,38 @@ pub struct ToolCallStarted {
     pub decision: String,
     /// The gate's reason, where it gave one.
     pub reason: Option<String>,
+    /// What it takes of the run's budget.
+    #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
+    pub consumes: Consumption,
+}
+
+/// A limit that leaves one model call, to answer with what there is.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LimitReached {
+    /// Why the run ends.
+    pub reason: TerminationReason,
+    /// What the caller would learn if no answer came.
+    pub error: RunError,
+}
+
+/// A skill as a run knows it, and its bounds.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct SkillActivated {
+    /// Its name.
+    pub skill: String,
+    /// Names and globs of the only tools that may be called; absent: all.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub allowed_tools: Option<Vec<String>>,
+    /// Names and globs of tools that may not be called.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub disallowed_tools: Vec<String>,
+    /// How much may be done unasked, where the skill narrows it.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub autonomy: Option<Autonomy>,
+    /// Names and globs of tools whose calls need approval.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub approval_required: Vec<String>,
 }
 
 /// Why a call has an error result.
@@ -324,6 +420,9 @@ pub struct ToolCallCompleted {
     pub duration_ms: u64,
     /// Whether an earlier identical call's result was used.
     pub cached: bool,
+    /// What the loop adds to what the model reads.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub note: Option<String>,
 }
 
 /// A call that was refused.
@@ -485,6 +584,8 @@ impl RunEvent {
         match self {
             Self::RunQueued {} => "run.queued",
             Self::RunStarted { .. } => "run.started",
+            Self::SessionLoaded { .. } => "session.loaded",
+            Self::SkillActivated(_) => "skill.activated",
             Self::RunResumed { .. } => "run.resumed",
             Self::AttemptStarted { .. } => "attempt.started",
             Self::IterationStarted { .. } => "iteration.started",
@@ -492,7 +593,13 @@ impl RunEvent {
             Self::ToolCallStarted(_) => "tool_call.started",
             Self::ToolCallCompleted(_) => "tool_call.completed",
             Self::ToolCallBlocked(_) => "tool_call.blocked",
+            Self::ToolCallAwaitingClient(_) => "tool_call.awaiting_client",
+            Self::ApprovalRequested(_) => "approval.requested",
+            Self::ApprovalResolved(_) => "approval.resolved",
+            Self::HandoffStarted { .. } => "handoff.started",
+            Self::BudgetWarned { .. } => "budget.warned",
             Self::OutputProposed { .. } => "output.proposed",
+            Self::OutputReflected { .. } => "output.reflected",
             Self::ValidationFailed { .. } => "validation.failed",
             Self::ConfirmationRequested { .. } => "confirmation.requested",
             Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
@@ -528,8 +635,10 @@ impl Totals {
                     self.model = Some(format!("{}/{}", call.provider, call.model));
                 }
             }
+            RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),
             RunEvent::ToolCallStarted(c) => {
                 self.tools_used.insert(c.tool.clone());
+                self.consumption.add(&c.consumes);
             }
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => self.tool_calls_made += 1,
@@ -546,4 +655,9 @@ impl Totals {
             }
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_zero(count: &usize) -> bool {
+    *count == 0
 }

@@ -3,7 +3,10 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod consumption;
 mod money;
+mod period;
+mod policies;
 mod trace;
 
 use std::collections::BTreeSet;
@@ -15,7 +18,10 @@ use utoipa::ToSchema;
 
 use crate::message::Usage;
 
+pub use consumption::Consumption;
 pub use money::Usd;
+pub use period::Period;
+pub use policies::{ClientTool, OnLimit, OnSessionBusy, StopAction, StopCondition};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -360,7 +366,7 @@ impl Default for Limits {
 }
 
 /// Consumption caps of a run.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = BudgetLimits)]
 #[serde(default, deny_unknown_fields)]
 pub struct Budget {
@@ -380,6 +386,16 @@ pub struct Budget {
     /// US dollars for all model calls; needs a price for every model.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd: Option<Usd>,
+    /// Different files that tools create, change, move or delete.
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub max_files_modified: u64,
+    /// Lines that tools write or replace.
+    #[schemars(range(min = 0, max = 1_000_000_000))]
+    pub max_lines_changed: u64,
+    /// What ends, parks or warns besides the caps.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 32))]
+    pub stop_conditions: Vec<StopCondition>,
 }
 
 impl Default for Budget {
@@ -390,6 +406,9 @@ impl Default for Budget {
             max_tool_calls: 200,
             max_total_tokens: None,
             max_cost_usd: None,
+            max_files_modified: 50,
+            max_lines_changed: 5000,
+            stop_conditions: Vec::new(),
         }
     }
 }
@@ -405,6 +424,9 @@ impl Budget {
             max_tool_calls: least(self.max_tool_calls, wanted.max_tool_calls),
             max_total_tokens: self.max_total_tokens.into_iter().chain(wanted.max_total_tokens).min(),
             max_cost_usd: self.max_cost_usd.into_iter().chain(wanted.max_cost_usd).min(),
+            max_files_modified: least(self.max_files_modified, wanted.max_files_modified),
+            max_lines_changed: least(self.max_lines_changed, wanted.max_lines_changed),
+            stop_conditions: self.stop_conditions,
         }
     }
 }
@@ -432,6 +454,8 @@ pub struct Totals {
     pub callback_errors: Vec<String>,
     /// The model that answered last, as `provider/model`.
     pub model: Option<String>,
+    /// What tools did to files, commands and networks.
+    pub consumption: Consumption,
 }
 
 /// When the model must call a tool.
@@ -523,6 +547,27 @@ pub struct Overrides {
     /// Consumption caps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetOverrides>,
+    /// What becomes of the run at a limit of iterations, calls, tokens or dollars.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_limit: Option<OnLimit>,
+    /// What becomes of the run where its session has another one under way.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_session_busy: Option<OnSessionBusy>,
+    /// Whether the first failing call ends the run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub throw_on_tool_failure: Option<bool>,
+    /// Whether the calls after a blocked one are not executed.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub stop_on_tool_block: Option<bool>,
+    /// Skills whose instructions and bounds hold from the start, of those that the definition names.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub active_skills: Option<Vec<String>>,
+    /// Whether nothing of the run is kept for `recall`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub private: Option<bool>,
+    /// Tools that the caller executes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub client_tools: Option<Vec<ClientTool>>,
 }
 
 /// Consumption caps of a request; the smaller of two wins.
@@ -544,4 +589,10 @@ pub struct BudgetOverrides {
     /// US dollars for all model calls; refused for a model without a price.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub max_cost_usd: Option<Usd>,
+    /// Different files that tools create, change, move or delete.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_files_modified: Option<u64>,
+    /// Lines that tools write or replace.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub max_lines_changed: Option<u64>,
 }

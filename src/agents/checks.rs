@@ -155,6 +155,12 @@ fn check_ranges(d: &Definition) -> Check {
     within("governance.budget.max_total_tokens", budget.max_total_tokens.unwrap_or(1), 1..=1_000_000_000_000)?;
     let (least, million) = (Usd::from_micro(1), Usd::from_micro(1_000_000_000_000));
     within("governance.budget.max_cost_usd", budget.max_cost_usd.unwrap_or(million), least..=million)?;
+    within("governance.budget.max_files_modified", budget.max_files_modified, 0..=1_000_000)?;
+    within("governance.budget.max_lines_changed", budget.max_lines_changed, 0..=1_000_000_000)?;
+    within("history.max_runs", d.history.max_runs, 0..=1_000)?;
+    within("history.max_tokens", d.history.max_tokens, 0..=10_000_000)?;
+    let recalled = d.memory.and_then(|memory| memory.recall).map_or(1, |recall| recall.top_k);
+    within("memory.recall.top_k", recalled, 1..=50)?;
     within("sampling.temperature", d.sampling.temperature.unwrap_or(0.0), 0.0..=2.0)?;
     within("sampling.max_output_tokens", d.sampling.max_output_tokens.unwrap_or(1), 1..=10_000_000)
 }

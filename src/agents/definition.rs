@@ -12,7 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::run::{Autonomy, Budget, Limits, Thinking, ToolChoicePolicy};
+use crate::run::{Autonomy, Budget, Limits, OnLimit, OnSessionBusy, Period, Thinking, ToolChoicePolicy};
+
+mod contract;
+mod tooling;
+
+pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
+pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, OnUnknownOutcome, ToolOptions};
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
@@ -52,6 +58,20 @@ pub struct Definition {
     #[serde(default)]
     #[schemars(inner(length(max = 256), regex(pattern = "^[A-Za-z0-9_.:/*-]+$")), extend("uniqueItems" = true))]
     pub tools: Vec<String>,
+    /// Options of tools, by name or glob; a name counts more than a glob.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub tool_options: BTreeMap<String, ToolOptions>,
+    /// What is done to calls before and after they are executed.
+    #[serde(default, skip_serializing_if = "Interceptors::is_empty")]
+    pub interceptors: Interceptors,
+    /// Names of skills that runs may use; one line of each stands in the system prompt.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(regex(pattern = "^[a-z][a-z0-9-]{1,63}$")), length(max = 64), extend("uniqueItems" = true))]
+    pub skills: Vec<String>,
+    /// Those of them that are active from the start.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(regex(pattern = "^[a-z][a-z0-9-]{1,63}$")), length(max = 64), extend("uniqueItems" = true))]
+    pub active_skills: Vec<String>,
     /// How the model acts.
     #[serde(default)]
     pub driver: DriverKind,
@@ -82,6 +102,27 @@ pub struct Definition {
     /// Whether a first text answer is met with the request to verify it.
     #[serde(default = "yes")]
     pub enable_double_confirmation: bool,
+    /// Whether the first failing call ends the run.
+    #[serde(default)]
+    pub throw_on_tool_failure: bool,
+    /// Whether the calls after a blocked one are not executed.
+    #[serde(default)]
+    pub stop_on_tool_block: bool,
+    /// What becomes of a run at a limit of iterations, calls, tokens or dollars.
+    #[serde(default)]
+    pub on_limit: OnLimit,
+    /// What becomes of a run whose session has another one under way.
+    #[serde(default)]
+    pub on_session_busy: OnSessionBusy,
+    /// How much of a session's earlier runs the model sees.
+    #[serde(default)]
+    pub history: HistorySection,
+    /// What is kept of runs, and recalled. Absent: nothing.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub memory: Option<MemorySection>,
+    /// How long a run waits for the result of a tool that its caller executes.
+    #[serde(default = "default_client_tool_timeout")]
+    pub client_tool_timeout: Period,
     /// Directory beneath the tenant's workspace; `{run_id}` and `{session_id}` are replaced.
     #[serde(default = "default_workspace")]
     #[schemars(regex(pattern = r"^([^/\\{}]|\{run_id\}|\{session_id\})([^\\{}]|\{run_id\}|\{session_id\})*$"))]
@@ -107,6 +148,16 @@ pub struct OutputSection {
     #[schema(value_type = Value)]
     #[schemars(schema_with = "object_schema")]
     pub schema: Arc<Value>,
+    /// What the schema cannot say.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub rules: Vec<OutputRule>,
+    /// Who judges an output that schema and rules accept.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub validator: Option<ValidatorSection>,
+    /// Who shows the model what its output looks like; the model then submits it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub reflection: Option<Reflection>,
 }
 
 /// Name and description of the output tool.
@@ -174,7 +225,7 @@ pub struct Sampling {
 }
 
 /// What tools may do.
-#[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentGovernance)]
 #[serde(default, deny_unknown_fields)]
 pub struct GovernanceSection {
@@ -184,8 +235,67 @@ pub struct GovernanceSection {
     pub paths: PathsSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
+    /// How long a run waits for an approval; after it the call is denied.
+    pub approval_timeout: Period,
     /// Consumption caps.
     pub budget: Budget,
+}
+
+impl Default for GovernanceSection {
+    fn default() -> Self {
+        Self {
+            autonomy: Autonomy::default(),
+            paths: PathsSection::default(),
+            tool_policies: BTreeMap::new(),
+            approval_timeout: Period::seconds(24 * 3600),
+            budget: Budget::default(),
+        }
+    }
+}
+
+/// How much of a session's earlier runs the model sees; the newest first.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentHistory)]
+#[serde(default, deny_unknown_fields)]
+pub struct HistorySection {
+    /// Runs; 0 to 1000.
+    #[schemars(range(min = 0, max = 1_000))]
+    pub max_runs: u32,
+    /// Tokens of all of them, estimated; 0 to 10 million.
+    #[schemars(range(min = 0, max = 10_000_000))]
+    pub max_tokens: u64,
+}
+
+impl Default for HistorySection {
+    fn default() -> Self {
+        Self { max_runs: 20, max_tokens: 20_000 }
+    }
+}
+
+/// What is kept of runs, and recalled.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentMemory)]
+#[serde(default, deny_unknown_fields)]
+pub struct MemorySection {
+    /// What stands in the system prompt; absent: nothing.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub recall: Option<RecallSection>,
+}
+
+/// What of the memory stands in the system prompt.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentRecall)]
+#[serde(default, deny_unknown_fields)]
+pub struct RecallSection {
+    /// The most relevant observations; 1 to 50.
+    #[schemars(range(min = 1, max = 50))]
+    pub top_k: u32,
+}
+
+impl Default for RecallSection {
+    fn default() -> Self {
+        Self { top_k: 5 }
+    }
 }
 
 /// Globs relative to the workspace; `./**` is everything.
@@ -240,6 +350,10 @@ fn object_schema(_: &mut SchemaGenerator) -> Schema {
 
 fn default_version() -> String {
     "0.0.0".into()
+}
+
+fn default_client_tool_timeout() -> Period {
+    Period::seconds(15 * 60)
 }
 
 fn default_workspace() -> String {

@@ -8,7 +8,12 @@ fn agent(extra: &str) -> Agent {
 
 fn open(agent: &Agent, inputs: &Value, has_tools: bool) -> Result<Opening, PromptError> {
     let Definition { limits, governance, .. } = &agent.definition;
-    opening(agent, inputs, &Terms { single_shot: !has_tools, has_tools, limits, budget: &governance.budget })
+    opening(
+        agent,
+        inputs,
+        &Terms { single_shot: !has_tools, has_tools, limits, budget: &governance.budget },
+        &Background::default(),
+    )
 }
 
 #[test]

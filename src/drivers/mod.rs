@@ -10,7 +10,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use crate::message::{AssistantMessage, Conversation, ToolCall};
+use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice};
 
 pub use native::Native;
@@ -36,10 +36,28 @@ pub struct Ask<'a> {
     pub choice: ToolChoice,
     /// Our name of the output tool, where the contract has one.
     pub output_tool: Option<&'a str>,
+    /// Our name of the submit tool, where outputs are reflected before they are submitted.
+    pub submit_tool: Option<&'a str>,
     /// Whether nothing but the final answer is wanted.
     pub answer_only: bool,
     /// The beginning of an answer that was cut off, where its rest is wanted.
     pub unfinished: Option<&'a str>,
+}
+
+impl Ask<'_> {
+    /// What a call of that name is addressed to.
+    fn target(&self, name: &str) -> CallTarget {
+        match name {
+            name if self.output_tool == Some(name) => CallTarget::Output,
+            name if self.submit_tool == Some(name) => CallTarget::Submit,
+            _ => CallTarget::Tool,
+        }
+    }
+
+    /// The output tool where one call of it is the end, so that a final answer can stand for it.
+    fn final_output(&self) -> Option<&str> {
+        self.output_tool.filter(|_| self.submit_tool.is_none())
+    }
 }
 
 /// Says what is wrong with the arguments of a tool, by our name of it.
@@ -102,7 +120,6 @@ fn beside(text: String, calls: &[ToolCall]) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::message::CallTarget;
 
     #[test]
     fn text_that_repeats_arguments_is_dropped() {

@@ -1,7 +1,7 @@
 //! The provider's own function calling.
 
 use super::{Ask, Check, Driver, Reading, beside, call_id};
-use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall};
+use crate::message::{AssistantMessage, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest};
 
 /// Tool calls as the provider's API has them.
@@ -16,7 +16,7 @@ impl Driver for Native {
     fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, _: Check<'_>) -> Reading {
         let calls = completion.tool_calls.into_iter().enumerate().map(|(index, call)| {
             let name = base.names.to_ours(&call.wire_name);
-            let target = if ask.output_tool == Some(name.as_str()) { CallTarget::Output } else { CallTarget::Tool };
+            let target = ask.target(&name);
             ToolCall { id: call_id(ask.place, index), provider_id: call.id, name, arguments: call.arguments, target }
         });
         let tool_calls: Vec<ToolCall> = calls.collect();

@@ -85,8 +85,11 @@ impl React {
     fn message(self, decision: &Decision<'_>, act: Act, ask: &Ask<'_>, thinking: Option<String>) -> AssistantMessage {
         let thought = without_nul(decision.thought.as_str().unwrap_or_default());
         let decided = Some(decision.text.to_owned());
-        let call = match (act, ask.output_tool) {
-            (Act::Call { tool, args }, _) => call(ask.place, tool, args, CallTarget::Tool),
+        let call = match (act, ask.final_output()) {
+            (Act::Call { tool, args }, _) => {
+                let target = ask.target(&tool);
+                call(ask.place, tool, args, target)
+            }
             (Act::Answer(answer), Some(tool)) if !self.final_via_inference => {
                 call(ask.place, tool.to_owned(), object_in(answer), CallTarget::Output)
             }
@@ -118,12 +121,12 @@ impl Undecided {
 
 /// The tools that a decision can name, which the output tool is not.
 fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = &'a ToolOffer> {
-    base.tools.iter().filter(move |tool| ask.output_tool != Some(tool.name.as_str()))
+    base.tools.iter().filter(move |tool| ask.final_output() != Some(tool.name.as_str()))
 }
 
 /// The schema of the final answer, where the contract has one.
 fn output_schema<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> Option<&'a Value> {
-    let output = base.tools.iter().find(|tool| ask.output_tool == Some(tool.name.as_str()))?;
+    let output = base.tools.iter().find(|tool| ask.final_output() == Some(tool.name.as_str()))?;
     Some(&output.input_schema)
 }
 
@@ -173,7 +176,9 @@ fn final_answer(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>)
         ToolChoice::Required if callable(base, ask).next().is_some() => {
             return Err("a tool must be called before the final answer".to_owned());
         }
-        ToolChoice::Tool(demanded) if ask.output_tool != Some(demanded.as_str()) => return Err(demand(demanded, ask)),
+        ToolChoice::Tool(demanded) if ask.final_output() != Some(demanded.as_str()) => {
+            return Err(demand(demanded, ask));
+        }
         _ => {}
     }
     match decision.answer {
@@ -183,7 +188,7 @@ fn final_answer(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>)
 }
 
 fn demand(tool: &str, ask: &Ask<'_>) -> String {
-    match ask.output_tool {
+    match ask.final_output() {
         Some(output) if output == tool => "it must be a `final_answer`".to_owned(),
         _ => format!("it must be a `call_tool` of {tool}"),
     }
@@ -197,7 +202,7 @@ fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<Assistan
     }
     let decision = first_decision(text).ok().filter(|decision| decision.r#type == "final_answer");
     let answer = decision.as_ref().and_then(|decision| decision.answer);
-    let (said, output) = (answer.map_or(text, RawValue::get), ask.output_tool);
+    let (said, output) = (answer.map_or(text, RawValue::get), ask.final_output());
     let written = decision.as_ref().map_or(said, |decision| decision.text);
     let thinking = completion.thinking.clone();
     let Some(tool) = output else {

@@ -61,7 +61,7 @@ impl Agent {
     fn ask(&self, choice: ToolChoice) -> Ask<'_> {
         let place = Place { run_id: Uuid::nil(), attempt: 1, iteration: 1 };
         let output_tool = self.structured.then_some("output");
-        Ask { place, choice, output_tool, answer_only: false, unfinished: None }
+        Ask { place, choice, output_tool, submit_tool: None, answer_only: false, unfinished: None }
     }
 
     /// System prompt and turns as the model gets them.

@@ -8,7 +8,7 @@ use std::collections::VecDeque;
 use futures::future::BoxFuture;
 
 use crate::event::{AuditRecord, Event};
-use crate::run::Totals;
+use crate::run::{RunStatus, Totals};
 
 /// What is handed over together and becomes durable together.
 #[derive(Debug)]
@@ -19,6 +19,8 @@ pub struct Entry {
     pub audit: Vec<AuditRecord>,
     /// The totals after the last event.
     pub totals: Totals,
+    /// The status in which the run is given back with these events, where it is.
+    pub park: Option<RunStatus>,
 }
 
 /// Why an entry is not durable. The run must not go on.

@@ -18,5 +18,5 @@ pub mod state;
 pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules, Window};
-pub use run::{Audience, Pieces, Run, RunControl, Stopped};
+pub use run::{Audience, Driven, Pieces, Run, RunControl, Stopped};
 pub use state::{FoldError, State, Step};

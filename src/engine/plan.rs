@@ -7,17 +7,17 @@ use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::demands::{self, Demands};
 use crate::agents::Agent;
 use crate::agents::definition::{DriverKind, ReactSection};
-use crate::agents::prompt::{self, Opening, PromptError, Terms};
+use crate::agents::prompt::{self, Background, Opening, PromptError, Terms};
 use crate::event::ValidationError;
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
-use crate::run::{Budget, Limits, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
+use crate::run::{Budget, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
 use crate::tools::ToolInfo;
 
 /// What an acceptable output is.
@@ -33,6 +33,9 @@ pub enum Contract {
     Structured {
         /// Our name of the output tool.
         tool: String,
+        /// Our name of the submit tool, where proposals are reflected before they are submitted.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        submit: Option<String>,
     },
 }
 
@@ -53,6 +56,18 @@ pub struct Rules {
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
+    /// What becomes of the run at a limit.
+    pub on_limit: OnLimit,
+    /// Whether the first failing call ends the run.
+    pub throw_on_tool_failure: bool,
+    /// Whether the calls after a blocked one are not executed.
+    pub stop_on_tool_block: bool,
+    /// Tools whose neighbouring calls may be executed at the same time.
+    pub concurrent: BTreeSet<String>,
+    /// Tools whose results are used again within an attempt.
+    pub cached: BTreeSet<String>,
+    /// Tools that the caller executes.
+    pub client_tools: BTreeSet<String>,
     /// What the dearest of the models costs, where there is a budget in dollars. Known to this service
     /// only; a run that goes on elsewhere is judged by the prices there.
     pub price: Option<Price>,
@@ -115,6 +130,12 @@ impl Default for Rules {
             react: None,
             limits: Limits::default(),
             budget: Budget::default(),
+            on_limit: OnLimit::Fail,
+            throw_on_tool_failure: false,
+            stop_on_tool_block: false,
+            concurrent: BTreeSet::new(),
+            cached: BTreeSet::new(),
+            client_tools: BTreeSet::new(),
             price: None,
             offered_tokens: 0,
             windows: Vec::new(),
@@ -159,12 +180,25 @@ impl Plan {
                         input_schema: Arc::clone(&output.schema),
                     });
                 }
-                Contract::Structured { tool: output.tool.name.clone() }
+                let submit = output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
+                if let Some(submit) = submit {
+                    offers.push(ToolOffer {
+                        name: submit.name.clone(),
+                        description: submit.description.clone(),
+                        input_schema: Arc::new(
+                            json!({"type": "object", "properties": {}, "additionalProperties": false}),
+                        ),
+                    });
+                }
+                Contract::Structured {
+                    tool: output.tool.name.clone(),
+                    submit: submit.map(|submit| submit.name.clone()),
+                }
             }
         };
         let single_shot = single || offers.is_empty();
         let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
-        let budget = narrowed_budget(definition.governance.budget, overrides)?;
+        let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         Ok(Self {
             models: models(overrides.model.as_ref().unwrap_or(&definition.model), &definition.fallback_models),
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
@@ -180,6 +214,13 @@ impl Plan {
                 react: (definition.driver == DriverKind::React && !single_shot).then_some(definition.react),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
+                on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
+                throw_on_tool_failure: definition.throw_on_tool_failure
+                    || overrides.throw_on_tool_failure == Some(true),
+                stop_on_tool_block: definition.stop_on_tool_block || overrides.stop_on_tool_block == Some(true),
+                concurrent: BTreeSet::new(),
+                cached: BTreeSet::new(),
+                client_tools: BTreeSet::new(),
                 price: None,
                 offered_tokens: 0,
                 windows: Vec::new(),
@@ -231,10 +272,10 @@ impl Plan {
     ///
     /// # Errors
     /// [`PromptError`] where a template cannot be rendered with these inputs.
-    pub fn opening(&self, inputs: &Value) -> Result<Opening, PromptError> {
+    pub fn opening(&self, inputs: &Value, background: &Background) -> Result<Opening, PromptError> {
         let Rules { single_shot, limits, budget, .. } = &self.rules;
         let terms = Terms { single_shot: *single_shot, has_tools: self.tools().next().is_some(), limits, budget };
-        prompt::opening(&self.agent, inputs, &terms)
+        prompt::opening(&self.agent, inputs, &terms, background)
     }
 
     /// The names of the tools that the run may call.
@@ -243,8 +284,9 @@ impl Plan {
     }
 
     fn tools(&self) -> impl Iterator<Item = &str> {
-        let output_tool = self.output_tool();
-        self.offers.iter().map(|offer| offer.name.as_str()).filter(move |name| output_tool != Some(*name))
+        let (output, submit) = (self.output_tool(), self.submit_tool());
+        let names = self.offers.iter().map(|offer| offer.name.as_str());
+        names.filter(move |name| output != Some(*name) && submit != Some(*name))
     }
 
     /// The schema of a single shot's answer, for providers that can be held to one.
@@ -256,7 +298,15 @@ impl Plan {
     /// Our name of the output tool, where the contract has one.
     pub fn output_tool(&self) -> Option<&str> {
         match &self.rules.contract {
-            Contract::Structured { tool } => Some(tool),
+            Contract::Structured { tool, .. } => Some(tool),
+            Contract::Text { .. } => None,
+        }
+    }
+
+    /// Our name of the submit tool, where the contract has one.
+    pub fn submit_tool(&self) -> Option<&str> {
+        match &self.rules.contract {
+            Contract::Structured { submit, .. } => submit.as_deref(),
             Contract::Text { .. } => None,
         }
     }

@@ -20,13 +20,13 @@ use super::journal::{AppendFailed, Entry, Journal};
 use super::lease::Lease;
 use super::plan::Plan;
 use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
-use crate::agents::prompt::Opening;
+use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
-use crate::run::{Effect, SpanPlace, TerminationReason, TraceContext};
+use crate::run::{Effect, RunStatus, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
 
 /// A read that takes longer than this is journalled as started before it has ended.
@@ -83,6 +83,15 @@ pub enum Stopped {
     Fold(#[from] FoldError),
 }
 
+/// How far a run was driven.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Driven {
+    /// Its end is durable.
+    Ended,
+    /// It waits, has no owner any more, and goes on wherever it is claimed.
+    Parked,
+}
+
 /// One run under way on this replica.
 pub struct Run {
     /// What it executes.
@@ -116,8 +125,8 @@ pub struct Run {
 }
 
 impl Run {
-    /// Runs until the end is durable.
-    pub async fn drive(&mut self) -> Result<(), Stopped> {
+    /// Runs until the end is durable, or until the run waits and is given back.
+    pub async fn drive(&mut self) -> Result<Driven, Stopped> {
         loop {
             if !self.state.is_cancel_requested()
                 && self.state.ending().is_none()
@@ -126,20 +135,29 @@ impl Run {
                 self.record(request)?;
             }
             match self.state.next(Utc::now()) {
-                Step::Open => match self.plan.opening(&self.inputs) {
-                    Ok(opening) => self.open(opening)?,
-                    Err(error) => self.record(RunEvent::interrupted(error.to_string()))?,
-                },
+                Step::Open => self.record(RunEvent::interrupted("the run was never opened"))?,
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
                 Step::CallModel(choice) => self.call_model(choice).await?,
-                Step::CallTool(pending) => self.call_tool(pending).await?,
+                Step::CallTools(pending) => {
+                    for pending in pending {
+                        self.call_tool(pending).await?;
+                    }
+                }
+                Step::Suspend(status) => {
+                    self.park(status).await?;
+                    return Ok(Driven::Parked);
+                }
+                Step::Reflect(_) | Step::Weigh => {}
                 Step::Check(proposal) => {
                     let errors = self.errors_of(&proposal);
                     let events = self.state.judged(&proposal, errors, Utc::now());
                     self.record_all(events)?;
                 }
-                Step::Done => return self.persist().await,
+                Step::Done => {
+                    self.persist().await?;
+                    return Ok(Driven::Ended);
+                }
             }
         }
     }
@@ -160,10 +178,16 @@ impl Run {
     }
 
     /// Records the opening of the conversation.
-    pub fn open(&mut self, opening: Opening) -> Result<(), FoldError> {
-        let turns = vec![Turn::User(opening.user)];
+    pub fn open(&mut self, opening: Opening, background: Background) -> Result<(), FoldError> {
+        let history = background.turns.len();
+        if let Some(loaded) = background.session {
+            self.record(loaded)?;
+        }
+        let mut turns = background.turns;
+        turns.push(Turn::User(opening.user));
         let (single_shot, warnings) = (self.plan.rules.single_shot, self.plan.warnings.clone());
-        self.record(RunEvent::RunStarted { system: opening.system, turns, single_shot, warnings })
+        self.record(RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings })?;
+        background.active.into_iter().try_for_each(|skill| self.record(RunEvent::SkillActivated(skill.bounds)))
     }
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
@@ -171,11 +195,21 @@ impl Run {
     }
 
     fn hand_over(&mut self) {
+        self.hand_over_as(None);
+    }
+
+    fn hand_over_as(&mut self, park: Option<RunStatus>) {
         if !self.outbox.is_empty() {
             let events = std::mem::take(&mut self.outbox);
             let audit = std::mem::take(&mut self.audit);
-            self.journal.append(Entry { events, audit, totals: self.state.totals().clone() });
+            self.journal.append(Entry { events, audit, totals: self.state.totals().clone(), park });
         }
+    }
+
+    /// Gives the run back, with what it waits for.
+    async fn park(&mut self, status: RunStatus) -> Result<(), Stopped> {
+        self.hand_over_as(Some(status));
+        Ok(self.journal.settle().await?)
     }
 
     fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
@@ -218,6 +252,7 @@ impl Run {
             place: Place { run_id: self.scope.run_id, attempt, iteration },
             choice,
             output_tool: plan.output_tool(),
+            submit_tool: plan.submit_tool(),
             answer_only: self.state.is_answer_only(),
             unfinished: self.state.unfinished(),
         };

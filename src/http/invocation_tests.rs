@@ -101,5 +101,5 @@ fn the_document_lists_exactly_the_fields_that_are_read() {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
         assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
     }
-    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 18);
+    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 25);
 }

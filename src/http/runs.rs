@@ -197,6 +197,24 @@ pub(crate) struct BudgetUsed {
     /// Null where a model has no price.
     #[schema(example = 0.00054)]
     cost_usd: Option<f64>,
+    /// Files read, directories listed and searched.
+    #[schema(example = 2)]
+    files_read: u64,
+    /// Writes of files and directories.
+    #[schema(example = 1)]
+    files_written: u64,
+    /// Different files that were created, changed, moved or deleted.
+    #[schema(example = 1)]
+    files_modified: usize,
+    /// Lines that were written or replaced.
+    #[schema(example = 12)]
+    lines_changed: u64,
+    /// Commands.
+    #[schema(example = 0)]
+    commands: u64,
+    /// Requests of tools to the network.
+    #[schema(example = 0)]
+    network_requests: u64,
 }
 
 impl Run {
@@ -265,12 +283,21 @@ impl RunDetail {
             tool_calls: record.tool_calls_made,
             total_tokens: record.usage.total_tokens(),
             cost_usd: record.usage.cost_micro_usd.map(dollars),
+            files_read: record.consumption.files_read,
+            files_written: record.consumption.files_written,
+            files_modified: record.consumption.files_modified.len(),
+            lines_changed: record.consumption.lines_changed,
+            commands: record.consumption.commands,
+            network_requests: record.consumption.network_requests,
         };
         let limits = app.catalogue.agent(&record.agent).filter(|agent| agent.hash == record.definition_hash);
         let asked = Overrides::deserialize(&record.overrides).unwrap_or_default().budget.unwrap_or_default();
         Self {
             kind: record.kind,
-            budget: BudgetView { used, limits: limits.map(|a| a.definition.governance.budget.narrowed_by(&asked)) },
+            budget: BudgetView {
+                used,
+                limits: limits.map(|a| a.definition.governance.budget.clone().narrowed_by(&asked)),
+            },
             pending: Vec::new(),
             inputs: record.inputs.take(),
             overrides: record.overrides.take(),

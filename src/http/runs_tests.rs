@@ -35,6 +35,7 @@ fn record(kind: RunKind) -> RunRecord {
         usage: Usage { input_tokens: 7, output_tokens: 3, cost_micro_usd: Some(540), ..Usage::default() },
         warnings: Vec::new(),
         callback_errors: Vec::new(),
+        consumption: Default::default(),
         created_at: at,
         started_at: Some(at),
         finished_at: Some(at),

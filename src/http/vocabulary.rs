@@ -43,14 +43,16 @@ words! {
     /// Where a tool call stands.
     ToolCallState = "proposed" | "denied" | "awaiting_approval" | "awaiting_client" | "dispatched" | "succeeded"
         | "failed" | "unknown" | "cancelled";
-    /// Whom a parked run waits for: an approver, the caller's own tool, or a reviewer of a call whose outcome a crash left unknown.
-    PendingKind = "approval" | "client" | "review";
+    /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose outcome a crash left unknown, or somebody who lets it go on after a stop condition.
+    PendingKind = "approval" | "client" | "review" | "escalation";
     /// Whether requests should be sent to a process.
     ReadinessStatus = "ready" | "draining" | "unavailable";
     /// What kind of thing happened in a run.
-    EventType = "run.queued" | "run.started" | "run.resumed" | "attempt.started" | "iteration.started"
-        | "model.responded" | "tool_call.started" | "tool_call.completed" | "tool_call.blocked" | "output.proposed"
-        | "validation.failed" | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
+    EventType = "run.queued" | "run.started" | "session.loaded" | "skill.activated" | "run.resumed"
+        | "attempt.started" | "iteration.started" | "model.responded" | "tool_call.started" | "tool_call.completed"
+        | "tool_call.blocked" | "tool_call.awaiting_client" | "approval.requested" | "approval.resolved"
+        | "handoff.started" | "budget.warned" | "output.proposed" | "output.reflected" | "validation.failed"
+        | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
         | "tool_choice.unmet" | "context.compacted" | "run.cancel_requested" | "run.completed" | "run.failed"
         | "run.cancelled";
 }

@@ -4,6 +4,7 @@
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
 //! inside a run the engine's.
 
+mod background;
 mod bus;
 mod deltas;
 mod follow;

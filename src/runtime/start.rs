@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
 use super::{Follower, Runtime};
-use crate::agents::prompt::Opening;
+use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
@@ -242,7 +242,8 @@ impl Runtime {
         slot: OwnedSemaphorePermit,
         mode: Mode,
     ) -> Result<Started, StartError> {
-        let opening = opening(&plan, &new.inputs)?;
+        let background = self.background(&plan, &caller, &new).await?;
+        let opening = opening(&plan, &new.inputs, &background)?;
         let run_id = new.id;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
@@ -250,7 +251,7 @@ impl Runtime {
         let state = State::new(plan.rules.clone());
         let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
-        owned.run.open(opening).map_err(|e| broken(&owned.head.new.agent, &e))?;
+        owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
         let tell_stored = mode != Mode::Now;
@@ -268,11 +269,11 @@ impl Runtime {
     }
 
     async fn enqueue(&self, Checked { new, caller, plan, .. }: Checked) -> Result<Uuid, StartError> {
-        opening(&plan, &new.inputs)?;
+        opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
         let run_id = new.id;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
-        let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default() };
+        let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default(), park: None };
         let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
         durable.await.map_err(|e| match e {
             AppendError::IdTaken => StartError::RunIdTaken(run_id),
@@ -284,8 +285,8 @@ impl Runtime {
 }
 
 /// The first messages; what cannot be rendered is the inputs' fault.
-fn opening(plan: &Plan, inputs: &Value) -> Result<Opening, StartError> {
-    plan.opening(inputs).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
+fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
+    plan.opening(inputs, background).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
 }
 
 fn not_stored(reason: &dyn std::error::Error) -> StartError {

@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
-use crate::engine::{AppendFailed, Entry, Journal, Plan, Run, RunControl, State, Stopped};
+use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
 use crate::event::{Event, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
 use crate::store::writer::AppendError;
@@ -90,6 +90,7 @@ pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64)
         events,
         audit: Vec::new(),
         totals,
+        park: None,
     }
 }
 
@@ -166,7 +167,8 @@ impl Owned {
             };
             self.runtime.inner.live.remove(id, &control);
             match ended {
-                Ok(Ok(())) => {
+                Ok(Ok(Driven::Parked)) => {}
+                Ok(Ok(Driven::Ended)) => {
                     if let (Some(end), Some(record)) = (end, record(&self.head, &self.run.state)) {
                         let _ = end.send(record); // who went away does not want to know
                     }
@@ -197,7 +199,7 @@ impl Owned {
         &mut self,
         stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
         is_followed: bool,
-    ) -> Result<(), Stopped> {
+    ) -> Result<Driven, Stopped> {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
@@ -254,6 +256,11 @@ impl Runtime {
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;
+        } else {
+            let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
+            let background = self.background(&plan, &head.caller, &head.new).await?;
+            let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
+            owned.run.open(opening, background).map_err(|e| unreadable(&e))?;
         }
         if row.cancel_requested_at.is_some() {
             owned.run.control.cancel(row.cancel_reason.clone());
@@ -287,7 +294,7 @@ impl Runtime {
             let seq = events.last().map_or(0, |e| e.seq) + 1;
             let at = chrono::Utc::now();
             let end = Event { seq, at, run_id: head.new.id, what: RunEvent::interrupted(message) };
-            let write = write(head, None, Entry { events: vec![end], audit: Vec::new(), totals });
+            let write = write(head, None, Entry { events: vec![end], audit: Vec::new(), totals, park: None });
             self.inner.writer.append(write).await.map_err(|e| e.to_string())
         }
         .await;
@@ -328,6 +335,7 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,
+        park: entry.park,
     }
 }
 
@@ -387,6 +395,7 @@ fn record(head: &Head, state: &State) -> Option<RunRecord> {
         usage: totals.usage,
         warnings: totals.warnings.clone(),
         callback_errors: totals.callback_errors.clone(),
+        consumption: totals.consumption.clone(),
         created_at: new.created_at,
         started_at: state.started_at(),
         finished_at: Some(finished_at),

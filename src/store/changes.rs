@@ -44,10 +44,11 @@ pub struct RunChange<'w> {
     pub tool_calls_made: u32,
     pub usage: UsageColumns,
     pub model: Option<&'w str>,
-    /// JSON, as the two below; absent where empty.
+    /// JSON, as the three below; absent where empty.
     pub tools_used: Option<String>,
     pub warnings: Option<String>,
     pub callback_errors: Option<String>,
+    pub consumption: Option<String>,
     pub end: Option<EndColumns<'w>>,
     pub tenant: &'w str,
     pub subject: &'w str,

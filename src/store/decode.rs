@@ -128,6 +128,7 @@ where
             usage: self.usage()?,
             warnings: self.json("warnings")?.unwrap_or_default(),
             callback_errors: self.json("callback_errors")?.unwrap_or_default(),
+            consumption: self.json("consumption")?.unwrap_or_default(),
             created_at: self.time("created_at")?,
             started_at: self.optional_time("started_at")?,
             finished_at: self.optional_time("finished_at")?,

@@ -79,6 +79,7 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
         tools_used: list(totals.tools_used.len(), &totals.tools_used)?,
         warnings: list(totals.warnings.len(), &totals.warnings)?,
         callback_errors: list(totals.callback_errors.len(), &totals.callback_errors)?,
+        consumption: (!totals.consumption.is_nothing()).then(|| json(&totals.consumption)).transpose()?,
         end: ending.map(|(at, ending)| end_columns(at, ending)).transpose()?,
         tenant: &write.caller.tenant,
         subject: &write.caller.subject,

@@ -37,6 +37,7 @@ fn started(call: &ToolCall) -> RunEvent {
         effect_key: "k".into(),
         decision: "warned".into(),
         reason: Some("slow".into()),
+        consumes: Default::default(),
     })
 }
 
@@ -49,6 +50,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         failure,
         duration_ms: 3,
         cached: false,
+        note: None,
     })
 }
 
@@ -76,6 +78,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         events: (5..).zip(events).map(|(seq, what)| Event { seq, at, run_id, what }).collect(),
         audit: Vec::new(),
         totals: Totals::default(),
+        park: None,
     }
 }
 
@@ -87,13 +90,14 @@ fn every_event_survives_the_journal() {
         RunEvent::RunQueued {},
         RunEvent::RunStarted {
             system: "s".into(),
+            history: 0,
             turns: vec![Turn::User("\"}".into())],
             single_shot: true,
             warnings: Vec::new(),
         },
         RunEvent::RunResumed { epoch: 2 },
         RunEvent::AttemptStarted { attempt: 1 },
-        RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false },
+        RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
         response(vec![call.clone()]),
         started(&call),
         answered(&call, Some(CallFailure::Timeout)),

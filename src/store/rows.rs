@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
-use crate::run::{Caller, RunError, RunKind, RunOrigin, RunStatus, Totals};
+use crate::run::{Caller, Consumption, RunError, RunKind, RunOrigin, RunStatus, Totals};
 
 /// A definition as it was when a run started; stored once per distinct text.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -93,6 +93,8 @@ pub struct RunWrite {
     pub audit: Vec<AuditRecord>,
     /// The totals after the last event.
     pub totals: Totals,
+    /// The status in which the run is given back with these events, where it waits for somebody.
+    pub park: Option<RunStatus>,
 }
 
 /// A run as it is stored.
@@ -126,6 +128,7 @@ pub struct RunRecord {
     pub usage: Usage,
     pub warnings: Vec<String>,
     pub callback_errors: Vec<String>,
+    pub consumption: Consumption,
     pub created_at: DateTime<Utc>,
     pub started_at: Option<DateTime<Utc>>,
     pub finished_at: Option<DateTime<Utc>>,

@@ -135,6 +135,7 @@ fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
         events,
         audit: Vec::new(),
         totals,
+        park: None,
     }
 }
 
@@ -178,6 +179,7 @@ fn answer(call: &ToolCall, effect: Option<Effect>) -> RunEvent {
         failure: Some(failure),
         duration_ms: 0,
         cached: false,
+        note: None,
     })
 }
 
@@ -192,6 +194,7 @@ fn totals_of(record: &RunRecord) -> Totals {
         warnings: record.warnings.clone(),
         callback_errors: record.callback_errors.clone(),
         model: record.model.clone(),
+        consumption: record.consumption.clone(),
     }
 }
 

@@ -35,6 +35,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
+        consumes: Default::default(),
     })
 }
 
@@ -68,6 +69,7 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         usage: Usage::default(),
         warnings: Vec::new(),
         callback_errors: Vec::new(),
+        consumption: Default::default(),
         created_at: DateTime::UNIX_EPOCH,
         started_at: Some(DateTime::UNIX_EPOCH),
         finished_at: None,

@@ -25,7 +25,7 @@ use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Effect};
+use crate::run::{Caller, Consumption, Effect};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -219,6 +219,7 @@ impl Executor {
                     effect_key: context.effect_key.clone(),
                     decision: decision.as_str().to_owned(),
                     reason,
+                    consumes: Consumption::default(),
                 };
                 Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
             }
@@ -276,6 +277,7 @@ impl Executor {
             failure,
             duration_ms,
             cached: false,
+            note: None,
         };
         match result {
             Ok(text) => Ok(finished(completed(capped(text), None), Some(audit))),
@@ -428,6 +430,7 @@ fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
         failure: Some(failure),
         duration_ms: 0,
         cached: false,
+        note: None,
     };
     Prepared::Answered(finished(completed, None))
 }
@@ -470,6 +473,7 @@ fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         failure: Some(CallFailure::ToolError),
         duration_ms: 0,
         cached: false,
+        note: None,
     }
 }
 

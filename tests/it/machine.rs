@@ -100,7 +100,13 @@ impl Bench {
             match self.state.next(self.now) {
                 Step::Open => {
                     let turns = vec![Turn::User("{}".into())];
-                    self.record(RunEvent::RunStarted { system: "s".into(), turns, single_shot, warnings: vec![] });
+                    self.record(RunEvent::RunStarted {
+                        system: "s".into(),
+                        turns,
+                        single_shot,
+                        history: 0,
+                        warnings: vec![],
+                    });
                 }
                 Step::Record(events) => events.into_iter().for_each(|event| self.record(event)),
                 Step::Compact(compaction) => _ = self.compact(compaction),
@@ -108,7 +114,8 @@ impl Bench {
                     self.choices.push(choice);
                     self.model();
                 }
-                Step::CallTool(pending) => self.tool(&pending.call),
+                Step::Suspend(_) | Step::Reflect(_) | Step::Weigh => unreachable!("no script asks for it"),
+                Step::CallTools(pending) => pending.iter().for_each(|pending| self.tool(&pending.call)),
                 Step::Check(proposal) => {
                     let valid = proposal.malformed.is_none() && proposal.output.get("ok").is_some();
                     let error = ValidationError { pointer: "/ok".into(), message: "is missing".into() };
@@ -198,6 +205,7 @@ impl Bench {
                 effect_key: "k".into(),
                 decision: "allowed".into(),
                 reason: None,
+                consumes: Default::default(),
             }));
         }
         self.record(RunEvent::ToolCallCompleted(ToolCallCompleted {
@@ -212,6 +220,7 @@ impl Bench {
             failure,
             duration_ms: 1,
             cached: false,
+            note: None,
         }));
     }
 
@@ -243,7 +252,7 @@ fn confirming() -> Rules {
 }
 
 fn structured() -> Rules {
-    Rules { contract: Contract::Structured { tool: "output".into() }, ..Rules::default() }
+    Rules { contract: Contract::Structured { tool: "output".into(), submit: None }, ..Rules::default() }
 }
 
 fn limited(mut rules: Rules, change: impl FnOnce(&mut Limits, &mut Budget)) -> Rules {
@@ -686,6 +695,7 @@ fn time_is_up_before_and_between_calls() {
         system: "s".into(),
         turns: vec![Turn::User("x".into())],
         single_shot: false,
+        history: 0,
         warnings: vec![],
     });
     bench.now += TimeDelta::seconds(2);
@@ -722,12 +732,14 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         system: "s".into(),
         turns: vec![Turn::User("x".into())],
         single_shot: false,
+        history: 0,
         warnings: vec![],
     });
     bench.record(RunEvent::AttemptStarted { attempt: 1 });
-    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false });
+    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None });
     bench.model();
-    let Step::CallTool(pending) = bench.state.next(bench.now) else { panic!() };
+    let Step::CallTools(pending) = bench.state.next(bench.now) else { panic!() };
+    let pending = &pending[0];
     bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
         call_id: pending.call.id,
         tool: "a".into(),
@@ -735,6 +747,7 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
+        consumes: Default::default(),
     }));
     let Step::Record(events) = bench.state.next(bench.now) else { panic!("it must not be called again") };
     let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
@@ -803,7 +816,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let contract = prop_oneof![
         Just(Contract::Text { confirm: true }),
         Just(Contract::Text { confirm: false }),
-        Just(Contract::Structured { tool: "output".into() }),
+        Just(Contract::Structured { tool: "output".into(), submit: None }),
     ];
     let choice = prop_oneof![
         Just(ToolChoicePolicy::Auto),

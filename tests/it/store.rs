@@ -170,6 +170,7 @@ impl Script {
             events,
             audit: Vec::new(),
             totals: self.totals.clone(),
+            park: None,
         }
     }
 
@@ -184,7 +185,13 @@ impl Script {
 
 fn started() -> RunEvent {
     let turns = vec![Turn::User("{\"task\":\"count\"}".into())];
-    RunEvent::RunStarted { system: "Count.".into(), turns, single_shot: false, warnings: vec!["careful".into()] }
+    RunEvent::RunStarted {
+        system: "Count.".into(),
+        turns,
+        single_shot: false,
+        history: 0,
+        warnings: vec!["careful".into()],
+    }
 }
 
 fn call(tool: &str, arguments: &str) -> ToolCall {
@@ -217,6 +224,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
+        consumes: Default::default(),
     })
 }
 
@@ -229,6 +237,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         failure,
         duration_ms: 3,
         cached: false,
+        note: None,
     })
 }
 

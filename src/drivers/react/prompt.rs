@@ -122,7 +122,7 @@ fn note(base: &ModelRequest<'_>, ask: &Ask<'_>) -> Option<String> {
     }
     match &ask.choice {
         _ if ask.unfinished.is_some() => None,
-        ToolChoice::Tool(name) if ask.output_tool == Some(name.as_str()) => {
+        ToolChoice::Tool(name) if ask.final_output() == Some(name.as_str()) => {
             Some("Decide on your `final_answer` now.".to_owned())
         }
         ToolChoice::Tool(name) => Some(format!("Your next decision must be a `call_tool` of `{name}`.")),

@@ -7,7 +7,7 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::{OpenTurn, PendingCall, Phase, Proposal, State, Step, Wish};
+use super::{OpenTurn, Phase, Proposal, State, Step, Wish};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
@@ -50,6 +50,12 @@ impl State {
             _ if self.cancel.is_some() => return self.cancelled(now),
             Phase::Opening => return Step::Open,
             _ => {}
+        }
+        if let Some(status) = self.parked() {
+            return Step::Suspend(status);
+        }
+        if let Some(condition) = self.not_continued {
+            return self.end_mid_turn("the run ended", self.stopped_by(condition, "was met", now));
         }
         if self.deadline().is_some_and(|deadline| now >= deadline) {
             return self.out_of_time(now);
@@ -149,7 +155,8 @@ impl State {
         } else if u64::from(totals.iterations) >= budget.max_iterations {
             self.over_budget(now, "max_iterations", totals.iterations.into(), Some(budget.max_iterations))
         } else {
-            RunEvent::IterationStarted { attempt: self.attempt, iteration: self.iteration + 1, answer_only }
+            let (attempt, iteration) = (self.attempt, self.iteration + 1);
+            RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
         };
         Step::Record(vec![end])
     }
@@ -193,6 +200,9 @@ impl State {
                 Step::Record(vec![unexecuted(call, CallFailure::Truncated, phrases::CUT_OFF.to_owned())])
             }
             CallTarget::Output | CallTarget::Submit => Step::Record(vec![self.proposal(call)]),
+            CallTarget::Tool if let Some(resolved) = turn.resolved.get(&call.id) => {
+                self.resolved_call(index, call, resolved)
+            }
             CallTarget::Tool if turn.dispatched_once.contains(&call.id) => Step::Record(vec![unknown_outcome(call)]),
             CallTarget::Tool if !self.has_tool_calls_left(turn, index) => {
                 let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
@@ -203,12 +213,7 @@ impl State {
                 let end = self.over_budget(now, "max_tool_calls", made, Some(max));
                 self.end_mid_turn("the budget for tool calls is used up", end)
             }
-            CallTarget::Tool => Step::CallTool(PendingCall {
-                call: call.clone(),
-                attempt: self.attempt,
-                iteration: self.iteration,
-                index: u32::try_from(index).unwrap_or(u32::MAX),
-            }),
+            CallTarget::Tool => Step::CallTools(vec![self.pending(index, call, None)]),
         }
     }
 
@@ -282,7 +287,7 @@ impl State {
                 let feedback = phrases::another_final_answer(&errors);
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
             }
-            (_, Contract::Structured { tool }) => {
+            (_, Contract::Structured { tool, .. }) => {
                 let message = "answered in plain text instead of calling the output tool".to_owned();
                 let errors = vec![ValidationError { pointer: String::new(), message }];
                 let feedback = phrases::use_output_tool(tool);
@@ -407,13 +412,13 @@ impl State {
         self.ended(now, Outcome::failed(reason, message, context, self.raw_response.clone()))
     }
 
-    fn ended(&self, now: DateTime<Utc>, outcome: Outcome) -> RunEvent {
+    pub(super) fn ended(&self, now: DateTime<Utc>, outcome: Outcome) -> RunEvent {
         RunEvent::ended(outcome, self.elapsed_ms(now))
     }
 }
 
 /// The result of a call that was never executed.
-fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
+pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
     RunEvent::ToolCallCompleted(ToolCallCompleted {
         call_id: call.id,
         tool: call.name.clone(),
@@ -422,6 +427,7 @@ fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEven
         failure: Some(failure),
         duration_ms: 0,
         cached: false,
+        note: None,
     })
 }
 

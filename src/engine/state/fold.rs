@@ -5,9 +5,11 @@
 
 use std::collections::BTreeMap;
 
+use chrono::{DateTime, Utc};
+
 use super::{OpenTurn, Phase, Proposal, State, Wish};
 use crate::engine::phrases;
-use crate::event::{CallFailure, ContextCompacted, Event, ModelResponded, RunEvent};
+use crate::event::{CallFailure, ContextCompacted, Event, ModelResponded, Resolution, Resolved, RunEvent, WaitKind};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
 
@@ -113,8 +115,43 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
-            RunEvent::RunQueued {} | RunEvent::RunResumed { .. } => {}
+            RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
+                self.parked_since.get_or_insert(event.at);
+                self.waiting.insert(awaited.call_id, awaited.clone());
+            }
+            RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
+            RunEvent::SkillActivated(skill) => self.skills.push(skill.clone()),
+            RunEvent::BudgetWarned { condition, .. } => {
+                self.conditions_met.insert(*condition);
+            }
+            RunEvent::OutputReflected { .. } => {}
+            RunEvent::RunQueued {}
+            | RunEvent::RunResumed { .. }
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::HandoffStarted { .. } => {}
         }
+        Ok(())
+    }
+
+    /// An answer to something that was waited for. A crash leaves calls to review that nothing was told of before.
+    fn resolved(&mut self, resolved: &Resolved, at: DateTime<Utc>, misplaced: FoldError) -> Result<(), FoldError> {
+        let awaited = self.waiting.remove(&resolved.call_id);
+        if self.waiting.is_empty()
+            && let Some(since) = self.parked_since.take()
+        {
+            self.parked_ms += (at - since).num_milliseconds().max(0);
+        }
+        if resolved.kind == WaitKind::Escalation {
+            let condition = awaited.and_then(|awaited| awaited.condition).ok_or(misplaced)?;
+            self.conditions_met.insert(condition);
+            if !matches!(resolved.resolution, Resolution::Approved { .. }) {
+                self.not_continued = Some(condition);
+            }
+            return Ok(());
+        }
+        let turn = self.turn(misplaced)?;
+        turn.dispatched_once.retain(|call| *call != resolved.call_id);
+        turn.resolved.insert(resolved.call_id, resolved.clone());
         Ok(())
     }
 
@@ -169,6 +206,7 @@ impl State {
             cut_off: response.finish_reason == FinishReason::Length,
             answers: BTreeMap::new(),
             dispatched_once: Vec::new(),
+            resolved: BTreeMap::new(),
             proposal: None,
         });
     }

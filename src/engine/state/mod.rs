@@ -6,9 +6,10 @@
 
 mod decide;
 mod fold;
+mod waiting;
 mod window;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -17,10 +18,10 @@ use uuid::Uuid;
 
 use super::context::Compaction;
 use super::plan::Rules;
-use crate::event::{CompactionCause, Ending, RunEvent};
+use crate::event::{Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent, SkillActivated};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use crate::providers::ToolChoice;
-use crate::run::Totals;
+use crate::run::{RunStatus, Totals};
 
 pub use decide::ModelFault;
 pub use fold::FoldError;
@@ -36,16 +37,22 @@ pub enum Step {
     Compact(Compaction),
     /// Call the model, then journal its answer or [`State::model_failed`].
     CallModel(ToolChoice),
-    /// Execute one tool call, then journal its result.
-    CallTool(PendingCall),
+    /// Execute these tool calls, at the same time, then journal their results in this order.
+    CallTools(Vec<PendingCall>),
+    /// Show the model what this proposal looks like, then journal [`RunEvent::OutputReflected`].
+    Reflect(Proposal),
+    /// Look at the stop conditions that were not met yet, then journal [`State::weighed`].
+    Weigh,
     /// Validate a proposed output, then journal [`State::judged`].
     Check(Proposal),
+    /// Give the run back in this status; it waits.
+    Suspend(RunStatus),
     /// It is over.
     Done,
 }
 
 /// A tool call that waits for its execution.
-#[derive(Debug, Clone, PartialEq, Eq)]
+#[derive(Debug, Clone, PartialEq)]
 pub struct PendingCall {
     /// The call.
     pub call: ToolCall,
@@ -55,6 +62,17 @@ pub struct PendingCall {
     pub iteration: u32,
     /// 0-based, within the response.
     pub index: u32,
+    /// Somebody's approval, where it was asked for.
+    pub approval: Option<Approval>,
+}
+
+/// Somebody's approval of a call.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Approval {
+    /// Other arguments than the model's.
+    pub arguments: Option<Value>,
+    /// Who approved.
+    pub by: Option<String>,
 }
 
 /// A proposed output.
@@ -76,6 +94,8 @@ struct OpenTurn {
     answers: BTreeMap<Uuid, ToolResult>,
     /// Dispatched calls that must not be repeated. Met without an answer only after a crash.
     dispatched_once: Vec<Uuid>,
+    /// What became of calls that were waited for.
+    resolved: BTreeMap<Uuid, Resolved>,
     proposal: Option<Proposal>,
 }
 
@@ -157,6 +177,20 @@ pub struct State {
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
+    /// What the run waits for.
+    waiting: BTreeMap<Uuid, Awaited>,
+    /// When the waiting began.
+    parked_since: Option<DateTime<Utc>>,
+    /// Milliseconds of waiting that are over.
+    parked_ms: i64,
+    /// Stop conditions that were met and dealt with.
+    conditions_met: BTreeSet<usize>,
+    /// The stop condition after which nobody let the run go on.
+    not_continued: Option<usize>,
+    /// The skills whose bounds hold.
+    skills: Vec<SkillActivated>,
+    /// The limit that leaves one model call.
+    limit: Option<LimitReached>,
     raw_response: String,
     phase: Phase,
 }
@@ -184,6 +218,13 @@ impl State {
             confirmed: false,
             unfinished: None,
             cancel: None,
+            waiting: BTreeMap::new(),
+            parked_since: None,
+            parked_ms: 0,
+            conditions_met: BTreeSet::new(),
+            not_continued: None,
+            skills: Vec::new(),
+            limit: None,
             raw_response: String::new(),
             phase: Phase::Opening,
         }
@@ -256,7 +297,8 @@ impl State {
     /// When the wall-clock limit strikes.
     pub fn deadline(&self) -> Option<DateTime<Utc>> {
         let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
-        self.started_at?.checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)
+        let waited = chrono::TimeDelta::try_milliseconds(self.parked_ms)?;
+        self.started_at?.checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)?.checked_add_signed(waited)
     }
 
     /// Milliseconds from the start.
@@ -264,9 +306,24 @@ impl State {
         self.started_at.map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
     }
 
+    /// The skills whose bounds hold.
+    pub fn skills(&self) -> &[SkillActivated] {
+        &self.skills
+    }
+
+    fn pending(&self, index: usize, call: &ToolCall, approval: Option<Approval>) -> PendingCall {
+        PendingCall {
+            call: call.clone(),
+            attempt: self.attempt,
+            iteration: self.iteration,
+            index: u32::try_from(index).unwrap_or(u32::MAX),
+            approval,
+        }
+    }
+
     fn output_tool(&self) -> &str {
         match &self.rules.contract {
-            super::Contract::Structured { tool } => tool,
+            super::Contract::Structured { tool, .. } => tool,
             super::Contract::Text { .. } => "",
         }
     }

@@ -39,7 +39,7 @@ macro_rules! run_columns {
     () => {
         "id uuid, epoch bigint, first_seq bigint, next_seq bigint, status text, started_at timestamptz, \
          attempts bigint, iterations bigint, tool_calls_made bigint, model text, tools_used text, warnings text, \
-         callback_errors text, input_tokens bigint, output_tokens bigint, cached_input_tokens bigint, \
+         callback_errors text, consumption text, input_tokens bigint, output_tokens bigint, cached_input_tokens bigint, \
          cache_write_tokens bigint, reasoning_tokens bigint, cost_micro_usd bigint, estimated boolean, output text, \
          raw_response text, error text, termination_reason text, partial boolean, latency_ms bigint, \
          finished_at timestamptz"
@@ -53,6 +53,7 @@ const KNOWN_RUNS: Part = Part {
         started_at = COALESCE(r.started_at, w.started_at), attempts = w.attempts, iterations = w.iterations,
         tool_calls_made = w.tool_calls_made, model = w.model, tools_used = w.tools_used::json,
         warnings = w.warnings::json, callback_errors = w.callback_errors::json,
+        consumption = w.consumption::json,
         input_tokens = w.input_tokens, output_tokens = w.output_tokens, cached_input_tokens = w.cached_input_tokens,
         cache_write_tokens = w.cache_write_tokens, reasoning_tokens = w.reasoning_tokens,
         cost_micro_usd = w.cost_micro_usd, estimated = w.estimated, output = w.output::json,
@@ -69,7 +70,7 @@ const NEW_RUNS: Part = Part {
     name: "new",
     before: "INSERT INTO runs (
         id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
-        tools_used, warnings, callback_errors, input_tokens, output_tokens, cached_input_tokens, cache_write_tokens,
+        tools_used, warnings, callback_errors, consumption, input_tokens, output_tokens, cached_input_tokens, cache_write_tokens,
         reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason, partial,
         latency_ms, finished_at, tenant, subject, agent, agent_version, definition_hash, kind, scopes, inputs,
         overrides, session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
@@ -77,7 +78,7 @@ const NEW_RUNS: Part = Part {
     SELECT
         id, epoch, next_seq, status, CASE WHEN status = 'running' THEN $1 END,
         CASE WHEN status = 'queued' THEN clock_timestamp() END, started_at, attempts, iterations, tool_calls_made,
-        model, tools_used::json, warnings::json, callback_errors::json, input_tokens, output_tokens,
+        model, tools_used::json, warnings::json, callback_errors::json, consumption::json, input_tokens, output_tokens,
         cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output::json,
         raw_response, error::json, termination_reason, partial, latency_ms, finished_at, tenant, subject, agent,
         agent_version, definition_hash, kind, scopes::json, inputs::json, overrides::json, session_id,
@@ -258,7 +259,8 @@ fn bind_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> Statem
         .bind(runs.clone().map(|r| r.model).bind_iter())
         .bind(runs.clone().map(|r| r.tools_used.as_deref()).bind_iter())
         .bind(runs.clone().map(|r| r.warnings.as_deref()).bind_iter())
-        .bind(runs.clone().map(|r| r.callback_errors.as_deref()).bind_iter());
+        .bind(runs.clone().map(|r| r.callback_errors.as_deref()).bind_iter())
+        .bind(runs.clone().map(|r| r.consumption.as_deref()).bind_iter());
     let statement = bind_usage(statement, runs.clone().map(|r| r.usage));
     let ends = runs.map(|r| r.end.as_ref());
     statement

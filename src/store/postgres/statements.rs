@@ -25,7 +25,7 @@ macro_rules! run {
              metadata::text AS metadata, output::text AS output, raw_response, error::text AS error, \
              termination_reason, partial::int::bigint AS partial, latency_ms, model, attempts, iterations, \
              tool_calls_made, tools_used::text AS tools_used, warnings::text AS warnings, \
-             callback_errors::text AS callback_errors, owner, epoch, next_seq, crash_count, cancel_reason, \
+             callback_errors::text AS callback_errors, consumption::text AS consumption, owner, epoch, next_seq, crash_count, cancel_reason, \
              traceparent, ",
             usage!(), ", ",
             micros!("created_at"), " AS created_at, ",

@@ -38,6 +38,7 @@ UPDATE runs SET
     tools_used = w.value ->> 'tools_used',
     warnings = w.value ->> 'warnings',
     callback_errors = w.value ->> 'callback_errors',
+    consumption = w.value ->> 'consumption',
     input_tokens = w.value ->> '$.usage.input_tokens',
     output_tokens = w.value ->> '$.usage.output_tokens',
     cached_input_tokens = w.value ->> '$.usage.cached_input_tokens',
@@ -61,7 +62,7 @@ RETURNING id";
 pub(super) const INSERT_RUNS: &str = "
 INSERT INTO runs (
     id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
-    tools_used, warnings, callback_errors, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
+    tools_used, warnings, callback_errors, consumption, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
     cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason,
     partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes, inputs, overrides,
     session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
@@ -70,7 +71,7 @@ SELECT
     value ->> 'id', value ->> 'epoch', value ->> 'next_seq', value ->> 'status',
     CASE WHEN value ->> 'status' = 'running' THEN $1 END, CASE WHEN value ->> 'status' = 'queued' THEN $3 END,
     value ->> 'started_at', value ->> 'attempts', value ->> 'iterations', value ->> 'tool_calls_made',
-    value ->> 'model', value ->> 'tools_used', value ->> 'warnings', value ->> 'callback_errors', value ->> 'tenant',
+    value ->> 'model', value ->> 'tools_used', value ->> 'warnings', value ->> 'callback_errors', value ->> 'consumption', value ->> 'tenant',
     value ->> 'subject', value ->> '$.usage.input_tokens', value ->> '$.usage.output_tokens',
     value ->> '$.usage.cached_input_tokens', value ->> '$.usage.cache_write_tokens',
     value ->> '$.usage.reasoning_tokens', value ->> '$.usage.cost_micro_usd', value ->> '$.usage.estimated',

@@ -32,7 +32,12 @@ fn full_story(script: &mut Script) -> Vec<RunWrite> {
     let output = ToolCall { target: CallTarget::Output, ..call("output", "{\"n\":17}") };
     let mut writes = vec![script.start()];
     let first = responded(1, &[&read, &write, &denied, &unknown]);
-    writes.push(script.write(vec![RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false }, first]));
+    writes.push(
+        script.write(vec![
+            RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
+            first,
+        ]),
+    );
     writes.push(script.write(vec![dispatched(&read, Effect::Read), answered(&read, None)]));
     writes.push(script.write(vec![dispatched(&write, Effect::Once)]));
     let mut results = script.write(vec![

@@ -1,0 +1,106 @@
+//! How single tools are treated: options by name, and interceptors around their calls.
+
+use std::collections::BTreeMap;
+
+use schemars::JsonSchema;
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+
+/// Options of a tool.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentToolOptions)]
+#[serde(default, deny_unknown_fields)]
+pub struct ToolOptions {
+    /// Whether an identical call that only reads gets the first one's result.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub cache: Option<Cache>,
+    /// How often a failing call is repeated, where repeating is harmless; 0 to 10.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 10))]
+    pub retries: Option<u32>,
+    /// Seconds that one call may take, instead of `limits.tool_call_timeout_seconds`; 1 to 86400.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 86_400))]
+    pub timeout_seconds: Option<u64>,
+    /// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub on_unknown_outcome: Option<OnUnknownOutcome>,
+}
+
+/// For how long results are used again.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentToolCache)]
+#[serde(rename_all = "snake_case")]
+pub enum Cache {
+    /// Within the attempt, until a call changes something.
+    Attempt,
+}
+
+/// What becomes of a call whose outcome is unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnUnknownOutcome {
+    /// The run is parked until somebody finds out.
+    #[default]
+    Review,
+    /// The model is told that it is unknown.
+    Report,
+    /// It is executed again.
+    Retry,
+}
+
+/// What is done to calls before and after they are executed, in order.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentInterceptors)]
+#[serde(default, deny_unknown_fields)]
+pub struct Interceptors {
+    /// Before the gate judges a call.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub before: Vec<BeforeInterceptor>,
+    /// Before the model reads a result.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 64))]
+    pub after: Vec<AfterInterceptor>,
+}
+
+impl Interceptors {
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.before.is_empty() && self.after.is_empty()
+    }
+}
+
+/// Blocks calls, or changes their arguments.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentBeforeInterceptor)]
+#[schemars(extend("oneOf" = [{"required": ["block"]}, {"required": ["rewrite"]}]))]
+#[serde(deny_unknown_fields)]
+pub struct BeforeInterceptor {
+    /// Name or glob of the tools that it is for.
+    pub tool: String,
+    /// CEL over `args`, `inputs` and `tool`; absent: every call.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub when: Option<String>,
+    /// The call is not executed, and the model is told this.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub block: Option<String>,
+    /// New values of arguments: by JSON pointer, CEL over the same variables.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub rewrite: BTreeMap<String, String>,
+}
+
+/// Takes something out of results.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentAfterInterceptor)]
+#[serde(deny_unknown_fields)]
+pub struct AfterInterceptor {
+    /// Name or glob of the tools that it is for.
+    pub tool: String,
+    /// Regular expression of what is taken out.
+    #[schemars(length(min = 1, max = 4096))]
+    pub redact: String,
+    /// What stands in its place; default `[redacted]`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub with: Option<String>,
+}

@@ -1,0 +1,109 @@
+//! Waiting: what a parked run waits for, and what the answers mean.
+//!
+//! A run that waits is not driven by anybody. Answers come as events when it goes on; the time between does not count
+//! towards its duration.
+
+use chrono::{DateTime, Utc};
+use serde_json::json;
+
+use super::decide::unexecuted;
+use super::{Approval, PendingCall, Phase, State, Step};
+use crate::event::{
+    Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
+};
+use crate::message::ToolCall;
+use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
+
+/// The code of a run that a stop condition ended.
+const STOP_CONDITION: &str = "STOP_CONDITION";
+
+impl State {
+    /// What the run waits for.
+    pub fn waiting(&self) -> impl Iterator<Item = &Awaited> {
+        self.waiting.values()
+    }
+
+    /// The status in which the run is parked, where it waits for something.
+    pub(super) fn parked(&self) -> Option<RunStatus> {
+        let waits_for = |kind| self.waiting.values().any(|awaited| awaited.kind == kind);
+        Some(match () {
+            () if self.waiting.is_empty() => return None,
+            () if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
+            () if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => RunStatus::AwaitingApproval,
+            () => RunStatus::AwaitingToolResults,
+        })
+    }
+
+    /// The open calls from this place of the response on that wait for nothing yet.
+    pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
+        let Phase::Acting(turn) = &self.phase else { return Vec::new() };
+        let calls = turn.message.tool_calls.iter().enumerate().skip(first as usize);
+        let open = calls.filter(|(_, call)| !turn.is_answered(call) && !turn.resolved.contains_key(&call.id));
+        open.filter(|(_, call)| !self.waiting.contains_key(&call.id))
+            .map(|(index, call)| self.pending(index, call, None))
+            .collect()
+    }
+
+    /// What to do with a call that was waited for.
+    pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, resolved: &Resolved) -> Step {
+        let by = resolved.decided_by.as_deref();
+        let why = resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let answered = |content: String, failure: Option<CallFailure>| {
+            Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted {
+                call_id: call.id,
+                tool: call.name.clone(),
+                target: call.target,
+                content,
+                failure,
+                duration_ms: 0,
+                cached: false,
+                note: None,
+            })])
+        };
+        match &resolved.resolution {
+            Resolution::Approved { arguments } => {
+                let approval = Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
+                Step::CallTools(vec![self.pending(index, call, Some(approval))])
+            }
+            Resolution::DidNotHappen => Step::CallTools(vec![self.pending(index, call, None)]),
+            Resolution::Denied => refused(call, format!("{} denied this call{why}.", by.unwrap_or("Somebody"))),
+            Resolution::Expired if resolved.kind == WaitKind::Client => {
+                let content = "Error: no result of this call came in time.".to_owned();
+                Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
+            }
+            Resolution::Expired => refused(call, "Nobody approved this call in time.".to_owned()),
+            Resolution::Result { content, is_error } => {
+                answered(content.clone(), is_error.then_some(CallFailure::ToolError))
+            }
+            Resolution::Happened { result } => {
+                let known = result.as_deref().map(|result| format!(" It brought: {result}")).unwrap_or_default();
+                answered(
+                    format!("The service restarted during this call; it was found out that it took effect.{known}"),
+                    None,
+                )
+            }
+        }
+    }
+
+    /// The end of a run that a stop condition ends.
+    pub(super) fn stopped_by(&self, condition: usize, why: &str, now: DateTime<Utc>) -> RunEvent {
+        let when = self.rules.budget.stop_conditions.get(condition).map_or("", |condition| condition.when.as_str());
+        let context = json!({"limit": "stop_conditions", "condition": condition, "when": when});
+        let message = format!("A stop condition {why}: {when}");
+        let error = RunError { code: STOP_CONDITION.to_owned(), message, context };
+        let raw_response = self.raw_response.clone();
+        self.ended(now, Outcome::Failed { reason: TerminationReason::BudgetExceeded, error, raw_response })
+    }
+}
+
+/// A call that somebody refused, or that nobody decided on.
+fn refused(call: &ToolCall, reason: String) -> Step {
+    Step::Record(vec![RunEvent::ToolCallBlocked(ToolCallBlocked {
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: "approval".to_owned(),
+        decision: "blocked".to_owned(),
+        content: format!("Error: {reason}"),
+        reason,
+    })])
+}

@@ -1,0 +1,51 @@
+//! What tool calls take of a run's budget, beside tokens, money and time.
+
+use std::collections::BTreeSet;
+
+use serde::{Deserialize, Serialize};
+
+/// What tools did: of one call, or of a whole run. Counted when a call is dispatched, whatever becomes of it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Consumption {
+    /// Files read, directories listed and searched (EF-01).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub files_read: u64,
+    /// Writes of files and directories (EF-02).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub files_written: u64,
+    /// Commands (EF-03).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub commands: u64,
+    /// Requests to the network (EF-04).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub network_requests: u64,
+    /// Files created, changed, moved or deleted, each once (EF-07).
+    #[serde(skip_serializing_if = "BTreeSet::is_empty")]
+    pub files_modified: BTreeSet<String>,
+    /// Lines written or replaced (EF-08).
+    #[serde(skip_serializing_if = "is_zero")]
+    pub lines_changed: u64,
+}
+
+impl Consumption {
+    /// Whether nothing was consumed.
+    pub fn is_nothing(&self) -> bool {
+        *self == Self::default()
+    }
+
+    /// Adds another call's.
+    pub fn add(&mut self, other: &Self) {
+        self.files_read = self.files_read.saturating_add(other.files_read);
+        self.files_written = self.files_written.saturating_add(other.files_written);
+        self.commands = self.commands.saturating_add(other.commands);
+        self.network_requests = self.network_requests.saturating_add(other.network_requests);
+        self.lines_changed = self.lines_changed.saturating_add(other.lines_changed);
+        self.files_modified.extend(other.files_modified.iter().cloned());
+    }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_zero(count: &u64) -> bool {
+    *count == 0
+}

@@ -6,6 +6,7 @@
 //! durable, so that a crash repeats two model calls at the most.
 
 mod compact;
+mod waiting;
 
 use std::sync::{Arc, OnceLock};
 use std::time::Duration;
@@ -27,7 +28,7 @@ use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
 use crate::run::{Effect, RunStatus, SpanPlace, TerminationReason, TraceContext};
-use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
+use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -315,16 +316,17 @@ impl Run {
     }
 
     async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
-        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
+        let slot = pending.slot();
         let deadline = self.state.deadline().map(instant_of);
         let prepared = tokio::select! {
             biased;
             () = self.control.token.cancelled() => return Ok(()),
             () = until(deadline) => return Ok(()),
-            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
+            prepared = self.executor.prepare(&pending.call, slot, &self.scope, pending.granted()) => prepared,
         };
         let ready = match prepared {
             Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
+            Ok(Prepared::Escalated(escalated)) => return Ok(self.ask(&pending, escalated).await?),
             Ok(Prepared::Ready(ready)) => ready,
             Err(fault) => return self.fail(fault),
         };

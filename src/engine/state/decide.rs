@@ -200,10 +200,10 @@ impl State {
                 Step::Record(vec![unexecuted(call, CallFailure::Truncated, phrases::CUT_OFF.to_owned())])
             }
             CallTarget::Output | CallTarget::Submit => Step::Record(vec![self.proposal(call)]),
+            CallTarget::Tool if turn.dispatched_once.contains(&call.id) => Step::Record(vec![unknown_outcome(call)]),
             CallTarget::Tool if let Some(resolved) = turn.resolved.get(&call.id) => {
                 self.resolved_call(index, call, resolved)
             }
-            CallTarget::Tool if turn.dispatched_once.contains(&call.id) => Step::Record(vec![unknown_outcome(call)]),
             CallTarget::Tool if !self.has_tool_calls_left(turn, index) => {
                 let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
                 Step::Record(vec![unexecuted(call, CallFailure::Excess, content)])
@@ -341,6 +341,7 @@ impl State {
     fn cancelled(&self, now: DateTime<Utc>) -> Step {
         let phase = match &self.phase {
             Phase::Opening => "queued",
+            _ if !self.waiting.is_empty() => "approval",
             Phase::Calling => "model_call",
             Phase::Acting(turn) if turn.open_call().is_some() => "tool_call",
             Phase::Acting(_) => "validation",

@@ -38,8 +38,7 @@ impl State {
     pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
-        let calls = turn.message.tool_calls.iter().enumerate();
-        let open = calls.filter(|(_, call)| call.target == CallTarget::Tool && !turn.is_answered(call));
+        let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
         let open = open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, call)| {
             let waits = self.waiting.contains_key(&call.id) || turn.resolved.contains_key(&call.id);
             *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
@@ -49,9 +48,8 @@ impl State {
 
     /// Whether the run cannot go on, or not as it did, without an answer from outside.
     pub fn needs_answers(&self) -> bool {
-        let is_open =
-            |turn: &OpenTurn| turn.open_call().is_some_and(|(_, call)| turn.dispatched_once.contains(&call.id));
-        !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_open(turn))
+        let is_unknown = |turn: &OpenTurn| turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id));
+        !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_unknown(turn))
     }
 
     /// What to do with a call that was waited for.

@@ -2,6 +2,7 @@
 //!
 //! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
 
+pub mod approval;
 pub mod executor;
 pub mod file_ops;
 pub mod registry;

@@ -62,6 +62,11 @@ impl RunControl {
         self.lost.cancel();
     }
 
+    /// Whether the run was lost.
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_cancelled()
+    }
+
     /// Resolves when the run was lost.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
@@ -329,6 +334,9 @@ impl Run {
             Err(fault) => return self.fail(fault),
         };
         self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+        if let Some(handoff) = ready.handoff() {
+            self.record(handoff)?;
+        }
         if ready.effect() != Effect::Read {
             self.persist().await?;
             self.lease.held().await;

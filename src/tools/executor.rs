@@ -21,11 +21,11 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Effect};
+use crate::run::{Caller, Consumption, Delegation, Effect};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -111,6 +111,13 @@ impl Ready {
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
+        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
     /// What this call does to the world.

@@ -27,6 +27,7 @@ impl Probe {
             description: "Does what it is told.".into(),
             input_schema: Arc::new(schema),
             effect: Effect::Once,
+            concurrent: false,
             source: "builtin".into(),
         }))
     }

@@ -94,6 +94,7 @@ impl FileOps {
             description: DESCRIPTION.into(),
             input_schema: Arc::new(input_schema),
             effect: Effect::Once,
+            concurrent: false,
             source: "builtin".into(),
         };
         Self { info }

@@ -5,6 +5,7 @@
 pub mod executor;
 pub mod file_ops;
 pub mod registry;
+pub mod subagent;
 pub mod workspace;
 
 use std::sync::Arc;
@@ -29,6 +30,8 @@ pub struct ToolInfo {
     pub input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     pub effect: Effect,
+    /// Whether its calls may be executed at the same time as neighbouring ones.
+    pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
 }

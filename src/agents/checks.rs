@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::Definition;
 use super::yaml::DefinitionError;
-use crate::run::{ToolChoicePolicy, Usd};
+use crate::run::{Delegation, ToolChoicePolicy, Usd};
 
 type Check = Result<(), DefinitionError>;
 
@@ -100,6 +100,14 @@ fn check_tools(d: &Definition) -> Check {
         }
         if d.tools.iter().take(i).any(|earlier| earlier == tool) {
             return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
+        }
+        if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
+            if !is_agent_name(agent) {
+                return Err(DefinitionError::at(key, format!("{agent:?} is not the name of an agent")));
+            }
+            if agent == d.name {
+                return Err(DefinitionError::at(key, "an agent cannot leave work to itself"));
+            }
         }
     }
     if let ToolChoicePolicy::Tool(name) = &d.tool_choice {

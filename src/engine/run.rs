@@ -62,6 +62,11 @@ impl RunControl {
         self.lost.cancel();
     }
 
+    /// Whether the run was lost.
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_cancelled()
+    }
+
     /// Resolves when the run was lost.
     pub async fn lost(&self) {
         self.lost.cancelled().await;

@@ -22,13 +22,13 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::approval::{Escalated, Granted};
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Effect};
+use crate::run::{Caller, Consumption, Delegation, Effect};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -126,14 +126,27 @@ pub struct Ready {
     arguments: Value,
     context: ToolContext,
     rule: &'static str,
+    is_concurrent: bool,
     /// For the audit log.
     shown_arguments: String,
 }
 
 impl Ready {
+    /// Whether it may be executed at the same time as neighbouring calls.
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent
+    }
+
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
+        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
     /// What this call does to the world.
@@ -305,7 +318,17 @@ impl Executor {
                     reason,
                     consumes,
                 };
-                Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
+                let is_concurrent = effect == Effect::Read || tool.info().concurrent;
+                Prepared::Ready(Ready {
+                    started,
+                    tool: index,
+                    permit,
+                    arguments,
+                    context,
+                    rule,
+                    is_concurrent,
+                    shown_arguments,
+                })
             }
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
                 let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
@@ -391,7 +414,7 @@ fn consumption(actions: &[Action]) -> Consumption {
                 consumed.lines_changed += lines;
                 consumed.files_modified.insert(path.clone());
             }
-            ActionKind::Call(_) => {}
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
         }
     }
     consumed

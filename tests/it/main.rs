@@ -12,6 +12,7 @@ mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod delegation;
 mod dialects;
 mod faults;
 mod full_disk;

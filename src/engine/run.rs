@@ -145,7 +145,7 @@ impl Run {
                     return Ok(Driven::Parked);
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,
-                Step::Weigh => self.weigh().await?,
+                Step::Weigh => self.weigh()?,
                 Step::Check(proposal) => {
                     let errors = self.errors_of(&proposal);
                     let events = self.state.judged(&proposal, errors, Utc::now());
@@ -212,17 +212,16 @@ impl Run {
     /// Shows the model what its proposal looks like.
     async fn reflect(&mut self, proposal: Proposal) -> Result<(), Stopped> {
         let Some(call_id) = proposal.call_id else { return Ok(()) };
-        let reflected = match &proposal.malformed {
-            Some(problem) => Err(problem.clone()),
-            None => {
-                self.hand_over();
-                let deadline = self.state.deadline().map(instant_of);
-                tokio::select! {
-                    biased;
-                    () = self.control.token.cancelled() => return Ok(()),
-                    () = until(deadline) => return Ok(()),
-                    reflected = reflection::reflect(&self.plan.agent, &proposal.output, &self.inputs) => reflected,
-                }
+        let reflected = if let Some(problem) = &proposal.malformed {
+            Err(problem.clone())
+        } else {
+            self.hand_over();
+            let deadline = self.state.deadline().map(instant_of);
+            tokio::select! {
+                biased;
+                () = self.control.token.cancelled() => return Ok(()),
+                () = until(deadline) => return Ok(()),
+                reflected = reflection::reflect(&self.plan.agent, &proposal.output, &self.inputs) => reflected,
             }
         };
         let attempt = self.state.attempt();
@@ -232,13 +231,13 @@ impl Run {
     }
 
     /// Looks at the stop conditions before the next iteration.
-    async fn weigh(&mut self) -> Result<(), Stopped> {
+    fn weigh(&mut self) -> Result<(), FoldError> {
         let (now, agent) = (Utc::now(), &self.plan.agent);
         let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
         let id = Uuid::now_v7();
         let patience = agent.definition.governance.approval_timeout;
         let events = self.state.weighed(met, id, patience, now);
-        Ok(self.record_all(events)?)
+        self.record_all(events)
     }
 
     fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {

@@ -106,18 +106,16 @@ impl Run {
             results = &mut execution => Some(results),
             () = tokio::time::sleep(LINGER) => None,
         };
-        let results = match quick {
-            Some(results) => results,
-            None => {
-                self.hand_over();
-                tokio::select! {
-                    biased;
-                    results = &mut execution => results,
-                    () = until(deadline) => {
-                        stop.cancel();
-                        execution.await
-                    }
-                }
+        if let Some(results) = quick {
+            return Ok(self.results(results)?);
+        }
+        self.hand_over();
+        let results = tokio::select! {
+            biased;
+            results = &mut execution => results,
+            () = until(deadline) => {
+                stop.cancel();
+                execution.await
             }
         };
         Ok(self.results(results)?)

@@ -195,14 +195,17 @@ impl State {
         if turn.dispatched_once.contains(&call.id) {
             return Step::Record(vec![unknown_outcome(call)]);
         }
+        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         if let Some(resolved) = turn.resolved.get(&call.id) {
-            return self.resolved_call(index, call, resolved);
+            return match self.resolved_call(index, call, resolved) {
+                Step::CallTools(_) if left == 0 => self.out_of_calls(now),
+                step => step,
+            };
         }
         if !self.has_tool_calls_left(turn, index) {
             let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
             return Step::Record(vec![unexecuted(call, CallFailure::Excess, content)]);
         }
-        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         if left == 0 {
             return self.out_of_calls(now);
         }

@@ -5,6 +5,7 @@
 
 mod api;
 mod approvals;
+mod bounds;
 mod calling;
 mod chromium;
 mod client_tools;

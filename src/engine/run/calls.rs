@@ -11,7 +11,6 @@ use futures::future::join_all;
 
 use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
-use crate::engine::phrases;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent};
 use crate::run::Effect;
@@ -151,8 +150,9 @@ impl Run {
         match &mut finished.event {
             RunEvent::ToolCallCompleted(call) => call.note = self.state.stuck_note(call.call_id, &call.content),
             RunEvent::ToolCallBlocked(call) => {
-                let note = self.state.stuck_note(call.call_id, &call.reason);
-                call.content = phrases::noted(&call.content, note.as_deref());
+                if let Some(note) = self.state.stuck_note(call.call_id, &call.reason) {
+                    call.content = format!("{}\n\n{note}", call.content);
+                }
             }
             _ => {}
         }

@@ -163,8 +163,7 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                let content = phrases::noted(&call.content, call.note.as_deref());
-                self.answer(call.call_id, &content, call.failure.is_some(), misplaced)?;
+                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
                 self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));

@@ -23,7 +23,7 @@ pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
-pub use policies::{ClientTool, OnLimit, OnSessionBusy, StopAction, StopCondition};
+pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.

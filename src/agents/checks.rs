@@ -194,7 +194,10 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
 }
 
 /// Compiles a JSON Schema 2020-12. References to other documents are refused.
-pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
+///
+/// # Errors
+/// What is wrong; `key` is where the schema stands.
+pub fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
     jsonschema::options().with_draft(Draft::Draft202012).build(schema).map_err(|error| {
         if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
             return DefinitionError::at(

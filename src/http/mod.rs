@@ -152,6 +152,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(approvals::list_approvals))
         .routes(routes!(approvals::approve_tool_call))
         .routes(routes!(approvals::deny_tool_call))
+        .routes(routes!(approvals::resolve_tool_call))
+        .routes(routes!(approvals::give_tool_result))
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))

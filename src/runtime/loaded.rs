@@ -132,6 +132,7 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+        on_unknown_outcome: meant.iter().find_map(|options| options.on_unknown_outcome).unwrap_or_default(),
     }
 }
 

@@ -44,7 +44,7 @@ pub use follow::Follower;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
-pub use waiting::{AnswerError, CallPlace};
+pub use waiting::{AnswerError, CallPlace, Found};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use super::projection::{arguments, clean};
 use super::{ApprovalStatus, RunRecord, RunWrite, Swept};
 use crate::event::{CallFailure, Event, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::ToolCall;
-use crate::run::{Caller, Effect, RunStatus, Totals};
+use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 
 /// The owner in whose name a run is ended that has none; never visible outside its transaction.
 pub(super) const CARETAKER: &str = "caretaker";
@@ -173,12 +173,13 @@ struct Start {
     /// The number of its event.
     seq: i64,
     effect: Effect,
+    on_unknown_outcome: OnUnknownOutcome,
 }
 
 impl Start {
-    /// Whether the call may have taken effect and must not be repeated unasked.
+    /// Whether somebody has to find out what became of the call before the run goes on.
     fn has_acted(&self) -> bool {
-        self.effect == Effect::Once
+        self.effect == Effect::Once && self.on_unknown_outcome == OnUnknownOutcome::Review
     }
 }
 
@@ -199,7 +200,8 @@ fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Start>)
         });
         let start = tail.iter().rev().find_map(|event| match &event.what {
             RunEvent::ToolCallStarted(started) if started.call_id == call.id => {
-                Some(Start { seq: event.seq, effect: started.effect })
+                let on_unknown_outcome = started.on_unknown_outcome;
+                Some(Start { seq: event.seq, effect: started.effect, on_unknown_outcome })
             }
             _ => None,
         });

@@ -28,7 +28,7 @@ use crate::event::{
 };
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Delegation, Effect};
+use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -65,6 +65,8 @@ pub struct CallOptions {
     pub timeout: Option<Duration>,
     /// Whether the result of a call that only reads is used again.
     pub cache: bool,
+    /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A tool's input schema is none.
@@ -275,7 +277,7 @@ impl Executor {
     ) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
         let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator, .. })) = known else {
+        let Some((index, Offered { tool, arguments: validator, options })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
         let edited = approval.and_then(|granted| granted.arguments);
@@ -317,6 +319,7 @@ impl Executor {
                     decision: decision.as_str().to_owned(),
                     reason,
                     consumes,
+                    on_unknown_outcome: options.on_unknown_outcome,
                 };
                 let is_concurrent = effect == Effect::Read || tool.info().concurrent;
                 Prepared::Ready(Ready {
@@ -437,6 +440,14 @@ async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolEr
     }
 }
 
+/// Arguments that match a schema, or what is wrong with them, for the model.
+///
+/// # Errors
+/// They are no JSON object, or miss the schema.
+pub fn arguments_of(text: &str, schema: &Validator) -> Result<Value, String> {
+    parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
+}
+
 /// The arguments as an object. Some models write nothing where there is nothing to say.
 fn parse(arguments: &str) -> Result<Value, String> {
     let text = if arguments.trim().is_empty() { "{}" } else { arguments };
@@ -550,6 +561,11 @@ fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finishe
 
 /// A call that was answered before anything was decided.
 fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
+    Prepared::Answered(refused(call, failure, message))
+}
+
+/// A call that was answered with what is wrong with it.
+pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
     let completed = ToolCallCompleted {
         call_id: call.id,
         tool: capped(call.name.clone()),
@@ -560,7 +576,7 @@ fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
         cached: false,
         note: None,
     };
-    Prepared::Answered(finished(completed, None))
+    finished(completed, None)
 }
 
 /// A call that may not be executed.

@@ -53,12 +53,12 @@ async fn parked(service: &Service, agent: &str) -> Answer {
     parked
 }
 
-fn text<'v>(value: &'v Value, field: &str) -> &'v str {
+pub fn text<'v>(value: &'v Value, field: &str) -> &'v str {
     value[field].as_str().unwrap_or_else(|| panic!("{field} of {value:#}"))
 }
 
 /// The paths of a parked run and of its calls that wait.
-fn paths(run: &Value) -> (String, Vec<String>) {
+pub fn paths(run: &Value) -> (String, Vec<String>) {
     let id = text(run, "run_id");
     let calls = run["pending"].as_array().unwrap().iter();
     (
@@ -67,15 +67,15 @@ fn paths(run: &Value) -> (String, Vec<String>) {
     )
 }
 
-fn file(service: &Service, path: &str) -> String {
+pub fn file(service: &Service, path: &str) -> String {
     std::fs::read_to_string(service.dir.path().join("workspace/default").join(path)).unwrap_or_default()
 }
 
-async fn ended(service: &Service, run: &str) -> Value {
+pub async fn ended(service: &Service, run: &str) -> Value {
     service.until(run, |run| ["completed", "failed", "cancelled"].contains(&text(run, "status"))).await
 }
 
-async fn types(service: &Service, run: &str) -> Vec<String> {
+pub async fn types(service: &Service, run: &str) -> Vec<String> {
     let events = service.get(&format!("{run}/events")).await.body;
     events["data"].as_array().unwrap().iter().map(|event| text(event, "type").to_owned()).collect()
 }

@@ -226,6 +226,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     })
 }
 

@@ -9,12 +9,12 @@ use std::time::Duration;
 use chrono::Utc;
 use futures::future::join_all;
 
+use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::RunEvent;
+use crate::event::{CallFailure, RunEvent};
 use crate::run::Effect;
-use crate::tools::approval::Escalated;
-use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready};
+use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, refused};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -36,7 +36,7 @@ impl Run {
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
-                Some(Err(escalated)) if group.is_empty() => return Ok(self.ask(&pending, *escalated).await?),
+                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, *need).await?),
                 Some(Err(_)) | None => break,
             };
             let mut goes_alone = false;
@@ -64,9 +64,17 @@ impl Run {
         self.execute(group).await
     }
 
-    /// What is to be done with a call, or that somebody has to approve it first; nothing where the run is cancelled or
-    /// out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Escalated>>> {
+    /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled
+    /// or out of time.
+    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Need>>> {
+        match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
+            Some(Ok(arguments)) => return Some(Err(Box::new(Need::Client(arguments)))),
+            Some(Err(wrong)) => {
+                let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
+                return Some(Ok(Looked::Answered(Ok(refused))));
+            }
+            None => {}
+        }
         let deadline = self.state.deadline().map(instant_of);
         let prepared = tokio::select! {
             biased;
@@ -76,7 +84,7 @@ impl Run {
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
-            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(escalated))),
+            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(Need::Approval(escalated)))),
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))

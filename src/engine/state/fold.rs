@@ -15,7 +15,7 @@ use crate::event::{
     ToolCallCompleted, WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
-use crate::run::{Delegation, Effect, ToolChoicePolicy};
+use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,6 +154,7 @@ impl State {
                 }
                 let turn = self.turn(misplaced)?;
                 match call.effect {
+                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
                     Effect::Once => turn.dispatched_once.push(call.call_id),
                     Effect::Read => _ = turn.reads.insert(call.call_id),
                     Effect::Idempotent => {}

@@ -7,6 +7,7 @@ pub mod definition;
 
 pub mod agent;
 pub mod checks;
+mod rules;
 pub mod yaml;
 
 pub mod catalogue;
@@ -15,4 +16,5 @@ pub mod prompt;
 pub use agent::Agent;
 pub use catalogue::{Catalogue, Change, DefinitionProblem};
 pub use definition::Definition;
+pub use rules::ConditionMet;
 pub use yaml::DefinitionError;

@@ -7,14 +7,18 @@
 
 pub mod context;
 pub mod demands;
+pub mod handlers;
 pub mod journal;
 pub mod lease;
 pub mod output;
 pub mod phrases;
 pub mod plan;
+pub mod reflection;
 pub mod run;
 pub mod state;
+pub mod validation;
 
+pub use handlers::Handlers;
 pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules, Window};

@@ -6,11 +6,15 @@
 use std::collections::HashMap;
 use std::sync::{Arc, PoisonError, RwLock};
 
-use crate::agents::definition::{GovernanceSection, ToolPolicySetting};
+use globset::Glob;
+
+use crate::agents::definition::{GovernanceSection, Interceptors, ToolPolicySetting};
 use crate::agents::{Agent, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::store::DefinitionSnapshot;
+use crate::tools::Tool;
 use crate::tools::executor::Executor;
+use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::registry::Registry;
 
 /// More versions than this are not kept ready.
@@ -77,11 +81,57 @@ impl LoadedAgents {
     }
 }
 
-/// A definition's tools behind its gate. Also the check that a definition's tools exist.
+/// A definition's tools behind its gate. Also the check that a definition's tools exist, and that what it says of
+/// single tools is about them.
 pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
-    let tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
-    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
-    Executor::new(tools, gate).map_err(|e| LoadError(e.to_string()))
+    let error = |e: &dyn std::error::Error| LoadError(e.to_string());
+    let tools = registry.resolve(&definition.tools).map_err(|e| error(&e))?;
+    check_tool_settings(definition, &tools)?;
+    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
+    Ok(Executor::new(tools, gate).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// A name or glob that means no tool is a mistake, and only what reads can be cached.
+fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    for (name, options) in &definition.tool_options {
+        let key = format!("tool_options.{name}");
+        let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
+        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name)).peekable();
+        if meant.peek().is_none() {
+            return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
+        }
+        if options.cache.is_some() && !meant.any(|tool| tool.has_reading_calls()) {
+            return Err(LoadError(format!("{key}.cache: {name:?} has no calls that only read")));
+        }
+    }
+    let Interceptors { before, after } = &definition.interceptors;
+    let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
+    let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
+    let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+    for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
+        if !tools.iter().any(|tool| tool.info().name == *name) {
+            return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
+        }
+    }
+    Ok(())
+}
+
+fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, InterceptorError> {
+    let before = section.before.iter().map(|rule| BeforeRule {
+        tool: rule.tool.clone(),
+        when: rule.when.clone(),
+        what: match &rule.block {
+            Some(reason) => Interception::Block(reason.clone()),
+            None => Interception::Rewrite(rule.rewrite.clone().into_iter().collect()),
+        },
+    });
+    let after = section.after.iter().map(|rule| AfterRule {
+        tool: rule.tool.clone(),
+        redact: rule.redact.clone(),
+        with: rule.with.clone(),
+    });
+    interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
 }
 
 fn policy(section: &GovernanceSection) -> Policy {

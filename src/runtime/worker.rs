@@ -130,11 +130,13 @@ impl Owned {
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             tools: Arc::new(plan.callable()),
+            inputs: Arc::clone(&head.new.inputs),
         };
         let run = Run {
             plan,
             executor,
             scope,
+            handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
             control: Arc::new(RunControl::default()),

@@ -14,13 +14,14 @@ use std::time::Duration;
 
 use chrono::Utc;
 use futures::FutureExt;
-use jsonschema::Validator;
+use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::interceptors::{Intercepted, Interceptors};
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
 use crate::governance::{Call, Decision, Gate, Permit, Verdict};
@@ -41,6 +42,7 @@ const SECRETS: [&str; 9] =
 pub struct Executor {
     tools: Vec<Offered>,
     gate: Gate,
+    interceptors: Interceptors,
 }
 
 struct Offered {
@@ -71,6 +73,8 @@ pub struct RunScope {
     pub timeout: Duration,
     /// Names of the tools that it may use; others are unknown to it.
     pub tools: Arc<BTreeSet<String>>,
+    /// Its inputs, which interceptors may look at.
+    pub inputs: Arc<Value>,
 }
 
 /// Where in a run a call stands.
@@ -154,11 +158,23 @@ impl Executor {
     /// # Errors
     /// The first schema that is none, or that refers to something outside itself.
     pub fn new(tools: Vec<Arc<dyn Tool>>, gate: Gate) -> Result<Self, SchemaError> {
-        let offer = |tool: Arc<dyn Tool>| match jsonschema::validator_for(&tool.info().input_schema) {
+        // No pattern of a schema may take more than linear time.
+        let options = jsonschema::options().with_pattern_options(PatternOptions::regex());
+        let offer = |tool: Arc<dyn Tool>| match options.build(&tool.info().input_schema) {
             Ok(arguments) => Ok(Offered { tool, arguments }),
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
-        Ok(Self { tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?, gate })
+        Ok(Self {
+            tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?,
+            gate,
+            interceptors: Interceptors::default(),
+        })
+    }
+
+    /// The same, with interceptors around its calls.
+    #[must_use]
+    pub fn intercepted(self, interceptors: Interceptors) -> Self {
+        Self { interceptors, ..self }
     }
 
     /// The tools, in the order they were given.
@@ -189,6 +205,10 @@ impl Executor {
         let arguments = match arguments.and_then(|arguments| check(validator, &arguments).map(|()| arguments)) {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
+        };
+        let arguments = match self.intercept(call, validator, arguments, scope) {
+            Ok(arguments) => arguments,
+            Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
         let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
@@ -227,6 +247,31 @@ impl Executor {
                 Prepared::Answered(stopped(call, decision, rule, reason, shown_arguments))
             }
         })
+    }
+
+    /// The arguments as the interceptors leave them, or the call's result.
+    fn intercept(
+        &self,
+        call: &ToolCall,
+        validator: &Validator,
+        arguments: Value,
+        scope: &RunScope,
+    ) -> Result<Value, Box<Finished>> {
+        match self.interceptors.before(&call.name, &arguments, &scope.inputs) {
+            Intercepted::Untouched => Ok(arguments),
+            Intercepted::Rewritten(rewritten, place) => match check(validator, &rewritten) {
+                Ok(()) => Ok(rewritten),
+                Err(message) => {
+                    let message = format!("Interceptor {place} changed the arguments. {message}");
+                    Err(Box::new(unexecuted(call, CallFailure::InvalidArguments, &message)))
+                }
+            },
+            Intercepted::Blocked(reason) => {
+                let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+                let reason = format!("Blocked by an interceptor: {reason}");
+                Err(Box::new(stopped(call, Decision::Blocked, "interceptor", reason, shown_arguments)))
+            }
+        }
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
@@ -280,8 +325,9 @@ impl Executor {
             note: None,
         };
         match result {
-            Ok(text) => Ok(finished(completed(capped(text), None), Some(audit))),
+            Ok(text) => Ok(finished(completed(self.readable(&started.tool, text), None), Some(audit))),
             Err(Failure::Told(failure, message)) => {
+                let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
             Err(Failure::Fatal(message)) => {
@@ -289,6 +335,11 @@ impl Executor {
                 Err(fatal(&started.tool, message, completed, Some(audit)))
             }
         }
+    }
+
+    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be seen in two.
+    fn readable(&self, tool: &str, text: String) -> String {
+        capped(self.interceptors.after(tool, text))
     }
 }
 
@@ -391,8 +442,9 @@ fn redact(value: &mut Value) {
     }
 }
 
-/// A result as it may be stored and read: without NUL characters, which no store takes, and capped.
-fn capped(mut text: String) -> String {
+/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64 KiB at most, of
+/// which head and tail are kept.
+pub fn capped(mut text: String) -> String {
     if text.contains('\0') {
         text.retain(|c| c != '\0');
     }
@@ -422,6 +474,10 @@ fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finishe
 
 /// A call that was answered before anything was decided.
 fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
+    Prepared::Answered(unexecuted(call, failure, message))
+}
+
+fn unexecuted(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
     let completed = ToolCallCompleted {
         call_id: call.id,
         tool: capped(call.name.clone()),
@@ -432,7 +488,7 @@ fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
         cached: false,
         note: None,
     };
-    Prepared::Answered(finished(completed, None))
+    finished(completed, None)
 }
 
 /// A call that the gate stopped. Nobody can approve anything yet, so a question is a no.

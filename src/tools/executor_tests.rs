@@ -82,6 +82,7 @@ fn bench(policy: &Policy) -> Bench {
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
         timeout: Duration::from_mins(1),
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
+        inputs: Arc::new(json!({})),
     };
     Bench { executor: Executor::new(tools, Gate::new(policy).unwrap()).unwrap(), scope, home }
 }
@@ -321,6 +322,7 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
         let scope = RunScope {
             run_id: Uuid::from_u128(run),
             tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
+            inputs: Arc::new(json!({})),
             ..bench.scope.clone()
         };
         match bench.executor.prepare(&call(name, arguments), slot, &scope).await.unwrap() {

@@ -4,6 +4,7 @@
 
 pub mod executor;
 pub mod file_ops;
+pub mod interceptors;
 pub mod registry;
 pub mod workspace;
 
@@ -62,6 +63,11 @@ pub enum ToolError {
 pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
+
+    /// Whether single calls may only read, whatever the strongest effect of a call is; their actions tell which.
+    fn has_reading_calls(&self) -> bool {
+        self.info().effect == Effect::Read
+    }
 
     /// What a call with these arguments (which match the schema) would do. May look, must not touch.
     ///

@@ -10,6 +10,7 @@ mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod contracts;
 mod dialects;
 mod faults;
 mod full_disk;

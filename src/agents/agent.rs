@@ -15,7 +15,7 @@ use uuid::Uuid;
 use super::Definition;
 use super::checks::{self, compile_schema};
 use super::prompt::{PromptError, Templates};
-use super::rules::{ConditionMet, Rules};
+use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
 use crate::event::ValidationError;
 
@@ -106,10 +106,10 @@ impl Agent {
         self.rules.broken_by(output, inputs)
     }
 
-    /// The first stop condition that is met and is not among those that were `already`. `facts` holds `usage`,
-    /// `counters` and `elapsed`, as documented on [`crate::run::StopCondition`]. A condition that cannot be evaluated
-    /// counts as met.
-    pub fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<ConditionMet> {
+    /// The place of the first stop condition that is met and is not among those that were `already`, and why it counts
+    /// as met where it cannot be evaluated: a check that cannot decide denies. `facts` holds `usage`, `counters`
+    /// and `elapsed`, as documented on [`crate::run::StopCondition`].
+    pub fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<(usize, Option<String>)> {
         self.rules.condition_met(already, facts)
     }
 

@@ -16,5 +16,4 @@ pub mod prompt;
 pub use agent::Agent;
 pub use catalogue::{Catalogue, Change, DefinitionProblem};
 pub use definition::Definition;
-pub use rules::ConditionMet;
 pub use yaml::DefinitionError;

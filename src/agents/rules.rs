@@ -31,15 +31,6 @@ struct Rule {
     message: String,
 }
 
-/// A stop condition that is met.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct ConditionMet {
-    /// Its place in the definition, 0-based.
-    pub place: usize,
-    /// Why it counts as met although it could not be evaluated.
-    pub undecided: Option<String>,
-}
-
 impl Rules {
     pub(super) fn compile(definition: &Definition) -> Result<Self, DefinitionError> {
         let mut output = Vec::new();
@@ -69,14 +60,14 @@ impl Rules {
         broken.collect()
     }
 
-    /// The first condition that is met and was not before.
-    pub(super) fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<ConditionMet> {
+    /// The place of the first condition that is met and was not before, and why it could not be evaluated.
+    pub(super) fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<(usize, Option<String>)> {
         let variables = OF_RUNS.map(|name| (name, &facts[name]));
         self.stop.iter().enumerate().filter(|(place, _)| !already.contains(place)).find_map(|(place, condition)| {
             match condition.is_true(&variables) {
                 Ok(false) => None,
-                Ok(true) => Some(ConditionMet { place, undecided: None }),
-                Err(reason) => Some(ConditionMet { place, undecided: Some(reason.to_string()) }),
+                Ok(true) => Some((place, None)),
+                Err(reason) => Some((place, Some(reason.to_string()))),
             }
         })
     }

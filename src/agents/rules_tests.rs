@@ -115,15 +115,15 @@ fn stop_conditions_are_met_once_and_in_order() {
             "counters": {"tool_calls": calls}, "elapsed": 11})
     };
     let met = |already: &[usize], facts: &Value| agent.condition_met(&already.iter().copied().collect(), facts);
-    let sure = |place| Some(ConditionMet { place, undecided: None });
+    let sure = |place| Some((place, None));
     assert_eq!(met(&[], &facts(json!(0.5), 2, 5)), None);
     assert_eq!(met(&[], &facts(json!(1.5), 3, 1)), sure(0));
     assert_eq!(met(&[0], &facts(json!(1.5), 3, 1)), sure(1));
     assert_eq!(met(&[0, 1], &facts(json!(1.5), 3, 1)), sure(2));
     assert_eq!(met(&[0, 1, 2], &facts(json!(1.5), 3, 1)), None);
-    let undecided = met(&[0, 1], &facts(json!(0), 0, 0)).unwrap();
-    assert_eq!(undecided.place, 2);
-    assert!(undecided.undecided.unwrap().starts_with("it cannot be evaluated: "), "a check that cannot decide denies");
+    let (place, undecided) = met(&[0, 1], &facts(json!(0), 0, 0)).unwrap();
+    assert_eq!(place, 2);
+    assert!(undecided.unwrap().starts_with("it cannot be evaluated: "), "a check that cannot decide denies");
 }
 
 #[test]

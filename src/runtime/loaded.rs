@@ -3,17 +3,18 @@
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
 //! makes again, exactly what it started with.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
 use globset::Glob;
 
-use crate::agents::definition::{GovernanceSection, Interceptors, ToolPolicySetting};
+use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
 use crate::agents::{Agent, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
-use crate::tools::executor::Executor;
+use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::registry::Registry;
 
@@ -89,7 +90,8 @@ pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<E
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
     let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
-    Ok(Executor::new(tools, gate).map_err(|e| error(&e))?.intercepted(interceptors))
+    let options = |tool: &str| call_options(&definition.tool_options, tool);
+    Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
 }
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.
@@ -132,6 +134,18 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
         with: rule.with.clone(),
     });
     interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
+}
+
+/// The options of a tool: those under its name, else those of the first glob that means it, one by one.
+fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
+    let is_meant = |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
+    let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
+    let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
+    CallOptions {
+        retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
+        timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
+        cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+    }
 }
 
 fn policy(section: &GovernanceSection) -> Policy {

@@ -20,7 +20,9 @@ on_both_stores! {
     the_last_errors_of_all_attempts_are_in_the_error,
     a_validator_is_asked_last_and_its_errors_are_told,
     a_run_is_cancelled_while_its_output_is_validated,
+    an_output_is_shown_before_it_is_submitted,
     calls_are_intercepted,
+    stop_conditions_stop_and_warn,
 }
 
 /// An operator's endpoint, and the bodies that it was sent.
@@ -34,11 +36,13 @@ impl Endpoint {
         let asked = Arc::<Mutex<Vec<Value>>>::default();
         let router = Router::new()
             .route("/fussy", post(fussy))
-            .route("/silent", post(|| async { tokio::time::sleep(Duration::from_secs(3600)).await }))
+            .route("/silent", post(|| async { tokio::time::sleep(Duration::from_hours(1)).await }))
             .route("/moved", post(|| async { Redirect::temporary("http://169.254.169.254/latest/meta-data") }))
             .route("/large", post(|| async { vec![b'1'; 10 * 1024 * 1024] }))
             .route("/broken", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, "panic at 10.1.2.3") }))
             .route("/garbage", post(|| async { "yes, very good" }))
+            .route("/shown", post(shown))
+            .route("/plain", post(|| async { "just text" }))
             .route("/reasonless", post(|| async { axum::Json(json!({"valid": false})) }))
             .with_state(Arc::clone(&asked));
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -62,6 +66,11 @@ async fn fussy(State(asked): State<Arc<Mutex<Vec<Value>>>>, axum::Json(body): ax
     asked.lock().unwrap().push(body);
     let errors = json!(["not like this", {"pointer": "/n", "message": format!("{n} is odd")}]);
     axum::Json(json!({"valid": n % 2 == 0, "errors": if n % 2 == 0 { json!([]) } else { errors }})).into_response()
+}
+
+async fn shown(axum::Json(body): axum::Json<Value>) -> Response {
+    let content = format!("{} of {}", body["output"]["n"], body["inputs"]["who"]);
+    axum::Json(json!({"content": content, "more": true})).into_response()
 }
 
 fn contract(model: &str, more: &str) -> String {
@@ -206,6 +215,55 @@ async fn a_run_is_cancelled_while_its_output_is_validated(db: Db) {
     let short = json!({"budget": {"max_duration_seconds": 1}});
     let late = service.run("counter", &short).await;
     assert_eq!(late["error"]["code"], "DURATION_EXCEEDED", "{late:#}");
+}
+
+async fn an_output_is_shown_before_it_is_submitted(db: Db) {
+    let endpoint = Endpoint::start().await;
+    let submit = "{tool_calls: [{tool: submit, arguments: {}}]}";
+    let script = proposing(&[1, 2]).replace("steps: [", "").trim_end_matches(']').to_owned();
+    let mut setup = Setup::new().scenario("counter", &format!("steps: [{script}, {submit}]"));
+    let cases = [
+        ("by-template", "template: 'n is {{ output.n }} of {{ inputs.who }}'".to_owned(), "n is 1 of me"),
+        ("by-endpoint", format!("url: '{}'", endpoint.url("shown")), "1 of \"me\""),
+        ("by-text", format!("url: '{}'", endpoint.url("plain")), "just text"),
+        ("unfitting", "template: '{{ output.none }}'".to_owned(), "Error: The output cannot be shown"),
+        ("silent", format!("url: '{}', timeout_seconds: 1", endpoint.url("silent")), "did not answer within 1 seconds"),
+        ("moved", format!("url: '{}'", endpoint.url("moved")), "answered with the status 307"),
+        ("large", format!("url: '{}'", endpoint.url("large")), "of more than 1048576 bytes"),
+    ];
+    for (agent, reflection, _) in &cases {
+        setup = setup.agent(agent, &contract("counter", &format!("  reflection: {{{reflection}}}\n")));
+    }
+    let service = setup.start(db).await;
+    for (agent, _, words) in &cases {
+        let run = service.run(agent, &json!({"inputs": {"who": "me"}})).await;
+        assert_eq!((&run["status"], &run["output"]["n"]), (&json!("completed"), &json!(2)), "{run:#}");
+        let told = run["output"]["said"].as_str().unwrap();
+        assert!(told.contains(words), "{agent}: {told}");
+        let reflected = of_type(&service, &run, "output.reflected").await;
+        let are_errors = ["unfitting", "silent", "moved", "large"].contains(agent);
+        assert_eq!((reflected.len(), &reflected[0]["is_error"]), (2, &json!(are_errors)), "{reflected:#?}");
+    }
+}
+
+async fn stop_conditions_stop_and_warn(db: Db) {
+    let agent = "
+model: scripted/reader
+tools: [file_ops]
+governance: {budget: {stop_conditions: [
+  {when: 'counters.iterations >= 1', action: warn},
+  {when: 'counters.tool_calls >= 2 && usage.total_tokens > 0 && elapsed < 1000'}]}}
+";
+    let read = "{tool_calls: [{tool: file_ops, arguments: {operation: list}}]}";
+    let service = Setup::new()
+        .agent("reader", agent)
+        .scenario("reader", &format!("steps: [{}]", [read; 5].join(", ")))
+        .start(db)
+        .await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!((&run["error"]["code"], &run["iterations"]), (&json!("STOP_CONDITION"), &json!(2)), "{run:#}");
+    assert_eq!(run["termination_reason"], "budget_exceeded");
+    assert!(run["warnings"].to_string().contains("counters.iterations >= 1"), "{run:#}");
 }
 
 #[tokio::test]

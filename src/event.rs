@@ -334,7 +334,7 @@ pub struct ToolCallStarted {
     pub effect: Effect,
     /// Stable over crashes: hash of run, attempt, iteration, index, tool and canonical arguments.
     pub effect_key: String,
-    /// `allowed` or `warned`.
+    /// `allowed` or `warned`; `escalated` where somebody approved.
     pub decision: String,
     /// The gate's reason, where it gave one.
     pub reason: Option<String>,
@@ -446,7 +446,7 @@ pub struct ToolCallBlocked {
     pub tool: String,
     /// The rule that decided.
     pub rule: String,
-    /// `blocked`, or `escalated` where approval is needed and cannot be had.
+    /// `blocked`.
     pub decision: String,
     /// Why, in words.
     pub reason: String,

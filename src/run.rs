@@ -119,6 +119,11 @@ impl RunStatus {
         })
     }
 
+    /// Whether it waits for somebody outside.
+    pub fn is_parked(self) -> bool {
+        matches!(self, Self::AwaitingApproval | Self::AwaitingToolResults | Self::NeedsReview)
+    }
+
     /// Whether nothing can change any more.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)

@@ -7,6 +7,7 @@
 
 mod calls;
 mod compact;
+mod waiting;
 
 use std::sync::{Arc, OnceLock};
 

@@ -103,7 +103,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
         if meant.peek().is_none() {
             return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
         }
-        if options.cache.is_some() && !meant.any(|tool| tool.has_reading_calls()) {
+        if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
             return Err(LoadError(format!("{key}.cache: {name:?} has no calls that only read")));
         }
     }

@@ -16,6 +16,7 @@ mod rate_limits;
 mod replica;
 mod retention;
 mod start;
+mod waiting;
 mod worker;
 
 use std::path::PathBuf;
@@ -42,6 +43,7 @@ pub use follow::Follower;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use waiting::{AnswerError, CallPlace};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]

@@ -21,9 +21,13 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::approval::{Escalated, Granted};
 use super::interceptors::{Intercepted, Interceptors};
+use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
-use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
+use crate::event::{
+    AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
+};
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Caller, Consumption, Effect};
@@ -34,13 +38,8 @@ pub const MAX_RESULT: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Bytes of arguments in the audit log.
-const MAX_AUDITED: usize = 4096;
 /// Schema errors told to the model in one result.
 const MAX_SCHEMA_ERRORS: usize = 8;
-/// Parts of names of arguments that the audit log does not keep.
-const SECRETS: [&str; 9] =
-    ["token", "password", "passwd", "secret", "api_key", "apikey", "api-key", "authorization", "private_key"];
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
@@ -111,6 +110,8 @@ pub struct Slot {
 pub enum Prepared {
     /// It has its result, and is not executed.
     Answered(Finished),
+    /// Somebody has to approve it.
+    Escalated(Escalated),
     /// It may be executed, once its start is stored.
     Ready(Ready),
 }
@@ -248,17 +249,36 @@ impl Executor {
         offered.map_or(Ok(()), |offered| check(&offered.arguments, arguments))
     }
 
-    /// Takes a call up to the point where it may be executed, or answers it.
+    /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not judged.
+    pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
+        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
+        let errors = offered.into_iter().flat_map(|offered| offered.arguments.iter_errors(arguments));
+        let error = |error: jsonschema::ValidationError<'_>| ValidationError {
+            pointer: error.instance_path().as_str().to_owned(),
+            message: error.masked().to_string(),
+        };
+        errors.take(MAX_SCHEMA_ERRORS).map(error).collect()
+    }
+
+    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces the question for
+    /// one, and no other check.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool cannot even look at what the call would do.
-    pub async fn prepare(&self, call: &ToolCall, slot: Slot, scope: &RunScope) -> Result<Prepared, FatalToolError> {
+    pub async fn prepare(
+        &self,
+        call: &ToolCall,
+        slot: Slot,
+        scope: &RunScope,
+        approval: Option<Granted<'_>>,
+    ) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
         let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
         let Some((index, Offered { tool, arguments: validator, .. })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
-        let arguments = parse(&call.arguments);
+        let edited = approval.and_then(|granted| granted.arguments);
+        let arguments = edited.map_or_else(|| parse(&call.arguments), |edited| Ok(edited.clone()));
         let arguments = match arguments.and_then(|arguments| check(validator, &arguments).map(|()| arguments)) {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
@@ -279,7 +299,7 @@ impl Executor {
             // What a call would do cannot be told, so it cannot be judged: a check that cannot decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
                 let shown_arguments = shown(&arguments, canonical);
-                return Ok(Prepared::Answered(stopped(call, Decision::Blocked, "actions", message, shown_arguments)));
+                return Ok(Prepared::Answered(blocked(call, "actions", message, shown_arguments)));
             }
             Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
             Err(Failure::Fatal(message)) => return Err(fatal(&call.name, message, fault(call.id, &call.name), None)),
@@ -288,7 +308,9 @@ impl Executor {
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let consumes = consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
-        Ok(match self.gate.judge(&scope.caller.scopes, Call { tool: &call.name, effect: declared, actions }) {
+        let approved_by = approval.map(|granted| granted.by);
+        let question = Call { tool: &call.name, effect: declared, actions, approved_by };
+        Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, reason } => {
                 let started = ToolCallStarted {
                     call_id: call.id,
@@ -301,9 +323,11 @@ impl Executor {
                 };
                 Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
             }
-            Verdict::Stop { decision, rule, reason } => {
-                Prepared::Answered(stopped(call, decision, rule, reason, shown_arguments))
+            Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
+                let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                Prepared::Escalated(Escalated { arguments, reason, audit })
             }
+            Verdict::Stop { rule, reason, .. } => Prepared::Answered(blocked(call, rule, reason, shown_arguments)),
         })
     }
 
@@ -327,7 +351,7 @@ impl Executor {
             Intercepted::Blocked(reason) => {
                 let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
                 let reason = format!("Blocked by an interceptor: {reason}");
-                Err(Box::new(stopped(call, Decision::Blocked, "interceptor", reason, shown_arguments)))
+                Err(Box::new(blocked(call, "interceptor", reason, shown_arguments)))
             }
         }
     }
@@ -474,51 +498,6 @@ fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -
     })
 }
 
-/// The arguments as the audit log keeps them: without what looks like a secret by its name, and capped.
-fn shown(arguments: &Value, canonical: String) -> String {
-    let mut text = if names_secret(arguments) {
-        let mut redacted = arguments.clone();
-        redact(&mut redacted);
-        redacted.to_string()
-    } else {
-        canonical
-    };
-    if text.len() > MAX_AUDITED {
-        text.truncate(text.floor_char_boundary(MAX_AUDITED - '…'.len_utf8()));
-        text.push('…');
-    }
-    text
-}
-
-fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    SECRETS.iter().any(|secret| key.contains(secret))
-}
-
-fn names_secret(value: &Value) -> bool {
-    match value {
-        Value::Object(map) => map.iter().any(|(key, value)| is_secret(key) || names_secret(value)),
-        Value::Array(items) => items.iter().any(names_secret),
-        _ => false,
-    }
-}
-
-fn redact(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                if is_secret(key) {
-                    *value = "[redacted]".into();
-                } else {
-                    redact(value);
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(redact),
-        _ => {}
-    }
-}
-
 /// A result as it may be stored and read: without NUL characters, which no store takes, and of 64 KiB at most, of
 /// which head and tail are kept.
 pub fn capped(mut text: String) -> String {
@@ -568,21 +547,23 @@ fn unexecuted(call: &ToolCall, failure: CallFailure, message: &str) -> Finished 
     finished(completed, None)
 }
 
-/// A call that the gate stopped. Nobody can approve anything yet, so a question is a no.
-fn stopped(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> Finished {
-    let reason = match decision {
-        Decision::Escalated => format!("{reason} Nobody can give approvals here, so the call was not executed."),
-        _ => reason,
-    };
+/// A call that may not be executed.
+fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
     let blocked = ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
         rule: rule.to_owned(),
-        decision: decision.as_str().to_owned(),
+        decision: Decision::Blocked.as_str().to_owned(),
         reason: reason.clone(),
         content: error_text(&reason),
     };
-    let audit = AuditRecord {
+    let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
+    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+}
+
+/// What the audit log keeps of a call that is not executed, at least not now.
+fn not_executed(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> AuditRecord {
+    AuditRecord {
         at: Utc::now(),
         call_id: call.id,
         tool: call.name.clone(),
@@ -592,8 +573,7 @@ fn stopped(call: &ToolCall, decision: Decision, rule: &str, reason: String, argu
         arguments,
         outcome: "not_executed".into(),
         duration_ms: None,
-    };
-    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+    }
 }
 
 /// What a call is answered with where the service failed; the cause is nobody's business but the log's.

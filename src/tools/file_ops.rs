@@ -107,10 +107,6 @@ impl Tool for FileOps {
         &self.info
     }
 
-    fn has_reading_calls(&self) -> bool {
-        true
-    }
-
     async fn actions(&self, arguments: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
         match Operation::parse(arguments)? {
             // Moving a directory names all that is in it, writing compares with what is there.

@@ -2,10 +2,12 @@
 //!
 //! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
 
+pub mod approval;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
 pub mod registry;
+mod shown;
 pub mod workspace;
 
 use std::sync::Arc;
@@ -72,11 +74,6 @@ pub enum ToolError {
 pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
-
-    /// Whether single calls may only read, whatever the strongest effect of a call is; their actions tell which.
-    fn has_reading_calls(&self) -> bool {
-        self.info().effect == Effect::Read
-    }
 
     /// What a call with these arguments (which match the schema) would do. May look, must not touch.
     ///

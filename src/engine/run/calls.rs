@@ -13,7 +13,8 @@ use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::RunEvent;
 use crate::run::Effect;
-use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, Slot};
+use crate::tools::approval::Escalated;
+use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -31,7 +32,11 @@ impl Run {
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         let mut group = Vec::with_capacity(calls.len());
         for pending in calls {
-            let Some(looked) = self.look(&pending).await else { break };
+            let looked = match self.look(&pending).await {
+                Some(Ok(looked)) => looked,
+                Some(Err(escalated)) if group.is_empty() => return Ok(self.ask(&pending, *escalated).await?),
+                Some(Err(_)) | None => break,
+            };
             if let Looked::Ready(ready) = &looked {
                 if ready.effect() != Effect::Read {
                     if group.is_empty() {
@@ -59,18 +64,19 @@ impl Run {
         self.execute(vec![call]).await
     }
 
-    /// What is to be done with a call; nothing where the run is cancelled or out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Looked> {
-        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
+    /// What is to be done with a call, or that somebody has to approve it first; nothing where the run is cancelled or
+    /// out of time.
+    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Escalated>>> {
         let deadline = self.state.deadline().map(instant_of);
         let prepared = tokio::select! {
             biased;
             () = self.control.token.cancelled() => return None,
             () = until(deadline) => return None,
-            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
+            prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.granted()) => prepared,
         };
-        Some(match prepared {
+        Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
+            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(escalated))),
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))
@@ -78,7 +84,7 @@ impl Run {
                 _ => Looked::Ready(ready),
             },
             Err(fault) => Looked::Answered(Err(fault)),
-        })
+        }))
     }
 
     /// Executes calls at the same time and records their results in order. What was recorded before is handed over as

@@ -192,7 +192,11 @@ impl State {
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched_once.retain(|call| *call != resolved.call_id);
-        turn.resolved.insert(resolved.call_id, resolved.clone());
+        let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
+        let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
+        if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
+            turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
+        }
         Ok(())
     }
 

@@ -32,7 +32,8 @@ const ENDED: &str = concat!(
 const DELETE: &str = "WITH journal AS (DELETE FROM run_events WHERE run_id = ANY($1)), \
      responses AS (DELETE FROM iterations WHERE run_id = ANY($1)), \
      calls AS (DELETE FROM tool_calls WHERE run_id = ANY($1)), \
-     audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)) \
+     audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)), \
+     asked AS (DELETE FROM approvals WHERE run_id = ANY($1)) \
      DELETE FROM runs WHERE id = ANY($1)";
 
 /// `$2`: whatever was used since then is kept.

@@ -31,7 +31,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::agents::{Catalogue, Definition};
-use crate::engine::{FoldError, Lease, Rules, State};
+use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
@@ -76,6 +76,7 @@ struct Inner {
     on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
+    handlers: Arc<Handlers>,
     loaded: loaded::LoadedAgents,
     settings: Settings,
     owner: Arc<str>,
@@ -133,6 +134,7 @@ impl Runtime {
             ),
             catalogue,
             router,
+            handlers: Arc::new(Handlers::new()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
             queue: queue::Queue::default(),

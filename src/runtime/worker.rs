@@ -136,11 +136,13 @@ impl Owned {
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
+            inputs: Arc::clone(&head.new.inputs),
         };
         let run = Run {
             plan,
             executor,
             scope,
+            handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
             control: Arc::new(RunControl::default()),

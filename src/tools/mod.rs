@@ -5,7 +5,9 @@
 pub mod approval;
 pub mod executor;
 pub mod file_ops;
+pub mod interceptors;
 pub mod registry;
+mod shown;
 pub mod subagent;
 pub mod workspace;
 

@@ -13,6 +13,7 @@ mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod contracts;
 mod delegation;
 mod dialects;
 mod faults;

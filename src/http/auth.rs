@@ -55,6 +55,8 @@ scopes! {
     AgentsInvoke = "agents:invoke",
     RunsRead = "runs:read",
     RunsCancel = "runs:cancel",
+    SessionsRead = "sessions:read",
+    SessionsWrite = "sessions:write",
     ToolsRead = "tools:read",
     KeysAdmin = "keys:admin",
     AuditRead = "audit:read",

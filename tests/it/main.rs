@@ -34,6 +34,7 @@ mod retention;
 mod routing;
 mod samples;
 mod service;
+mod sessions;
 mod store;
 mod stories;
 mod streaming;

@@ -27,7 +27,7 @@ impl Story {
     }
 
     fn tell(&mut self, what: RunEvent) -> &mut Self {
-        let seq = self.events.len() as i64 + 1;
+        let seq = i64::try_from(self.events.len()).unwrap() + 1;
         self.events.push(Event { seq, at: Utc::now(), run_id: self.run, what });
         self
     }
@@ -99,8 +99,8 @@ fn words(turns: &[Turn]) -> Vec<String> {
     let word = |turn: &Turn| match turn {
         Turn::User(text) => format!("u:{text}"),
         Turn::Assistant(turn) => {
-            let results: String = turn.results().iter().map(|result| format!(">{}", result.content)).collect();
-            format!("a:{}{results}", turn.message().text)
+            let said = ["a:", &turn.message().text].concat();
+            turn.results().iter().fold(said, |said, result| said + ">" + &result.content)
         }
     };
     turns.iter().map(word).collect()

@@ -4,6 +4,8 @@
 //! the rows that are queried, SSE and logs are all made from them. An event says what happened and
 //! never what should happen next; that is decided in `engine::state`.
 
+use std::borrow::Cow;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -412,7 +414,7 @@ pub struct ToolCallCompleted {
     pub tool: String,
     /// What the call was addressed to; only calls of tools are counted and listed.
     pub target: CallTarget,
-    /// What the model reads.
+    /// The result.
     pub content: String,
     /// Why it is an error, if it is one.
     pub failure: Option<CallFailure>,
@@ -423,6 +425,16 @@ pub struct ToolCallCompleted {
     /// What the loop adds to what the model reads.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+}
+
+impl ToolCallCompleted {
+    /// What the model reads: the result, and the note after it.
+    pub fn told(&self) -> Cow<'_, str> {
+        match &self.note {
+            None => Cow::Borrowed(&self.content),
+            Some(note) => Cow::Owned(format!("{}\n\n{note}", self.content)),
+        }
+    }
 }
 
 /// A call that was refused.

@@ -12,6 +12,7 @@ pub mod lease;
 pub mod output;
 pub mod phrases;
 pub mod plan;
+pub mod reflection;
 pub mod run;
 pub mod state;
 

@@ -5,32 +5,31 @@
 //! overlaps the commit of what came before it; its answer is used when all but the newest entry is
 //! durable, so that a crash repeats two model calls at the most.
 
+mod calls;
 mod compact;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
 use super::context::Compaction;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::lease::Lease;
 use super::plan::Plan;
-use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
+use super::reflection;
+use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
-use crate::run::{Effect, RunStatus, SpanPlace, TerminationReason, TraceContext};
-use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
-
-/// A read that takes longer than this is journalled as started before it has ended.
-const LINGER: Duration = Duration::from_millis(1);
+use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
+use crate::tools::executor::{Executor, RunScope};
 
 /// Entries that need not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
@@ -139,16 +138,13 @@ impl Run {
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
                 Step::CallModel(choice) => self.call_model(choice).await?,
-                Step::CallTools(pending) => {
-                    for pending in pending {
-                        self.call_tool(pending).await?;
-                    }
-                }
+                Step::CallTools(calls) => self.call_tools(calls).await?,
                 Step::Suspend(status) => {
                     self.park(status).await?;
                     return Ok(Driven::Parked);
                 }
-                Step::Reflect(_) | Step::Weigh => {}
+                Step::Reflect(proposal) => self.reflect(proposal).await?,
+                Step::Weigh => self.weigh()?,
                 Step::Check(proposal) => {
                     let errors = self.errors_of(&proposal);
                     let events = self.state.judged(&proposal, errors, Utc::now());
@@ -210,6 +206,37 @@ impl Run {
     async fn park(&mut self, status: RunStatus) -> Result<(), Stopped> {
         self.hand_over_as(Some(status));
         Ok(self.journal.settle().await?)
+    }
+
+    /// Shows the model what its proposal looks like.
+    async fn reflect(&mut self, proposal: Proposal) -> Result<(), Stopped> {
+        let Some(call_id) = proposal.call_id else { return Ok(()) };
+        let reflected = if let Some(problem) = &proposal.malformed {
+            Err(problem.clone())
+        } else {
+            self.hand_over();
+            let deadline = self.state.deadline().map(instant_of);
+            tokio::select! {
+                biased;
+                () = self.control.token.cancelled() => return Ok(()),
+                () = until(deadline) => return Ok(()),
+                reflected = reflection::reflect(&self.plan.agent, &proposal.output, &self.inputs) => reflected,
+            }
+        };
+        let attempt = self.state.attempt();
+        let (content, is_error) =
+            reflected.map_or_else(|error| (format!("Error: {error}"), true), |text| (text, false));
+        Ok(self.record(RunEvent::OutputReflected { call_id, attempt, content, is_error })?)
+    }
+
+    /// Looks at the stop conditions before the next iteration.
+    fn weigh(&mut self) -> Result<(), FoldError> {
+        let (now, agent) = (Utc::now(), &self.plan.agent);
+        let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
+        let id = Uuid::now_v7();
+        let patience = agent.definition.governance.approval_timeout;
+        let events = self.state.weighed(met, id, patience, now);
+        self.record_all(events)
     }
 
     fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
@@ -283,13 +310,8 @@ impl Run {
 
     /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
     fn output_cap(&self) -> Option<u32> {
-        self.plan.max_output_tokens.into_iter().chain(self.tokens_left()).min()
-    }
-
-    /// What the budgets of tokens and dollars leave for an answer.
-    fn tokens_left(&self) -> impl Iterator<Item = u32> {
-        let left = self.state.tokens_left().into_iter().chain(self.state.affordable_output());
-        left.map(|left| u32::try_from(left).unwrap_or(u32::MAX))
+        let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
     /// What the model said, and what is wrong with it where it decided nothing. Both are handed over together.
@@ -312,65 +334,6 @@ impl Run {
             warnings: answer.warnings,
         });
         std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(&why))).collect()
-    }
-
-    async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
-        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
-        let deadline = self.state.deadline().map(instant_of);
-        let prepared = tokio::select! {
-            biased;
-            () = self.control.token.cancelled() => return Ok(()),
-            () = until(deadline) => return Ok(()),
-            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
-        };
-        let ready = match prepared {
-            Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
-            Ok(Prepared::Ready(ready)) => ready,
-            Err(fault) => return self.fail(fault),
-        };
-        self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
-        if ready.effect() != Effect::Read {
-            self.persist().await?;
-            self.lease.held().await;
-        }
-        match self.execute(ready).await {
-            Ok(finished) => Ok(self.finish(finished)?),
-            Err(fault) => self.fail(fault),
-        }
-    }
-
-    /// A fault of the service in a tool: the call is answered, the run ends.
-    fn fail(&mut self, fault: FatalToolError) -> Result<(), Stopped> {
-        tracing::error!(run_id = %self.scope.run_id, tool = %fault.tool, error = %fault.message, "tool fault");
-        self.finish(*fault.finished)?;
-        let events = self.state.tool_fault(&fault.tool, Utc::now());
-        Ok(self.record_all(events)?)
-    }
-
-    /// Executes a call; what was recorded before is handed over as soon as the call takes a while.
-    async fn execute(&mut self, ready: Ready) -> Result<Finished, FatalToolError> {
-        let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
-        let stop = self.control.token.child_token();
-        let deadline = self.state.deadline().map(instant_of);
-        let mut execution = std::pin::pin!(executor.execute(ready, &scope, &stop));
-        tokio::select! {
-            biased;
-            finished = &mut execution => return finished,
-            () = tokio::time::sleep(LINGER) => self.hand_over(),
-        }
-        tokio::select! {
-            biased;
-            finished = &mut execution => finished,
-            () = until(deadline) => {
-                stop.cancel();
-                execution.await
-            }
-        }
-    }
-
-    fn finish(&mut self, finished: Finished) -> Result<(), FoldError> {
-        self.audit.extend(finished.audit);
-        self.record(finished.event)
     }
 }
 

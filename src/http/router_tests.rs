@@ -135,6 +135,7 @@ fn state(auth: Auth) -> HttpState {
         description: String::new(),
         input_schema: Arc::new(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
+        varies: false,
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);

@@ -3,14 +3,17 @@
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
 //! makes again, exactly what it started with.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use crate::agents::definition::{GovernanceSection, ToolPolicySetting};
+use globset::Glob;
+
+use crate::agents::definition::{Cache, GovernanceSection, ToolOptions, ToolPolicySetting};
 use crate::agents::{Agent, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::store::DefinitionSnapshot;
-use crate::tools::executor::Executor;
+use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::registry::Registry;
 
 /// More versions than this are not kept ready.
@@ -81,7 +84,20 @@ impl LoadedAgents {
 pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
     let tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
-    Executor::new(tools, gate).map_err(|e| LoadError(e.to_string()))
+    let options = |tool: &str| call_options(&definition.tool_options, tool);
+    Executor::new(tools, gate, options).map_err(|e| LoadError(e.to_string()))
+}
+
+/// The options of a tool: those under its name, else those of the first glob that means it, one by one.
+fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
+    let is_meant = |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
+    let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
+    let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
+    CallOptions {
+        retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
+        timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
+        cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+    }
 }
 
 fn policy(section: &GovernanceSection) -> Policy {

@@ -129,6 +129,7 @@ impl Owned {
             caller: Arc::clone(&head.caller),
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
+            longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
         };
         let run = Run {
@@ -241,7 +242,7 @@ impl Runtime {
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
-        let plan = Plan::new(Arc::clone(&loaded.agent), loaded.executor.infos(), &overrides, row.kind)
+        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind)
             .map_err(|e| unreadable(&e))?
             .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());

@@ -263,7 +263,7 @@ pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCa
             record.arguments = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
         }
         record.result = match result_seq.and_then(|seq| events.get(&seq)) {
-            Some(RunEvent::ToolCallCompleted(call)) => Some(call.content.clone()),
+            Some(RunEvent::ToolCallCompleted(call)) => Some(call.told().into_owned()),
             Some(RunEvent::ToolCallBlocked(call)) => Some(call.content.clone()),
             _ => None,
         };

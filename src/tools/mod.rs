@@ -29,8 +29,17 @@ pub struct ToolInfo {
     pub input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     pub effect: Effect,
+    /// Whether single calls may have a weaker effect, which their actions tell.
+    pub varies: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
+}
+
+impl ToolInfo {
+    /// Whether there are calls of the tool that only read.
+    pub fn may_only_read(&self) -> bool {
+        self.effect == Effect::Read || self.varies
+    }
 }
 
 /// What a tool is told about the call. Nothing in it comes from the model.

@@ -4,6 +4,7 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod bounds;
 mod calling;
 mod chromium;
 mod clients;

@@ -21,7 +21,7 @@ use toolloop::event::{
     AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
-use toolloop::run::{Caller, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
+use toolloop::run::{Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
 use toolloop::store::{self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
 use uuid::Uuid;
 
@@ -226,7 +226,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
-        consumes: Default::default(),
+        consumes: Consumption::default(),
     })
 }
 

@@ -69,7 +69,11 @@ impl Run {
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: None,
             temperature: plan.temperature,
-            max_output_tokens: self.tokens_left().chain([cap]).min(),
+            max_output_tokens: self
+                .state
+                .answer_tokens()
+                .map_or(cap, |left| cap.min(u32::try_from(left).unwrap_or(u32::MAX)))
+                .into(),
             thinking: None,
             prompt_caching: false,
             deltas: Deltas::default(),

@@ -4,6 +4,7 @@
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
 mod consumption;
+mod delegation;
 mod money;
 mod period;
 mod policies;
@@ -19,6 +20,7 @@ use utoipa::ToSchema;
 use crate::message::Usage;
 
 pub use consumption::Consumption;
+pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
 pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
@@ -319,8 +321,8 @@ impl Effect {
     }
 }
 
-/// How much an agent may do unasked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+/// How much an agent may do unasked, from the least.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Autonomy {
     /// Only calls that change nothing.

@@ -166,7 +166,7 @@ impl Plan {
         let wanted = overrides.tools.as_deref();
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
-        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_only_read());
+        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let mut offers: Vec<ToolOffer> = infos()
             .filter(|tool| !single && wanted.is_none_or(|wanted| wanted.contains(&tool.name)))
             .map(|tool| ToolOffer {

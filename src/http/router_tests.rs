@@ -47,6 +47,9 @@ impl Store for Away {
     async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         away()
     }
+    async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        away()
+    }
     async fn request_cancel(&self, _: &str, _: Uuid, _: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
         away()
     }
@@ -144,6 +147,7 @@ fn state(auth: Auth) -> HttpState {
         input_schema: Arc::new(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
         varies: false,
+        concurrent: true,
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);

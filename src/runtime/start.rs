@@ -11,9 +11,11 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
 use super::{Follower, Runtime};
+use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
@@ -142,11 +144,22 @@ impl Started {
 }
 
 /// A request that passed every check.
-struct Checked {
-    new: NewRun,
-    caller: Arc<Caller>,
-    loaded: LoadedAgent,
-    plan: Plan,
+pub(super) struct Checked {
+    pub(super) new: NewRun,
+    pub(super) caller: Arc<Caller>,
+    pub(super) loaded: LoadedAgent,
+    pub(super) plan: Plan,
+}
+
+/// A run that this replica drives from its start.
+pub(super) struct Launch {
+    pub(super) checked: Checked,
+    pub(super) opening: Opening,
+    pub(super) background: Background,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    pub(super) mode: Mode,
 }
 
 impl Runtime {
@@ -198,7 +211,7 @@ impl Runtime {
                 if self.queue_length().await? >= inner.settings.max_queued_runs {
                     return Err(StartError::Overloaded);
                 }
-                self.enqueue(self.check(request)?).await.map(Accepted::Queued)
+                self.enqueue(self.check(self.agent(&request.agent)?, request)?).await.map(Accepted::Queued)
             }
             Mode::Now | Mode::Stored | Mode::Followed => {
                 let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
@@ -206,15 +219,19 @@ impl Runtime {
                     Mode::Now if request.run_id.is_some() || request.idempotency.is_some() => Mode::Stored,
                     mode => mode,
                 };
-                self.start_here(self.check(request)?, slot, mode).await.map(Accepted::Started)
+                self.start_here(self.check(self.agent(&request.agent)?, request)?, slot, mode)
+                    .await
+                    .map(Accepted::Started)
             }
         }
     }
 
-    fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
+    fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
+        self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))
+    }
+
+    pub(super) fn check(&self, agent: Arc<Agent>, request: StartRequest) -> Result<Checked, StartError> {
         let inner = &self.inner;
-        let agent =
-            inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind)
@@ -242,19 +259,27 @@ impl Runtime {
 
     async fn start_here(
         &self,
-        Checked { new, caller, loaded, plan }: Checked,
+        checked: Checked,
         slot: OwnedSemaphorePermit,
         mode: Mode,
     ) -> Result<Started, StartError> {
-        let background = self.background(&plan, &caller, &new).await?;
-        let opening = opening(&plan, &new.inputs, &background)?;
+        let Checked { new, caller, plan, .. } = &checked;
+        let background = self.background(plan, caller, new).await?;
+        let opening = opening(plan, &new.inputs, &background)?;
+        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode }).await
+    }
+
+    /// Drives a run from its start; accepted as its mode says.
+    pub(super) async fn launch(&self, launch: Launch) -> Result<Started, StartError> {
+        let Launch { checked, opening, background, lineage, slot, mode } = launch;
+        let Checked { new, caller, loaded, plan } = checked;
         let run_id = new.id;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
-        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
+        let head = Head { lineage, ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio) };
+        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, slot);
         owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
@@ -289,7 +314,7 @@ impl Runtime {
 }
 
 /// The first messages; what cannot be rendered is the inputs' fault.
-fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
+pub(super) fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
     plan.opening(inputs, background).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
 }
 

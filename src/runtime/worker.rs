@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::delegation::{Known, Lineage};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
@@ -32,7 +33,9 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
-    origin: Arc<RunOrigin>,
+    pub(super) origin: Arc<RunOrigin>,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
 }
 
 /// A run of this replica.
@@ -42,6 +45,8 @@ pub(super) struct Owned {
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
     _slot: Option<OwnedSemaphorePermit>,
+    /// Its place among those that can start others.
+    _known: Option<Known>,
 }
 
 /// Who wants to hear of a run.
@@ -104,7 +109,7 @@ impl Head {
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
-        Self { new, caller, epoch, origin: Arc::new(origin) }
+        Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
     }
 }
 
@@ -131,11 +136,13 @@ impl Owned {
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
+            inputs: Arc::clone(&head.new.inputs),
         };
         let run = Run {
             plan,
             executor,
             scope,
+            handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
             control: Arc::new(RunControl::default()),
@@ -151,7 +158,8 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        Self { runtime: runtime.clone(), head, run, _slot: slot }
+        let known = runtime.note_parent(&head, &run.plan, &run.control);
+        Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -243,6 +251,7 @@ impl Runtime {
     ) -> Result<Owned, ResumeError> {
         let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
         let row = &claimed.run;
+        let head = Head { lineage: self.lineage(row).await?, ..head };
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
@@ -277,7 +286,7 @@ impl Runtime {
         Ok(owned)
     }
 
-    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);

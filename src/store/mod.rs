@@ -145,7 +145,10 @@ pub trait Store: Send + Sync {
     async fn queued(&self) -> Result<u64, StoreError>;
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
-    /// Flags a run for cancelling, or ends it at once where nobody runs it. `None`: no such run.
+    /// Takes this run, if it is queued and its turn has come.
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
+    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that it started, and that
+    /// those started. `None`: no such run.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -188,7 +191,8 @@ pub trait Store: Send + Sync {
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
-    /// Takes over the runs of replicas whose last heartbeat is older than `lease`.
+    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels those whose parent has
+    /// ended without them.
     /// The sweeper itself is never one of them.
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
 

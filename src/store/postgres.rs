@@ -221,6 +221,11 @@ impl Store for Postgres {
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run)).await?;
+        rows.first().map(|row| Columns(row).claimed()).transpose()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -314,6 +319,9 @@ impl Store for Postgres {
                 break;
             }
         }
+        let mut line = self.control.get().await?;
+        let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
+        line.settle(strays)?;
         if swept.requeued > 0 {
             self.hint_queue().await;
         }

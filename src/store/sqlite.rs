@@ -248,6 +248,12 @@ impl Store for Sqlite {
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run.to_string()).bind(now());
+        let row = claim.fetch_optional(&mut *self.writer().await?).await?;
+        row.map(|row| Columns(&row).claimed()).transpose()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -258,8 +264,8 @@ impl Store for Sqlite {
         let mut tx = begin(&mut writer).await?;
         let outcome = ownership::request_cancel(&mut tx, tenant, run, reason).await?;
         tx.commit().await?;
-        if let Some(CancelOutcome::Requested(_)) = outcome {
-            self.hint(Wakeup::Cancel(run));
+        if outcome.is_some() {
+            self.hint(Wakeup::Cancel(run)); // whoever hears it asks for all requests
         }
         Ok(outcome)
     }
@@ -347,9 +353,13 @@ impl Store for Sqlite {
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
+        let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
         tx.commit().await?;
         if swept.requeued > 0 {
             self.hint(Wakeup::Queue);
+        }
+        if strays {
+            self.hint(Wakeup::Resync);
         }
         Ok(swept)
     }

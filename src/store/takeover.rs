@@ -20,6 +20,9 @@ use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 /// The owner in whose name a run is ended that has none; never visible outside its transaction.
 pub(super) const CARETAKER: &str = "caretaker";
 
+/// Why a run is cancelled whose parent has ended.
+pub(super) const STRAY: &str = "the run that started it has ended";
+
 /// A run that is locked and can be decided on.
 pub(super) struct Locked {
     pub(super) record: RunRecord,

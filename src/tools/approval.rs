@@ -7,7 +7,7 @@ use chrono::Utc;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::executor::shown;
+use super::shown::shown;
 use crate::event::AuditRecord;
 use crate::governance::Decision;
 use crate::message::canonical_json;

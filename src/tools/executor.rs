@@ -14,7 +14,7 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
-use jsonschema::Validator;
+use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -22,13 +22,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::approval::{Escalated, Granted};
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::interceptors::{Intercepted, Interceptors};
+use super::shown::shown;
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Effect, OnUnknownOutcome};
+use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -36,18 +38,14 @@ pub const MAX_RESULT: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Bytes of arguments in the audit log.
-const MAX_AUDITED: usize = 4096;
 /// Schema errors told to the model in one result.
 const MAX_SCHEMA_ERRORS: usize = 8;
-/// Parts of names of arguments that the audit log does not keep.
-const SECRETS: [&str; 9] =
-    ["token", "password", "passwd", "secret", "api_key", "apikey", "api-key", "authorization", "private_key"];
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
     tools: Vec<Offered>,
     gate: Gate,
+    interceptors: Interceptors,
 }
 
 struct Offered {
@@ -94,6 +92,8 @@ pub struct RunScope {
     pub longest: Option<Duration>,
     /// Names of the tools that it may use; others are unknown to it.
     pub tools: Arc<BTreeSet<String>>,
+    /// Its inputs, which interceptors may look at.
+    pub inputs: Arc<Value>,
 }
 
 /// Where in a run a call stands.
@@ -128,14 +128,27 @@ pub struct Ready {
     arguments: Value,
     context: ToolContext,
     rule: &'static str,
+    is_concurrent: bool,
     /// For the audit log.
     shown_arguments: String,
 }
 
 impl Ready {
+    /// Whether it may be executed at the same time as neighbouring calls.
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent
+    }
+
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
+        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
     /// What this call does to the world.
@@ -213,11 +226,23 @@ impl Executor {
         gate: Gate,
         options: impl Fn(&str) -> CallOptions,
     ) -> Result<Self, SchemaError> {
-        let offer = |tool: Arc<dyn Tool>| match jsonschema::validator_for(&tool.info().input_schema) {
+        // No pattern of a schema may take more than linear time.
+        let schemas = jsonschema::options().with_pattern_options(PatternOptions::regex());
+        let offer = |tool: Arc<dyn Tool>| match schemas.build(&tool.info().input_schema) {
             Ok(arguments) => Ok(Offered { arguments, options: options(&tool.info().name), tool }),
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
-        Ok(Self { tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?, gate })
+        Ok(Self {
+            tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?,
+            gate,
+            interceptors: Interceptors::default(),
+        })
+    }
+
+    /// The same, with interceptors around its calls.
+    #[must_use]
+    pub fn intercepted(self, interceptors: Interceptors) -> Self {
+        Self { interceptors, ..self }
     }
 
     /// The tools, in the order they were given.
@@ -273,6 +298,10 @@ impl Executor {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
         };
+        let arguments = match self.intercept(call, validator, arguments, scope) {
+            Ok(arguments) => arguments,
+            Err(finished) => return Ok(Prepared::Answered(*finished)),
+        };
         let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
             run_id: scope.run_id,
@@ -308,7 +337,17 @@ impl Executor {
                     consumes,
                     on_unknown_outcome: options.on_unknown_outcome,
                 };
-                Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
+                let is_concurrent = effect == Effect::Read || tool.info().concurrent;
+                Prepared::Ready(Ready {
+                    started,
+                    tool: index,
+                    permit,
+                    arguments,
+                    context,
+                    rule,
+                    is_concurrent,
+                    shown_arguments,
+                })
             }
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
                 let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
@@ -316,6 +355,31 @@ impl Executor {
             }
             Verdict::Stop { rule, reason, .. } => Prepared::Answered(blocked(call, rule, reason, shown_arguments)),
         })
+    }
+
+    /// The arguments as the interceptors leave them, or the call's result.
+    fn intercept(
+        &self,
+        call: &ToolCall,
+        validator: &Validator,
+        arguments: Value,
+        scope: &RunScope,
+    ) -> Result<Value, Box<Finished>> {
+        match self.interceptors.before(&call.name, &arguments, &scope.inputs) {
+            Intercepted::Untouched => Ok(arguments),
+            Intercepted::Rewritten(rewritten, place) => match check(validator, &rewritten) {
+                Ok(()) => Ok(rewritten),
+                Err(message) => {
+                    let message = format!("Interceptor {place} changed the arguments. {message}");
+                    Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
+                }
+            },
+            Intercepted::Blocked(reason) => {
+                let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+                let reason = format!("Blocked by an interceptor: {reason}");
+                Err(Box::new(blocked(call, "interceptor", reason, shown_arguments)))
+            }
+        }
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
@@ -353,8 +417,9 @@ impl Executor {
             note: None,
         };
         match result {
-            Ok(text) => Ok(finished(completed(capped(text), None), Some(audit))),
+            Ok(text) => Ok(finished(completed(self.readable(&started.tool, text), None), Some(audit))),
             Err(Failure::Told(failure, message)) => {
+                let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
             Err(Failure::Fatal(message)) => {
@@ -362,6 +427,11 @@ impl Executor {
                 Err(fatal(&started.tool, message, completed, Some(audit)))
             }
         }
+    }
+
+    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be seen in two.
+    fn readable(&self, tool: &str, text: String) -> String {
+        capped(self.interceptors.after(tool, text))
     }
 
     async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
@@ -394,7 +464,7 @@ fn consumption(actions: &[Action]) -> Consumption {
                 consumed.lines_changed += lines;
                 consumed.files_modified.insert(path.clone());
             }
-            ActionKind::Call(_) => {}
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
         }
     }
     consumed
@@ -462,52 +532,8 @@ fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -
     })
 }
 
-/// The arguments as the audit log keeps them: without what looks like a secret by its name, and capped.
-pub(super) fn shown(arguments: &Value, canonical: String) -> String {
-    let mut text = if names_secret(arguments) {
-        let mut redacted = arguments.clone();
-        redact(&mut redacted);
-        redacted.to_string()
-    } else {
-        canonical
-    };
-    if text.len() > MAX_AUDITED {
-        text.truncate(text.floor_char_boundary(MAX_AUDITED - '…'.len_utf8()));
-        text.push('…');
-    }
-    text
-}
-
-fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    SECRETS.iter().any(|secret| key.contains(secret))
-}
-
-fn names_secret(value: &Value) -> bool {
-    match value {
-        Value::Object(map) => map.iter().any(|(key, value)| is_secret(key) || names_secret(value)),
-        Value::Array(items) => items.iter().any(names_secret),
-        _ => false,
-    }
-}
-
-fn redact(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                if is_secret(key) {
-                    *value = "[redacted]".into();
-                } else {
-                    redact(value);
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(redact),
-        _ => {}
-    }
-}
-
-/// A result as it may be stored and read: without NUL characters, which no store takes, and capped.
+/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64 KiB at most, of
+/// which head and tail are kept.
 pub fn capped(mut text: String) -> String {
     if text.contains('\0') {
         text.retain(|c| c != '\0');

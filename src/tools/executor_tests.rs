@@ -28,6 +28,7 @@ impl Probe {
             input_schema: Arc::new(schema),
             effect: Effect::Once,
             varies: true,
+            concurrent: false,
             source: "builtin".into(),
         }))
     }
@@ -85,6 +86,7 @@ fn bench(policy: &Policy) -> Bench {
         timeout: Duration::from_mins(1),
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
+        inputs: Arc::new(json!({})),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default()).unwrap(),
@@ -347,6 +349,7 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
         let scope = RunScope {
             run_id: Uuid::from_u128(run),
             tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
+            inputs: Arc::new(json!({})),
             ..bench.scope.clone()
         };
         match bench.executor.prepare(&call(name, arguments), slot, &scope, None).await.unwrap() {
@@ -393,7 +396,7 @@ fn the_audit_log_keeps_no_secret_and_no_novel() {
         assert_eq!(shown(arguments), kept);
     }
     let long = shown(json!({"content": "ä".repeat(5000)}));
-    assert!(long.len() <= MAX_AUDITED && long.ends_with("ä…"));
+    assert!(long.len() <= 4096 && long.ends_with("ä…"));
 }
 
 #[tokio::test]

@@ -13,6 +13,8 @@ mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod contracts;
+mod delegation;
 mod dialects;
 mod faults;
 mod full_disk;

@@ -76,6 +76,7 @@ pub struct BeforeInterceptor {
     pub block: Option<String>,
     /// New values of arguments: by JSON pointer, CEL over the same variables.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    #[schemars(extend("minProperties" = 1))]
     pub rewrite: BTreeMap<String, String>,
 }
 

@@ -1,7 +1,7 @@
 //! Executing the tool calls of a response: one that changes something alone, those that only read together.
 //!
-//! Which calls are due is the state's decision. A call that turns out to change something waits until those before it
-//! have their results; the state names it again then. Results are recorded in the order of the calls.
+//! Which calls are due is the state's decision. A call that turns out to go alone waits until those before it have
+//! their results; the state names it again then. Results are recorded in the order of the calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,40 +28,40 @@ enum Looked {
 }
 
 impl Run {
-    /// Executes calls, as many of them as can be executed together.
+    /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless they only read,
+    /// their starts are durable first.
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         let mut group = Vec::with_capacity(calls.len());
+        let mut writes_ahead = false;
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
                 Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, *need).await?),
                 Some(Err(_)) | None => break,
             };
+            let mut goes_alone = false;
             if let Looked::Ready(ready) = &looked {
-                if ready.effect() != Effect::Read {
-                    if group.is_empty() {
-                        return self.change(looked).await;
-                    }
+                goes_alone = !ready.is_concurrent();
+                if goes_alone && !group.is_empty() {
                     break;
                 }
+                if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
+                    return Ok(self.record_all(events)?);
+                }
+                writes_ahead |= ready.effect() != Effect::Read;
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+                ready.handoff().into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
             group.push(looked);
-        }
-        self.execute(group).await
-    }
-
-    /// Executes a call that changes something, once its start is durable and if the budget allows it.
-    async fn change(&mut self, call: Looked) -> Result<(), Stopped> {
-        if let Looked::Ready(ready) = &call {
-            if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
-                return Ok(self.record_all(events)?);
+            if goes_alone {
+                break;
             }
-            self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+        }
+        if writes_ahead {
             self.persist().await?;
             self.lease.held().await;
         }
-        self.execute(vec![call]).await
+        self.execute(group).await
     }
 
     /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled

@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN, PARK, RELEASE,
-    REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCK_UNDER_WAY, LOCKED_RUNS,
+    OUTCOME_UNKNOWN, PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
@@ -23,7 +23,7 @@ use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
@@ -60,8 +60,44 @@ pub(super) async fn request_cancel(
         let row = sqlx::query(RUN).bind(tenant).bind(run).fetch_one(&mut *tx).await?;
         CancelOutcome::EndedNow(Columns(&row).run()?)
     };
+    let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *tx).await?;
+    cancel_all(&mut tx, &descendants, reason).await?;
     tx.commit().await?;
     Ok(Some(outcome))
+}
+
+/// Cancels runs: those that are driven are flagged, the others end here. How many did.
+async fn cancel_all(connection: &mut PgConnection, runs: &[Uuid], reason: Option<&str>) -> Result<u64, StoreError> {
+    if runs.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_UNDER_WAY).bind(runs).fetch_all(&mut *connection).await?;
+    let runs = read_locked(connection, &ids).await?;
+    let is_driven = |run: &&Locked| run.record.status == RunStatus::Running;
+    let (driven, waiting): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(is_driven);
+    for Locked { record, .. } in driven {
+        let flag = sqlx::query(REQUEST_CANCEL).bind(record.id).bind(reason);
+        flag.bind(CHANNEL).bind(cancel_payload(record.id)).execute(&mut *connection).await?;
+    }
+    let now = Utc::now();
+    let ids: Vec<Uuid> = waiting.iter().map(|run| run.record.id).collect();
+    let endings = waiting.iter().map(|run| cancelled(run, waiting_phase(run.record.status), reason, now));
+    let endings: Vec<RunWrite> = endings.collect();
+    seize(connection, &ids, 0).await?;
+    end(connection, &endings).await?;
+    Ok(endings.len() as u64)
+}
+
+/// Cancels what the sweep finds without a parent that waits for it.
+pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swept) -> Result<(), StoreError> {
+    let strays: Vec<Uuid> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    if !strays.is_empty() {
+        let mut tx = connection.begin().await?;
+        let ended = cancel_all(&mut tx, &strays, Some(STRAY)).await?;
+        tx.commit().await?;
+        swept.cancelled += ended;
+    }
+    Ok(())
 }
 
 /// See [`crate::store::Store::release`].

@@ -166,6 +166,27 @@ pub(super) const CLAIM: &str = concat!(
      (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
 );
 
+pub(super) const CLAIM_RUN: &str = concat!(
+    "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+     WHERE id = $2 AND status = 'queued' AND available_at <= clock_timestamp() RETURNING ",
+    run!(),
+    ", scopes::text AS scopes, \
+     (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
+
+/// What a run started, and what that started, as far as it has not ended.
+pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+     WHERE parent_run_id = $1 AND finished_at IS NULL UNION SELECT child.id FROM tree JOIN runs child \
+     ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
+
+/// Runs whose parent has ended without them.
+pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+     AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
+     (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
+
+pub(super) const LOCK_UNDER_WAY: &str =
+    "SELECT id FROM runs WHERE id = ANY($1) AND finished_at IS NULL ORDER BY id FOR UPDATE";
+
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
 pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
 

@@ -11,6 +11,7 @@ mod lists;
 mod ownership;
 mod rate_limits;
 mod retention;
+mod sessions;
 
 use std::sync::Arc;
 
@@ -143,6 +144,7 @@ impl Script {
             inputs: Arc::new(json!({"task": "count"})),
             overrides: json!({}),
             session_id: None,
+            session_place: None,
             parent_run_id: None,
             metadata: json!({}),
             created_at: now(),

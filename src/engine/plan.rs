@@ -175,8 +175,7 @@ impl Plan {
                 input_schema: Arc::clone(&tool.input_schema),
             })
             .collect();
-        let client_tools = client_tools(overrides, executor, definition)?;
-        offers.extend(overrides.client_tools.iter().flatten().map(client_tools::offer));
+        let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
         let has_tools = !offers.is_empty();
         let contract = match &definition.output {
             None => Contract::Text {
@@ -325,8 +324,13 @@ impl Plan {
     }
 }
 
-/// The caller's tools, whose names must not mean anything else.
-fn client_tools(overrides: &Overrides, executor: &Executor, definition: &Definition) -> Result<ClientTools, PlanError> {
+/// The caller's tools, whose names must not mean anything else; offered behind the agent's.
+fn client_tools(
+    overrides: &Overrides,
+    executor: &Executor,
+    definition: &Definition,
+    offers: &mut Vec<ToolOffer>,
+) -> Result<ClientTools, PlanError> {
     let Some(wanted) = &overrides.client_tools else { return Ok(ClientTools::default()) };
     let output = definition.output.as_ref();
     let is_taken = |name: &str| {
@@ -334,6 +338,7 @@ fn client_tools(overrides: &Overrides, executor: &Executor, definition: &Definit
             || output.is_some_and(|output| output.tool.name == name)
             || output.and_then(|output| output.reflection.as_ref()).is_some_and(|it| it.submit.name == name)
     };
+    offers.extend(wanted.iter().map(client_tools::offer));
     ClientTools::new(wanted, is_taken).map_err(PlanError)
 }
 

@@ -36,7 +36,7 @@ impl Run {
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
-                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, *need).await?),
+                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
                 Some(Err(_)) | None => break,
             };
             let mut goes_alone = false;
@@ -66,9 +66,9 @@ impl Run {
 
     /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled
     /// or out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Need>>> {
+    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Need>> {
         match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(arguments)) => return Some(Err(Box::new(Need::Client(arguments)))),
+            Some(Ok(arguments)) => return Some(Err(Need::Client(arguments))),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
                 return Some(Ok(Looked::Answered(Ok(refused))));
@@ -84,7 +84,7 @@ impl Run {
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
-            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(Need::Approval(escalated)))),
+            Ok(Prepared::Escalated(escalated)) => return Some(Err(Need::Approval(Box::new(escalated)))),
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))

@@ -108,6 +108,11 @@ impl Agent {
         self.output_validator.as_ref().map_or(Ok(()), |schema| validate(schema, output))
     }
 
+    /// Temporary.
+    pub fn condition_met(&self, _: &std::collections::BTreeSet<usize>, _: &Value) -> Option<(usize, Option<String>)> {
+        None
+    }
+
     /// The directory of a run's files, relative to its tenant's. A run without a session has the
     /// place of a session to itself. Session ids come from callers: one that could be read as more
     /// than a name is replaced by its hash.

@@ -23,6 +23,7 @@ pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, OnUn
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Definition {
     /// `^[a-z][a-z0-9-]{1,63}$`, equal to the file's name.
     #[schemars(regex(pattern = "^[a-z][a-z0-9-]{1,63}$"))]

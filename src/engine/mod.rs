@@ -5,6 +5,7 @@
 //! keep it. Who may start a run, where it is
 //! stored and who hears of it is not known here.
 
+pub mod budget;
 pub mod context;
 pub mod demands;
 pub mod journal;
@@ -12,6 +13,7 @@ pub mod lease;
 pub mod output;
 pub mod phrases;
 pub mod plan;
+pub mod reflection;
 pub mod run;
 pub mod state;
 

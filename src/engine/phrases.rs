@@ -40,6 +40,26 @@ pub fn too_many_calls(limit: u32) -> String {
     format!("Error: not executed, only {limit} tool calls are executed per response. Call again in the next response.")
 }
 
+/// The result of a call after one that was blocked.
+pub const AFTER_A_BLOCK: &str = "Error: not executed, an earlier call of this response was blocked.";
+
+/// Asks for the answer that a run may still give at a limit.
+pub const ANSWER_NOW: &str = "A limit of this run was reached: no more tools can be called. Answer now, as completely as what \
+     you know allows, and say what is missing.";
+
+/// What is added to a result that the same call has brought before.
+pub fn stuck(times: u32) -> String {
+    format!(
+        "Note: this is the same call with the same result for the {times}th time in a row. Repeating it brings nothing \
+         new; try something else, or finish with what you have."
+    )
+}
+
+/// What a model reads of a result with a note.
+pub fn noted(content: &str, note: Option<&str>) -> String {
+    note.map_or_else(|| content.to_owned(), |note| format!("{content}\n\n{note}"))
+}
+
 /// What is wrong with an output, one line an error.
 pub fn errors(errors: &[ValidationError]) -> String {
     let mut text = String::from("Error: the output is not valid.");
@@ -51,8 +71,9 @@ pub fn errors(errors: &[ValidationError]) -> String {
 }
 
 /// The request for another attempt.
-pub fn another_attempt(list: &[ValidationError], output_tool: &str) -> String {
-    format!("{}\nCorrect every point and call `{output_tool}` again with the complete output.", errors(list))
+pub fn another_attempt(list: &[ValidationError], output_tool: &str, submit_tool: Option<&str>) -> String {
+    let then = submit_tool.map(|submit| format!(", then call `{submit}`")).unwrap_or_default();
+    format!("{}\nCorrect every point and call `{output_tool}` again with the complete output{then}.", errors(list))
 }
 
 /// The same where outputs are proposed by decisions.

@@ -18,7 +18,7 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{Budget, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
-use crate::tools::ToolInfo;
+use crate::tools::executor::Executor;
 
 /// What an acceptable output is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -41,6 +41,7 @@ pub enum Contract {
 
 /// What the state machine decides by.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub struct Rules {
     /// Exactly one model call, no tools: `/invoke`, or a loop that has nothing to loop with.
     pub single_shot: bool,
@@ -108,6 +109,8 @@ pub struct Plan {
     pub names: WireNames,
     /// What the loop goes by.
     pub rules: Rules,
+    /// Seconds that any tool call may take, where the request says so.
+    pub longest_call_seconds: Option<u64>,
     /// What the caller should know.
     pub warnings: Vec<String>,
 }
@@ -144,21 +147,24 @@ impl Default for Rules {
 }
 
 impl Plan {
-    /// Narrows a definition. `tools` are those that the definition names, in its order.
+    /// Narrows a definition. `executor` has the tools that the definition names, in its order.
     ///
     /// # Errors
     /// [`PlanError`] with a pointer into the request for a value out of range or a combination that
     /// could never end.
-    pub fn new<'a>(
+    pub fn new(
         agent: Arc<Agent>,
-        tools: impl Iterator<Item = &'a ToolInfo>,
+        executor: &Executor,
         overrides: &Overrides,
         kind: RunKind,
     ) -> Result<Self, PlanError> {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
         let wanted = overrides.tools.as_deref();
-        let mut offers: Vec<ToolOffer> = tools
+        let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
+        let infos = || executor.infos();
+        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
+        let mut offers: Vec<ToolOffer> = infos()
             .filter(|tool| !single && wanted.is_none_or(|wanted| wanted.contains(&tool.name)))
             .map(|tool| ToolOffer {
                 name: tool.name.clone(),
@@ -204,7 +210,8 @@ impl Plan {
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
             max_output_tokens: definition.sampling.max_output_tokens,
             thinking: definition.thinking,
-            parallel_tool_calls: overrides.parallel_tool_calls.or(definition.parallel_tool_calls),
+            parallel_tool_calls,
+            longest_call_seconds: overrides.tool_call_timeout_seconds,
             names: WireNames::new(offers.iter().map(|offer| offer.name.as_str())),
             rules: Rules {
                 single_shot,
@@ -218,8 +225,8 @@ impl Plan {
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
                 stop_on_tool_block: definition.stop_on_tool_block || overrides.stop_on_tool_block == Some(true),
-                concurrent: BTreeSet::new(),
-                cached: BTreeSet::new(),
+                concurrent: concurrent.map(|tool| tool.name.clone()).collect(),
+                cached: executor.cached().map(str::to_owned).collect(),
                 client_tools: BTreeSet::new(),
                 price: None,
                 offered_tokens: 0,

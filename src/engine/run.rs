@@ -5,32 +5,34 @@
 //! overlaps the commit of what came before it; its answer is used when all but the newest entry is
 //! durable, so that a crash repeats two model calls at the most.
 
+mod calls;
 mod compact;
+mod sharing;
 
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
 
+use self::sharing::ModelCall;
+use super::budget::SharedBudget;
 use super::context::Compaction;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::lease::Lease;
 use super::plan::Plan;
-use super::state::{FoldError, ModelFault, PendingCall, Proposal, State, Step};
+use super::reflection;
+use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
-use crate::run::{Effect, RunStatus, SpanPlace, TerminationReason, TraceContext};
-use crate::tools::executor::{Executor, FatalToolError, Finished, Prepared, Ready, RunScope, Slot};
-
-/// A read that takes longer than this is journalled as started before it has ended.
-const LINGER: Duration = Duration::from_millis(1);
+use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
+use crate::tools::executor::{Executor, RunScope};
 
 /// Entries that need not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
@@ -119,6 +121,8 @@ pub struct Run {
     pub lease: Arc<Lease>,
     /// Who follows it.
     pub audience: Audience,
+    /// The budget that it shares with other runs; none where there can be none.
+    pub shared: Option<SharedBudget>,
     /// Where it is recorded.
     pub journal: Journal,
     /// What happened so far.
@@ -144,16 +148,13 @@ impl Run {
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
                 Step::CallModel(choice) => self.call_model(choice).await?,
-                Step::CallTools(pending) => {
-                    for pending in pending {
-                        self.call_tool(pending).await?;
-                    }
-                }
+                Step::CallTools(calls) => self.call_tools(calls).await?,
                 Step::Suspend(status) => {
                     self.park(status).await?;
                     return Ok(Driven::Parked);
                 }
-                Step::Reflect(_) | Step::Weigh => {}
+                Step::Reflect(proposal) => self.reflect(proposal).await?,
+                Step::Weigh => self.weigh()?,
                 Step::Check(proposal) => {
                     let errors = self.errors_of(&proposal);
                     let events = self.state.judged(&proposal, errors, Utc::now());
@@ -161,6 +162,7 @@ impl Run {
                 }
                 Step::Done => {
                     self.persist().await?;
+                    self.settle().await?;
                     return Ok(Driven::Ended);
                 }
             }
@@ -213,8 +215,40 @@ impl Run {
 
     /// Gives the run back, with what it waits for.
     async fn park(&mut self, status: RunStatus) -> Result<(), Stopped> {
+        self.settle().await?;
         self.hand_over_as(Some(status));
         Ok(self.journal.settle().await?)
+    }
+
+    /// Shows the model what its proposal looks like.
+    async fn reflect(&mut self, proposal: Proposal) -> Result<(), Stopped> {
+        let Some(call_id) = proposal.call_id else { return Ok(()) };
+        let reflected = if let Some(problem) = &proposal.malformed {
+            Err(problem.clone())
+        } else {
+            self.hand_over();
+            let deadline = self.state.deadline().map(instant_of);
+            tokio::select! {
+                biased;
+                () = self.control.token.cancelled() => return Ok(()),
+                () = until(deadline) => return Ok(()),
+                reflected = reflection::reflect(&self.plan.agent, &proposal.output, &self.inputs) => reflected,
+            }
+        };
+        let attempt = self.state.attempt();
+        let (content, is_error) =
+            reflected.map_or_else(|error| (format!("Error: {error}"), true), |text| (text, false));
+        Ok(self.record(RunEvent::OutputReflected { call_id, attempt, content, is_error })?)
+    }
+
+    /// Looks at the stop conditions before the next iteration.
+    fn weigh(&mut self) -> Result<(), FoldError> {
+        let (now, agent) = (Utc::now(), &self.plan.agent);
+        let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
+        let id = Uuid::now_v7();
+        let patience = agent.definition.governance.approval_timeout;
+        let events = self.state.weighed(met, id, patience, now);
+        self.record_all(events)
     }
 
     fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
@@ -224,8 +258,17 @@ impl Run {
         }
     }
 
+    /// Calls the model, if the budget that the run shares allows it.
     async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
         self.hand_over();
+        match self.reserve_model_call(self.output_cap(), false).await? {
+            ModelCall::Granted(cap) => self.ask_model(choice, cap).await?,
+            ModelCall::Refused(events) => return Ok(self.record_all(events)?),
+        }
+        self.settle().await
+    }
+
+    async fn ask_model(&mut self, choice: ToolChoice, output_cap: Option<u32>) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
@@ -244,7 +287,7 @@ impl Run {
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: plan.temperature,
-            max_output_tokens: self.output_cap(),
+            max_output_tokens: output_cap,
             thinking: plan.thinking,
             prompt_caching: plan.agent.definition.prompt_caching,
             deltas: Deltas(follower.as_ref().map(|follower| follower as _)),
@@ -288,13 +331,8 @@ impl Run {
 
     /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
     fn output_cap(&self) -> Option<u32> {
-        self.plan.max_output_tokens.into_iter().chain(self.tokens_left()).min()
-    }
-
-    /// What the budgets of tokens and dollars leave for an answer.
-    fn tokens_left(&self) -> impl Iterator<Item = u32> {
-        let left = self.state.tokens_left().into_iter().chain(self.state.affordable_output());
-        left.map(|left| u32::try_from(left).unwrap_or(u32::MAX))
+        let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
     /// What the model said, and what is wrong with it where it decided nothing. Both are handed over together.
@@ -317,68 +355,6 @@ impl Run {
             warnings: answer.warnings,
         });
         std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(&why))).collect()
-    }
-
-    async fn call_tool(&mut self, pending: PendingCall) -> Result<(), Stopped> {
-        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
-        let deadline = self.state.deadline().map(instant_of);
-        let prepared = tokio::select! {
-            biased;
-            () = self.control.token.cancelled() => return Ok(()),
-            () = until(deadline) => return Ok(()),
-            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
-        };
-        let ready = match prepared {
-            Ok(Prepared::Answered(finished)) => return Ok(self.finish(finished)?),
-            Ok(Prepared::Ready(ready)) => ready,
-            Err(fault) => return self.fail(fault),
-        };
-        self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
-        if let Some(handoff) = ready.handoff() {
-            self.record(handoff)?;
-        }
-        if ready.effect() != Effect::Read {
-            self.persist().await?;
-            self.lease.held().await;
-        }
-        match self.execute(ready).await {
-            Ok(finished) => Ok(self.finish(finished)?),
-            Err(fault) => self.fail(fault),
-        }
-    }
-
-    /// A fault of the service in a tool: the call is answered, the run ends.
-    fn fail(&mut self, fault: FatalToolError) -> Result<(), Stopped> {
-        tracing::error!(run_id = %self.scope.run_id, tool = %fault.tool, error = %fault.message, "tool fault");
-        self.finish(*fault.finished)?;
-        let events = self.state.tool_fault(&fault.tool, Utc::now());
-        Ok(self.record_all(events)?)
-    }
-
-    /// Executes a call; what was recorded before is handed over as soon as the call takes a while.
-    async fn execute(&mut self, ready: Ready) -> Result<Finished, FatalToolError> {
-        let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
-        let stop = self.control.token.child_token();
-        let deadline = self.state.deadline().map(instant_of);
-        let mut execution = std::pin::pin!(executor.execute(ready, &scope, &stop));
-        tokio::select! {
-            biased;
-            finished = &mut execution => return finished,
-            () = tokio::time::sleep(LINGER) => self.hand_over(),
-        }
-        tokio::select! {
-            biased;
-            finished = &mut execution => finished,
-            () = until(deadline) => {
-                stop.cancel();
-                execution.await
-            }
-        }
-    }
-
-    fn finish(&mut self, finished: Finished) -> Result<(), FoldError> {
-        self.audit.extend(finished.audit);
-        self.record(finished.event)
     }
 }
 

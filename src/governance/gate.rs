@@ -97,8 +97,9 @@ pub enum Verdict {
     },
 }
 
-/// Proof that the gate let these actions pass. Only the gate makes one; `Tool::execute` consumes it.
-#[derive(Debug)]
+/// Proof that the gate let these actions pass. Only the gate makes one; `Tool::execute` consumes it. A call that is
+/// repeated because it failed is the same call.
+#[derive(Debug, Clone)]
 pub struct Permit {
     actions: Vec<Action>,
     paths: Arc<PathRules>,

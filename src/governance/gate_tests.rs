@@ -23,7 +23,7 @@ fn action(text: &str) -> Action {
         "c" => (ActionKind::Call(name.into()), Once),
         other => panic!("unknown action {other}"),
     };
-    Action { what, effect, destructive: kind == "x" }
+    Action { what, effect, destructive: kind == "x", lines: 0 }
 }
 
 /// Decision, rule and reason of a call of `file_ops` that does `actions`.
@@ -100,8 +100,8 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
     let policy = Policy { autonomy: Autonomy::ReadOnly, ..permissive() };
     let gate = Gate::new(&policy).unwrap();
     let scopes = ["admin".to_owned()];
-    let mkdir = Action { what: ActionKind::Write("a".into()), effect: Idempotent, destructive: false };
-    let odd = Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true };
+    let mkdir = Action { what: ActionKind::Write("a".into()), effect: Idempotent, destructive: false, lines: 0 };
+    let odd = Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true, lines: 0 };
     for (effect, actions, passes) in [
         (Read, vec![], true),
         (Idempotent, vec![], false),

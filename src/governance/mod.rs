@@ -24,6 +24,8 @@ pub struct Action {
     pub effect: Effect,
     /// Whether something that exists would be lost.
     pub destructive: bool,
+    /// Lines that it would write or replace.
+    pub lines: u64,
 }
 
 /// The kinds of actions.

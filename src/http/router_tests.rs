@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::Event;
+use crate::run::{Amounts, Caps, Reserved};
 use crate::runtime;
 use crate::store::*;
 
@@ -110,6 +111,18 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn open_budget(&self, _: Uuid, _: Caps, _: Amounts) -> Result<(), StoreError> {
+        away()
+    }
+    async fn reserve(&self, _: Uuid, _: Uuid, _: Amounts) -> Result<Reserved, StoreError> {
+        away()
+    }
+    async fn settle(&self, _: Uuid, _: Uuid, _: Amounts, _: bool) -> Result<(), StoreError> {
+        away()
+    }
+    async fn shared_budget(&self, _: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        away()
+    }
     async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
         away()
     }
@@ -129,7 +142,8 @@ fn state(auth: Auth) -> HttpState {
         description: String::new(),
         input_schema: Arc::new(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
-        concurrent: true,
+        varies: false,
+        concurrent: false,
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);

@@ -3,7 +3,7 @@
 use serde_json::json;
 
 use super::*;
-use crate::run::BudgetOverrides;
+use crate::run::{BudgetOverrides, Consumption};
 
 fn record(kind: RunKind) -> RunRecord {
     let at = DateTime::from_timestamp(1_769_860_800, 0).unwrap();
@@ -35,7 +35,7 @@ fn record(kind: RunKind) -> RunRecord {
         usage: Usage { input_tokens: 7, output_tokens: 3, cost_micro_usd: Some(540), ..Usage::default() },
         warnings: Vec::new(),
         callback_errors: Vec::new(),
-        consumption: Default::default(),
+        consumption: Consumption::default(),
         created_at: at,
         started_at: Some(at),
         finished_at: Some(at),

@@ -11,7 +11,7 @@ use crate::store::{NewRun, StoreError};
 
 impl Runtime {
     /// What this run brings along.
-    #[expect(clippy::unused_async, clippy::unused_self, reason = "history, skills and memories are looked up here")]
+    #[expect(clippy::unused_async, reason = "history, skills and memories are looked up here")]
     pub(super) async fn background(&self, _: &Plan, _: &Caller, _: &NewRun) -> Result<Background, StoreError> {
         Ok(Background::default())
     }

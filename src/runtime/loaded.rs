@@ -3,16 +3,19 @@
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
 //! makes again, exactly what it started with. Only the agents that it can leave work to are those of the catalogue.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
+use std::time::Duration;
 
-use crate::agents::definition::{GovernanceSection, ToolPolicySetting};
+use globset::Glob;
+
+use crate::agents::definition::{Cache, GovernanceSection, ToolOptions, ToolPolicySetting};
 use crate::agents::{Agent, Catalogue, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
-use crate::tools::executor::Executor;
+use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 
@@ -116,7 +119,20 @@ pub(super) fn executor(
     let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| LoadError(e.to_string()))?;
     tools.extend(subagents);
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
-    Executor::new(tools, gate).map_err(|e| LoadError(e.to_string()))
+    let options = |tool: &str| call_options(&definition.tool_options, tool);
+    Executor::new(tools, gate, options).map_err(|e| LoadError(e.to_string()))
+}
+
+/// The options of a tool: those under its name, else those of the first glob that means it, one by one.
+fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
+    let is_meant = |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
+    let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
+    let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
+    CallOptions {
+        retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
+        timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
+        cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+    }
 }
 
 fn policy(section: &GovernanceSection) -> Policy {

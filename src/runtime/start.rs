@@ -230,7 +230,7 @@ impl Runtime {
         let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
-        let plan = Plan::new(agent, loaded.executor.infos(), &request.overrides, request.kind)
+        let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
         let plan = plan.informed(&inner.router);

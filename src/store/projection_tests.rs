@@ -7,7 +7,7 @@ use super::*;
 use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
 use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
-use crate::run::{Effect, Totals};
+use crate::run::{Consumption, Effect, Totals};
 
 fn call(name: &str, target: CallTarget) -> ToolCall {
     ToolCall { id: Uuid::now_v7(), provider_id: "p".into(), name: name.into(), arguments: "{}".into(), target }
@@ -37,7 +37,7 @@ fn started(call: &ToolCall) -> RunEvent {
         effect_key: "k".into(),
         decision: "warned".into(),
         reason: Some("slow".into()),
-        consumes: Default::default(),
+        consumes: Consumption::default(),
     })
 }
 

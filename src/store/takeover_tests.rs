@@ -3,7 +3,7 @@ use serde_json::{Value, json};
 use super::*;
 use crate::event::{ModelResponded, ToolCallBlocked, ToolCallStarted};
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Usage};
-use crate::run::RunKind;
+use crate::run::{Consumption, RunKind};
 
 fn call(name: &str) -> ToolCall {
     let target = CallTarget::Tool;
@@ -35,7 +35,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
-        consumes: Default::default(),
+        consumes: Consumption::default(),
     })
 }
 
@@ -69,7 +69,7 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         usage: Usage::default(),
         warnings: Vec::new(),
         callback_errors: Vec::new(),
-        consumption: Default::default(),
+        consumption: Consumption::default(),
         created_at: DateTime::UNIX_EPOCH,
         started_at: Some(DateTime::UNIX_EPOCH),
         finished_at: None,

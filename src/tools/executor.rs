@@ -12,7 +12,7 @@ use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::Utc;
+use chrono::{DateTime, Utc};
 use futures::FutureExt;
 use jsonschema::Validator;
 use serde_json::Value;
@@ -23,12 +23,16 @@ use uuid::Uuid;
 
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
-use crate::governance::{Call, Decision, Gate, Permit, Verdict};
+use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Caller, Consumption, Delegation, Effect};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
+/// The wait before a failed call is repeated; it doubles.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+/// The longest such wait.
+const LONGEST_PAUSE: Duration = Duration::from_secs(5);
 /// Bytes of arguments in the audit log.
 const MAX_AUDITED: usize = 4096;
 /// Schema errors told to the model in one result.
@@ -46,6 +50,18 @@ pub struct Executor {
 struct Offered {
     tool: Arc<dyn Tool>,
     arguments: Validator,
+    options: CallOptions,
+}
+
+/// How the calls of one tool are executed.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct CallOptions {
+    /// How often a call that may be repeated is repeated after it failed.
+    pub retries: u32,
+    /// How long one try may take, instead of what the run says.
+    pub timeout: Option<Duration>,
+    /// Whether the result of a call that only reads is used again.
+    pub cache: bool,
 }
 
 /// A tool's input schema is none.
@@ -67,8 +83,10 @@ pub struct RunScope {
     pub caller: Arc<Caller>,
     /// Where its files lie.
     pub workspace: Workspace,
-    /// How long one call may take.
+    /// How long one call may take, where its tool's options say nothing else.
     pub timeout: Duration,
+    /// How long any call may take, whatever options say.
+    pub longest: Option<Duration>,
     /// Names of the tools that it may use; others are unknown to it.
     pub tools: Arc<BTreeSet<String>>,
 }
@@ -124,6 +142,36 @@ impl Ready {
     pub fn effect(&self) -> Effect {
         self.started.effect
     }
+
+    /// The call, answered with the result of an earlier identical one.
+    pub fn answered_with(self, content: String) -> Finished {
+        let audit = self.audit(Utc::now(), "succeeded", Some(0));
+        let completed = ToolCallCompleted {
+            call_id: self.started.call_id,
+            tool: self.started.tool,
+            target: CallTarget::Tool,
+            content,
+            failure: None,
+            duration_ms: 0,
+            cached: true,
+            note: None,
+        };
+        finished(completed, Some(audit))
+    }
+
+    fn audit(&self, at: DateTime<Utc>, outcome: &str, duration_ms: Option<u64>) -> AuditRecord {
+        AuditRecord {
+            at,
+            call_id: self.started.call_id,
+            tool: self.started.tool.clone(),
+            rule: self.rule.to_owned(),
+            decision: self.started.decision.clone(),
+            reason: self.started.reason.clone(),
+            arguments: self.shown_arguments.clone(),
+            outcome: outcome.to_owned(),
+            duration_ms,
+        }
+    }
 }
 
 /// A call with its result.
@@ -160,9 +208,13 @@ impl Executor {
     ///
     /// # Errors
     /// The first schema that is none, or that refers to something outside itself.
-    pub fn new(tools: Vec<Arc<dyn Tool>>, gate: Gate) -> Result<Self, SchemaError> {
+    pub fn new(
+        tools: Vec<Arc<dyn Tool>>,
+        gate: Gate,
+        options: impl Fn(&str) -> CallOptions,
+    ) -> Result<Self, SchemaError> {
         let offer = |tool: Arc<dyn Tool>| match jsonschema::validator_for(&tool.info().input_schema) {
-            Ok(arguments) => Ok(Offered { tool, arguments }),
+            Ok(arguments) => Ok(Offered { arguments, options: options(&tool.info().name), tool }),
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
         Ok(Self { tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?, gate })
@@ -171,6 +223,11 @@ impl Executor {
     /// The tools, in the order they were given.
     pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
         self.tools.iter().map(|offered| offered.tool.info())
+    }
+
+    /// The tools whose results are used again.
+    pub fn cached(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter(|offered| offered.options.cache).map(|offered| offered.tool.info().name.as_str())
     }
 
     /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
@@ -189,7 +246,7 @@ impl Executor {
     pub async fn prepare(&self, call: &ToolCall, slot: Slot, scope: &RunScope) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
         let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator })) = known else {
+        let Some((index, Offered { tool, arguments: validator, .. })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
         let arguments = parse(&call.arguments);
@@ -216,6 +273,7 @@ impl Executor {
         };
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
+        let consumes = consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
         Ok(match self.gate.judge(&scope.caller.scopes, Call { tool: &call.name, effect: declared, actions }) {
             Verdict::Pass { permit, decision, rule, reason } => {
@@ -226,7 +284,7 @@ impl Executor {
                     effect_key: context.effect_key.clone(),
                     decision: decision.as_str().to_owned(),
                     reason,
-                    consumes: Consumption::default(),
+                    consumes,
                 };
                 Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
             }
@@ -236,8 +294,14 @@ impl Executor {
         })
     }
 
+    /// Whether a call may be executed at the same time as neighbouring ones.
+    pub fn is_concurrent(&self, ready: &Ready) -> bool {
+        ready.effect() == Effect::Read
+            || self.tools.get(ready.tool).is_some_and(|offered| offered.tool.info().concurrent)
+    }
+
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
-    /// errors are results.
+    /// errors are results. A call that may be repeated is, as often as its tool's options say.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool says that the service is at fault.
@@ -247,16 +311,9 @@ impl Executor {
         scope: &RunScope,
         cancel: &CancellationToken,
     ) -> Result<Finished, FatalToolError> {
-        let Ready { started, tool, permit, arguments, context, rule, shown_arguments } = ready;
         let since = Instant::now();
-        let work = async {
-            match self.tools.get(tool) {
-                Some(offered) => offered.tool.execute(permit, arguments, &context).await,
-                None => Err(ToolError::Fatal("the call was prepared by another executor".into())),
-            }
-        };
-        let result = cancel.run_until_cancelled(guarded(scope.timeout, work)).await.unwrap_or_else(|| {
-            let known = if started.effect == Effect::Read { "" } else { "; it is unknown whether it took effect" };
+        let result = cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
+            let known = if ready.effect() == Effect::Read { "" } else { "; it is unknown whether it took effect" };
             Err(Failure::Told(CallFailure::Cancelled, format!("The run ended during this call{known}.")))
         });
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
@@ -265,17 +322,8 @@ impl Executor {
             Err(Failure::Told(CallFailure::Cancelled, _)) => "cancelled",
             Err(_) => "failed",
         };
-        let audit = AuditRecord {
-            at: Utc::now(),
-            call_id: started.call_id,
-            tool: started.tool.clone(),
-            rule: rule.to_owned(),
-            decision: started.decision,
-            reason: started.reason,
-            arguments: shown_arguments,
-            outcome: outcome.to_owned(),
-            duration_ms: Some(duration_ms),
-        };
+        let audit = ready.audit(Utc::now(), outcome, Some(duration_ms));
+        let started = ready.started;
         let completed = |content: String, failure| ToolCallCompleted {
             call_id: started.call_id,
             tool: started.tool.clone(),
@@ -297,6 +345,41 @@ impl Executor {
             }
         }
     }
+
+    async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
+        let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
+            return Err(Failure::Fatal("the call was prepared by another executor".into()));
+        };
+        let limit = options.timeout.unwrap_or(scope.timeout).min(scope.longest.unwrap_or(Duration::MAX));
+        let retries = if ready.effect() == Effect::Once { 0 } else { options.retries };
+        let mut pause = FIRST_PAUSE;
+        for _ in 0..retries {
+            let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
+            match guarded(limit, work).await {
+                Err(Failure::Told(..)) => tokio::time::sleep(pause).await,
+                done => return done,
+            }
+            pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context)).await
+    }
+}
+
+/// What actions take of a run's budget.
+fn consumption(actions: &[Action]) -> Consumption {
+    let mut consumed = Consumption::default();
+    for Action { what, lines, .. } in actions {
+        match what {
+            ActionKind::Read(_) => consumed.files_read += 1,
+            ActionKind::Write(path) => {
+                consumed.files_written += 1;
+                consumed.lines_changed += lines;
+                consumed.files_modified.insert(path.clone());
+            }
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
+        }
+    }
+    consumed
 }
 
 /// A tool's work, bounded in time and with its panics caught.

@@ -27,6 +27,7 @@ impl Probe {
             description: "Does what it is told.".into(),
             input_schema: Arc::new(schema),
             effect: Effect::Once,
+            varies: true,
             concurrent: false,
             source: "builtin".into(),
         }))
@@ -40,7 +41,8 @@ impl Tool for Probe {
     }
 
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let action = |effect, destructive| Action { what: ActionKind::Call(self.0.name.clone()), effect, destructive };
+        let action =
+            |effect, destructive| Action { what: ActionKind::Call(self.0.name.clone()), effect, destructive, lines: 0 };
         match arguments["do"].as_str().unwrap_or_default() {
             "destroy" => Ok(vec![action(Effect::Once, true)]),
             "look" => Ok(vec![action(Effect::Read, false)]),
@@ -82,9 +84,14 @@ fn bench(policy: &Policy) -> Bench {
         caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
         timeout: Duration::from_mins(1),
+        longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
     };
-    Bench { executor: Executor::new(tools, Gate::new(policy).unwrap()).unwrap(), scope, home }
+    Bench {
+        executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default()).unwrap(),
+        scope,
+        home,
+    }
 }
 
 fn full() -> Policy {
@@ -376,7 +383,7 @@ async fn file_ops_goes_the_whole_way() {
     let mut bench = bench(&Policy { read: vec!["./**".into()], ..full() });
     let tools = Registry::builtin().resolve(&["file_*".into(), "file_ops".into()]).unwrap();
     assert_eq!(tools.len(), 1);
-    bench.executor = Executor::new(tools, bench.executor.gate).unwrap();
+    bench.executor = Executor::new(tools, bench.executor.gate, |_| CallOptions::default()).unwrap();
     bench.scope.tools = Arc::new(BTreeSet::from(["file_ops".to_owned()]));
     std::fs::write(bench.home.path().join("t/sum.txt"), "42").unwrap();
     let Prepared::Ready(ready) = bench.prepare("file_ops", r#"{"operation":"read","path":"sum.txt"}"#).await else {
@@ -412,7 +419,7 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         json!({"$ref": "file:///etc/passwd"}),
     ] {
         let probe = Probe(ToolInfo { input_schema: Arc::new(schema.clone()), ..Probe::named("probe").info().clone() });
-        let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap()).err();
+        let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap(), |_| CallOptions::default()).err();
         assert_eq!(error.map(|e| e.tool).as_deref(), Some("probe"), "{schema}");
     }
 }

@@ -94,6 +94,7 @@ impl FileOps {
             description: DESCRIPTION.into(),
             input_schema: Arc::new(input_schema),
             effect: Effect::Once,
+            varies: true,
             concurrent: false,
             source: "builtin".into(),
         };
@@ -148,12 +149,16 @@ impl<'a> Operation<'a> {
             Self::Write { path, content } => {
                 let Resolved { path, kind } = workspace.resolve(path)?;
                 let destructive = kind == Some(Kind::File) && !writing::holds(workspace, &path, content);
-                vec![writes(path, Effect::Idempotent, destructive)]
+                vec![writes_lines(path, Effect::Idempotent, destructive, content.lines().count())]
             }
-            Self::Append { path, .. } => vec![writes(workspace.resolve(path)?.path, Effect::Once, false)],
-            Self::Edit { path, .. } => {
+            Self::Append { path, content } => {
                 let path = workspace.resolve(path)?.path;
-                vec![writes(path.clone(), Effect::Once, false), reads(path)]
+                vec![writes_lines(path, Effect::Once, false, content.lines().count())]
+            }
+            Self::Edit { path, old, new, .. } => {
+                let path = workspace.resolve(path)?.path;
+                let lines = old.lines().count().max(new.lines().count());
+                vec![writes_lines(path.clone(), Effect::Once, false, lines), reads(path)]
             }
             Self::Mkdir { path } => vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)],
             Self::Move { path, to } => {
@@ -215,11 +220,15 @@ impl<'a> Operation<'a> {
 }
 
 fn reads(path: String) -> Action {
-    Action { what: ActionKind::Read(path), effect: Effect::Read, destructive: false }
+    Action { what: ActionKind::Read(path), effect: Effect::Read, destructive: false, lines: 0 }
 }
 
 fn writes(path: String, effect: Effect, destructive: bool) -> Action {
-    Action { what: ActionKind::Write(path), effect, destructive }
+    Action { what: ActionKind::Write(path), effect, destructive, lines: 0 }
+}
+
+fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -> Action {
+    Action { lines: lines as u64, ..writes(path, effect, destructive) }
 }
 
 /// The path of one of the permitted actions.

@@ -30,10 +30,24 @@ pub struct ToolInfo {
     pub input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     pub effect: Effect,
-    /// Whether its calls may be executed at the same time as neighbouring ones.
+    /// Whether single calls may have a weaker effect, which their actions tell.
+    pub varies: bool,
+    /// Whether calls that count as changes may be executed at the same time as neighbouring ones all the same.
     pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
+}
+
+impl ToolInfo {
+    /// Whether there are calls of the tool that only read.
+    pub fn may_only_read(&self) -> bool {
+        self.effect == Effect::Read || self.varies
+    }
+
+    /// Whether there are calls of the tool that may be executed at the same time as neighbouring ones.
+    pub fn may_be_concurrent(&self) -> bool {
+        self.concurrent || self.may_only_read()
+    }
 }
 
 /// What a tool is told about the call. Nothing in it comes from the model.

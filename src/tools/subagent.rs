@@ -98,6 +98,7 @@ impl Subagent {
             description,
             input_schema: Arc::new(input_schema),
             effect: Effect::Idempotent,
+            varies: false,
             concurrent: child.only_reads,
             source: "agent".into(),
         };
@@ -113,7 +114,7 @@ impl Tool for Subagent {
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let what = ActionKind::Delegate(self.agent.clone());
-        Ok(vec![Action { what, effect: Effect::Idempotent, destructive: false }])
+        Ok(vec![Action { what, effect: Effect::Idempotent, destructive: false, lines: 0 }])
     }
 
     async fn execute(&self, _: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {

@@ -2,6 +2,9 @@
 //! for every script of model behaviour.
 
 mod context;
+mod whole;
+
+use std::collections::BTreeSet;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use proptest::prelude::*;
@@ -9,23 +12,29 @@ use serde_json::json;
 use toolloop::agents::definition::ReactSection;
 use toolloop::drivers::Undecided;
 use toolloop::engine::context::{Compaction, Written};
-use toolloop::engine::state::{ModelFault, Step};
+use toolloop::engine::state::{ModelFault, PendingCall, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
-    CallFailure, Event, ModelResponded, RunEvent, SummaryCall, ToolCallCompleted, ToolCallStarted, ValidationError,
+    Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent, SummaryCall, ToolCallBlocked,
+    ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
 };
 use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
 use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
-use toolloop::run::{Budget, Effect, Limits, TerminationReason, Totals, Usd};
+use toolloop::run::{
+    Budget, Consumption, Effect, Limits, OnLimit, Period, RunStatus, StopAction, StopCondition, TerminationReason,
+    Totals, Usd,
+};
 use uuid::Uuid;
 
 /// What a model does next.
 #[derive(Debug, Clone)]
 enum Say {
     Text(&'static str),
-    /// Names of tools; `bad` fails, `long` says much, `output:…` proposes the text after the colon.
+    /// Names of tools: `bad` fails, `blocked` is blocked, `ask` needs an approval, `client` is the caller's, `change`
+    /// changes something, `same` says the same every time, `long` says much, `output:…` proposes the text after the
+    /// colon, `submit` submits.
     Calls(Vec<&'static str>),
     /// Something of which no decision can be made, where decisions are asked for.
     Nonsense,
@@ -55,6 +64,7 @@ const USAGE: Usage = Usage {
 /// A machine with a clock and a journal, driven by a script; the last line repeats.
 struct Bench {
     state: State,
+    rules: Rules,
     now: DateTime<Utc>,
     journal: Vec<Event>,
     script: Vec<Say>,
@@ -66,6 +76,13 @@ struct Bench {
     decides: bool,
     /// The event number after which cancelling is asked for.
     cancel_after: Option<i64>,
+    /// What becomes of what the run waits for, in turn; the last answer repeats.
+    answers: Vec<Resolution>,
+    /// Seconds between the parking and the answer.
+    patience: i64,
+    parked: usize,
+    /// Calls that were executed at the same time.
+    together: usize,
 }
 
 impl Bench {
@@ -73,7 +90,8 @@ impl Bench {
         let now = DateTime::from_timestamp(1_700_000_000, 0).unwrap();
         Self {
             decides: rules.react.is_some(),
-            state: State::new(rules),
+            state: State::new(rules.clone()),
+            rules,
             now,
             journal: Vec::new(),
             script,
@@ -81,6 +99,10 @@ impl Bench {
             choices: vec![],
             summary: "all fine",
             cancel_after: None,
+            answers: vec![Resolution::Approved { arguments: None }],
+            patience: 1,
+            parked: 0,
+            together: 0,
         }
     }
 
@@ -114,8 +136,20 @@ impl Bench {
                     self.choices.push(choice);
                     self.model();
                 }
-                Step::Suspend(_) | Step::Reflect(_) | Step::Weigh => unreachable!("no script asks for it"),
-                Step::CallTools(pending) => pending.iter().for_each(|pending| self.tool(&pending.call)),
+                Step::Suspend(status) => self.answer(status),
+                Step::Reflect(proposal) => self.record(RunEvent::OutputReflected {
+                    call_id: proposal.call_id.unwrap(),
+                    attempt: self.state.attempt(),
+                    content: format!("It looks like {}", proposal.output),
+                    is_error: proposal.malformed.is_some(),
+                }),
+                Step::Weigh => self.weigh(),
+                Step::CallTools(pending) => {
+                    self.together = self.together.max(pending.len());
+                    for pending in &pending {
+                        self.tool(pending);
+                    }
+                }
                 Step::Check(proposal) => {
                     let valid = proposal.malformed.is_none() && proposal.output.get("ok").is_some();
                     let error = ValidationError { pointer: "/ok".into(), message: "is missing".into() };
@@ -195,33 +229,105 @@ impl Bench {
         shrank
     }
 
-    fn tool(&mut self, call: &ToolCall) {
+    /// A condition is met when there were so many iterations as it says.
+    fn weigh(&mut self) {
+        let iterations = self.state.facts(self.now)["counters"]["iterations"].as_u64().unwrap();
+        let conditions = self.rules.budget.stop_conditions.iter().enumerate();
+        let met = conditions
+            .filter(|(place, _)| !self.state.conditions_met().contains(place))
+            .find(|(_, condition)| condition.when.parse::<u64>().map_or(true, |least| iterations >= least))
+            .map(|(place, condition)| (place, condition.when.parse::<u64>().err().map(|error| error.to_string())));
+        let id = Uuid::from_u128(1_000_000 + self.journal.len() as u128);
+        let events = self.state.weighed(met, id, Period::seconds(60), self.now);
+        for event in events {
+            self.record(event);
+        }
+    }
+
+    /// Somebody answers what the parked run waits for.
+    fn answer(&mut self, _: RunStatus) {
+        let answer = self.answers[self.parked.min(self.answers.len() - 1)].clone();
+        self.parked += 1;
+        self.now += TimeDelta::seconds(self.patience);
+        let waiting: Vec<Awaited> = self.state.waiting().cloned().collect();
+        for Awaited { call_id, kind, .. } in waiting {
+            let resolution = match kind {
+                WaitKind::Client if !matches!(answer, Resolution::Expired) => {
+                    Resolution::Result { content: "from the caller".into(), is_error: false }
+                }
+                _ => answer.clone(),
+            };
+            let decided_by = Some("tester".to_owned());
+            self.record(RunEvent::ApprovalResolved(Resolved { call_id, kind, resolution, decided_by, reason: None }));
+        }
+    }
+
+    /// Asks for this call, and for those after it that need somebody too.
+    fn wait_for(&mut self, pending: &PendingCall) {
+        for PendingCall { call, .. } in self.state.open_calls(pending.index) {
+            let (kind, event): (_, fn(Awaited) -> RunEvent) = match call.name.as_str() {
+                "ask" => (WaitKind::Approval, RunEvent::ApprovalRequested),
+                "client" => (WaitKind::Client, RunEvent::ToolCallAwaitingClient),
+                _ => continue,
+            };
+            let expires_at = self.now + TimeDelta::seconds(60);
+            let (call_id, tool) = (call.id, call.name);
+            let awaited =
+                Awaited { call_id, kind, tool, arguments: json!({}), reason: "so".into(), expires_at, condition: None };
+            self.record(event(awaited));
+        }
+    }
+
+    fn tool(&mut self, pending: &PendingCall) {
+        let call = &pending.call;
+        if matches!(call.name.as_str(), "ask" | "client") && pending.approval.is_none() {
+            return self.wait_for(pending);
+        }
+        if let Some(known) = self.state.cached_result(call).map(str::to_owned) {
+            return self.record(completed(call, known, None, true));
+        }
+        if call.name == "blocked" {
+            return self.record(RunEvent::ToolCallBlocked(ToolCallBlocked {
+                call_id: call.id,
+                tool: call.name.clone(),
+                rule: "autonomy".into(),
+                decision: "blocked".into(),
+                reason: "no".into(),
+                content: "Error: no".into(),
+            }));
+        }
+        let effect = if call.name == "change" { Effect::Idempotent } else { Effect::Read };
+        let mut consumes = Consumption::default();
+        if call.name == "change" {
+            consumes.files_modified.insert(format!("file {}", call.id));
+            consumes.lines_changed = 10;
+            if let Some(events) = self.state.over_budget_with(&consumes, self.now) {
+                return events.into_iter().for_each(|event| self.record(event));
+            }
+        }
         let failure = (call.name == "bad").then_some(CallFailure::ToolError);
         if call.name != "unknown" {
             self.record(RunEvent::ToolCallStarted(ToolCallStarted {
                 call_id: call.id,
                 tool: call.name.clone(),
-                effect: Effect::Read,
+                effect,
                 effect_key: "k".into(),
                 decision: "allowed".into(),
                 reason: None,
-                consumes: Default::default(),
+                consumes,
             }));
         }
-        self.record(RunEvent::ToolCallCompleted(ToolCallCompleted {
-            call_id: call.id,
-            tool: call.name.clone(),
-            target: call.target,
-            content: match call.name.as_str() {
-                "bad" => "Error: no".into(),
-                "long" => "fine ".repeat(80),
-                _ => "fine".into(),
-            },
-            failure,
-            duration_ms: 1,
-            cached: false,
-            note: None,
-        }));
+        let content = match call.name.as_str() {
+            "bad" => "Error: no".into(),
+            "long" => format!("{:<5}{}", self.journal.len(), "fine ".repeat(79)),
+            "same" => "fine".into(),
+            _ => format!("fine at {}", self.journal.len()),
+        };
+        let mut done = completed(call, content, failure, false);
+        if let RunEvent::ToolCallCompleted(done) = &mut done {
+            done.note = self.state.stuck_note(call.id, &done.content);
+        }
+        self.record(done);
     }
 
     fn reason(&self) -> &'static str {
@@ -229,9 +335,23 @@ impl Bench {
     }
 }
 
+fn completed(call: &ToolCall, content: String, failure: Option<CallFailure>, cached: bool) -> RunEvent {
+    RunEvent::ToolCallCompleted(ToolCallCompleted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        target: call.target,
+        content,
+        failure,
+        duration_ms: 1,
+        cached,
+        note: None,
+    })
+}
+
 fn call(response: usize, index: usize, name: &str) -> ToolCall {
     let (name, arguments, target) = match name.split_once(':') {
         Some((name, arguments)) => (name, arguments, CallTarget::Output),
+        None if name == "submit" => (name, "{}", CallTarget::Submit),
         None => (name, "{}", CallTarget::Tool),
     };
     ToolCall {
@@ -653,7 +773,9 @@ fn a_run_goes_on_with_the_model_that_answered_last() {
 
 #[test]
 fn situations() {
-    let rows = [text_contract(), structured_contract(), limits(), demanded_calls(), decisions()].concat();
+    let rows =
+        [text_contract(), structured_contract(), limits(), demanded_calls(), decisions(), whole::rows()].concat();
+    assert!(rows.len() >= 120, "{} rows", rows.len());
     for (what, rules, script, reason, counts) in rows {
         let mut bench = Bench::new(rules, script);
         bench.run(false);
@@ -747,7 +869,7 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
-        consumes: Default::default(),
+        consumes: Consumption::default(),
     }));
     let Step::Record(events) = bench.state.next(bench.now) else { panic!("it must not be called again") };
     let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
@@ -797,7 +919,23 @@ fn assert_valid(conversation: &Conversation, what: &str) {
 }
 
 fn anything() -> impl Strategy<Value = Say> {
-    let name = prop::sample::select(vec!["a", "b", "long", "bad", "unknown", OK, BAD, "output:{nope", "output:"]);
+    let name = prop::sample::select(vec![
+        "a",
+        "b",
+        "same",
+        "long",
+        "bad",
+        "blocked",
+        "change",
+        "ask",
+        "client",
+        "unknown",
+        "submit",
+        OK,
+        BAD,
+        "output:{nope",
+        "output:",
+    ]);
     let names = prop::collection::vec(name, 1..8);
     prop_oneof![
         4 => names.clone().prop_map(Calls),
@@ -812,12 +950,24 @@ fn anything() -> impl Strategy<Value = Say> {
     ]
 }
 
+fn any_answer() -> impl Strategy<Value = Resolution> {
+    prop_oneof![Just(Resolution::Approved { arguments: None }), Just(Resolution::Denied), Just(Resolution::Expired),]
+}
+
 fn any_rules() -> impl Strategy<Value = Rules> {
     let contract = prop_oneof![
         Just(Contract::Text { confirm: true }),
         Just(Contract::Text { confirm: false }),
         Just(Contract::Structured { tool: "output".into(), submit: None }),
+        Just(Contract::Structured { tool: "output".into(), submit: Some("submit".into()) }),
     ];
+    let action = prop::sample::select(vec![StopAction::Stop, StopAction::Escalate, StopAction::Warn]);
+    let when = prop::sample::select(vec!["0", "2", "5", "?"]);
+    let conditions = prop::collection::vec(
+        (when, action).prop_map(|(when, action)| StopCondition { when: when.into(), action }),
+        0..3,
+    );
+    let behaviour = (any::<bool>(), any::<bool>(), any::<bool>(), any::<bool>(), conditions);
     let choice = prop_oneof![
         Just(ToolChoicePolicy::Auto),
         Just(FirstRequired),
@@ -827,9 +977,10 @@ fn any_rules() -> impl Strategy<Value = Rules> {
     let react = |max_retries, final_via_inference| ReactSection { max_retries, final_via_inference };
     let react = prop::option::of((0..3u32, any::<bool>()).prop_map(move |(retries, later)| react(retries, later)));
     let choice = (choice, any::<bool>(), react, prop::option::of(10..200u64));
-    (contract, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
+    (contract, behaviour, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
         |(
             contract,
+            (answers, throws, stops, together, stop_conditions),
             (tool_choice, strict_tool_choice, react, window),
             attempts,
             iterations,
@@ -851,7 +1002,18 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                     error_threshold: threshold,
                     ..Limits::default()
                 },
-                budget: Budget { max_tool_calls: budget, ..Budget::default() },
+                budget: Budget {
+                    max_tool_calls: budget,
+                    max_files_modified: budget / 2,
+                    stop_conditions,
+                    ..Budget::default()
+                },
+                on_limit: if answers { OnLimit::Answer } else { OnLimit::Fail },
+                throw_on_tool_failure: throws,
+                stop_on_tool_block: stops,
+                concurrent: if together { ["a", "b", "same"].map(str::to_owned).into() } else { BTreeSet::new() },
+                cached: if together { ["a".to_owned()].into() } else { BTreeSet::new() },
+                client_tools: ["client".to_owned()].into(),
                 windows: vec![Window { model: "mock/m".into(), tokens: window }],
                 ..Rules::default()
             }
@@ -860,20 +1022,24 @@ fn any_rules() -> impl Strategy<Value = Rules> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 2000, failure_persistence: None, ..ProptestConfig::default() })]
+    #![proptest_config(ProptestConfig { cases: 10_000, failure_persistence: None, ..ProptestConfig::default() })]
 
     #[test]
     fn it_always_ends_within_its_limits(
         rules in any_rules(),
         script in prop::collection::vec(anything(), 1..10),
         cancel_after in prop::option::of(1..40i64),
+        answers in prop::collection::vec(any_answer(), 1..4),
     ) {
         let mut bench = Bench::new(rules.clone(), script);
         bench.cancel_after = cancel_after;
+        bench.answers = answers;
         bench.run(false);
         check_journal(&bench, "property");
         let totals = bench.state.totals();
-        prop_assert!(totals.iterations <= rules.limits.max_iterations);
+        let last_answer = bench.journal.iter().any(|e| matches!(e.what, RunEvent::IterationStarted { limit: Some(_), .. }));
+        prop_assert!(totals.iterations <= rules.limits.max_iterations + u32::from(last_answer));
+        prop_assert!(!last_answer || rules.on_limit == OnLimit::Answer);
         prop_assert!(totals.attempts <= rules.limits.max_attempts);
         context::at_most_two_compactions_an_iteration(&bench);
         let started = bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallStarted(_))).count();

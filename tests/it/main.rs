@@ -35,6 +35,7 @@ mod retention;
 mod routing;
 mod samples;
 mod service;
+mod shared_budgets;
 mod store;
 mod stories;
 mod streaming;

@@ -3,6 +3,8 @@
 //! A test takes a [`Db`] and says what every store promises; [`on_both`] runs it on each. What only
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
+mod budgets;
+mod families;
 mod group_commit;
 mod idempotency;
 mod journal;
@@ -20,7 +22,7 @@ use toolloop::event::{
     AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
-use toolloop::run::{Caller, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
+use toolloop::run::{Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
 use toolloop::store::{self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
 use uuid::Uuid;
 
@@ -224,7 +226,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         effect_key: "k".into(),
         decision: "allowed".into(),
         reason: None,
-        consumes: Default::default(),
+        consumes: Consumption::default(),
     })
 }
 

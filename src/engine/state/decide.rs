@@ -1,8 +1,8 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! Every limit is checked here and nowhere else, in the order of the loop's specification: cancelled,
-//! deadline, budget, iterations of the run, iterations of the attempt. A limit that strikes between
-//! the calls of one response answers the rest of them, so that no call is ever left open.
+//! In the order of the loop's specification: cancelled, waiting, deadline, then what the phase asks for. Limits are
+//! judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes between the calls of one
+//! response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -12,11 +12,8 @@ use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
-use crate::providers::{ToolChoice, estimate};
-use crate::run::{Outcome, TerminationReason, ToolChoicePolicy, Usd};
-
-/// A model call is not worth making with fewer tokens than this left in a budget of tokens or dollars.
-const LEAST_TOKENS: u64 = 256;
+use crate::providers::ToolChoice;
+use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NOT_VALID: (TerminationReason, &str) =
@@ -63,7 +60,7 @@ impl State {
         match &self.phase {
             Phase::Opening | Phase::Ended { .. } => Step::Done,
             Phase::BetweenAttempts => Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }]),
-            Phase::BetweenIterations => self.next_iteration(now, self.answer_only && self.unfinished.is_some()),
+            Phase::BetweenIterations => self.next_iteration(now),
             Phase::Calling => self.next_model_call(now),
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
@@ -77,7 +74,8 @@ impl State {
             return vec![self.ended(now, self.completed(output))];
         }
         let feedback = match self.rules.react {
-            None => phrases::another_attempt(&errors, self.output_tool()),
+            None => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
+            Some(_) if self.is_reflected() => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
             Some(_) => phrases::another_final_answer(&errors),
         };
         self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
@@ -85,6 +83,9 @@ impl State {
 
     /// What a model call that failed for good means.
     pub fn model_failed(&self, fault: &ModelFault, now: DateTime<Utc>) -> Vec<RunEvent> {
+        if let Some(limit) = &self.limit {
+            return vec![self.ended_at(limit, now)];
+        }
         let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
             "provider_code": fault.code, "provider_message": fault.message});
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
@@ -100,27 +101,12 @@ impl State {
         events
     }
 
-    /// What the token budget leaves; `None` without one.
-    pub fn tokens_left(&self) -> Option<u64> {
-        let max = self.rules.budget.max_total_tokens?;
-        Some(max.saturating_sub(self.totals.usage.total_tokens()))
-    }
-
-    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one. Where
-    /// the price or what was spent is unknown, nothing is left: a budget that cannot be kept is used up.
-    pub fn affordable_output(&self) -> Option<u64> {
-        let max = self.rules.budget.max_cost_usd?.micro();
-        let usage = &self.totals.usage;
-        let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
-        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
-        let input = said.max(self.last_tokens);
-        let left = spent.zip(self.rules.price).and_then(|(spent, price)| price.affordable_output(input, max - spent));
-        Some(left.unwrap_or(0))
-    }
-
     fn choice(&self) -> ToolChoice {
         if self.single_shot {
             return ToolChoice::Auto;
+        }
+        if self.limit.is_some() {
+            return ToolChoice::None;
         }
         match &self.rules.tool_choice {
             ToolChoicePolicy::None => ToolChoice::None,
@@ -133,88 +119,122 @@ impl State {
         }
     }
 
-    fn next_iteration(&self, now: DateTime<Utc>, answer_only: bool) -> Step {
-        let (limits, totals) = (&self.rules.limits, &self.totals);
-        let budget = &self.rules.budget;
-        let end = if self.failures_in_a_row >= limits.error_threshold {
-            self.too_many_failures(now)
-        } else if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
+    fn next_iteration(&self, now: DateTime<Utc>) -> Step {
+        if let Some((_, end)) = self.halted(now) {
+            return Step::Record(vec![end]);
+        }
+        if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
             let context = json!({"attempt": self.attempt, "errors": self.undecided});
-            self.failed(
-                now,
-                TerminationReason::InvalidResponse,
-                "The model made no decision that can be used.",
-                context,
-            )
-        } else if let Some(end) = self.spent(now) {
-            end
-        } else if totals.iterations >= limits.max_iterations {
-            self.too_many_iterations(now, totals.iterations, limits.max_iterations)
-        } else if self.iteration >= limits.max_iterations_per_attempt {
-            self.too_many_iterations(now, self.iteration, limits.max_iterations_per_attempt)
-        } else if u64::from(totals.iterations) >= budget.max_iterations {
-            self.over_budget(now, "max_iterations", totals.iterations.into(), Some(budget.max_iterations))
-        } else {
-            let (attempt, iteration) = (self.attempt, self.iteration + 1);
-            RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
-        };
-        Step::Record(vec![end])
+            let message = "The model made no decision that can be used.";
+            return Step::Record(vec![self.failed(now, TerminationReason::InvalidResponse, message, context)]);
+        }
+        match self.next_limit(now) {
+            Some(limit) => Step::Record(vec![limit]),
+            None if self.has_conditions() => Step::Weigh,
+            None => Step::Record(vec![self.iteration_started()]),
+        }
     }
 
-    /// The end of a run whose tokens or dollars do not pay for another model call.
-    fn spent(&self, now: DateTime<Utc>) -> Option<RunEvent> {
-        let (usage, budget) = (&self.totals.usage, &self.rules.budget);
-        if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
-            return Some(self.over_budget(now, "max_total_tokens", usage.total_tokens(), budget.max_total_tokens));
-        }
-        if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
-            let spent = Usd::from_micro(usage.cost_micro_usd.unwrap_or(0)).dollars();
-            return Some(self.over_budget(now, "max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars)));
-        }
-        None
+    pub(super) fn iteration_started(&self) -> RunEvent {
+        let (attempt, iteration) = (self.attempt, self.iteration + 1);
+        let answer_only = match &self.phase {
+            Phase::Answered { .. } => self.is_answer_due(),
+            _ => self.answer_only && self.unfinished.is_some(),
+        };
+        RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
 
     /// A summary may have used up the budget that the iteration began with.
     fn next_model_call(&self, now: DateTime<Utc>) -> Step {
         if !self.compactions.is_empty()
-            && let Some(end) = self.spent(now)
+            && self.limit.is_none()
+            && let Some(spent) = self.spent()
         {
-            return Step::Record(vec![end]);
+            return Step::Record(vec![self.limit_reached(spent, now)]);
         }
         self.compaction().map_or_else(|| Step::CallModel(self.choice()), Step::Compact)
     }
 
     fn next_call(&self, turn: &OpenTurn, now: DateTime<Utc>) -> Step {
-        if self.failures_in_a_row >= self.rules.limits.error_threshold {
-            let end = self.too_many_failures(now);
-            return self.end_mid_turn("the error threshold was reached", end);
+        if let Some((why, end)) = self.halted(now) {
+            return self.end_mid_turn(why, end);
         }
         if let Some(events) = self.wrong_calls(turn, now) {
             return Step::Record(events);
         }
-        let Some((index, call)) = turn.open_call() else {
-            return turn.proposal.clone().map_or_else(|| self.next_iteration(now, false), Step::Check);
-        };
-        match call.target {
-            _ if turn.cut_off => {
-                Step::Record(vec![unexecuted(call, CallFailure::Truncated, phrases::CUT_OFF.to_owned())])
-            }
-            CallTarget::Output | CallTarget::Submit => Step::Record(vec![self.proposal(call)]),
-            CallTarget::Tool if let Some(resolved) = turn.resolved.get(&call.id) => {
-                self.resolved_call(index, call, resolved)
-            }
-            CallTarget::Tool if turn.dispatched_once.contains(&call.id) => Step::Record(vec![unknown_outcome(call)]),
-            CallTarget::Tool if !self.has_tool_calls_left(turn, index) => {
-                let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
-                Step::Record(vec![unexecuted(call, CallFailure::Excess, content)])
-            }
-            CallTarget::Tool if u64::from(self.totals.tool_calls_made) >= self.rules.budget.max_tool_calls => {
-                let (made, max) = (self.totals.tool_calls_made.into(), self.rules.budget.max_tool_calls);
-                let end = self.over_budget(now, "max_tool_calls", made, Some(max));
-                self.end_mid_turn("the budget for tool calls is used up", end)
-            }
-            CallTarget::Tool => Step::CallTools(vec![self.pending(index, call, None)]),
+        if self.is_reflected()
+            && let Some(proposal) = &turn.proposal
+        {
+            return Step::Reflect(proposal.clone());
         }
+        let mut submitted = None;
+        for (index, call) in turn.open_calls() {
+            match call.target {
+                _ if turn.cut_off => {
+                    let content = phrases::CUT_OFF.to_owned();
+                    return Step::Record(vec![unexecuted(call, CallFailure::Truncated, content)]);
+                }
+                _ if turn.is_blocked && self.rules.stop_on_tool_block => {
+                    let content = phrases::AFTER_A_BLOCK.to_owned();
+                    return Step::Record(vec![unexecuted(call, CallFailure::NotExecuted, content)]);
+                }
+                CallTarget::Submit if self.proposal.is_none() => return self.submitted_nothing(now),
+                CallTarget::Submit => submitted = submitted.or(Some(call.id)),
+                CallTarget::Output => return Step::Record(vec![self.proposed_by(call)]),
+                CallTarget::Tool => return self.next_tool_call(turn, index, call, now),
+            }
+        }
+        let proposal = match submitted {
+            Some(submit) => self.proposal.clone().map(|proposal| Proposal { call_id: Some(submit), ..proposal }),
+            None => turn.proposal.clone(),
+        };
+        proposal.map_or_else(|| self.next_iteration(now), Step::Check)
+    }
+
+    fn next_tool_call(&self, turn: &OpenTurn, index: usize, call: &ToolCall, now: DateTime<Utc>) -> Step {
+        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
+        if let Some(resolved) = turn.resolved.get(&call.id) {
+            return match self.resolved_call(index, call, resolved) {
+                Step::CallTools(_) if left == 0 => self.out_of_calls(now),
+                step => step,
+            };
+        }
+        if turn.dispatched_once.contains(&call.id) {
+            return Step::Record(vec![unknown_outcome(call)]);
+        }
+        if !self.has_tool_calls_left(turn, index) {
+            let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
+            return Step::Record(vec![unexecuted(call, CallFailure::Excess, content)]);
+        }
+        if left == 0 {
+            return self.out_of_calls(now);
+        }
+        let mut calls = vec![self.pending(index, call, None)];
+        if self.rules.concurrent.contains(&call.name) {
+            let next = turn.message.tool_calls.iter().enumerate().skip(index + 1);
+            let fit = next.take_while(|(index, call)| {
+                self.rules.concurrent.contains(&call.name)
+                    && call.target == CallTarget::Tool
+                    && !turn.is_answered(call)
+                    && !turn.resolved.contains_key(&call.id)
+                    && self.has_tool_calls_left(turn, *index)
+            });
+            let left = usize::try_from(left - 1).unwrap_or(usize::MAX);
+            calls.extend(fit.take(left).map(|(index, call)| self.pending(index, call, None)));
+        }
+        Step::CallTools(calls)
+    }
+
+    /// The end of a run whose model submits without an output.
+    fn submitted_nothing(&self, now: DateTime<Utc>) -> Step {
+        let context = json!({"attempt": self.attempt});
+        let message = "The model submitted before it proposed an output.";
+        let end = self.failed(now, TerminationReason::SubmitBeforeOutput, message, context);
+        self.end_mid_turn("the run ended", end)
+    }
+
+    fn is_reflected(&self) -> bool {
+        matches!(&self.rules.contract, Contract::Structured { submit: Some(_), .. })
     }
 
     /// What calls of other tools than the demanded one mean where that is strict: none is executed.
@@ -253,7 +273,7 @@ impl State {
         self.attempt_failed(None, errors, phrases::call_a_tool(tool), NO_CALL, now)
     }
 
-    fn proposal(&self, call: &ToolCall) -> RunEvent {
+    fn proposed_by(&self, call: &ToolCall) -> RunEvent {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
         let (output, problem) = match serde_json::from_str::<Value>(arguments) {
             Ok(output) => (output, None),
@@ -264,6 +284,11 @@ impl State {
 
     fn text_answer(&self, finish_reason: FinishReason, now: DateTime<Utc>) -> Step {
         let text = self.raw_response.as_str();
+        if let Some(limit) = &self.limit {
+            let is_answer = finish_reason != FinishReason::Refusal && !text.trim().is_empty();
+            let partial = is_answer.then(|| self.partial(output::from_text(text), limit, now));
+            return Step::Record(vec![partial.unwrap_or_else(|| self.ended_at(limit, now))]);
+        }
         let end = match (finish_reason, &self.rules.contract) {
             (FinishReason::Refusal, _) => {
                 let context = json!({"provider_message": text});
@@ -272,7 +297,7 @@ impl State {
             (FinishReason::Length, _) => {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
-            _ if self.is_answer_due() => return self.next_iteration(now, true),
+            _ if self.is_answer_due() => return self.next_iteration(now),
             _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
@@ -282,7 +307,7 @@ impl State {
                 Some(output) => return Step::Check(Proposal { call_id: None, output, malformed: None }),
                 None => self.invalid_response(now, "The model's answer is not a JSON object."),
             },
-            (_, Contract::Structured { .. }) if self.rules.react.is_some() => {
+            (_, Contract::Structured { submit: None, .. }) if self.rules.react.is_some() => {
                 let errors = vec![ValidationError { pointer: String::new(), message: phrases::NO_OBJECT.to_owned() }];
                 let feedback = phrases::another_final_answer(&errors);
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
@@ -342,7 +367,7 @@ impl State {
         let phase = match &self.phase {
             Phase::Opening => "queued",
             Phase::Calling => "model_call",
-            Phase::Acting(turn) if turn.open_call().is_some() => "tool_call",
+            Phase::Acting(turn) if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) => "tool_call",
             Phase::Acting(_) => "validation",
             _ => "iteration",
         };
@@ -352,45 +377,18 @@ impl State {
         self.end_mid_turn("the run was cancelled", end)
     }
 
-    fn out_of_time(&self, now: DateTime<Utc>) -> Step {
-        let max = self.rules.budget.max_duration_seconds;
-        let context = json!({"limit": "max_duration_seconds", "max_duration_seconds": max,
-            "elapsed_seconds": self.elapsed_ms(now) / 1000});
-        let message = format!("The run took longer than {max} seconds.");
-        let end = self.failed(now, TerminationReason::DurationExceeded, message, context);
-        self.end_mid_turn("the run's time is up", end)
-    }
-
     /// Answers the calls that are still open, then ends the run.
-    fn end_mid_turn(&self, why: &str, end: RunEvent) -> Step {
+    pub(super) fn end_mid_turn(&self, why: &str, end: RunEvent) -> Step {
         let mut events = self.not_executed(why);
         events.push(end);
         Step::Record(events)
     }
 
-    fn not_executed(&self, why: &str) -> Vec<RunEvent> {
+    pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let open =
             turn.message.tool_calls.iter().filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
         open.map(|call| unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))).collect()
-    }
-
-    fn too_many_iterations(&self, now: DateTime<Utc>, count: u32, max: u32) -> RunEvent {
-        let context = json!({"attempt": self.attempt, "iteration_count": count, "max_iterations": max});
-        let message = format!("The limit of {max} iterations was reached.");
-        self.failed(now, TerminationReason::MaxIterations, message, context)
-    }
-
-    fn too_many_failures(&self, now: DateTime<Utc>) -> RunEvent {
-        let threshold = self.rules.limits.error_threshold;
-        let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold});
-        let message = format!("{threshold} tool calls failed in a row.");
-        self.failed(now, TerminationReason::Error, message, context)
-    }
-
-    fn over_budget<T: Into<Value>>(&self, now: DateTime<Utc>, limit: &str, used: T, max: Option<T>) -> RunEvent {
-        let context = json!({"limit": limit, "used": used.into(), "max": max.map(Into::into)});
-        self.failed(now, TerminationReason::BudgetExceeded, format!("The budget {limit} is used up."), context)
     }
 
     fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {
@@ -402,7 +400,7 @@ impl State {
         Outcome::Completed { output, raw_response, reason: TerminationReason::Completed, partial: false }
     }
 
-    fn failed(
+    pub(super) fn failed(
         &self,
         now: DateTime<Utc>,
         reason: TerminationReason,

@@ -3,13 +3,17 @@
 //! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
 //! means that the journal is not ours or was damaged.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use chrono::{DateTime, Utc};
+use uuid::Uuid;
 
-use super::{OpenTurn, Phase, Proposal, State, Wish};
+use super::{FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
 use crate::engine::phrases;
-use crate::event::{CallFailure, ContextCompacted, Event, ModelResponded, Resolution, Resolved, RunEvent, WaitKind};
+use crate::event::{
+    CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved, RunEvent,
+    ToolCallCompleted, WaitKind,
+};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
 
@@ -57,35 +61,26 @@ impl State {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
                 self.answer_only = false;
+                self.proposal = None;
+                self.cache.clear();
                 self.phase = Phase::BetweenIterations;
             }
-            RunEvent::IterationStarted { iteration, answer_only, .. } => {
+            RunEvent::IterationStarted { iteration, answer_only, limit, .. } => {
                 (self.iteration, self.answer_only) = (*iteration, *answer_only);
-                self.compactions.clear();
-                if matches!(self.phase, Phase::Answered { .. }) {
-                    self.reply(phrases::WRITE_ANSWER);
-                }
-                self.phase = Phase::Calling;
+                self.begin_iteration(limit.as_ref());
             }
             RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
             RunEvent::ModelResponded(response) => self.responded(response),
-            RunEvent::ToolCallStarted(call) => {
-                let turn = self.turn(misplaced)?;
-                if call.effect == Effect::Once {
-                    turn.dispatched_once.push(call.call_id);
-                }
-            }
-            RunEvent::ToolCallCompleted(call) => {
-                self.count(call.failure);
-                self.answer(call.call_id, &call.content, call.failure.is_some(), misplaced)?;
-            }
-            RunEvent::ToolCallBlocked(call) => {
-                self.failures_in_a_row += 1;
-                self.answer(call.call_id, &call.content, true, misplaced)?;
+            RunEvent::ToolCallStarted(_) | RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => {
+                self.called(&event.what, misplaced)?;
             }
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
                 let proposal = Proposal { call_id: *call_id, output: output.clone(), malformed: problem.clone() };
                 self.proposed(proposal, misplaced)?;
+            }
+            RunEvent::OutputReflected { call_id, content, is_error, .. } => {
+                self.turn(misplaced.clone())?.proposal = None;
+                self.answer(*call_id, content, *is_error, misplaced)?;
             }
             RunEvent::ValidationFailed { call_id, errors, feedback, .. } => {
                 self.close_turn(*call_id, &phrases::errors(errors), true);
@@ -115,6 +110,14 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
+            _ => self.noted(event, misplaced)?,
+        }
+        Ok(())
+    }
+
+    /// What does not change where the run stands in its loop.
+    fn noted(&mut self, event: &Event, misplaced: FoldError) -> Result<(), FoldError> {
+        match &event.what {
             RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
                 self.parked_since.get_or_insert(event.at);
                 self.waiting.insert(awaited.call_id, awaited.clone());
@@ -124,11 +127,50 @@ impl State {
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
             }
-            RunEvent::OutputReflected { .. } => {}
-            RunEvent::RunQueued {}
-            | RunEvent::RunResumed { .. }
-            | RunEvent::SessionLoaded { .. }
-            | RunEvent::HandoffStarted { .. } => {}
+            _ => {}
+        }
+        Ok(())
+    }
+
+    /// A model call is due. What the model said last goes into the conversation, with what is said to it.
+    fn begin_iteration(&mut self, limit: Option<&LimitReached>) {
+        self.compactions.clear();
+        if let Some(limit) = limit {
+            self.limit = Some(limit.clone());
+            self.unfinished = None;
+            self.reply(phrases::ANSWER_NOW);
+        } else if matches!(self.phase, Phase::Answered { .. }) {
+            self.reply(phrases::WRITE_ANSWER);
+        }
+        self.phase = Phase::Calling;
+    }
+
+    /// What became of a tool call.
+    fn called(&mut self, what: &RunEvent, misplaced: FoldError) -> Result<(), FoldError> {
+        match what {
+            RunEvent::ToolCallStarted(call) => {
+                if call.effect != Effect::Read {
+                    self.cache.clear();
+                }
+                let turn = self.turn(misplaced)?;
+                match call.effect {
+                    Effect::Once => turn.dispatched_once.push(call.call_id),
+                    Effect::Read => _ = turn.reads.insert(call.call_id),
+                    Effect::Idempotent => {}
+                }
+            }
+            RunEvent::ToolCallCompleted(call) => {
+                self.count(call.call_id, &call.content, call.failure);
+                self.keep(call);
+                let content = phrases::noted(&call.content, call.note.as_deref());
+                self.answer(call.call_id, &content, call.failure.is_some(), misplaced)?;
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
+                self.turn(misplaced.clone())?.is_blocked = true;
+                self.answer(call.call_id, &call.content, true, misplaced)?;
+            }
+            _ => {}
         }
         Ok(())
     }
@@ -162,11 +204,28 @@ impl State {
         }
     }
 
-    fn count(&mut self, failure: Option<CallFailure>) {
-        match failure {
-            None => self.failures_in_a_row = 0,
-            Some(failure) if failure.counts_as_failing() => self.failures_in_a_row += 1,
-            Some(_) => {}
+    /// Counts a result: failures in a row, and the same result again and again.
+    fn count(&mut self, call_id: Uuid, content: &str, failure: Option<CallFailure>) {
+        if failure.is_some_and(|failure| !failure.counts_as_failing()) {
+            return;
+        }
+        let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned() else { return };
+        self.streak.add(&call, content);
+        self.failures_in_a_row = if failure.is_some() { self.failures_in_a_row + 1 } else { 0 };
+        if failure.is_some() {
+            self.failed_call = Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });
+        }
+    }
+
+    /// Keeps the result of a call that only read, where it may be used again.
+    fn keep(&mut self, done: &ToolCallCompleted) {
+        let Phase::Acting(turn) = &self.phase else { return };
+        let is_kept = self.rules.cached.contains(&done.tool) && turn.reads.contains(&done.call_id);
+        if is_kept
+            && done.failure.is_none()
+            && let Some(call) = self.call(done.call_id)
+        {
+            self.cache.insert(same_call(call), done.content.clone());
         }
     }
 
@@ -189,7 +248,11 @@ impl State {
         if message.decision.is_some() {
             self.undecided.clear();
         }
-        if self.single_shot || response.finish_reason == FinishReason::Refusal {
+        if self.limit.is_some() && message.text.trim().is_empty() {
+            let written = message.tool_calls.iter().find(|call| call.target == CallTarget::Output);
+            message.text = written.map(|call| call.arguments.clone()).unwrap_or_default();
+        }
+        if self.single_shot || self.limit.is_some() || response.finish_reason == FinishReason::Refusal {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
         if message.tool_calls.is_empty() {
@@ -208,6 +271,8 @@ impl State {
             cut_off: response.finish_reason == FinishReason::Length,
             answers: BTreeMap::new(),
             dispatched_once: Vec::new(),
+            reads: BTreeSet::new(),
+            is_blocked: false,
             resolved: BTreeMap::new(),
             proposal: None,
         });
@@ -224,7 +289,7 @@ impl State {
     /// A response without tool calls. The first one that was cut off, and a pause, go back at once.
     fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
         let beginning = self.unfinished.take();
-        let cut_off_again = beginning.is_some() || self.single_shot;
+        let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
         self.raw_response = match beginning {
             Some(beginning) if message.decision.is_none() => beginning + &message.text,
             _ => message.text.clone(), // a decision was read from all of it
@@ -237,7 +302,7 @@ impl State {
                 self.conversation.push_user(phrases::CONTINUE);
                 self.phase = Phase::BetweenIterations;
             }
-            FinishReason::Pause if !self.single_shot => {
+            FinishReason::Pause if !self.single_shot && self.limit.is_none() => {
                 self.push_turn(message, Vec::new());
                 self.phase = Phase::BetweenIterations;
             }
@@ -258,7 +323,7 @@ impl State {
             return Err(misplaced);
         }
         turn.answers.insert(call_id, ToolResult { call_id, content: content.to_owned(), is_error });
-        if turn.open_call().is_none() && turn.proposal.is_none() {
+        if turn.open_calls().next().is_none() && turn.proposal.is_none() {
             self.close_turn(None, "", false);
             self.phase = Phase::BetweenIterations;
         }
@@ -275,7 +340,8 @@ impl State {
             (Phase::Acting(turn), Some(call_id)) => {
                 let content = phrases::OUTPUT_SUPERSEDED.to_owned();
                 turn.answers.insert(call_id, ToolResult { call_id, content, is_error: false });
-                turn.proposal = Some(proposal);
+                turn.proposal = Some(proposal.clone());
+                self.proposal = Some(proposal);
                 Ok(())
             }
             _ => Err(misplaced),
@@ -307,7 +373,10 @@ impl State {
 
     fn close_last_turn(&mut self, is_accepted: bool) {
         let proposing = match &self.phase {
-            Phase::Acting(turn) => turn.proposal.as_ref().and_then(|p| p.call_id),
+            Phase::Acting(turn) => {
+                let submit = || turn.open_calls().find(|(_, call)| call.target == CallTarget::Submit);
+                turn.proposal.as_ref().and_then(|p| p.call_id).or_else(|| submit().map(|(_, call)| call.id))
+            }
             _ => None,
         };
         let verdict = if is_accepted { phrases::OUTPUT_ACCEPTED } else { phrases::RUN_ENDED };

@@ -6,6 +6,8 @@
 
 mod decide;
 mod fold;
+mod limits;
+mod streak;
 mod waiting;
 mod window;
 
@@ -22,6 +24,8 @@ use crate::event::{Awaited, CompactionCause, Ending, LimitReached, Resolved, Run
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use crate::providers::ToolChoice;
 use crate::run::{RunStatus, Totals};
+
+use streak::{Streak, same_call};
 
 pub use decide::ModelFault;
 pub use fold::FoldError;
@@ -94,20 +98,32 @@ struct OpenTurn {
     answers: BTreeMap<Uuid, ToolResult>,
     /// Dispatched calls that must not be repeated. Met without an answer only after a crash.
     dispatched_once: Vec<Uuid>,
+    /// Dispatched calls that only read.
+    reads: BTreeSet<Uuid>,
+    /// Whether a call was blocked.
+    is_blocked: bool,
     /// What became of calls that were waited for.
     resolved: BTreeMap<Uuid, Resolved>,
     proposal: Option<Proposal>,
 }
 
 impl OpenTurn {
-    /// The first call that nobody has answered, with its place.
-    fn open_call(&self) -> Option<(usize, &ToolCall)> {
-        self.message.tool_calls.iter().enumerate().find(|(_, call)| !self.is_answered(call))
+    /// The calls that nobody has answered, with their places.
+    fn open_calls(&self) -> impl Iterator<Item = (usize, &ToolCall)> {
+        self.message.tool_calls.iter().enumerate().filter(|(_, call)| !self.is_answered(call))
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
         self.answers.contains_key(&call.id)
     }
+}
+
+/// The call that failed last.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+struct FailedCall {
+    tool: String,
+    call_id: Uuid,
+    content: String,
 }
 
 /// Somebody wants the run to end.
@@ -169,6 +185,12 @@ pub struct State {
     /// Model calls that wrote summaries.
     summaries: u32,
     failures_in_a_row: u32,
+    failed_call: Option<FailedCall>,
+    streak: Streak,
+    /// Results of calls that only read, since the attempt began or something was changed.
+    cache: BTreeMap<String, String>,
+    /// The attempt's last proposal.
+    proposal: Option<Proposal>,
     /// What was wrong with the latest answers, as far as no decision could be made of them.
     undecided: Vec<String>,
     /// Whether the model is asked for nothing but the final answer.
@@ -213,6 +235,10 @@ impl State {
             compactions: Vec::new(),
             summaries: 0,
             failures_in_a_row: 0,
+            failed_call: None,
+            streak: Streak::default(),
+            cache: BTreeMap::new(),
+            proposal: None,
             undecided: Vec::new(),
             answer_only: false,
             confirmed: false,
@@ -318,6 +344,18 @@ impl State {
             iteration: self.iteration,
             index: u32::try_from(index).unwrap_or(u32::MAX),
             approval,
+        }
+    }
+
+    /// The result of the same call, made before in this attempt by a tool whose results are used again.
+    pub fn cached_result(&self, call: &ToolCall) -> Option<&str> {
+        self.cache.get(&same_call(call)).map(String::as_str)
+    }
+
+    fn submit_tool(&self) -> Option<&str> {
+        match &self.rules.contract {
+            super::Contract::Structured { submit, .. } => submit.as_deref(),
+            super::Contract::Text { .. } => None,
         }
     }
 

@@ -39,7 +39,7 @@ impl State {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
         let calls = turn.message.tool_calls.iter().enumerate().skip(first as usize);
         let open = calls.filter(|(_, call)| !turn.is_answered(call) && !turn.resolved.contains_key(&call.id));
-        open.filter(|(_, call)| !self.waiting.contains_key(&call.id))
+        open.filter(|(index, call)| !self.waiting.contains_key(&call.id) && self.has_tool_calls_left(turn, *index))
             .map(|(index, call)| self.pending(index, call, None))
             .collect()
     }

@@ -1,0 +1,166 @@
+//! Executing the tool calls of a response: one that changes something alone, those that only read together.
+//!
+//! Which calls are due is the state's decision. A call that turns out to change something waits until those before it
+//! have their results; the state names it again then. Results are recorded in the order of the calls.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::Utc;
+use futures::future::join_all;
+
+use super::{Run, Stopped, instant_of, until};
+use crate::engine::phrases;
+use crate::engine::state::{FoldError, PendingCall};
+use crate::event::RunEvent;
+use crate::run::Effect;
+use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, Slot};
+
+/// A read that takes longer than this is journalled as started before it has ended.
+const LINGER: Duration = Duration::from_millis(1);
+
+/// A call on its way to its result.
+enum Looked {
+    /// It may be executed.
+    Ready(Ready),
+    /// It has its result.
+    Answered(Result<Finished, FatalToolError>),
+}
+
+impl Run {
+    /// Executes calls, as many of them as can be executed together.
+    pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
+        let mut group = Vec::with_capacity(calls.len());
+        let mut has_changes = false;
+        for pending in calls {
+            let Some(looked) = self.look(&pending).await else { break };
+            let is_alone = matches!(&looked, Looked::Ready(ready) if !self.executor.is_concurrent(ready));
+            if is_alone && !group.is_empty() {
+                break;
+            }
+            if let Some(events) = self.reserve_tool_call().await? {
+                if group.is_empty() {
+                    return Ok(self.record_all(events)?);
+                }
+                break;
+            }
+            if is_alone {
+                return self.change(looked).await;
+            }
+            if let Looked::Ready(ready) = &looked {
+                has_changes |= ready.effect() != Effect::Read;
+                self.started(ready)?;
+            }
+            group.push(looked);
+        }
+        if has_changes {
+            self.persist().await?;
+            self.lease.held().await;
+        }
+        self.execute(group).await
+    }
+
+    /// Executes a call that changes something, once its start is durable and if the budget allows it.
+    async fn change(&mut self, call: Looked) -> Result<(), Stopped> {
+        if let Looked::Ready(ready) = &call {
+            if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
+                return Ok(self.record_all(events)?);
+            }
+            self.started(ready)?;
+            self.persist().await?;
+            self.lease.held().await;
+        }
+        self.execute(vec![call]).await
+    }
+
+    fn started(&mut self, ready: &Ready) -> Result<(), FoldError> {
+        self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+        ready.handoff().map_or(Ok(()), |handoff| self.record(handoff))
+    }
+
+    /// What is to be done with a call; nothing where the run is cancelled or out of time.
+    async fn look(&mut self, pending: &PendingCall) -> Option<Looked> {
+        let slot = Slot { attempt: pending.attempt, iteration: pending.iteration, index: pending.index };
+        let deadline = self.state.deadline().map(instant_of);
+        let prepared = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => return None,
+            () = until(deadline) => return None,
+            prepared = self.executor.prepare(&pending.call, slot, &self.scope) => prepared,
+        };
+        Some(match prepared {
+            Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
+            Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
+                Some(known) if ready.effect() == Effect::Read => {
+                    Looked::Answered(Ok(ready.answered_with(known.to_owned())))
+                }
+                _ => Looked::Ready(ready),
+            },
+            Err(fault) => Looked::Answered(Err(fault)),
+        })
+    }
+
+    /// Executes calls at the same time and records their results in order. What was recorded before is handed over as
+    /// soon as that takes a while.
+    async fn execute(&mut self, calls: Vec<Looked>) -> Result<(), Stopped> {
+        let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
+        let stop = self.control.token.child_token();
+        let deadline = self.state.deadline().map(instant_of);
+        let work = calls.into_iter().map(|call| async {
+            match call {
+                Looked::Ready(ready) => executor.execute(ready, &scope, &stop).await,
+                Looked::Answered(answer) => answer,
+            }
+        });
+        let mut execution = std::pin::pin!(join_all(work));
+        let quick = tokio::select! {
+            biased;
+            results = &mut execution => Some(results),
+            () = tokio::time::sleep(LINGER) => None,
+        };
+        if let Some(results) = quick {
+            return Ok(self.results(results)?);
+        }
+        self.hand_over();
+        let results = tokio::select! {
+            biased;
+            results = &mut execution => results,
+            () = until(deadline) => {
+                stop.cancel();
+                execution.await
+            }
+        };
+        Ok(self.results(results)?)
+    }
+
+    /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
+    fn results(&mut self, results: Vec<Result<Finished, FatalToolError>>) -> Result<(), FoldError> {
+        let mut faulty = None;
+        for result in results {
+            match result {
+                Ok(finished) => self.finish(finished)?,
+                Err(fault) => {
+                    let FatalToolError { tool, message, finished } = fault;
+                    tracing::error!(run_id = %self.scope.run_id, tool, error = %message, "tool fault");
+                    self.finish(*finished)?;
+                    faulty = faulty.or(Some(tool));
+                }
+            }
+        }
+        let events = faulty.map(|tool| self.state.tool_fault(&tool, Utc::now()));
+        self.record_all(events.unwrap_or_default())
+    }
+
+    fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
+        match &mut finished.event {
+            RunEvent::ToolCallCompleted(call) => call.note = self.state.stuck_note(call.call_id, &call.content),
+            RunEvent::ToolCallBlocked(call) => {
+                let note = self.state.stuck_note(call.call_id, &call.reason);
+                call.content = phrases::noted(&call.content, note.as_deref());
+            }
+            _ => {}
+        }
+        self.audit.extend(finished.audit);
+        self.record(finished.event)
+    }
+}

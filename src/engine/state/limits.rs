@@ -1,0 +1,288 @@
+//! Limits: what stops a run, and the last answer that a run may give at one.
+//!
+//! Each limit is checked in one place. What strikes between the calls of a response answers the rest of them first, so
+//! that no call is ever left open.
+
+use std::collections::BTreeSet;
+
+use chrono::{DateTime, Utc};
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::{Phase, State, Step};
+use crate::engine::phrases;
+use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
+use crate::message::ToolCall;
+use crate::providers::estimate;
+use crate::run::{Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction, TerminationReason, Usd};
+
+/// A model call is not worth making with fewer tokens than this left in a budget of tokens or dollars.
+pub(super) const LEAST_TOKENS: u64 = 256;
+
+/// Tokens of the answer that a run may still give when a limit was reached.
+const LAST_ANSWER_TOKENS: u64 = 1024;
+
+/// The same call with the same result, so often in a row, earns the model a note.
+const STUCK_NOTE: u32 = 3;
+/// So often in a row, it ends the run.
+const STUCK_END: u32 = 5;
+
+impl State {
+    /// What ends a run whatever the model says next: failures in a row, a failure that may not be, no progress.
+    /// With it, why the calls that are still open are not executed.
+    pub(super) fn halted(&self, now: DateTime<Utc>) -> Option<(&'static str, RunEvent)> {
+        let threshold = self.rules.limits.error_threshold;
+        if self.rules.throw_on_tool_failure
+            && let Some(failed) = &self.failed_call
+        {
+            let context = json!({"tool": failed.tool, "call_id": failed.call_id, "result": failed.content});
+            let message = format!("A call of {} failed.", failed.tool);
+            let end = self.failed(now, TerminationReason::ToolFailure, message, context);
+            return Some(("an earlier call failed", end));
+        }
+        if self.failures_in_a_row >= threshold {
+            let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold});
+            let message = format!("{threshold} tool calls failed in a row.");
+            let end = self.failed(now, TerminationReason::Error, message, context);
+            return Some(("the error threshold was reached", end));
+        }
+        if self.streak.times >= STUCK_END {
+            let context = json!({"tool": self.streak.tool, "repetitions": self.streak.times});
+            let message = format!("The same call of {} brought the same result over and over.", self.streak.tool);
+            let end = self.failed(now, TerminationReason::Stuck, message, context);
+            return Some(("the run makes no progress", end));
+        }
+        None
+    }
+
+    /// What is added to a result that this call has had before.
+    pub fn stuck_note(&self, call_id: Uuid, result: &str) -> Option<String> {
+        let call = self.call(call_id)?;
+        let times = self.streak.next(call, result);
+        (times >= STUCK_NOTE).then(|| phrases::stuck(times))
+    }
+
+    /// The end of a run whose calls, tokens, dollars or iterations are used up, or its last model call.
+    pub(super) fn next_limit(&self, now: DateTime<Utc>) -> Option<RunEvent> {
+        let (limits, totals, budget) = (&self.rules.limits, &self.totals, &self.rules.budget);
+        if let Some(spent) = self.spent() {
+            return Some(self.limit_reached(spent, now));
+        }
+        let reached = if totals.iterations >= limits.max_iterations {
+            self.too_many_iterations(totals.iterations, limits.max_iterations)
+        } else if self.iteration >= limits.max_iterations_per_attempt {
+            self.too_many_iterations(self.iteration, limits.max_iterations_per_attempt)
+        } else if u64::from(totals.iterations) >= budget.max_iterations {
+            over_budget("max_iterations", totals.iterations.into(), Some(budget.max_iterations))
+        } else {
+            return None;
+        };
+        Some(self.limit_reached(reached, now))
+    }
+
+    /// What a reached limit means: the end, or one more model call without tools.
+    pub(super) fn limit_reached(&self, limit: LimitReached, now: DateTime<Utc>) -> RunEvent {
+        if self.rules.on_limit == OnLimit::Answer && self.limit.is_none() && !self.single_shot {
+            let (attempt, iteration) = (self.attempt, self.iteration + 1);
+            let answer_only = self.rules.react.is_some();
+            return RunEvent::IterationStarted { attempt, iteration, answer_only, limit: Some(limit) };
+        }
+        self.ended_at(&limit, now)
+    }
+
+    /// The end of a run at a limit.
+    pub(super) fn ended_at(&self, limit: &LimitReached, now: DateTime<Utc>) -> RunEvent {
+        let (reason, error) = (limit.reason, limit.error.clone());
+        self.ended(now, Outcome::Failed { reason, error, raw_response: self.raw_response.clone() })
+    }
+
+    /// The answer that a run gives at a limit.
+    pub(super) fn partial(&self, output: Value, limit: &LimitReached, now: DateTime<Utc>) -> RunEvent {
+        let raw_response = self.raw_response.clone();
+        self.ended(now, Outcome::Completed { output, raw_response, reason: limit.reason, partial: true })
+    }
+
+    /// The budget of tokens or dollars that does not pay for another model call.
+    pub(super) fn spent(&self) -> Option<LimitReached> {
+        let (usage, budget) = (&self.totals.usage, &self.rules.budget);
+        if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
+            return Some(over_budget("max_total_tokens", usage.total_tokens(), budget.max_total_tokens));
+        }
+        if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
+            let spent = Usd::from_micro(usage.cost_micro_usd.unwrap_or(0)).dollars();
+            return Some(over_budget("max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars)));
+        }
+        None
+    }
+
+    /// Tokens that the next answer may have, where a budget says so.
+    pub fn answer_tokens(&self) -> Option<u64> {
+        if self.limit.is_some() {
+            return Some(LAST_ANSWER_TOKENS);
+        }
+        self.tokens_left().into_iter().chain(self.affordable_output()).min()
+    }
+
+    /// What the token budget leaves; `None` without one.
+    pub(super) fn tokens_left(&self) -> Option<u64> {
+        let max = self.rules.budget.max_total_tokens?;
+        Some(max.saturating_sub(self.totals.usage.total_tokens()))
+    }
+
+    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one. Where
+    /// the price or what was spent is unknown, nothing is left: a budget that cannot be kept is used up.
+    pub(super) fn affordable_output(&self) -> Option<u64> {
+        let max = self.rules.budget.max_cost_usd?.micro();
+        let usage = &self.totals.usage;
+        let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
+        let input = self.input_tokens();
+        let left = spent.zip(self.rules.price).and_then(|(spent, price)| price.affordable_output(input, max - spent));
+        Some(left.unwrap_or(0))
+    }
+
+    /// Tokens that the next model call reads, estimated.
+    pub fn input_tokens(&self) -> u64 {
+        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+        said.max(self.last_tokens)
+    }
+
+    /// Whether the next model call is the one that a limit leaves.
+    pub fn is_last_answer(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// What it means that the budget that the run shares with others does not allow its next call.
+    pub fn shared_budget_spent(&self, refusal: &Refusal, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let Refusal { limit, used, max } = *refusal;
+        let mut reached = if limit == "max_cost_usd" {
+            let dollars = |micro| Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars();
+            over_budget(limit, dollars(used), Some(dollars(max)))
+        } else {
+            over_budget(limit, used, Some(max))
+        };
+        reached.error.message = format!("The budget {limit}, which the run shares with others, is used up.");
+        if let Value::Object(context) = &mut reached.error.context {
+            context.insert("shared".into(), true.into());
+        }
+        let mut events = self.not_executed("the budget that the run shares with others is used up");
+        events.push(self.limit_reached(reached, now));
+        events
+    }
+
+    /// What a call means that would exceed the budget of files or lines, before it is executed.
+    pub fn over_budget_with(&self, consumes: &Consumption, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
+        let (used, budget) = (&self.totals.consumption, &self.rules.budget);
+        let files = used.files_modified.union(&consumes.files_modified).count() as u64;
+        let lines = used.lines_changed.saturating_add(consumes.lines_changed);
+        let limit = if files > budget.max_files_modified && !consumes.files_modified.is_empty() {
+            let used = used.files_modified.len() as u64;
+            over_budget("max_files_modified", used, Some(budget.max_files_modified))
+        } else if lines > budget.max_lines_changed && consumes.lines_changed > 0 {
+            over_budget("max_lines_changed", used.lines_changed, Some(budget.max_lines_changed))
+        } else {
+            return None;
+        };
+        let mut events = self.not_executed("the budget is used up");
+        events.push(self.ended_at(&limit, now));
+        Some(events)
+    }
+
+    /// The end of the calls of a response, and of the run, when the budget for calls is used up.
+    pub(super) fn out_of_calls(&self, now: DateTime<Utc>) -> Step {
+        let (made, max) = (self.totals.tool_calls_made.into(), self.rules.budget.max_tool_calls);
+        let limit = over_budget("max_tool_calls", made, Some(max));
+        self.end_mid_turn("the budget for tool calls is used up", self.limit_reached(limit, now))
+    }
+
+    pub(super) fn out_of_time(&self, now: DateTime<Utc>) -> Step {
+        let max = self.rules.budget.max_duration_seconds;
+        let context = json!({"limit": "max_duration_seconds", "max_duration_seconds": max,
+            "elapsed_seconds": self.elapsed_ms(now) / 1000});
+        let message = format!("The run took longer than {max} seconds.");
+        let end = self.failed(now, TerminationReason::DurationExceeded, message, context);
+        self.end_mid_turn("the run's time is up", end)
+    }
+
+    fn too_many_iterations(&self, count: u32, max: u32) -> LimitReached {
+        let context = json!({"attempt": self.attempt, "iteration_count": count, "max_iterations": max});
+        limit(TerminationReason::MaxIterations, format!("The limit of {max} iterations was reached."), context)
+    }
+
+    /// Whether a stop condition may be met that was not dealt with yet.
+    pub(super) fn has_conditions(&self) -> bool {
+        self.conditions_met.len() < self.rules.budget.stop_conditions.len()
+    }
+
+    /// The stop conditions that were met and dealt with, by their places.
+    pub fn conditions_met(&self) -> &BTreeSet<usize> {
+        &self.conditions_met
+    }
+
+    /// What stop conditions are about: `usage`, `counters` and `elapsed`.
+    pub fn facts(&self, now: DateTime<Utc>) -> Value {
+        let (totals, usage, used) = (&self.totals, &self.totals.usage, &self.totals.consumption);
+        let cost = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
+        #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
+        let elapsed = self.elapsed_ms(now) as f64 / 1000.0;
+        json!({
+            "usage": {
+                "input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens,
+                "total_tokens": usage.total_tokens(), "cost_usd": cost.map(|cost| Usd::from_micro(cost).dollars()),
+            },
+            "counters": {
+                "iterations": totals.iterations, "attempts": totals.attempts, "tool_calls": totals.tool_calls_made,
+                "files_read": used.files_read, "files_written": used.files_written,
+                "files_modified": used.files_modified.len(), "lines_changed": used.lines_changed,
+                "commands": used.commands, "network_requests": used.network_requests,
+            },
+            "elapsed": elapsed,
+        })
+    }
+
+    /// What the look at the stop conditions means. `met` is the first that is met, with the reason where that could
+    /// not be told; `id` and `patience` are those of a request to somebody to decide.
+    pub fn weighed(
+        &self,
+        met: Option<(usize, Option<String>)>,
+        id: Uuid,
+        patience: Period,
+        now: DateTime<Utc>,
+    ) -> Vec<RunEvent> {
+        let Some((condition, undecided)) = met else { return vec![self.iteration_started()] };
+        let why = undecided.map_or("is met".to_owned(), |error| format!("cannot be decided ({error})"));
+        let Some(rule) = self.rules.budget.stop_conditions.get(condition) else { return Vec::new() };
+        match rule.action {
+            StopAction::Stop => vec![self.stopped_by(condition, &why, now)],
+            StopAction::Warn => {
+                let warning = format!("A stop condition {why}: {}", rule.when);
+                vec![RunEvent::BudgetWarned { condition, warning }]
+            }
+            StopAction::Escalate => vec![RunEvent::ApprovalRequested(Awaited {
+                call_id: id,
+                kind: WaitKind::Escalation,
+                tool: String::new(),
+                arguments: self.facts(now),
+                reason: format!("A stop condition {why}: {}", rule.when),
+                expires_at: now + patience.delta(),
+                condition: Some(condition),
+            })],
+        }
+    }
+
+    /// The call of the open turn with that id.
+    pub(super) fn call(&self, id: Uuid) -> Option<&ToolCall> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        turn.message.tool_calls.iter().find(|call| call.id == id)
+    }
+}
+
+/// A limit of the budget that is used up.
+pub(super) fn over_budget<T: Into<Value>>(name: &str, used: T, max: Option<T>) -> LimitReached {
+    let context = json!({"limit": name, "used": used.into(), "max": max.map(Into::into)});
+    limit(TerminationReason::BudgetExceeded, format!("The budget {name} is used up."), context)
+}
+
+fn limit(reason: TerminationReason, message: String, context: Value) -> LimitReached {
+    let code = reason.code().unwrap_or_default().to_owned();
+    LimitReached { reason, error: RunError { code, message, context } }
+}

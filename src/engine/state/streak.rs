@@ -1,0 +1,41 @@
+//! The same call with the same result, again and again: a sign that a model makes no progress.
+
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+
+use crate::message::{ToolCall, canonical_json};
+
+/// How often the last call of a tool was made in a row with the same arguments and the same result.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Streak {
+    /// The tool.
+    pub(super) tool: String,
+    /// How often.
+    pub(super) times: u32,
+    fingerprint: Vec<u8>,
+}
+
+impl Streak {
+    /// How often it will be with this result.
+    pub(super) fn next(&self, call: &ToolCall, result: &str) -> u32 {
+        if self.fingerprint == fingerprint(call, result) { self.times + 1 } else { 1 }
+    }
+
+    /// Adds a result.
+    pub(super) fn add(&mut self, call: &ToolCall, result: &str) {
+        *self =
+            Self { times: self.next(call, result), tool: call.name.clone(), fingerprint: fingerprint(call, result) };
+    }
+}
+
+fn fingerprint(call: &ToolCall, result: &str) -> Vec<u8> {
+    let same = same_call(call);
+    Sha256::new().chain_update(same).chain_update([0]).chain_update(result).finalize().to_vec()
+}
+
+/// A text that is equal for calls of the same tool with the same arguments.
+pub(super) fn same_call(call: &ToolCall) -> String {
+    let arguments = serde_json::from_str::<Value>(&call.arguments).map(canonical_json);
+    format!("{}\0{}", call.name, arguments.as_deref().unwrap_or(&call.arguments))
+}

@@ -55,7 +55,8 @@ impl Price {
     /// What a call costs at most, in millionths of a dollar: the dearest kind of input is assumed.
     pub fn at_most(&self, input: u64, output: u64) -> u64 {
         let dearest = self.input.max(self.cached_input).max(self.cache_write);
-        let cost = u128::from(input) * u128::from(dearest) + u128::from(output) * u128::from(self.output);
+        let read = u128::from(input) * u128::from(dearest);
+        let cost = read.saturating_add(u128::from(output) * u128::from(self.output));
         u64::try_from(cost.div_ceil(PER)).unwrap_or(u64::MAX)
     }
 

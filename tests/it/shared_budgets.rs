@@ -52,7 +52,8 @@ parallel_tool_calls: true
 limits: {max_tool_calls_per_iteration: 128, error_threshold: 1000}
 governance: {budget: {max_iterations: 10}}
 ";
-    let calls = vec!["{tool: \"agent:child\"}"; 64].join(", ");
+    let call = |number| format!("{{tool: \"agent:child\", arguments: {{number: {number}}}}}");
+    let calls = (0..64).map(call).collect::<Vec<_>>().join(", ");
     let service = Setup::new()
         .agent("parent", parent)
         .scenario("parent", &format!("steps: [{{tool_calls: [{calls}]}}, {{text: done}}]"))

@@ -4,6 +4,8 @@
 //! the rows that are queried, SSE and logs are all made from them. An event says what happened and
 //! never what should happen next; that is decided in `engine::state`.
 
+use std::borrow::Cow;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -11,7 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{Autonomy, Consumption, Effect, Outcome, RunError, TerminationReason, Totals};
+use crate::run::{Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals};
 
 mod waiting;
 
@@ -332,13 +334,16 @@ pub struct ToolCallStarted {
     pub effect: Effect,
     /// Stable over crashes: hash of run, attempt, iteration, index, tool and canonical arguments.
     pub effect_key: String,
-    /// `allowed` or `warned`.
+    /// `allowed` or `warned`; `escalated` where somebody approved.
     pub decision: String,
     /// The gate's reason, where it gave one.
     pub reason: Option<String>,
     /// What it takes of the run's budget.
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
+    /// What becomes of it where it must not be repeated and a crash leaves its outcome unknown.
+    #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A limit that leaves one model call, to answer with what there is.
@@ -412,7 +417,7 @@ pub struct ToolCallCompleted {
     pub tool: String,
     /// What the call was addressed to; only calls of tools are counted and listed.
     pub target: CallTarget,
-    /// What the model reads.
+    /// The result.
     pub content: String,
     /// Why it is an error, if it is one.
     pub failure: Option<CallFailure>,
@@ -425,6 +430,16 @@ pub struct ToolCallCompleted {
     pub note: Option<String>,
 }
 
+impl ToolCallCompleted {
+    /// What the model reads: the result, and the note after it.
+    pub fn told(&self) -> Cow<'_, str> {
+        match &self.note {
+            None => Cow::Borrowed(&self.content),
+            Some(note) => Cow::Owned(format!("{}\n\n{note}", self.content)),
+        }
+    }
+}
+
 /// A call that was refused.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallBlocked {
@@ -434,7 +449,7 @@ pub struct ToolCallBlocked {
     pub tool: String,
     /// The rule that decided.
     pub rule: String,
-    /// `blocked`, or `escalated` where approval is needed and cannot be had.
+    /// `blocked`.
     pub decision: String,
     /// Why, in words.
     pub reason: String,

@@ -25,7 +25,7 @@ pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
-pub use policies::{ClientTool, OnLimit, OnSessionBusy, StopAction, StopCondition};
+pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -121,6 +121,11 @@ impl RunStatus {
             "cancelled" => Self::Cancelled,
             _ => return None,
         })
+    }
+
+    /// Whether it waits for somebody outside.
+    pub fn is_parked(self) -> bool {
+        matches!(self, Self::AwaitingApproval | Self::AwaitingToolResults | Self::NeedsReview)
     }
 
     /// Whether nothing can change any more.

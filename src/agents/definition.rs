@@ -18,7 +18,7 @@ mod contract;
 mod tooling;
 
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
-pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, OnUnknownOutcome, ToolOptions};
+pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]

@@ -55,11 +55,6 @@ pub fn stuck(times: u32) -> String {
     )
 }
 
-/// What a model reads of a result with a note.
-pub fn noted(content: &str, note: Option<&str>) -> String {
-    note.map_or_else(|| content.to_owned(), |note| format!("{content}\n\n{note}"))
-}
-
 /// What is wrong with an output, one line an error.
 pub fn errors(errors: &[ValidationError]) -> String {
     let mut text = String::from("Error: the output is not valid.");

@@ -26,9 +26,10 @@ use super::schemas;
 use super::vocabulary::OpenApiDocument;
 
 /// What the operations are about.
-const TAGS: [(&str, &str); 6] = [
+const TAGS: [(&str, &str); 7] = [
     ("agents", "What can be invoked, and invoking it."),
     ("runs", "What invocations have become: the history, one run, its parts and its events."),
+    ("approvals", "What runs wait for, and answering it."),
     ("tools", "What agents can be given."),
     ("keys", "Who may call."),
     ("audit", "What was decided about tool calls."),
@@ -120,6 +121,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
             codes.push(Code::RateLimited);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+        }
+        Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
+            codes.push(Code::NotAwaitingApproval);
         }
         Some("list_events") => codes.push(Code::NotAcceptable),
         Some("get_metrics") => codes.push(Code::NotFound),

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::event::ValidationError;
-use crate::runtime::StartError;
+use crate::runtime::{AnswerError, StartError};
 use crate::store::StoreError;
 
 /// The stable names of errors. Callers may rely on them; texts may change.
@@ -31,6 +31,7 @@ pub(crate) enum Code {
     RequestTimeout,
     RunIdTaken,
     IdempotencyMismatch,
+    NotAwaitingApproval,
     PayloadTooLarge,
     UriTooLong,
     UnsupportedMediaType,
@@ -58,6 +59,7 @@ impl Code {
             Self::NotAcceptable => ("NOT_ACCEPTABLE", StatusCode::NOT_ACCEPTABLE, "Not acceptable"),
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
+            Self::NotAwaitingApproval => ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
             Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
             Self::UnsupportedMediaType => {
@@ -248,6 +250,21 @@ impl From<StoreError> for Problem {
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
             }
             StoreError::Failed(_) => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<AnswerError> for Problem {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::UnknownRun => Self::not_found("run"),
+            AnswerError::UnknownCall => Self::not_found("tool call"),
+            AnswerError::NotAwaited => {
+                Self::new(Code::NotAwaitingApproval, "This call does not wait for such an answer, or not any more.")
+            }
+            AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
+            AnswerError::Broken(_) => Self::internal(error.to_string()),
+            AnswerError::Store(error) => error.into(),
         }
     }
 }

@@ -9,13 +9,14 @@ use std::time::Duration;
 
 use globset::Glob;
 
-use crate::agents::definition::{Cache, GovernanceSection, ToolOptions, ToolPolicySetting};
+use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
 use crate::agents::{Agent, Catalogue, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
+use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 
@@ -109,18 +110,64 @@ impl LoadedAgents {
     }
 }
 
-/// A definition's tools, and the agents among them, behind its gate. Also the check that a definition's tools exist.
+/// A definition's tools, and the agents among them, behind its gate. Also the check that a definition's tools exist, and
+/// that what it says of single tools is about them.
 pub(super) fn executor(
     registry: &Registry,
     definition: &Definition,
     subagents: impl Iterator<Item = Arc<dyn Tool>>,
 ) -> Result<Executor, LoadError> {
+    let error = |e: &dyn std::error::Error| LoadError(e.to_string());
     let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
-    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| LoadError(e.to_string()))?;
+    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
     tools.extend(subagents);
-    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
+    check_tool_settings(definition, &tools)?;
+    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
-    Executor::new(tools, gate, options).map_err(|e| LoadError(e.to_string()))
+    Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// A name or glob that means no tool is a mistake, and only what reads can be cached.
+fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    for (name, options) in &definition.tool_options {
+        let key = format!("tool_options.{name}");
+        let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
+        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name)).peekable();
+        if meant.peek().is_none() {
+            return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
+        }
+        if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
+            return Err(LoadError(format!("{key}.cache: {name:?} has no calls that only read")));
+        }
+    }
+    let Interceptors { before, after } = &definition.interceptors;
+    let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
+    let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
+    let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+    for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
+        if !tools.iter().any(|tool| tool.info().name == *name) {
+            return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
+        }
+    }
+    Ok(())
+}
+
+fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, InterceptorError> {
+    let before = section.before.iter().map(|rule| BeforeRule {
+        tool: rule.tool.clone(),
+        when: rule.when.clone(),
+        what: match &rule.block {
+            Some(reason) => Interception::Block(reason.clone()),
+            None => Interception::Rewrite(rule.rewrite.clone().into_iter().collect()),
+        },
+    });
+    let after = section.after.iter().map(|rule| AfterRule {
+        tool: rule.tool.clone(),
+        redact: rule.redact.clone(),
+        with: rule.with.clone(),
+    });
+    interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
 }
 
 /// The options of a tool: those under its name, else those of the first glob that means it, one by one.
@@ -132,6 +179,7 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+        on_unknown_outcome: meant.iter().find_map(|options| options.on_unknown_outcome).unwrap_or_default(),
     }
 }
 

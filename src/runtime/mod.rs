@@ -17,6 +17,7 @@ mod rate_limits;
 mod replica;
 mod retention;
 mod start;
+mod waiting;
 mod worker;
 
 use std::path::PathBuf;
@@ -30,7 +31,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::agents::{Catalogue, Definition};
-use crate::engine::{FoldError, Lease, Rules, State};
+use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
@@ -43,6 +44,7 @@ pub use follow::Follower;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use waiting::{AnswerError, CallPlace, Found};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
@@ -74,6 +76,7 @@ struct Inner {
     on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
+    handlers: Arc<Handlers>,
     loaded: loaded::LoadedAgents,
     settings: Settings,
     owner: Arc<str>,
@@ -131,6 +134,7 @@ impl Runtime {
             ),
             catalogue,
             router,
+            handlers: Arc::new(Handlers::new()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
             queue: queue::Queue::default(),

@@ -111,6 +111,9 @@ pub enum WaitError {
     /// or is recovered; ask for it by id.
     #[error("run {0} goes on without this connection")]
     Detached(Uuid),
+    /// The run waits for somebody; ask for it by id.
+    #[error("run {0} is parked")]
+    Parked(Uuid),
 }
 
 /// What became of a request to start a run.
@@ -129,13 +132,14 @@ pub struct Started {
     pub run_id: Uuid,
     /// Its events from the first one on, where they were asked for.
     pub follower: Option<Follower>,
-    end: oneshot::Receiver<RunRecord>,
+    end: oneshot::Receiver<Option<RunRecord>>,
 }
 
 impl Started {
     /// Resolves when the run has ended and its end is durable. Dropping it does not stop the run.
     pub async fn finished(self) -> Result<RunRecord, WaitError> {
-        self.end.await.map_err(|_| WaitError::Detached(self.run_id))
+        let end = self.end.await.map_err(|_| WaitError::Detached(self.run_id))?;
+        end.ok_or(WaitError::Parked(self.run_id))
     }
 }
 

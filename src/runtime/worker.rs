@@ -57,8 +57,8 @@ pub(super) struct Tell {
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
     /// Whether the one who is told that wants to follow the run.
     pub(super) is_followed: bool,
-    /// Told the end; dropped where this replica does not see it.
-    pub(super) end: Option<oneshot::Sender<RunRecord>>,
+    /// Told the end, or that the run is parked (`None`); dropped where this replica sees neither.
+    pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
 /// Why a claimed run cannot go on.
@@ -137,6 +137,7 @@ impl Owned {
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
+            inputs: Arc::clone(&head.new.inputs),
         };
         let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
@@ -151,6 +152,7 @@ impl Owned {
             plan,
             executor,
             scope,
+            handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
             control,
@@ -184,10 +186,14 @@ impl Owned {
             };
             self.runtime.inner.live.remove(id, &control);
             match ended {
-                Ok(Ok(Driven::Parked)) => {}
+                Ok(Ok(Driven::Parked)) => {
+                    if let Some(end) = end {
+                        let _ = end.send(None); // who went away does not want to know
+                    }
+                }
                 Ok(Ok(Driven::Ended)) => {
                     if let (Some(end), Some(record)) = (end, record(&self.head, &self.run.state)) {
-                        let _ = end.send(record); // who went away does not want to know
+                        let _ = end.send(Some(record));
                     }
                 }
                 Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
@@ -266,9 +272,12 @@ impl Runtime {
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
-        for event in self.journal_of(&row.tenant, row.id).await? {
-            state.apply(&event).map_err(|e| unreadable(&e))?;
+        let journal = self.journal_of(&row.tenant, row.id).await?;
+        for event in &journal {
+            state.apply(event).map_err(|e| unreadable(&e))?;
         }
+        let answers = if state.needs_answers() { self.answers_to(row, &journal).await? } else { Vec::new() };
+        drop(journal);
         let started = state.started_at().is_some();
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
         if let Some(shared) = &owned.run.shared {
@@ -282,6 +291,7 @@ impl Runtime {
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;
+            owned.hear(&answers).map_err(|e| unreadable(&e))?;
         } else {
             let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
             let background = self.background(&plan, &head.caller, &head.new).await?;

@@ -4,6 +4,7 @@
 //! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
+mod approvals;
 mod budget;
 pub mod changes;
 mod decode;
@@ -27,6 +28,7 @@ use uuid::Uuid;
 
 use crate::run::{Amounts, Caps, Reserved};
 
+pub use approvals::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus};
 pub use budget::SharedBudget;
 pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
@@ -166,6 +168,28 @@ pub trait Store: Send + Sync {
     /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
     /// counted. A run with a dispatched `once` call goes to review instead.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
+
+    /// Takes an answer to something that is still waited for, once; where it was the last, the run is queued. The run
+    /// as it is then; `None` where nothing of these kinds is waited for, not any more or not yet.
+    async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError>;
+    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that waited for nothing
+    /// else; how many things were given up on.
+    async fn expire_approvals(&self) -> Result<u64, StoreError>;
+    /// What runs of a tenant wait for or waited for, newest first.
+    async fn approvals(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError>;
+    /// A definition that runs were started with, as JSON text.
+    async fn definition(&self, hash: &str) -> Result<Option<String>, StoreError>;
 
     /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;

@@ -2,9 +2,12 @@
 //!
 //! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
 
+pub mod approval;
 pub mod executor;
 pub mod file_ops;
+pub mod interceptors;
 pub mod registry;
+mod shown;
 pub mod subagent;
 pub mod workspace;
 
@@ -32,7 +35,7 @@ pub struct ToolInfo {
     pub effect: Effect,
     /// Whether single calls may have a weaker effect, which their actions tell.
     pub varies: bool,
-    /// Whether calls that count as changes may be executed at the same time as neighbouring ones all the same.
+    /// Whether its calls may be executed at the same time as neighbouring ones although they do not only read.
     pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,

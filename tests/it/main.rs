@@ -4,12 +4,16 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod approvals;
+mod bounds;
 mod calling;
 mod chromium;
+mod client_tools;
 mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod contracts;
 mod delegation;
 mod dialects;
 mod faults;
@@ -32,6 +36,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod retention;
+mod reviews;
 mod routing;
 mod samples;
 mod service;

@@ -3,6 +3,7 @@
 //! A test takes a [`Db`] and says what every store promises; [`on_both`] runs it on each. What only
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
+mod approvals;
 mod budgets;
 mod families;
 mod group_commit;
@@ -227,6 +228,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     })
 }
 

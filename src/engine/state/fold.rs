@@ -15,7 +15,7 @@ use crate::event::{
     ToolCallCompleted, WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
-use crate::run::{Delegation, Effect, ToolChoicePolicy};
+use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,6 +154,7 @@ impl State {
                 }
                 let turn = self.turn(misplaced)?;
                 match call.effect {
+                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
                     Effect::Once => turn.dispatched_once.push(call.call_id),
                     Effect::Read => _ = turn.reads.insert(call.call_id),
                     Effect::Idempotent => {}
@@ -162,8 +163,7 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                let content = phrases::noted(&call.content, call.note.as_deref());
-                self.answer(call.call_id, &content, call.failure.is_some(), misplaced)?;
+                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
                 self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
@@ -193,7 +193,11 @@ impl State {
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched_once.retain(|call| *call != resolved.call_id);
-        turn.resolved.insert(resolved.call_id, resolved.clone());
+        let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
+        let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
+        if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
+            turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
+        }
         Ok(())
     }
 

@@ -11,6 +11,7 @@ use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
+use super::approvals;
 use super::commit;
 use super::statements::{
     BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCK_UNDER_WAY, LOCKED_RUNS,
@@ -22,7 +23,7 @@ use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
@@ -105,9 +106,9 @@ pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Opt
     let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_OWNED).bind(owner).bind(run).fetch_all(&mut *tx).await?;
     let runs = read_locked(&mut tx, &ids).await?;
     let (review, requeue): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(|run| may_have_acted(run));
-    let ids_of = |runs: Vec<&Locked>| runs.into_iter().map(|run| run.record.id).collect::<Vec<_>>();
-    park(&mut tx, &ids_of(review)).await?;
-    sqlx::query(RELEASE).bind(ids_of(requeue)).execute(&mut *tx).await?;
+    park(&mut tx, &review).await?;
+    let requeue: Vec<Uuid> = requeue.into_iter().map(|run| run.record.id).collect();
+    sqlx::query(RELEASE).bind(requeue).execute(&mut *tx).await?;
     tx.commit().await?;
     Ok(runs.len() as u64)
 }
@@ -143,7 +144,8 @@ pub(super) async fn take_over(
     let decided = decide(&runs, max_crashes, Utc::now(), &mut counted);
     seize(&mut tx, &ids, 1).await?;
     end(&mut tx, &decided.endings).await?;
-    park(&mut tx, &decided.review).await?;
+    let review: Vec<&Locked> = runs.iter().filter(|run| decided.review.contains(&run.record.id)).collect();
+    park(&mut tx, &review).await?;
     for (run, crashes) in &decided.requeue {
         let delay = i64::try_from(requeue_delay(*crashes).as_micros()).unwrap_or(i64::MAX);
         sqlx::query(REQUEUE).bind(run).bind(delay).execute(&mut *tx).await?;
@@ -161,11 +163,18 @@ async fn read_locked(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<
     Ok(runs)
 }
 
-async fn park(connection: &mut PgConnection, runs: &[Uuid]) -> Result<(), StoreError> {
-    if !runs.is_empty() {
-        sqlx::query(PARK).bind(runs).execute(&mut *connection).await?;
-        sqlx::query(OUTCOME_UNKNOWN).bind(runs).execute(connection).await?;
+/// Parks runs until somebody has found out what they did; one of which that was told already is queued.
+async fn park(connection: &mut PgConnection, runs: &[&Locked]) -> Result<(), StoreError> {
+    if runs.is_empty() {
+        return Ok(());
     }
+    for run in runs {
+        approvals::ask(connection, &reviews(run, Utc::now())).await?;
+    }
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.record.id).collect();
+    sqlx::query(PARK).bind(&runs).execute(&mut *connection).await?;
+    sqlx::query(OUTCOME_UNKNOWN).bind(&runs).execute(&mut *connection).await?;
+    approvals::go_on(connection, &runs).await?;
     Ok(())
 }
 

@@ -64,6 +64,17 @@ pub(super) const DIALECT: Dialect = Dialect {
         micros!("at"),
         " AS at FROM audit_log"
     ),
+    approvals: concat!(
+        "SELECT run_id::text AS run_id, seq, call_id::text AS call_id, agent, kind, tool, reason, \
+         arguments::text AS arguments, status, decided_by, decision_reason, resolution::text AS resolution, ",
+        micros!("at"),
+        " AS at, ",
+        micros!("expires_at"),
+        " AS expires_at, ",
+        micros!("decided_at"),
+        " AS decided_at FROM (SELECT *, call_id AS id, \
+         (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked"
+    ),
     keys: concat!("SELECT ", key!(), " FROM api_keys"),
     time: ("(timestamptz 'epoch' + ", " * interval '1 microsecond')"),
     uuid: ("CAST(", " AS uuid)"),
@@ -121,6 +132,8 @@ pub(super) const TOOL_CALLS: &str = concat!(
 );
 
 pub(super) const KEY: &str = concat!("SELECT ", key!(), " FROM api_keys WHERE id = $1");
+
+pub(super) const DEFINITION: &str = "SELECT body FROM definitions WHERE hash = $1";
 
 pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
 

@@ -7,6 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
+use super::approvals;
 use super::commit;
 use super::statements::{
     BURY, DESCENDANTS, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS,
@@ -16,7 +17,7 @@ use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
@@ -104,7 +105,7 @@ pub(super) async fn release(
         let mut run = Columns(row).locked()?;
         read_tail(connection, &mut run).await?;
         if may_have_acted(&run) {
-            park(connection, run.record.id).await?;
+            park(connection, &run, now).await?;
         } else {
             requeue(connection, run.record.id, now).await?;
         }
@@ -142,8 +143,8 @@ pub(super) async fn take_over(
     }
     let decided = decide(&runs, max_crashes, now, swept);
     end(connection, &decided.endings, now).await?;
-    for run in decided.review {
-        park(connection, run).await?;
+    for run in runs.iter().filter(|run| decided.review.contains(&run.record.id)) {
+        park(connection, run, now).await?;
     }
     for (run, crashes) in decided.requeue {
         requeue(connection, run, now + requeue_delay(crashes)).await?;
@@ -151,10 +152,13 @@ pub(super) async fn take_over(
     Ok(!runs.is_empty())
 }
 
-async fn park(connection: &mut SqliteConnection, run: Uuid) -> Result<(), StoreError> {
-    sqlx::query(PARK).bind(run.to_string()).execute(&mut *connection).await?;
-    sqlx::query(OUTCOME_UNKNOWN).bind(run.to_string()).execute(connection).await?;
-    Ok(())
+/// Parks a run until somebody has found out what it did; one of which that was told already is queued.
+async fn park(connection: &mut SqliteConnection, run: &Locked, now: DateTime<Utc>) -> Result<(), StoreError> {
+    let id = run.record.id.to_string();
+    approvals::ask(connection, &reviews(run, now)).await?;
+    sqlx::query(PARK).bind(&id).execute(&mut *connection).await?;
+    sqlx::query(OUTCOME_UNKNOWN).bind(&id).execute(&mut *connection).await?;
+    approvals::go_on(connection, &[id], now).await
 }
 
 async fn requeue(connection: &mut SqliteConnection, run: Uuid, turn: DateTime<Utc>) -> Result<(), StoreError> {

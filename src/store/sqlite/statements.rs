@@ -9,6 +9,7 @@ use crate::store::listing::Dialect;
 pub(super) const DIALECT: Dialect = Dialect {
     runs: "SELECT * FROM runs",
     audit: "SELECT * FROM audit_log",
+    approvals: super::approvals::LIST,
     keys: "SELECT * FROM api_keys",
     time: ("", ""),
     uuid: ("", ""),
@@ -165,6 +166,8 @@ pub(super) const TOOL_CALLS: &str = "SELECT * FROM tool_calls WHERE run_id = $2 
      AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY proposed_seq, ordinal LIMIT $3 OFFSET $4";
 
 pub(super) const KEY: &str = "SELECT * FROM api_keys WHERE id = $1";
+
+pub(super) const DEFINITION: &str = "SELECT body FROM definitions WHERE hash = $1";
 
 pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
 

@@ -304,7 +304,7 @@ pub enum CompactionCause {
 /// What stands for the oldest turns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many turns after the first it replaces.
+    /// How many turns it replaces: the oldest of all but the run's first message and the last two.
     pub turns: usize,
     /// The message that replaces them.
     pub text: String,

@@ -31,6 +31,7 @@ mod run_parts;
 mod runs;
 mod schemas;
 mod server;
+mod sessions;
 mod stream;
 mod terms;
 mod tools;
@@ -158,6 +159,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
         .routes(routes!(events::list_events))
+        .routes(routes!(sessions::get_session))
+        .routes(routes!(sessions::delete_session))
         .routes(routes!(tools::list_tools))
         .routes(routes!(tools::get_tool))
         .routes(routes!(keys::create_key))

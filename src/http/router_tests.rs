@@ -104,6 +104,15 @@ impl Store for Away {
     async fn events(&self, _: &str, _: Uuid, _: i64, _: u32) -> Result<Vec<Event>, StoreError> {
         away()
     }
+    async fn journals(&self, _: &str, _: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        away()
+    }
+    async fn session(&self, _: &str, _: &str, _: u32) -> Result<Option<SessionRecord>, StoreError> {
+        away()
+    }
+    async fn delete_session(&self, _: &str, _: &str) -> Result<SessionDeleted, StoreError> {
+        away()
+    }
     async fn iterations(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
         away()
     }

@@ -327,7 +327,7 @@ impl Runtime {
         let mut checked = self.check(agent, request)?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
-        let mut background = self.background(plan, caller, child).await?;
+        let mut background = self.background(plan, caller, child, &[]).await?;
         let mut opening = opening(plan, &child.inputs, &background)?;
         if let Task::Handoff { reason } = &call.task {
             background.turns = now.conversation().turns().to_vec();

@@ -130,11 +130,13 @@ pub(super) fn executor(
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.
 fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    let delegations = || definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some()).map(String::as_str);
+    let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
     for (name, options) in &definition.tool_options {
         let key = format!("tool_options.{name}");
         let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
-        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name)).peekable();
-        if meant.peek().is_none() {
+        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
+        if !names().any(|tool| glob.is_match(tool)) {
             return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
         }
         if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
@@ -146,7 +148,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
-        if !tools.iter().any(|tool| tool.info().name == *name) {
+        if !names().any(|tool| tool == name) {
             return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
         }
     }

@@ -9,6 +9,7 @@ mod bus;
 mod delegation;
 mod deltas;
 mod follow;
+mod history;
 pub mod keys;
 mod live;
 mod loaded;
@@ -16,6 +17,7 @@ mod queue;
 mod rate_limits;
 mod replica;
 mod retention;
+mod sessions;
 mod start;
 mod waiting;
 mod worker;
@@ -41,6 +43,7 @@ use crate::tools::registry::Registry;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
+pub use history::{OwnTurns, own_turns};
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
@@ -86,7 +89,7 @@ struct Inner {
     rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
-    queue: queue::Queue,
+    queue: Arc<queue::Queue>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -113,12 +116,16 @@ impl Runtime {
         observer: OnDurable,
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
-        let bus = Arc::<bus::Bus>::default();
+        let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
         let on_durable = {
-            let bus = Arc::clone(&bus);
+            let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
             let tell = move |write: &RunWrite| {
                 bus.publish(write.run_id, &write.events);
                 observer(write);
+                let has_session = write.origin.as_ref().is_some_and(|origin| origin.session_id.is_some());
+                if has_session && write.events.last().is_some_and(|event| event.what.ending().is_some()) {
+                    queue.changed.notify_one(); // whose turn it is now may wait in the queue
+                }
             };
             Arc::new(tell) as OnDurable
         };
@@ -137,7 +144,7 @@ impl Runtime {
             handlers: Arc::new(Handlers::new()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
-            queue: queue::Queue::default(),
+            queue,
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,

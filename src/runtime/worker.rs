@@ -294,7 +294,8 @@ impl Runtime {
             owned.hear(&answers).map_err(|e| unreadable(&e))?;
         } else {
             let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
-            let background = self.background(&plan, &head.caller, &head.new).await?;
+            let earlier = self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
+            let background = self.background(&plan, &head.caller, &head.new, &earlier).await?;
             let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
             owned.run.open(opening, background).map_err(|e| unreadable(&e))?;
         }
@@ -388,10 +389,11 @@ fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
         inputs: Arc::new(row.inputs.clone()),
         overrides: row.overrides.clone(),
         session_id: row.session_id.clone(),
+        session_place: None, // written once, with the row
         parent_run_id: row.parent_run_id,
         metadata: row.metadata.clone(),
         created_at: row.created_at,
-        idempotency: None, // written once, with the row
+        idempotency: None, // the same
         traceparent: row.traceparent.clone(),
     };
     let scopes = claimed.scopes.clone();

@@ -13,7 +13,7 @@ use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
     ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RateLimit,
-    RunRecord, StoreError, Taken, ToolCallRecord,
+    RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord,
 };
 use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
@@ -208,6 +208,17 @@ where
             at: self.time("at")?,
             run_id: self.uuid("run_id")?,
             what: event_from(&self.text("type")?, &self.text("data")?)?,
+        })
+    }
+
+    pub(super) fn session(&self) -> Result<SessionRecord, StoreError> {
+        Ok(SessionRecord {
+            agent: self.text("agent")?,
+            created_at: self.time("created_at")?,
+            newest: self.uuid("newest")?,
+            last_run_at: self.time("last_run_at")?,
+            live: self.json("live")?.unwrap_or_default(),
+            ended: self.json("ended")?.unwrap_or_default(),
         })
     }
 

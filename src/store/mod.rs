@@ -61,8 +61,8 @@ pub enum WriteOutcome {
     Committed,
     /// The run is no longer ours: nothing of it was written.
     Fenced,
-    /// A new run's id, or its idempotency key, is taken: nothing of it was written. Which of the two
-    /// is not told; a caller that sent a key asks [`Store::idempotent_run`].
+    /// A new run's id, its idempotency key or its session is taken: nothing of it was written. Which of
+    /// them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 
@@ -147,7 +147,8 @@ pub trait Store: Send + Sync {
     async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError>;
     /// How many runs of all tenants are queued.
     async fn queued(&self) -> Result<u64, StoreError>;
-    /// Takes up to `limit` queued runs: status running, owner set, epoch raised.
+    /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits for its session
+    /// is taken when nobody holds that and no other run waits before it; it holds it then.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
     /// Takes this run, if it is queued and its turn has come.
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
@@ -221,6 +222,12 @@ pub trait Store: Send + Sync {
         after: i64,
         limit: u32,
     ) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// The journals of these runs, one after the other.
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// A session, with its newest `ended` runs in which a model answered. `None`: no such session.
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError>;
+    /// Deletes a session's runs and those that they delegated to, with their journals and audit records.
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError>;
     /// Iterations in order; the cursor is the offset.
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError>;
     /// Tool calls in order, with arguments and results; the cursor is the offset.

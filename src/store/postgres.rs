@@ -35,7 +35,8 @@ use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
     DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
-    SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -362,6 +363,23 @@ impl Store for Postgres {
         let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run).bind(after).bind(i64::from(limit));
         let rows = self.reads.fetch(page).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::JOURNALS).bind(tenant).bind(runs)).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
+        let look = sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(i64::from(ended));
+        let rows = self.reads.fetch(look).await?;
+        rows.first().map(|row| Columns(row).session()).transpose()
+    }
+
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+        let mut line = self.reads.get().await?;
+        let deleted = within(retention::delete_session(&mut line, tenant, session)).await;
+        line.settle(deleted)
     }
 
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {

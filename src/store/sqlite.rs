@@ -36,7 +36,8 @@ use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
     DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
-    SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -395,6 +396,25 @@ impl Store for Sqlite {
         let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run.to_string());
         let rows = self.read(page.bind(after).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        let ids = serde_json::to_string(runs).map_err(|error| StoreError::Failed(error.to_string()))?;
+        let rows = self.read(sqlx::query(statements::JOURNALS).bind(tenant).bind(ids)).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
+        let rows = self.read(sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(ended)).await?;
+        rows.first().map(|row| Columns(row).session()).transpose()
+    }
+
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let deleted = retention::delete_session(&mut tx, tenant, session).await?;
+        tx.commit().await?;
+        Ok(deleted)
     }
 
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {

@@ -40,6 +40,7 @@ mod reviews;
 mod routing;
 mod samples;
 mod service;
+mod sessions;
 mod shared_budgets;
 mod store;
 mod stories;

@@ -13,6 +13,7 @@ mod lists;
 mod ownership;
 mod rate_limits;
 mod retention;
+mod sessions;
 
 use std::sync::Arc;
 
@@ -145,6 +146,7 @@ impl Script {
             inputs: Arc::new(json!({"task": "count"})),
             overrides: json!({}),
             session_id: None,
+            session_place: None,
             parent_run_id: None,
             metadata: json!({}),
             created_at: now(),

@@ -51,10 +51,10 @@ impl State {
         self.totals.apply(&event.what);
         let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
         match &event.what {
-            RunEvent::RunStarted { system, turns, single_shot, .. } => {
+            RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
                 self.started_at = Some(event.at);
                 self.single_shot = *single_shot;
-                self.conversation = opening(system, turns).ok_or(misplaced)?;
+                self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
             }
             RunEvent::AttemptStarted { attempt } => {
@@ -400,10 +400,13 @@ impl State {
     }
 }
 
-/// A conversation from its parts; `None` where a stored turn is not valid.
-fn opening(system: &str, turns: &[Turn]) -> Option<Conversation> {
+/// A conversation from its parts, so many turns of which are history; `None` where a stored turn is not valid.
+fn opening(system: &str, turns: &[Turn], history: usize) -> Option<Conversation> {
     let mut conversation = Conversation::new(system);
-    for turn in turns {
+    for (place, turn) in turns.iter().enumerate() {
+        if place == history {
+            conversation.end_history();
+        }
         match turn {
             Turn::User(text) => conversation.push_user(text.as_str()),
             Turn::Assistant(turn) => {

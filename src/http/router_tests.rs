@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::Event;
+use crate::run::{Amounts, Caps, Reserved};
 use crate::runtime;
 use crate::store::*;
 
@@ -134,6 +135,18 @@ impl Store for Away {
         away()
     }
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
+        away()
+    }
+    async fn open_budget(&self, _: Uuid, _: Caps, _: Amounts) -> Result<(), StoreError> {
+        away()
+    }
+    async fn reserve(&self, _: Uuid, _: Uuid, _: Amounts) -> Result<Reserved, StoreError> {
+        away()
+    }
+    async fn settle(&self, _: Uuid, _: Uuid, _: Amounts, _: bool) -> Result<(), StoreError> {
+        away()
+    }
+    async fn shared_budget(&self, _: Uuid) -> Result<Option<SharedBudget>, StoreError> {
         away()
     }
     async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {

@@ -41,6 +41,7 @@ mod routing;
 mod samples;
 mod service;
 mod sessions;
+mod shared_budgets;
 mod store;
 mod stories;
 mod streaming;

@@ -39,12 +39,16 @@ impl Run {
                 Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
                 Some(Err(_)) | None => break,
             };
-            let mut goes_alone = false;
+            let goes_alone = matches!(&looked, Looked::Ready(ready) if !ready.is_concurrent());
+            if goes_alone && !group.is_empty() {
+                break;
+            }
+            match self.reserve_tool_call().await? {
+                Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
+                Some(_) => break,
+                None => {}
+            }
             if let Looked::Ready(ready) = &looked {
-                goes_alone = !ready.is_concurrent();
-                if goes_alone && !group.is_empty() {
-                    break;
-                }
                 if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
                     return Ok(self.record_all(events)?);
                 }

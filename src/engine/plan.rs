@@ -12,13 +12,14 @@ use serde_json::{Value, json};
 use super::demands::{self, Demands};
 use crate::agents::Agent;
 use crate::agents::definition::{DriverKind, ReactSection};
-use crate::agents::prompt::{self, Background, Opening, PromptError, Terms};
-use crate::event::ValidationError;
+use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
+use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{Budget, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
 use crate::tools::executor::Executor;
+use crate::tools::use_skill;
 
 /// What an acceptable output is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -109,6 +110,8 @@ pub struct Plan {
     pub names: WireNames,
     /// What the loop goes by.
     pub rules: Rules,
+    /// The skills that are active from the start; a run that goes on knows their bounds only.
+    pub active: Vec<ActiveSkill>,
     /// Seconds that any tool call may take, where the request says so.
     pub longest_call_seconds: Option<u64>,
     /// What the caller should know.
@@ -147,7 +150,8 @@ impl Default for Rules {
 }
 
 impl Plan {
-    /// Narrows a definition. `executor` has the tools that the definition names, in its order.
+    /// Narrows a definition. `executor` has the tools that the definition names, in its order; `active` are the skills
+    /// that are active from the start.
     ///
     /// # Errors
     /// [`PlanError`] with a pointer into the request for a value out of range or a combination that
@@ -157,6 +161,7 @@ impl Plan {
         executor: &Executor,
         overrides: &Overrides,
         kind: RunKind,
+        active: Vec<ActiveSkill>,
     ) -> Result<Self, PlanError> {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
@@ -164,8 +169,13 @@ impl Plan {
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
         let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_only_read());
+        let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
+        let is_offered = |tool: &str| match tool {
+            use_skill::NAME => definition.skills.len() > active.len(),
+            _ => wanted.is_none_or(|wanted| wanted.iter().any(|w| w == tool)) && use_skill::leaves(&bounds, tool),
+        };
         let mut offers: Vec<ToolOffer> = infos()
-            .filter(|tool| !single && wanted.is_none_or(|wanted| wanted.contains(&tool.name)))
+            .filter(|tool| !single && is_offered(&tool.name))
             .map(|tool| ToolOffer {
                 name: tool.name.clone(),
                 description: tool.description.clone(),
@@ -234,6 +244,7 @@ impl Plan {
             },
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
+            active,
             agent,
         })
     }

@@ -10,13 +10,14 @@ use std::time::Duration;
 use globset::Glob;
 
 use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
-use crate::agents::{Agent, Definition};
+use crate::agents::{Agent, Definition, Skills};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::registry::Registry;
+use crate::tools::use_skill::{self, UseSkill};
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -40,13 +41,14 @@ pub(super) struct LoadError(String);
 /// All versions that were needed lately.
 pub(super) struct LoadedAgents {
     registry: Arc<Registry>,
+    skills: Arc<Skills>,
     by_hash: RwLock<HashMap<String, LoadedAgent>>,
 }
 
 impl LoadedAgents {
     /// None yet.
-    pub(super) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, by_hash: RwLock::default() }
+    pub(super) fn new(registry: Arc<Registry>, skills: Arc<Skills>) -> Self {
+        Self { registry, skills, by_hash: RwLock::default() }
     }
 
     /// This version, ready to run.
@@ -70,7 +72,7 @@ impl LoadedAgents {
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
-        let executor = Arc::new(executor(&self.registry, &agent.definition)?);
+        let executor = Arc::new(executor(&self.registry, &self.skills, &agent.definition)?);
         let snapshot = Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
         let loaded = LoadedAgent { agent, executor, snapshot };
         let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
@@ -84,14 +86,31 @@ impl LoadedAgents {
 
 /// A definition's tools behind its gate. Also the check that a definition's tools exist, and that what it says of
 /// single tools is about them.
-pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
+pub(super) fn executor(
+    registry: &Registry,
+    skills: &Arc<Skills>,
+    definition: &Definition,
+) -> Result<Executor, LoadError> {
     let error = |e: &dyn std::error::Error| LoadError(e.to_string());
-    let tools = registry.resolve(&definition.tools).map_err(|e| error(&e))?;
+    let mut tools = registry.resolve(&definition.tools).map_err(|e| error(&e))?;
+    tools.retain(|tool| tool.info().name != use_skill::NAME);
+    if !definition.skills.is_empty() {
+        tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
+    }
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
     let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
     Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// How the tool that reads skills finds them.
+pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
+    let skills = Arc::clone(skills);
+    Arc::new(move |name| {
+        let skill = skills.skill(name)?;
+        Some((skill.bounds.clone(), skill.instructions.clone()))
+    })
 }
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.

@@ -29,14 +29,16 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::agents::{Catalogue, Definition};
+use crate::agents::{Catalogue, Definition, Skills};
 use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RunRecord, RunWrite, Store, StoreError};
+use crate::tools::Tool;
 use crate::tools::registry::Registry;
+use crate::tools::use_skill::UseSkill;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
@@ -125,10 +127,10 @@ impl Runtime {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
             on_durable,
             store,
+            loaded: loaded::LoadedAgents::new(registry, Arc::clone(catalogue.skills())),
             catalogue,
             router,
             handlers: Arc::new(Handlers::new()),
-            loaded: loaded::LoadedAgents::new(registry),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
             queue: queue::Queue::default(),
@@ -188,9 +190,14 @@ impl Runtime {
     }
 }
 
+/// The tool that reads skills, for the list of tools; an agent's own knows the names of its skills.
+pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
+    Arc::new(UseSkill::new(&[], loaded::lookup(skills)))
+}
+
 /// Why a definition cannot run with these tools, if it cannot.
-pub fn check_tools(registry: &Registry, definition: &Definition) -> Result<(), String> {
-    loaded::executor(registry, definition).map(|_| ()).map_err(|e| e.to_string())
+pub fn check_tools(registry: &Registry, skills: &Arc<Skills>, definition: &Definition) -> Result<(), String> {
+    loaded::executor(registry, skills, definition).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The messages of a run, from its journal; complete turns only.

@@ -37,6 +37,7 @@ mod retention;
 mod routing;
 mod samples;
 mod service;
+mod skills;
 mod store;
 mod stories;
 mod streaming;

@@ -11,7 +11,7 @@ use futures::future::join_all;
 
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::RunEvent;
+use crate::event::{RunEvent, SkillActivated};
 use crate::run::Effect;
 use crate::tools::approval::Escalated;
 use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready};
@@ -149,6 +149,9 @@ impl Run {
             _ => {}
         }
         self.audit.extend(finished.audit);
-        self.record(finished.event)
+        self.record(finished.event)?;
+        let is_new = |skill: &SkillActivated| self.state.skills().iter().all(|active| active.skill != skill.skill);
+        let activated = finished.activates.filter(is_new).map(RunEvent::SkillActivated);
+        activated.map_or(Ok(()), |activated| self.record(activated))
     }
 }

@@ -173,7 +173,8 @@ fn state(auth: Auth) -> HttpState {
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);
-    let catalogue = Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Box::new(|_| Ok(()))));
+    let catalogue =
+        Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Arc::default(), Box::new(|_| Ok(()))));
     let registry = Arc::new(crate::tools::registry::Registry::builtin());
     let settings = runtime::Settings {
         max_concurrent_runs: 1,

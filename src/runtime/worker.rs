@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::background::skills_at_start;
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
@@ -138,6 +139,7 @@ impl Owned {
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&head.new.inputs),
+            skills: state.skills().into(),
         };
         let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
@@ -265,14 +267,18 @@ impl Runtime {
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
-        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind)
+        let journal = self.journal_of(&row.tenant, row.id).await?;
+        let active = match skills_at_start(&journal) {
+            Some(active) => active,
+            None => self.active_skills(&loaded.agent.definition, &overrides).map_err(|e| unreadable(&e))?,
+        };
+        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
             .map_err(|e| unreadable(&e))?
             .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
-        let journal = self.journal_of(&row.tenant, row.id).await?;
         for event in &journal {
             state.apply(event).map_err(|e| unreadable(&e))?;
         }

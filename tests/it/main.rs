@@ -42,6 +42,7 @@ mod samples;
 mod service;
 mod sessions;
 mod shared_budgets;
+mod skills;
 mod store;
 mod stories;
 mod streaming;

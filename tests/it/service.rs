@@ -31,6 +31,7 @@ pub const ADMIN_KEY: &str = "tl_testadmin_0123456789abcdefghjkmnpqrstvwxyz012345
 pub struct Setup {
     agents: BTreeMap<String, String>,
     scenarios: BTreeMap<String, String>,
+    skills: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
 }
@@ -49,6 +50,13 @@ impl Setup {
     /// `scenarios/<name>.yaml`
     pub fn scenario(mut self, name: &str, yaml: &str) -> Self {
         self.scenarios.insert(name.into(), yaml.into());
+        self
+    }
+
+    /// `skills/<name>/SKILL.md`: lines of its front matter behind name and description, and its instructions.
+    pub fn skill(mut self, name: &str, front: &str, instructions: &str) -> Self {
+        let text = format!("---\nname: {name}\ndescription: When to use {name}.\n{front}---\n{instructions}\n");
+        self.skills.insert(name.into(), text);
         self
     }
 
@@ -82,6 +90,11 @@ impl Setup {
             for (name, yaml) in files {
                 std::fs::write(dir.path().join(kind).join(format!("{name}.yaml")), yaml).unwrap();
             }
+        }
+        for (name, text) in &self.skills {
+            let skill = dir.path().join("skills").join(name);
+            std::fs::create_dir_all(&skill).unwrap();
+            std::fs::write(skill.join("SKILL.md"), text).unwrap();
         }
         for (path, content) in &self.files {
             let path = dir.path().join("workspace/default").join(path);

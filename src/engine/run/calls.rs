@@ -12,7 +12,7 @@ use futures::future::join_all;
 use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{CallFailure, RunEvent};
+use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::Effect;
 use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, refused};
 
@@ -161,6 +161,9 @@ impl Run {
             _ => {}
         }
         self.audit.extend(finished.audit);
-        self.record(finished.event)
+        self.record(finished.event)?;
+        let is_new = |skill: &SkillActivated| self.state.skills().iter().all(|active| active.skill != skill.skill);
+        let activated = finished.activates.filter(is_new).map(RunEvent::SkillActivated);
+        activated.map_or(Ok(()), |activated| self.record(activated))
     }
 }

@@ -30,6 +30,7 @@ use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
+use crate::tools::recall::Recall;
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
@@ -211,12 +212,14 @@ impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         let telemetry = Arc::new(telemetry(config)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
-        let registry = Arc::new(Registry::builtin());
+        let store = open_store(config).await?;
+        let mut registry = Registry::builtin();
+        registry.add(Arc::new(Recall::new(runtime::recollection(Arc::clone(&store)))));
+        let registry = Arc::new(registry);
         let catalogue = Arc::new(load_agents(config, &router, &registry));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
-        let store = open_store(config).await?;
         store.migrate().await?;
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,

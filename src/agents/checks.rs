@@ -101,6 +101,9 @@ fn check_tools(d: &Definition) -> Check {
         if d.tools.iter().take(i).any(|earlier| earlier == tool) {
             return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
         }
+        if tool == "recall" && d.memory.is_none() {
+            return Err(DefinitionError::at(key, "needs a memory: nothing is kept of this agent's runs"));
+        }
     }
     if let ToolChoicePolicy::Tool(name) = &d.tool_choice {
         let is_output = d.output.as_ref().is_some_and(|o| o.tool.name == *name);

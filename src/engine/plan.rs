@@ -111,6 +111,8 @@ pub struct Plan {
     pub rules: Rules,
     /// Seconds that any tool call may take, where the request says so.
     pub longest_call_seconds: Option<u64>,
+    /// Whether later runs may recall what happens in this one.
+    pub is_observed: bool,
     /// What the caller should know.
     pub warnings: Vec<String>,
 }
@@ -232,6 +234,7 @@ impl Plan {
                 offered_tokens: 0,
                 windows: Vec::new(),
             },
+            is_observed: definition.memory.is_some() && overrides.private != Some(true),
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
             agent,

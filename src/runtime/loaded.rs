@@ -14,6 +14,7 @@ use crate::agents::{Agent, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::store::DefinitionSnapshot;
 use crate::tools::executor::{CallOptions, Executor};
+use crate::tools::recall;
 use crate::tools::registry::Registry;
 
 /// More versions than this are not kept ready.
@@ -82,7 +83,8 @@ impl LoadedAgents {
 
 /// A definition's tools behind its gate. Also the check that a definition's tools exist.
 pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
-    let tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
+    let mut tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
+    tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
     Executor::new(tools, gate, options).map_err(|e| LoadError(e.to_string()))

@@ -11,8 +11,8 @@ use uuid::Uuid;
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
-    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RateLimit, RunRecord, SessionRecord,
-    StoreError, Taken, ToolCallRecord,
+    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, Observation, RateLimit, RunRecord,
+    SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats, UsageStats,
 };
 use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
@@ -180,10 +180,36 @@ where
         Ok(SessionRecord {
             agent: self.text("agent")?,
             created_at: self.time("created_at")?,
-            newest: self.uuid("newest")?,
             last_run_at: self.time("last_run_at")?,
             live: self.json("live")?.unwrap_or_default(),
+            turn: self.int("turn")?,
             ended: self.json("ended")?.unwrap_or_default(),
+        })
+    }
+
+    pub(super) fn observation(&self) -> Result<Observation, StoreError> {
+        Ok(Observation { at: self.time("at")?, kind: self.text("kind")?, content: self.text("content")? })
+    }
+
+    pub(super) fn tool_stats(&self) -> Result<ToolStats, StoreError> {
+        Ok(ToolStats {
+            tool: self.text("tool")?,
+            calls: self.count("calls")?,
+            errors: self.count("errors")?,
+            blocked: self.count("blocked")?,
+            p50_ms: self.optional_count("p50_ms")?,
+            p95_ms: self.optional_count("p95_ms")?,
+            p99_ms: self.optional_count("p99_ms")?,
+        })
+    }
+
+    pub(super) fn usage_stats(&self) -> Result<UsageStats, StoreError> {
+        Ok(UsageStats {
+            day: self.text("day")?,
+            agent: self.text("agent")?,
+            model: self.text("model")?,
+            runs: self.count("runs")?,
+            usage: self.usage()?,
         })
     }
 

@@ -4,6 +4,7 @@
 
 pub mod executor;
 pub mod file_ops;
+pub mod recall;
 pub mod registry;
 pub mod workspace;
 
@@ -14,7 +15,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use crate::governance::{Action, Permit};
-use crate::run::Effect;
+use crate::run::{Caller, Effect};
 
 pub use workspace::Workspace;
 
@@ -47,6 +48,10 @@ impl ToolInfo {
 pub struct ToolContext {
     /// The run.
     pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
+    /// Who started it.
+    pub caller: Arc<Caller>,
     /// The call.
     pub call_id: Uuid,
     /// Stable over crashes and retries; goes to outside services as their idempotency key.

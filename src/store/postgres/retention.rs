@@ -32,7 +32,8 @@ const ENDED: &str = concat!(
 const DELETE: &str = "WITH journal AS (DELETE FROM run_events WHERE run_id = ANY($1)), \
      responses AS (DELETE FROM iterations WHERE run_id = ANY($1)), \
      calls AS (DELETE FROM tool_calls WHERE run_id = ANY($1)), \
-     audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)) \
+     audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)), \
+     observed AS (DELETE FROM observations WHERE run_id = ANY($1)) \
      DELETE FROM runs WHERE id = ANY($1)";
 
 /// A session's runs; locked, so that none of them begins meanwhile.

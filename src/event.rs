@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{Autonomy, Consumption, Effect, Outcome, RunError, TerminationReason, Totals};
+use crate::run::{Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals};
 
 mod waiting;
 
@@ -334,13 +334,16 @@ pub struct ToolCallStarted {
     pub effect: Effect,
     /// Stable over crashes: hash of run, attempt, iteration, index, tool and canonical arguments.
     pub effect_key: String,
-    /// `allowed` or `warned`.
+    /// `allowed` or `warned`; `escalated` where somebody approved.
     pub decision: String,
     /// The gate's reason, where it gave one.
     pub reason: Option<String>,
     /// What it takes of the run's budget.
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
+    /// What becomes of it where it must not be repeated and a crash leaves its outcome unknown.
+    #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A limit that leaves one model call, to answer with what there is.
@@ -446,7 +449,7 @@ pub struct ToolCallBlocked {
     pub tool: String,
     /// The rule that decided.
     pub rule: String,
-    /// `blocked`, or `escalated` where approval is needed and cannot be had.
+    /// `blocked`.
     pub decision: String,
     /// Why, in words.
     pub reason: String,

@@ -4,6 +4,7 @@
 //! the one place that puts them together.
 
 pub mod event;
+pub mod expression;
 pub mod message;
 pub mod run;
 

@@ -4,6 +4,7 @@
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
 mod consumption;
+mod delegation;
 mod money;
 mod period;
 mod policies;
@@ -19,9 +20,10 @@ use utoipa::ToSchema;
 use crate::message::Usage;
 
 pub use consumption::Consumption;
+pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
-pub use policies::{ClientTool, OnLimit, OnSessionBusy, StopAction, StopCondition};
+pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -117,6 +119,11 @@ impl RunStatus {
             "cancelled" => Self::Cancelled,
             _ => return None,
         })
+    }
+
+    /// Whether it waits for somebody outside.
+    pub fn is_parked(self) -> bool {
+        matches!(self, Self::AwaitingApproval | Self::AwaitingToolResults | Self::NeedsReview)
     }
 
     /// Whether nothing can change any more.
@@ -314,8 +321,8 @@ impl Effect {
     }
 }
 
-/// How much an agent may do unasked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+/// How much an agent may do unasked, from the least.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Autonomy {
     /// Only calls that change nothing.

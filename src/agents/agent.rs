@@ -3,6 +3,7 @@
 //! Schemas and templates are compiled when a definition is loaded, or when a run is recovered from
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
+use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use chrono::{DateTime, Utc};
@@ -13,9 +14,11 @@ use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
-use super::prompt::Templates;
+use super::prompt::{PromptError, Templates};
+use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
 use crate::event::ValidationError;
+use crate::run::Autonomy;
 
 /// Errors that one validation reports at most.
 const MAX_ERRORS: usize = 20;
@@ -35,6 +38,7 @@ pub struct Agent {
     pub loaded_at: DateTime<Utc>,
     inputs_validator: Option<Validator>,
     output_validator: Option<Validator>,
+    rules: Rules,
     pub(super) templates: Templates,
 }
 
@@ -62,18 +66,30 @@ impl Agent {
         Self::compile(definition, json.to_owned())
     }
 
+    /// This agent where it may do no more unasked than that.
+    ///
+    /// # Errors
+    /// None in practice: what compiled once compiles again.
+    pub fn held_to(&self, autonomy: Autonomy) -> Result<Self, DefinitionError> {
+        let mut definition = self.definition.clone();
+        definition.governance.autonomy = definition.governance.autonomy.min(autonomy);
+        let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        Self::compile(definition, json)
+    }
+
     fn compile(definition: Definition, json: String) -> Result<Self, DefinitionError> {
         checks::check(&definition)?;
         let inputs_validator = definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
         let output_validator =
             definition.output.as_ref().map(|o| compile_schema("output.schema", &o.schema)).transpose()?;
+        let rules = Rules::compile(&definition)?;
         let templates = Templates::compile(&definition)?;
         if json.contains("\\u0000") {
             return Err(DefinitionError::at("", "NUL characters cannot be stored"));
         }
         let hash = sha256_hex(&json);
         let loaded_at = Utc::now();
-        Ok(Self { definition, json, hash, loaded_at, inputs_validator, output_validator, templates })
+        Ok(Self { definition, json, hash, loaded_at, inputs_validator, output_validator, rules, templates })
     }
 
     /// Checks a request's inputs. Without a schema any object will do.
@@ -96,9 +112,26 @@ impl Agent {
         self.output_validator.as_ref().map_or(Ok(()), |schema| validate(schema, output))
     }
 
-    /// Temporary.
-    pub fn condition_met(&self, _: &std::collections::BTreeSet<usize>, _: &Value) -> Option<(usize, Option<String>)> {
-        None
+    /// What the rules of the contract say against an output that its schema accepts; a rule that cannot be evaluated
+    /// is broken.
+    pub fn rules_broken_by(&self, output: &Value, inputs: &Value) -> Vec<ValidationError> {
+        self.rules.broken_by(output, inputs)
+    }
+
+    /// The place of the first stop condition that is met and is not among those that were `already`, and why it counts
+    /// as met where it cannot be evaluated: a check that cannot decide denies. `facts` holds `usage`, `counters`
+    /// and `elapsed`, as documented on [`crate::run::StopCondition`].
+    pub fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<(usize, Option<String>)> {
+        self.rules.condition_met(already, facts)
+    }
+
+    /// A proposed output as the contract's template shows it; `None` without one.
+    ///
+    /// # Errors
+    /// [`PromptError`] where the template asks for what the output lacks, or runs away.
+    pub fn reflected(&self, output: &Value, inputs: &Value) -> Option<Result<String, PromptError>> {
+        self.definition.output.as_ref()?.reflection.as_ref()?.template.as_ref()?;
+        Some(self.templates.reflection(&self.definition, output, inputs))
     }
 
     /// The directory of a run's files, relative to its tenant's. A run without a session has the

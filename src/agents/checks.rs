@@ -9,17 +9,22 @@ use std::path::{Component, Path};
 
 use globset::Glob;
 use jsonschema::error::ValidationErrorKind;
-use jsonschema::{Draft, Validator};
+use jsonschema::{Draft, PatternOptions, Validator};
 use serde_json::Value;
 
 use super::Definition;
 use super::yaml::DefinitionError;
-use crate::run::{ToolChoicePolicy, Usd};
+use crate::run::{Delegation, ToolChoicePolicy, Usd};
+
+mod contract;
+mod tooling;
 
 type Check = Result<(), DefinitionError>;
 
 /// Models that may take over.
 const MAX_FALLBACKS: usize = 8;
+/// Stop conditions of one agent.
+const MAX_CONDITIONS: usize = 32;
 
 /// Whether this may be an agent's name: `^[a-z][a-z0-9-]{1,63}$`.
 pub fn is_agent_name(name: &str) -> bool {
@@ -53,7 +58,9 @@ pub(super) fn check(definition: &Definition) -> Check {
     check_model("model", &d.model)?;
     check_fallbacks(d)?;
     check_tools(d)?;
-    check_output(d)?;
+    contract::check(d)?;
+    tooling::check(d)?;
+    check_conditions(d)?;
     check_ranges(d)?;
     check_workspace(&d.workspace)?;
     let paths = &d.governance.paths;
@@ -104,6 +111,14 @@ fn check_tools(d: &Definition) -> Check {
         if tool == "recall" && d.memory.is_none() {
             return Err(DefinitionError::at(key, "needs a memory: nothing is kept of this agent's runs"));
         }
+        if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
+            if !is_agent_name(agent) {
+                return Err(DefinitionError::at(key, format!("{agent:?} is not the name of an agent")));
+            }
+            if agent == d.name {
+                return Err(DefinitionError::at(key, "an agent cannot leave work to itself"));
+            }
+        }
     }
     if let ToolChoicePolicy::Tool(name) = &d.tool_choice {
         let is_output = d.output.as_ref().is_some_and(|o| o.tool.name == *name);
@@ -117,33 +132,15 @@ fn check_tools(d: &Definition) -> Check {
     }
 }
 
-fn check_output(d: &Definition) -> Check {
-    let Some(output) = &d.output else { return Ok(()) };
-    let name = &output.tool.name;
-    let sendable = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
-    if name.is_empty() || name.len() > 64 || !sendable {
-        return Err(DefinitionError::at(
-            "output.tool.name",
-            format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$"),
-        ));
+fn within<T: PartialOrd + Copy + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Check {
+    if range.contains(&value) {
+        return Ok(());
     }
-    if d.tools.contains(name) {
-        return Err(DefinitionError::at("output.tool.name", format!("{name:?} is also one of this agent's tools")));
-    }
-    if output.schema.get("type").and_then(Value::as_str) != Some("object") {
-        return Err(DefinitionError::at("output.schema", "must have `type: object`"));
-    }
-    Ok(())
+    let message = format!("{value} is not between {} and {}", range.start(), range.end());
+    Err(DefinitionError::at(key, message))
 }
 
 fn check_ranges(d: &Definition) -> Check {
-    fn within<T: PartialOrd + Copy + Display>(key: &str, value: T, range: RangeInclusive<T>) -> Check {
-        if range.contains(&value) {
-            return Ok(());
-        }
-        let message = format!("{value} is not between {} and {}", range.start(), range.end());
-        Err(DefinitionError::at(key, message))
-    }
     let (limits, budget) = (&d.limits, &d.governance.budget);
     within("limits.max_attempts", limits.max_attempts, 1..=100)?;
     within("limits.max_iterations", limits.max_iterations, 1..=10_000)?;
@@ -168,6 +165,14 @@ fn check_ranges(d: &Definition) -> Check {
     within("sampling.max_output_tokens", d.sampling.max_output_tokens.unwrap_or(1), 1..=10_000_000)
 }
 
+fn check_conditions(d: &Definition) -> Check {
+    if d.governance.budget.stop_conditions.len() > MAX_CONDITIONS {
+        let message = format!("has more than {MAX_CONDITIONS} entries");
+        return Err(DefinitionError::at("governance.budget.stop_conditions", message));
+    }
+    Ok(())
+}
+
 /// A relative directory; `{run_id}` and `{session_id}` are the only braces.
 fn check_workspace(workspace: &str) -> Check {
     let plain = workspace.replace("{run_id}", "x").replace("{session_id}", "x");
@@ -188,9 +193,14 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
     Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
 }
 
-/// Compiles a JSON Schema 2020-12. References to other documents are refused.
-pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
-    jsonschema::options().with_draft(Draft::Draft202012).build(schema).map_err(|error| {
+/// Compiles a JSON Schema 2020-12. References to other documents are refused, and so are patterns that cannot be
+/// matched in linear time.
+///
+/// # Errors
+/// What is wrong; `key` is where the schema stands.
+pub fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
+    let options = jsonschema::options().with_draft(Draft::Draft202012).with_pattern_options(PatternOptions::regex());
+    options.build(schema).map_err(|error| {
         if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
             return DefinitionError::at(
                 key,
@@ -199,6 +209,10 @@ pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, Def
         }
         let inside = error.instance_path().to_string();
         let inside = if inside.is_empty() { inside } else { format!("at {inside}: ") };
+        if matches!(error.kind(), ValidationErrorKind::Format { format } if format == "regex") {
+            let why = "is not a pattern that can be matched in linear time (without look-around and back-references)";
+            return DefinitionError::at(key, format!("{inside}{} {why}", error.instance()));
+        }
         DefinitionError::at(key, format!("is not a JSON Schema: {inside}{error}"))
     })
 }

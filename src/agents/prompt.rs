@@ -19,12 +19,14 @@ use crate::run::{Autonomy, Budget, Limits};
 
 /// Steps that a template may take.
 const FUEL: u64 = 200_000;
+/// The template that shows the model its output.
+const REFLECTION: &str = "output.reflection.template";
 
 /// A template that cannot be rendered with these inputs.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("the {part} template cannot be rendered: {message}")]
 pub struct PromptError {
-    /// `instructions` or `prompt`.
+    /// `instructions`, `prompt` or `output.reflection.template`.
     pub part: &'static str,
     /// Line and reason.
     pub message: String,
@@ -89,34 +91,58 @@ impl Templates {
         environment.set_undefined_behavior(UndefinedBehavior::Strict);
         environment.set_fuel(Some(FUEL));
         let prompt = definition.prompt.as_deref().unwrap_or_default();
-        for (part, source) in [("instructions", definition.instructions.as_str()), ("prompt", prompt)] {
-            if !is_template(source) {
+        let reflection = definition.output.as_ref().and_then(|output| output.reflection.as_ref()?.template.as_deref());
+        for (part, source, is_rendered, has_output) in [
+            ("instructions", definition.instructions.as_str(), is_template(&definition.instructions), false),
+            ("prompt", prompt, is_template(prompt), false),
+            (REFLECTION, reflection.unwrap_or_default(), reflection.is_some(), true),
+        ] {
+            if !is_rendered {
                 continue;
             }
             let wrong = |message: String| DefinitionError::at(part, format!("is not a valid template: {message}"));
             environment.add_template_owned(part, source.to_owned()).map_err(|e| wrong(describe(&e)))?;
             let template = environment.get_template(part).map_err(|e| wrong(describe(&e)))?;
             let is_known = |name: &str| {
-                matches!(name, "inputs" | "agent") || environment.globals().any(|(global, _)| global == name)
+                matches!(name, "inputs" | "agent")
+                    || (name == "output" && has_output)
+                    || environment.globals().any(|(global, _)| global == name)
             };
             let mut unknown: Vec<String> =
                 template.undeclared_variables(false).into_iter().filter(|name| !is_known(name)).collect();
             unknown.sort_unstable();
             if let Some(name) = unknown.first() {
-                return Err(wrong(format!("unknown variable {name:?}; there are inputs and agent")));
+                let there_are = if has_output { "output, inputs and agent" } else { "inputs and agent" };
+                return Err(wrong(format!("unknown variable {name:?}; there are {there_are}")));
             }
         }
         Ok(Self { environment })
     }
 
     fn render(&self, part: &'static str, definition: &Definition, inputs: &Value) -> Result<String, PromptError> {
-        let Definition { name, version, description, .. } = definition;
-        let agent = context! { name, version, description };
-        self.environment
-            .get_template(part)
-            .and_then(|template| template.render(context! { inputs => Serde(inputs), agent }))
-            .map_err(|e| PromptError { part, message: describe(&e) })
+        self.rendered(part, context! { inputs => Serde(inputs), agent => about(definition) })
     }
+
+    /// What the model is shown of a proposed output.
+    pub(super) fn reflection(
+        &self,
+        definition: &Definition,
+        output: &Value,
+        inputs: &Value,
+    ) -> Result<String, PromptError> {
+        let context = context! { output => Serde(output), inputs => Serde(inputs), agent => about(definition) };
+        self.rendered(REFLECTION, context)
+    }
+
+    fn rendered(&self, part: &'static str, context: minijinja::Value) -> Result<String, PromptError> {
+        let rendered = self.environment.get_template(part).and_then(|template| template.render(context));
+        rendered.map_err(|e| PromptError { part, message: describe(&e) })
+    }
+}
+
+fn about(definition: &Definition) -> minijinja::Value {
+    let Definition { name, version, description, .. } = definition;
+    context! { name, version, description }
 }
 
 fn is_template(source: &str) -> bool {

@@ -80,7 +80,7 @@ enum Command {
     Serve,
     /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
-    /// List, show, watch and cancel runs
+    /// List, show, watch and cancel runs; approve and deny what they ask for
     #[command(subcommand)]
     Runs(runs::RunsCommand),
     /// Make, list and revoke API keys

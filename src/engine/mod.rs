@@ -5,8 +5,10 @@
 //! keep it. Who may start a run, where it is
 //! stored and who hears of it is not known here.
 
+pub mod client_tools;
 pub mod context;
 pub mod demands;
+pub mod handlers;
 pub mod journal;
 pub mod lease;
 pub mod output;
@@ -15,7 +17,9 @@ pub mod plan;
 pub mod reflection;
 pub mod run;
 pub mod state;
+pub mod validation;
 
+pub use handlers::Handlers;
 pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules, Window};

@@ -7,6 +7,7 @@
 
 mod calls;
 mod compact;
+mod waiting;
 
 use std::sync::{Arc, OnceLock};
 
@@ -17,14 +18,15 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::context::Compaction;
+use super::handlers::Handlers;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::lease::Lease;
 use super::plan::Plan;
-use super::reflection;
 use super::state::{FoldError, ModelFault, Proposal, State, Step};
+use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, ValidationError};
+use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
@@ -59,6 +61,11 @@ impl RunControl {
     /// Tells the run that it belongs to somebody else: it stops at once and writes nothing more.
     pub fn lose(&self) {
         self.lost.cancel();
+    }
+
+    /// Whether the run was lost.
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_cancelled()
     }
 
     /// Resolves when the run was lost.
@@ -99,6 +106,8 @@ pub struct Run {
     pub executor: Arc<Executor>,
     /// What its tools are told.
     pub scope: RunScope,
+    /// Who judges and shows its outputs.
+    pub handlers: Arc<Handlers>,
     /// Its models.
     pub router: Arc<Router>,
     /// How it talks to them.
@@ -145,11 +154,7 @@ impl Run {
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,
                 Step::Weigh => self.weigh()?,
-                Step::Check(proposal) => {
-                    let errors = self.errors_of(&proposal);
-                    let events = self.state.judged(&proposal, errors, Utc::now());
-                    self.record_all(events)?;
-                }
+                Step::Check(proposal) => self.check(&proposal).await?,
                 Step::Done => {
                     self.persist().await?;
                     return Ok(Driven::Ended);
@@ -216,11 +221,12 @@ impl Run {
         } else {
             self.hand_over();
             let deadline = self.state.deadline().map(instant_of);
+            let (agent, run_id) = (&self.plan.agent, self.scope.run_id);
             tokio::select! {
                 biased;
                 () = self.control.token.cancelled() => return Ok(()),
                 () = until(deadline) => return Ok(()),
-                reflected = reflection::reflect(&self.plan.agent, &proposal.output, &self.inputs) => reflected,
+                reflected = reflection::reflect(agent, &proposal.output, &self.inputs, run_id, &self.handlers) => reflected,
             }
         };
         let attempt = self.state.attempt();
@@ -239,11 +245,21 @@ impl Run {
         self.record_all(events)
     }
 
-    fn errors_of(&self, proposal: &Proposal) -> Vec<ValidationError> {
-        match &proposal.malformed {
-            Some(message) => vec![ValidationError { pointer: String::new(), message: message.clone() }],
-            None => self.plan.agent.check_output(&proposal.output).err().unwrap_or_default(),
+    /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what happens next.
+    async fn check(&mut self, proposal: &Proposal) -> Result<(), Stopped> {
+        if self.plan.agent.definition.output.as_ref().is_some_and(|output| output.validator.is_some()) {
+            self.hand_over(); // it may take a while
         }
+        let deadline = self.state.deadline().map(instant_of);
+        let (agent, run_id) = (&self.plan.agent, self.scope.run_id);
+        let errors = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => return Ok(()),
+            () = until(deadline) => return Ok(()),
+            errors = validation::errors_of(agent, proposal, &self.inputs, run_id, &self.handlers) => errors,
+        };
+        let events = self.state.judged(proposal, errors, Utc::now());
+        Ok(self.record_all(events)?)
     }
 
     async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {

@@ -2,7 +2,7 @@
 //!
 //! `read-only` blocks whatever changes something, `supervised` wants an approval before something that
 //! exists is lost, `full` leaves it to the other rules. A tool that declares no action is judged by the
-//! strongest effect it can have.
+//! strongest effect it can have. Another agent may always be asked: it is held to the same bounds.
 
 use super::gate::{Question, Ruling};
 use super::{Action, ActionKind, Decision};
@@ -10,7 +10,10 @@ use crate::run::{Autonomy, Effect};
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let call = question.call;
-    let changes = |action: &&Action| action.effect != Effect::Read || action.destructive;
+    let changes = |action: &&Action| match action.what {
+        ActionKind::Delegate(_) => false,
+        _ => action.effect != Effect::Read || action.destructive,
+    };
     let objection =
         match question.policy.autonomy {
             Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => {
@@ -34,5 +37,6 @@ fn described(action: &Action) -> String {
         ActionKind::Read(path) => format!("read {path:?}"),
         ActionKind::Write(path) => format!("write, move or delete {path:?}"),
         ActionKind::Call(name) => format!("call {name}"),
+        ActionKind::Delegate(agent) => format!("ask {agent}"),
     }
 }

@@ -70,6 +70,8 @@ pub struct Call<'a> {
     pub effect: Effect,
     /// All that this call would do.
     pub actions: Vec<Action>,
+    /// Who approved it, where a decision was asked for: nothing needs another approval then.
+    pub approved_by: Option<&'a str>,
 }
 
 /// What the gate says to a call.
@@ -79,11 +81,11 @@ pub enum Verdict {
     Pass {
         /// Without which no tool executes.
         permit: Permit,
-        /// [`Decision::Allowed`] or [`Decision::Warned`].
+        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] where somebody approved.
         decision: Decision,
-        /// The rule that warned, else `none`.
+        /// The rule that warned or asked, else `none`.
         rule: &'static str,
-        /// The warning.
+        /// The warning, or what was asked for and who approved.
         reason: Option<String>,
     },
     /// It may not.
@@ -157,6 +159,7 @@ impl Gate {
                 strictest = Some((decision, name, reason));
             }
         }
+        let approved_by = call.approved_by;
         let permit = Permit { actions: call.actions, paths: Arc::clone(&self.policy.paths) };
         let Some((decision, rule, reason)) = strictest else {
             return Verdict::Pass { permit, decision: Decision::Allowed, rule: "none", reason: None };
@@ -165,7 +168,13 @@ impl Gate {
             Decision::Allowed => Verdict::Pass { permit, decision, rule, reason: None },
             Decision::Warned => Verdict::Pass { permit, decision, rule, reason: Some(reason) },
             Decision::Escalated => {
-                Verdict::Stop { decision, rule, reason: format!("The {rule} rule asks for an approval: {reason}.") }
+                let asks = format!("The {rule} rule asks for an approval: {reason}.");
+                match approved_by {
+                    Some(by) => {
+                        Verdict::Pass { permit, decision, rule, reason: Some(format!("{asks} Approved by {by}.")) }
+                    }
+                    None => Verdict::Stop { decision, rule, reason: asks },
+                }
             }
             Decision::Blocked => {
                 Verdict::Stop { decision, rule, reason: format!("Blocked by the {rule} rule: {reason}.") }

@@ -30,7 +30,7 @@ fn action(text: &str) -> Action {
 fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (Decision, &'static str, String) {
     let scopes: Vec<String> = scopes.iter().map(ToString::to_string).collect();
     let actions = actions.iter().map(|a| action(a)).collect();
-    match Gate::new(policy).unwrap().judge(&scopes, Call { tool, effect: Once, actions }) {
+    match Gate::new(policy).unwrap().judge(&scopes, Call { tool, effect: Once, actions, approved_by: None }) {
         Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason.unwrap_or_default()),
         Verdict::Stop { decision, rule, reason } => (decision, rule, reason),
     }
@@ -109,7 +109,7 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
         (Read, vec![odd], false),
         (Once, vec![action("r a")], true),
     ] {
-        let verdict = gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone() });
+        let verdict = gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone(), approved_by: None });
         assert_eq!(matches!(verdict, Verdict::Pass { .. }), passes, "{effect:?} {actions:?}");
     }
 }
@@ -272,9 +272,10 @@ fn reasons_are_sentences_that_name_the_rule() {
 #[test]
 fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
     let policy = Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
-    let verdict = Gate::new(&policy)
-        .unwrap()
-        .judge(&["admin".to_owned()], Call { tool: "file_ops", effect: Once, actions: vec![action("r src")] });
+    let verdict = Gate::new(&policy).unwrap().judge(
+        &["admin".to_owned()],
+        Call { tool: "file_ops", effect: Once, actions: vec![action("r src")], approved_by: None },
+    );
     let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
     assert_eq!(permit.actions(), [action("r src")]);

@@ -55,6 +55,7 @@ scopes! {
     AgentsInvoke = "agents:invoke",
     RunsRead = "runs:read",
     RunsCancel = "runs:cancel",
+    RunsApprove = "runs:approve",
     SessionsRead = "sessions:read",
     SessionsWrite = "sessions:write",
     ToolsRead = "tools:read",
@@ -103,6 +104,14 @@ impl Identity {
             }
         };
         if identity.caller.has(S::NAME) { Ok(identity) } else { Err(forbidden(S::NAME)) }
+    }
+}
+
+/// Refuses a caller of whom nobody knows who it is: where keys are not asked for, everybody is the same.
+pub(crate) fn refuse_anonymous(auth: &Auth) -> Result<(), Problem> {
+    match auth {
+        Auth::None => Err(Problem::new(Code::Forbidden, "A decision needs somebody who made it: use an API key.")),
+        Auth::Local(_) | Auth::ApiKeys => Ok(()),
     }
 }
 

@@ -20,6 +20,7 @@ use uuid::Uuid;
 use super::App;
 use super::problem::{Code, Problem};
 use crate::event::ValidationError;
+use crate::runtime::CallPlace;
 
 /// How much of an oversized body is read and dropped, so that the caller can hear why it is refused.
 const DRAIN_BYTES: usize = 32 << 20;
@@ -154,6 +155,21 @@ impl FromRequestParts<App> for RunId {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let Name(text) = Name::from_request_parts(parts, app).await?;
         Uuid::try_parse(&text).map(Self).map_err(|_| Problem::not_found("run"))
+    }
+}
+
+/// A run and one of its calls in the path. What is no UUID does not exist.
+pub(crate) struct CallId(pub(crate) CallPlace);
+
+impl FromRequestParts<App> for CallId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let ids = Path::<(String, String)>::from_request_parts(parts, app).await;
+        let Path((run, call)) = ids.map_err(|_| Problem::not_found("path"))?;
+        let run = Uuid::try_parse(&run).map_err(|_| Problem::not_found("run"))?;
+        let call = Uuid::try_parse(&call).map_err(|_| Problem::not_found("tool call"))?;
+        Ok(Self(CallPlace { run, call }))
     }
 }
 

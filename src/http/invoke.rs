@@ -142,6 +142,7 @@ async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -
                     let code = if app.runtime.is_draining() { Code::Draining } else { Code::StoreUnavailable };
                     return Err(Problem::new(code, "The run goes on without this connection; ask for it by its id."));
                 }
+                Ok(Err(WaitError::Parked(_))) => app.runtime.wait(&caller.tenant, run_id, until).await?,
                 Err(_) if terms.takes_accepted() => Some(existing(app, &caller.tenant, run_id).await?),
                 Err(_) => None,
             }

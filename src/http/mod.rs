@@ -8,6 +8,7 @@
 mod accept;
 mod agents;
 mod answers;
+mod approvals;
 mod assets;
 mod audit;
 mod auth;
@@ -150,6 +151,11 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(runs::get_run))
         .routes(routes!(runs::wait_for_run))
         .routes(routes!(runs::cancel_run))
+        .routes(routes!(approvals::list_approvals))
+        .routes(routes!(approvals::approve_tool_call))
+        .routes(routes!(approvals::deny_tool_call))
+        .routes(routes!(approvals::resolve_tool_call))
+        .routes(routes!(approvals::give_tool_result))
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))

@@ -26,9 +26,10 @@ use super::schemas;
 use super::vocabulary::OpenApiDocument;
 
 /// What the operations are about.
-const TAGS: [(&str, &str); 8] = [
+const TAGS: [(&str, &str); 9] = [
     ("agents", "What can be invoked, and invoking it."),
     ("runs", "What invocations have become: the history, one run, its parts and its events."),
+    ("approvals", "What runs wait for, and answering it."),
     ("sessions", "Runs that share a conversation."),
     ("stats", "What runs took, and how their calls went."),
     ("tools", "What agents can be given."),
@@ -122,6 +123,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+        }
+        Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
+            codes.push(Code::NotAwaitingApproval);
         }
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),

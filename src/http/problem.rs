@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::event::ValidationError;
-use crate::runtime::StartError;
+use crate::runtime::{AnswerError, StartError};
 use crate::store::StoreError;
 
 /// The stable names of errors. Callers may rely on them; texts may change.
@@ -33,6 +33,7 @@ pub(crate) enum Code {
     SessionBusy,
     SessionOfOtherAgent,
     IdempotencyMismatch,
+    NotAwaitingApproval,
     PayloadTooLarge,
     UriTooLong,
     UnsupportedMediaType,
@@ -60,6 +61,7 @@ impl Code {
             Self::NotAcceptable => ("NOT_ACCEPTABLE", StatusCode::NOT_ACCEPTABLE, "Not acceptable"),
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
+            Self::NotAwaitingApproval => ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval"),
             Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
             Self::SessionOfOtherAgent => ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
@@ -252,6 +254,21 @@ impl From<StoreError> for Problem {
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
             }
             StoreError::Failed(_) => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<AnswerError> for Problem {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::UnknownRun => Self::not_found("run"),
+            AnswerError::UnknownCall => Self::not_found("tool call"),
+            AnswerError::NotAwaited => {
+                Self::new(Code::NotAwaitingApproval, "This call does not wait for such an answer, or not any more.")
+            }
+            AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
+            AnswerError::Broken(_) => Self::internal(error.to_string()),
+            AnswerError::Store(error) => error.into(),
         }
     }
 }

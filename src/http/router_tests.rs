@@ -47,6 +47,9 @@ impl Store for Away {
     async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         away()
     }
+    async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        away()
+    }
     async fn request_cancel(&self, _: &str, _: Uuid, _: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
         away()
     }
@@ -57,6 +60,23 @@ impl Store for Away {
         away()
     }
     async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
+        away()
+    }
+    async fn answer(&self, _: &str, _: Uuid, _: Uuid, _: &Answer) -> Result<Option<RunRecord>, StoreError> {
+        away()
+    }
+    async fn expire_approvals(&self) -> Result<u64, StoreError> {
+        away()
+    }
+    async fn approvals(
+        &self,
+        _: &str,
+        _: &ApprovalFilter,
+        _: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        away()
+    }
+    async fn definition(&self, _: &str) -> Result<Option<String>, StoreError> {
         away()
     }
     async fn register_replica(&self, _: &str) -> Result<(), StoreError> {
@@ -145,6 +165,7 @@ fn state(auth: Auth) -> HttpState {
         input_schema: Arc::new(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
         varies: false,
+        concurrent: true,
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);

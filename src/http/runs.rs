@@ -25,7 +25,7 @@ use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
 use crate::message::Usage;
 use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
-use crate::store::{CancelOutcome, Page, RunFilter, RunRecord, ToolCallRecord};
+use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome, Page, RunFilter, RunRecord};
 
 /// Calls of a parked run that are looked through.
 const MAX_PENDING: u32 = 10_000;
@@ -149,22 +149,23 @@ pub(crate) struct RunDetail {
     pending: Vec<Pending>,
 }
 
-/// A call that keeps a run from going on.
+/// What keeps a run from going on.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
 pub(crate) struct Pending {
-    /// The call.
+    /// The call; of an escalation, an id of its own.
     call_id: Uuid,
     /// Whom it waits for.
-    #[schema(value_type = PendingKind, example = "review")]
+    #[schema(value_type = PendingKind, example = "approval")]
     kind: &'static str,
-    /// The tool.
+    /// The tool; empty for an escalation.
     #[schema(example = "file_ops")]
     tool: String,
-    /// What it was called with; a text where that is no JSON.
+    /// What it is called with; a text where that is no JSON.
     arguments: Value,
     /// Why it waits.
-    reason: &'static str,
+    #[schema(example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there.")]
+    reason: String,
     /// When it stops waiting by itself.
     expires_at: Option<DateTime<Utc>>,
 }
@@ -402,22 +403,23 @@ pub(crate) async fn get_run(
 /// Everything about a run, and what it waits for.
 pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Problem> {
     let mut pending = Vec::new();
-    if run.status == RunStatus::NeedsReview {
-        let calls = app.store.tool_calls(&run.tenant, run.id, &Page { limit: MAX_PENDING, after: None }).await?;
-        pending.extend(calls.into_iter().filter(|call| call.state == "unknown").map(Pending::from));
+    if run.status.is_parked() {
+        let filter = ApprovalFilter { run_id: Some(run.id), status: Some(ApprovalStatus::Pending), call_id: None };
+        pending = app.store.approvals(&run.tenant, &filter, &Page { limit: MAX_PENDING, after: None }).await?;
+        pending.sort_by_key(|asked| asked.seq);
     }
-    Ok(RunDetail { pending, ..RunDetail::of(run, app) })
+    Ok(RunDetail { pending: pending.into_iter().map(Pending::from).collect(), ..RunDetail::of(run, app) })
 }
 
-impl From<ToolCallRecord> for Pending {
-    fn from(call: ToolCallRecord) -> Self {
+impl From<ApprovalRecord> for Pending {
+    fn from(asked: ApprovalRecord) -> Self {
         Self {
-            call_id: call.id,
-            kind: "review",
-            tool: call.tool,
-            arguments: call.arguments,
-            reason: "The service stopped while this call was executed: it is unknown whether it took effect.",
-            expires_at: None,
+            call_id: asked.call_id,
+            kind: asked.kind.as_str(),
+            tool: asked.tool,
+            arguments: asked.arguments,
+            reason: asked.reason,
+            expires_at: asked.expires_at,
         }
     }
 }

@@ -5,7 +5,7 @@
 
 use axum::Json;
 use axum::extract::State;
-use chrono::{DateTime, TimeDelta, Utc};
+use chrono::{TimeDelta, Utc};
 use serde::Serialize;
 use utoipa::ToSchema;
 

@@ -45,6 +45,8 @@ words! {
         | "failed" | "unknown" | "cancelled";
     /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose outcome a crash left unknown, or somebody who lets it go on after a stop condition.
     PendingKind = "approval" | "client" | "review" | "escalation";
+    /// Where something that a run asked for stands: open, decided, given up on, answered by the caller, found out, or void because the run ended first.
+    ApprovalStatus = "pending" | "approved" | "denied" | "expired" | "answered" | "resolved" | "void";
     /// Whether requests should be sent to a process.
     ReadinessStatus = "ready" | "draining" | "unavailable";
     /// What kind of thing happened in a run.

@@ -13,7 +13,7 @@ use chrono::{DateTime, Utc};
 use tokio::sync::{OnceCell, broadcast};
 use uuid::Uuid;
 
-use crate::event::{Event, ModelDelta};
+use crate::event::{Event, ModelDelta, RunEvent};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
@@ -39,6 +39,12 @@ pub enum News {
 }
 
 impl News {
+    /// Whether the run may be parked now.
+    pub fn may_park(&self) -> bool {
+        let Self::Event(event) = self else { return false };
+        matches!(event.what, RunEvent::ApprovalRequested(_) | RunEvent::ToolCallAwaitingClient(_))
+    }
+
     /// Whether nothing can follow.
     pub fn is_the_end(&self) -> bool {
         matches!(self, Self::Event(event) if event.what.ending().is_some())

@@ -25,7 +25,7 @@ const BRISK: Duration = Duration::from_millis(50);
 const CALM: Duration = Duration::from_millis(500);
 /// The same for a run that is driven here, whose events come by themselves.
 const SAFETY: Duration = Duration::from_secs(1);
-/// How often a waiter looks whether the run was parked, which is no event.
+/// How often a waiter looks whether the run was parked without an event.
 const LOOK: Duration = Duration::from_secs(2);
 
 /// A reader of one run's events.
@@ -89,7 +89,7 @@ impl Runtime {
             }
             let look = until.min(Instant::now() + LOOK);
             while let Ok(news) = tokio::time::timeout_at(look, follower.next()).await {
-                if news?.is_none_or(|published| published.news.is_the_end()) {
+                if news?.is_none_or(|published| published.news.is_the_end() || published.news.may_park()) {
                     break;
                 }
             }

@@ -1,7 +1,7 @@
 //! Definitions made ready to run: compiled once, shared by all runs of that version.
 //!
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
-//! makes again, exactly what it started with.
+//! makes again, exactly what it started with. Only the agents that it can leave work to are those of the catalogue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,13 +9,17 @@ use std::time::Duration;
 
 use globset::Glob;
 
-use crate::agents::definition::{Cache, GovernanceSection, ToolOptions, ToolPolicySetting};
-use crate::agents::{Agent, Definition};
+use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
+use crate::agents::{Agent, Catalogue, Definition};
 use crate::governance::{Gate, Policy, ToolPolicy};
+use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
+use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
+use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::recall;
 use crate::tools::registry::Registry;
+use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -29,6 +33,8 @@ pub(super) struct LoadedAgent {
     pub executor: Arc<Executor>,
     /// What its runs keep.
     pub snapshot: Arc<DefinitionSnapshot>,
+    /// The agents that it can leave work to, as they were; none where one is gone.
+    delegates: Arc<[(String, Option<Arc<Agent>>)]>,
 }
 
 /// Why a definition cannot run here: one sentence.
@@ -39,13 +45,15 @@ pub(super) struct LoadError(String);
 /// All versions that were needed lately.
 pub(super) struct LoadedAgents {
     registry: Arc<Registry>,
+    catalogue: Arc<Catalogue>,
+    start: Arc<dyn StartRun>,
     by_hash: RwLock<HashMap<String, LoadedAgent>>,
 }
 
 impl LoadedAgents {
     /// None yet.
-    pub(super) fn new(registry: Arc<Registry>) -> Self {
-        Self { registry, by_hash: RwLock::default() }
+    pub(super) fn new(registry: Arc<Registry>, catalogue: Arc<Catalogue>, start: Arc<dyn StartRun>) -> Self {
+        Self { registry, catalogue, start, by_hash: RwLock::default() }
     }
 
     /// This version, ready to run.
@@ -65,13 +73,26 @@ impl LoadedAgents {
     }
 
     fn known(&self, hash: &str) -> Option<LoadedAgent> {
-        self.by_hash.read().unwrap_or_else(PoisonError::into_inner).get(hash).cloned()
+        let is_current = |(name, before): &(String, Option<Arc<Agent>>)| {
+            let now = self.catalogue.agent(name);
+            before.as_ref().map(|agent| &agent.hash) == now.as_ref().map(|agent| &agent.hash)
+        };
+        let by_hash = self.by_hash.read().unwrap_or_else(PoisonError::into_inner);
+        by_hash.get(hash).filter(|loaded| loaded.delegates.iter().all(is_current)).cloned()
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
-        let executor = Arc::new(executor(&self.registry, &agent.definition)?);
+        let delegates = agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
+        let delegates: Arc<[_]> = delegates.collect();
+        let subagents = agent.definition.tools.iter().filter_map(|tool| {
+            let delegation = Delegation::of_tool(tool)?;
+            let child = self.catalogue.agent(delegation.agent()).map(|child| self.described(&child.definition));
+            let start = Arc::clone(&self.start);
+            Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start)) as Arc<dyn Tool>)
+        });
+        let executor = Arc::new(executor(&self.registry, &agent.definition, subagents)?);
         let snapshot = Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
-        let loaded = LoadedAgent { agent, executor, snapshot };
+        let loaded = LoadedAgent { agent, executor, snapshot, delegates };
         let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
         if by_hash.len() >= KEPT {
             by_hash.clear();
@@ -79,15 +100,78 @@ impl LoadedAgents {
         by_hash.insert(loaded.agent.hash.clone(), loaded.clone());
         Ok(loaded)
     }
+
+    fn described(&self, child: &Definition) -> ChildAgent {
+        let tools = self.registry.resolve(&child.tools); // fails where one of them is an agent again
+        ChildAgent {
+            description: child.description.clone(),
+            inputs: child.inputs.clone(),
+            only_reads: tools.is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read)),
+        }
+    }
 }
 
-/// A definition's tools behind its gate. Also the check that a definition's tools exist.
-pub(super) fn executor(registry: &Registry, definition: &Definition) -> Result<Executor, LoadError> {
-    let mut tools = registry.resolve(&definition.tools).map_err(|e| LoadError(e.to_string()))?;
+/// A definition's tools, and the agents among them, behind its gate. Also the check that a definition's tools exist, and
+/// that what it says of single tools is about them.
+pub(super) fn executor(
+    registry: &Registry,
+    definition: &Definition,
+    subagents: impl Iterator<Item = Arc<dyn Tool>>,
+) -> Result<Executor, LoadError> {
+    let error = |e: &dyn std::error::Error| LoadError(e.to_string());
+    let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
+    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
     tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
-    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| LoadError(e.to_string()))?;
+    tools.extend(subagents);
+    check_tool_settings(definition, &tools)?;
+    let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
-    Executor::new(tools, gate, options).map_err(|e| LoadError(e.to_string()))
+    Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// A name or glob that means no tool is a mistake, and only what reads can be cached.
+fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    let delegations = || definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some()).map(String::as_str);
+    let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
+    for (name, options) in &definition.tool_options {
+        let key = format!("tool_options.{name}");
+        let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
+        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
+        if !names().any(|tool| glob.is_match(tool)) {
+            return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
+        }
+        if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
+            return Err(LoadError(format!("{key}.cache: {name:?} has no calls that only read")));
+        }
+    }
+    let Interceptors { before, after } = &definition.interceptors;
+    let before = before.iter().enumerate().map(|(i, rule)| (format!("before[{i}]"), &rule.tool));
+    let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
+    let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
+    for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
+        if !names().any(|tool| tool == name) {
+            return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
+        }
+    }
+    Ok(())
+}
+
+fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, InterceptorError> {
+    let before = section.before.iter().map(|rule| BeforeRule {
+        tool: rule.tool.clone(),
+        when: rule.when.clone(),
+        what: match &rule.block {
+            Some(reason) => Interception::Block(reason.clone()),
+            None => Interception::Rewrite(rule.rewrite.clone().into_iter().collect()),
+        },
+    });
+    let after = section.after.iter().map(|rule| AfterRule {
+        tool: rule.tool.clone(),
+        redact: rule.redact.clone(),
+        with: rule.with.clone(),
+    });
+    interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
 }
 
 /// The options of a tool: those under its name, else those of the first glob that means it, one by one.
@@ -99,6 +183,7 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+        on_unknown_outcome: meant.iter().find_map(|options| options.on_unknown_outcome).unwrap_or_default(),
     }
 }
 

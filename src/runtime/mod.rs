@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod delegation;
 mod deltas;
 mod follow;
 mod history;
@@ -19,6 +20,7 @@ mod replica;
 mod retention;
 mod sessions;
 mod start;
+mod waiting;
 mod worker;
 
 use std::path::PathBuf;
@@ -32,7 +34,7 @@ use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
 use crate::agents::{Catalogue, Definition};
-use crate::engine::{FoldError, Lease, Rules, State};
+use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
@@ -47,6 +49,7 @@ pub use memory::recollection;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use waiting::{AnswerError, CallPlace, Found};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
@@ -78,11 +81,13 @@ struct Inner {
     on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
+    handlers: Arc<Handlers>,
     loaded: loaded::LoadedAgents,
     settings: Settings,
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
@@ -127,13 +132,18 @@ impl Runtime {
             Arc::new(tell) as OnDurable
         };
         let (told, patience) = (Arc::clone(&on_durable), settings.store_patience);
-        let inner = Inner {
+        let inner = Arc::new_cyclic(|inner| Inner {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
             on_durable,
             store,
+            loaded: loaded::LoadedAgents::new(
+                registry,
+                Arc::clone(&catalogue),
+                Arc::new(delegation::Children(inner.clone())),
+            ),
             catalogue,
             router,
-            loaded: loaded::LoadedAgents::new(registry),
+            handlers: Arc::new(Handlers::new()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
             queue,
@@ -141,14 +151,15 @@ impl Runtime {
             settings,
             owner,
             live: live::Live::default(),
+            parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),
             drained: CancellationToken::new(),
             stop: CancellationToken::new(),
-        };
-        Self { inner: Arc::new(inner) }
+        });
+        Self { inner }
     }
 
     /// Cancels a run. `None`: no such run of this tenant.
@@ -195,7 +206,7 @@ impl Runtime {
 
 /// Why a definition cannot run with these tools, if it cannot.
 pub fn check_tools(registry: &Registry, definition: &Definition) -> Result<(), String> {
-    loaded::executor(registry, definition).map(|_| ()).map_err(|e| e.to_string())
+    loaded::executor(registry, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The messages of a run, from its journal; complete turns only.

@@ -94,6 +94,7 @@ impl Runtime {
     async fn attend(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
         if hint == Wakeup::Resync {
             self.give_back_abandoned().await?;
+            self.inner.store.expire_approvals().await?;
             if healthy_since.elapsed() >= self.inner.settings.lease {
                 self.sweep().await?;
             }

@@ -11,9 +11,11 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
 use super::{Follower, Runtime};
+use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
@@ -115,6 +117,9 @@ pub enum WaitError {
     /// or is recovered; ask for it by id.
     #[error("run {0} goes on without this connection")]
     Detached(Uuid),
+    /// The run waits for somebody; ask for it by id.
+    #[error("run {0} is parked")]
+    Parked(Uuid),
 }
 
 /// What became of a request to start a run.
@@ -133,13 +138,14 @@ pub struct Started {
     pub run_id: Uuid,
     /// Its events from the first one on, where they were asked for.
     pub follower: Option<Follower>,
-    end: oneshot::Receiver<RunRecord>,
+    end: oneshot::Receiver<Option<RunRecord>>,
 }
 
 impl Started {
     /// Resolves when the run has ended and its end is durable. Dropping it does not stop the run.
     pub async fn finished(self) -> Result<RunRecord, WaitError> {
-        self.end.await.map_err(|_| WaitError::Detached(self.run_id))
+        let end = self.end.await.map_err(|_| WaitError::Detached(self.run_id))?;
+        end.ok_or(WaitError::Parked(self.run_id))
     }
 }
 
@@ -148,10 +154,21 @@ impl Started {
 pub(super) struct Checked {
     pub(super) new: NewRun,
     pub(super) caller: Arc<Caller>,
-    loaded: LoadedAgent,
+    pub(super) loaded: LoadedAgent,
     pub(super) plan: Arc<Plan>,
     /// The runs of its session before it, the oldest first.
     pub(super) earlier: Vec<Uuid>,
+}
+
+/// A run that this replica drives from its start.
+pub(super) struct Launch {
+    pub(super) checked: Checked,
+    pub(super) opening: Opening,
+    pub(super) background: Background,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    pub(super) mode: Mode,
 }
 
 impl Runtime {
@@ -202,7 +219,7 @@ impl Runtime {
         let has_rival = request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
         let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
         let busy = request.overrides.on_session_busy;
-        let checked = self.check(request)?;
+        let checked = self.check(self.agent(&request.agent)?, request)?;
         match session_id {
             None => self.admit(checked, mode).await,
             Some(session_id) => {
@@ -210,6 +227,10 @@ impl Runtime {
                 self.begin_in(&session_id, checked, mode, busy).await
             }
         }
+    }
+
+    fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
+        self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))
     }
 
     /// Starts it here, or puts it into the queue.
@@ -226,10 +247,8 @@ impl Runtime {
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
-    fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
+    pub(super) fn check(&self, agent: Arc<Agent>, request: StartRequest) -> Result<Checked, StartError> {
         let inner = &self.inner;
-        let agent =
-            inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind)
@@ -258,19 +277,27 @@ impl Runtime {
 
     async fn start_here(
         &self,
-        Checked { new, caller, loaded, plan, earlier }: Checked,
+        checked: Checked,
         slot: OwnedSemaphorePermit,
         mode: Mode,
     ) -> Result<Started, StartError> {
-        let background = self.background(&plan, &caller, &new, &earlier).await?;
-        let opening = opening(&plan, &new.inputs, &background)?;
+        let Checked { new, caller, plan, earlier, .. } = &checked;
+        let background = self.background(plan, caller, new, earlier).await?;
+        let opening = opening(plan, &new.inputs, &background)?;
+        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode }).await
+    }
+
+    /// Drives a run from its start; accepted as its mode says.
+    pub(super) async fn launch(&self, launch: Launch) -> Result<Started, StartError> {
+        let Launch { checked, opening, background, lineage, slot, mode } = launch;
+        let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
-        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, Some(slot));
+        let head = Head { lineage, ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio) };
+        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, slot);
         owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
@@ -305,7 +332,7 @@ impl Runtime {
 }
 
 /// The first messages; what cannot be rendered is the inputs' fault.
-fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
+pub(super) fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
     plan.opening(inputs, background).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
 }
 

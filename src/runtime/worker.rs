@@ -12,6 +12,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::delegation::{Known, Lineage};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
@@ -32,7 +33,9 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
-    origin: Arc<RunOrigin>,
+    pub(super) origin: Arc<RunOrigin>,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
 }
 
 /// A run of this replica.
@@ -42,6 +45,8 @@ pub(super) struct Owned {
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
     _slot: Option<OwnedSemaphorePermit>,
+    /// Its place among those that can start others.
+    _known: Option<Known>,
 }
 
 /// Who wants to hear of a run.
@@ -51,8 +56,8 @@ pub(super) struct Tell {
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
     /// Whether the one who is told that wants to follow the run.
     pub(super) is_followed: bool,
-    /// Told the end; dropped where this replica does not see it.
-    pub(super) end: Option<oneshot::Sender<RunRecord>>,
+    /// Told the end, or that the run is parked (`None`); dropped where this replica sees neither.
+    pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
 /// Why a claimed run cannot go on.
@@ -106,7 +111,7 @@ impl Head {
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
-        Self { new, caller, epoch, origin: Arc::new(origin) }
+        Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
     }
 }
 
@@ -137,11 +142,13 @@ impl Owned {
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
+            inputs: Arc::clone(&head.new.inputs),
         };
         let run = Run {
             plan,
             executor,
             scope,
+            handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
             control: Arc::new(RunControl::default()),
@@ -157,7 +164,8 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        Self { runtime: runtime.clone(), head, run, _slot: slot }
+        let known = runtime.note_parent(&head, &run.plan, &run.control);
+        Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -174,10 +182,14 @@ impl Owned {
             };
             self.runtime.inner.live.remove(id, &control);
             match ended {
-                Ok(Ok(Driven::Parked)) => {}
+                Ok(Ok(Driven::Parked)) => {
+                    if let Some(end) = end {
+                        let _ = end.send(None); // who went away does not want to know
+                    }
+                }
                 Ok(Ok(Driven::Ended)) => {
                     if let (Some(end), Some(record)) = (end, record(&self.head, &self.run.state)) {
-                        let _ = end.send(record); // who went away does not want to know
+                        let _ = end.send(Some(record));
                     }
                 }
                 Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
@@ -245,6 +257,7 @@ impl Runtime {
     ) -> Result<Owned, ResumeError> {
         let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
         let row = &claimed.run;
+        let head = Head { lineage: self.lineage(row).await?, ..head };
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
@@ -255,14 +268,18 @@ impl Runtime {
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
-        for event in self.journal_of(&row.tenant, row.id).await? {
-            state.apply(&event).map_err(|e| unreadable(&e))?;
+        let journal = self.journal_of(&row.tenant, row.id).await?;
+        for event in &journal {
+            state.apply(event).map_err(|e| unreadable(&e))?;
         }
+        let answers = if state.needs_answers() { self.answers_to(row, &journal).await? } else { Vec::new() };
+        drop(journal);
         let started = state.started_at().is_some();
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;
+            owned.hear(&answers).map_err(|e| unreadable(&e))?;
         } else {
             let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
             let earlier = self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
@@ -276,7 +293,7 @@ impl Runtime {
         Ok(owned)
     }
 
-    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);

@@ -27,6 +27,10 @@ pub struct Changes<'w> {
     pub audit: Vec<AuditInsert<'w>>,
     /// What later runs may recall.
     pub observations: Vec<ObservationInsert<'w>>,
+    /// What is asked for.
+    pub approvals: Vec<ApprovalInsert<'w>>,
+    /// Runs that end while they may be waiting for something.
+    pub voided: Vec<VoidedRun>,
 }
 
 /// A run's row as a write leaves it, with the fence that the stored row must pass.
@@ -206,6 +210,33 @@ pub struct ObservationInsert<'w> {
     pub at: DateTime<Utc>,
     pub kind: &'static str,
     pub content: String,
+}
+
+/// A row of `approvals`.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `approvals`")]
+pub struct ApprovalInsert<'w> {
+    pub run_id: Uuid,
+    pub seq: i64,
+    pub call_id: Uuid,
+    pub tenant: &'w str,
+    #[serde(with = "ts_microseconds")]
+    pub at: DateTime<Utc>,
+    #[serde(with = "ts_microseconds_option")]
+    pub expires_at: Option<DateTime<Utc>>,
+    pub kind: &'static str,
+    pub tool: Cow<'w, str>,
+    pub reason: Cow<'w, str>,
+    pub arguments: String,
+    /// `pending`, or `void` where the same write ends the run.
+    pub status: &'static str,
+}
+
+/// A run whose unanswered rows of `approvals` are void.
+#[derive(Debug, PartialEq, Serialize)]
+pub struct VoidedRun {
+    /// The run.
+    pub run_id: Uuid,
 }
 
 impl From<Usage> for UsageColumns {

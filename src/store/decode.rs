@@ -11,10 +11,10 @@ use uuid::Uuid;
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
-    ApiKeyRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, Observation, RateLimit, RunRecord,
-    SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats, UsageStats,
+    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, Observation,
+    RateLimit, RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats, UsageStats,
 };
-use crate::event::{AuditRecord, Event};
+use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
 use crate::run::{RunKind, RunStatus};
 
@@ -265,6 +265,27 @@ where
             duration_ms: self.optional_count("duration_ms")?,
         };
         Ok(AuditRow { id: self.uuid("id")?, subject: self.text("subject")?, run_id: self.uuid("run_id")?, record })
+    }
+
+    pub(super) fn approval(&self) -> Result<ApprovalRecord, StoreError> {
+        let (kind, status) = (self.text("kind")?, self.text("status")?);
+        Ok(ApprovalRecord {
+            run_id: self.uuid("run_id")?,
+            agent: self.optional("agent")?.unwrap_or_default(),
+            seq: self.int("seq")?,
+            call_id: self.uuid("call_id")?,
+            kind: WaitKind::parse(&kind).ok_or_else(|| unreadable("kind", &kind))?,
+            tool: self.text("tool")?,
+            arguments: self.json("arguments")?.unwrap_or_default(),
+            reason: self.text("reason")?,
+            at: self.time("at")?,
+            expires_at: self.optional_time("expires_at")?,
+            status: ApprovalStatus::parse(&status).ok_or_else(|| unreadable("status", &status))?,
+            decided_at: self.optional_time("decided_at")?,
+            decided_by: self.optional("decided_by")?,
+            decision_reason: self.optional("decision_reason")?,
+            resolution: self.json("resolution")?,
+        })
     }
 
     pub(super) fn taken(&self, limit: RateLimit) -> Result<Taken, StoreError> {

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use sqlx::{Database, Encode, QueryBuilder, Type};
 use uuid::Uuid;
 
-use super::{AuditFilter, Page, RunCursor, RunFilter};
+use super::{ApprovalFilter, ApprovalStatus, AuditFilter, Page, RunCursor, RunFilter};
 
 /// How a dialect writes what the other writes differently: text around a bound value.
 pub(super) struct Dialect {
@@ -15,6 +15,8 @@ pub(super) struct Dialect {
     pub(super) runs: &'static str,
     /// `SELECT … FROM audit_log`.
     pub(super) audit: &'static str,
+    /// `SELECT … FROM approvals`, each call's id as `id`.
+    pub(super) approvals: &'static str,
     /// `SELECT … FROM api_keys`.
     pub(super) keys: &'static str,
     /// Around microseconds, to make a time.
@@ -142,6 +144,24 @@ where
     list.text("outcome", filter.outcome.as_deref());
     list.time("at > ", filter.created_after);
     list.time("at < ", filter.created_before);
+    list.page("at", true, page)
+}
+
+pub(super) fn approvals<DB: Database>(
+    dialect: &Dialect,
+    tenant: &str,
+    filter: &ApprovalFilter,
+    page: &Page<RunCursor>,
+) -> QueryBuilder<DB>
+where
+    for<'q> String: Encode<'q, DB> + Type<DB>,
+    for<'q> i64: Encode<'q, DB> + Type<DB>,
+    DB::Arguments: Default,
+{
+    let mut list = List::<DB>::of(dialect, dialect.approvals, tenant);
+    list.text("status", filter.status.map(ApprovalStatus::as_str));
+    list.uuid("run_id", filter.run_id);
+    list.uuid("call_id", filter.call_id);
     list.page("at", true, page)
 }
 

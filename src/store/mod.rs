@@ -4,6 +4,7 @@
 //! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
+mod approvals;
 pub mod changes;
 mod decode;
 mod definitions;
@@ -25,6 +26,7 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+pub use approvals::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus};
 pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
 
@@ -145,7 +147,10 @@ pub trait Store: Send + Sync {
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits for its session
     /// is taken when nobody holds that and no other run waits before it; it holds it then.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
-    /// Flags a run for cancelling, or ends it at once where nobody runs it. `None`: no such run.
+    /// Takes this run, if it is queued and its turn has come.
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
+    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that it started, and that
+    /// those started. `None`: no such run.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -162,11 +167,34 @@ pub trait Store: Send + Sync {
     /// counted. A run with a dispatched `once` call goes to review instead.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
 
+    /// Takes an answer to something that is still waited for, once; where it was the last, the run is queued. The run
+    /// as it is then; `None` where nothing of these kinds is waited for, not any more or not yet.
+    async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError>;
+    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that waited for nothing
+    /// else; how many things were given up on.
+    async fn expire_approvals(&self) -> Result<u64, StoreError>;
+    /// What runs of a tenant wait for or waited for, newest first.
+    async fn approvals(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError>;
+    /// A definition that runs were started with, as JSON text.
+    async fn definition(&self, hash: &str) -> Result<Option<String>, StoreError>;
+
     /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
-    /// Takes over the runs of replicas whose last heartbeat is older than `lease`.
+    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels those whose parent has
+    /// ended without them.
     /// The sweeper itself is never one of them.
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
 

@@ -6,6 +6,7 @@
 //! scans, which a planner without statistics chooses for a table that is still small and keeps when
 //! it has grown, are off; and the commit statement is planned once per connection.
 
+mod approvals;
 mod commit;
 mod connections;
 mod ownership;
@@ -32,9 +33,10 @@ use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord,
-    Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, SessionDeleted, SessionRecord,
-    StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
+    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
+    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
+    RunWrite, SessionDeleted, SessionRecord, StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats,
+    UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -144,6 +146,20 @@ async fn commit_on(
     Ok(batch.iter().map(outcome).collect())
 }
 
+/// The same, with runs in it that are given back: one that waits for nothing any more by then is queued.
+async fn park_on(
+    connection: &mut PgConnection,
+    owner: &str,
+    batch: &[RunWrite],
+) -> Result<Vec<WriteOutcome>, StoreError> {
+    let mut tx = connection.begin().await?;
+    let outcomes = commit_on(&mut tx, owner, batch).await?;
+    let parked: Vec<Uuid> = batch.iter().filter(|write| write.park.is_some()).map(|write| write.run_id).collect();
+    approvals::go_on(&mut tx, &parked).await?;
+    tx.commit().await?;
+    Ok(outcomes)
+}
+
 fn limit<C>(page: &Page<C>) -> i64 {
     i64::from(page.limit)
 }
@@ -193,9 +209,15 @@ impl Store for Postgres {
     async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
         self.define(batch).await?;
         let mut line = self.commits.get().await?;
-        let outcomes = within(commit_on(&mut line, owner, batch)).await;
+        let is_parking = batch.iter().any(|write| write.park.is_some());
+        let outcomes = if is_parking {
+            within(park_on(&mut line, owner, batch)).await
+        } else {
+            within(commit_on(&mut line, owner, batch)).await
+        };
         let outcomes = line.settle(outcomes)?;
-        if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
+        if is_parking || batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
+        {
             self.hint_queue().await;
         }
         Ok(outcomes)
@@ -210,6 +232,11 @@ impl Store for Postgres {
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         let rows = self.control.fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run)).await?;
+        rows.first().map(|row| Columns(row).claimed()).transpose()
     }
 
     async fn request_cancel(
@@ -242,6 +269,48 @@ impl Store for Postgres {
         Ok(released)
     }
 
+    async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError> {
+        let mut line = self.control.get().await?;
+        let answered = within(approvals::answer(&mut line, tenant, run, call, answer)).await;
+        let answered = line.settle(answered)?;
+        if answered.is_some() {
+            self.hint_queue().await;
+        }
+        Ok(answered)
+    }
+
+    async fn expire_approvals(&self) -> Result<u64, StoreError> {
+        let mut line = self.control.get().await?;
+        let expired = within(approvals::expire(&mut line)).await;
+        let expired = line.settle(expired)?;
+        if expired > 0 {
+            self.hint_queue().await;
+        }
+        Ok(expired)
+    }
+
+    async fn approvals(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let mut list = listing::approvals(&DIALECT, tenant, filter, page);
+        let rows = self.reads.fetch(list.build()).await?;
+        rows.iter().map(|row| Columns(row).approval()).collect()
+    }
+
+    async fn definition(&self, hash: &str) -> Result<Option<String>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::DEFINITION).bind(hash)).await?;
+        rows.first().map(|row| Ok(row.try_get(0)?)).transpose()
+    }
+
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
         self.control.fetch(sqlx::query(statements::REGISTER).bind(id)).await?;
         Ok(())
@@ -263,6 +332,9 @@ impl Store for Postgres {
                 break;
             }
         }
+        let mut line = self.control.get().await?;
+        let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
+        line.settle(strays)?;
         if swept.requeued > 0 {
             self.hint_queue().await;
         }

@@ -15,13 +15,13 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::changes::{
-    AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert, NewColumns, RunChange,
-    int,
+    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
+    NewColumns, RunChange, VoidedRun, int,
 };
 use super::observations::observation;
-use super::{NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
-use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent};
-use crate::message::CallTarget;
+use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
+use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind};
+use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Outcome, RunStatus};
 
 /// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
@@ -50,6 +50,7 @@ pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
         }
         changes.audit.extend(write.audit.iter().map(|record| audit(write, record)));
         changes.observations.extend(write.events.iter().filter_map(|event| observation(write, event)));
+        wait(write, &mut changes)?;
     }
     Ok(changes)
 }
@@ -60,10 +61,11 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
         return Err(StoreError::Failed(format!("a write of run {} has no events", write.run_id)));
     };
     let ending = last.what.ending().map(|ending| (last.at, ending));
-    let status = match (ending, &write.new) {
-        (Some((_, ending)), _) => ending.outcome.status(),
-        (None, Some(new)) => new.status,
-        (None, None) => RunStatus::Running,
+    let status = match (ending, write.park, &write.new) {
+        (Some((_, ending)), ..) => ending.outcome.status(),
+        (None, Some(parked), _) => parked,
+        (None, None, Some(new)) => new.status,
+        (None, None, None) => RunStatus::Running,
     };
     let started = |event: &Event| matches!(event.what, RunEvent::RunStarted { .. }).then_some(event.at);
     Ok(RunChange {
@@ -87,6 +89,33 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
         subject: &write.caller.subject,
         new: write.new.as_deref().map(|new| new_columns(new, &write.caller)).transpose()?,
     })
+}
+
+/// What a write asks for. A run that completes has nothing left to wait for; any other end makes void what is open.
+fn wait<'w>(write: &'w RunWrite, changes: &mut Changes<'w>) -> Result<(), StoreError> {
+    let ending = write.events.last().and_then(|event| event.what.ending());
+    let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
+    for event in &write.events {
+        if let RunEvent::ApprovalRequested(awaited) | RunEvent::ToolCallAwaitingClient(awaited) = &event.what {
+            changes.approvals.push(ApprovalInsert {
+                run_id: write.run_id,
+                seq: event.seq,
+                call_id: awaited.call_id,
+                tenant: &write.caller.tenant,
+                at: event.at,
+                expires_at: Some(awaited.expires_at),
+                kind: awaited.kind.as_str(),
+                tool: clean(&awaited.tool),
+                reason: clean(&awaited.reason),
+                arguments: json(&awaited.arguments)?,
+                status: status.as_str(),
+            });
+        }
+    }
+    if ending.is_some_and(|ending| ending.outcome.status() != RunStatus::Completed) {
+        changes.voided.push(VoidedRun { run_id: write.run_id });
+    }
+    Ok(())
 }
 
 fn end_columns(at: DateTime<Utc>, ending: &Ending) -> Result<EndColumns<'_>, StoreError> {
@@ -163,6 +192,13 @@ impl<'w> RunCalls<'_, 'w> {
                 row.reason = call.reason.as_deref().map(clean);
                 row.started_at = Some(event.at);
             }
+            RunEvent::ApprovalRequested(awaited) if awaited.kind == WaitKind::Approval => {
+                let row = self.row(awaited.call_id);
+                row.state = "awaiting_approval";
+                row.decision = Some("escalated");
+                row.reason = Some(clean(&awaited.reason));
+            }
+            RunEvent::ToolCallAwaitingClient(awaited) => self.row(awaited.call_id).state = "awaiting_client",
             RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                 let row = self.row(call.call_id);
                 row.state = match call.failure {
@@ -210,14 +246,24 @@ impl<'w> RunCalls<'_, 'w> {
 }
 
 fn audit<'w>(write: &'w RunWrite, record: &'w AuditRecord) -> AuditInsert<'w> {
+    audit_of(&write.caller.tenant, &write.caller.subject, write.run_id, record)
+}
+
+/// An audit record as a row: of this tenant, on behalf of this subject.
+pub(super) fn audit_of<'w>(
+    tenant: &'w str,
+    subject: &'w str,
+    run_id: Uuid,
+    record: &'w AuditRecord,
+) -> AuditInsert<'w> {
     AuditInsert {
-        tenant: &write.caller.tenant,
+        tenant,
         at: record.at,
         id: audit_id(record),
-        run_id: write.run_id,
+        run_id,
         call_id: record.call_id,
         duration_ms: record.duration_ms.map(int),
-        subject: &write.caller.subject,
+        subject,
         tool: clean(&record.tool),
         rule: &record.rule,
         decision: &record.decision,
@@ -261,8 +307,7 @@ pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCa
     let fill = |StoredCall { mut record, proposed_seq, result_seq }| {
         if let Some(RunEvent::ModelResponded(response)) = events.get(&proposed_seq) {
             let position = usize::try_from(record.ordinal).unwrap_or_default().saturating_sub(1);
-            let text = response.message.tool_calls.get(position).map_or("", |call| call.arguments.as_str());
-            record.arguments = serde_json::from_str(text).unwrap_or_else(|_| Value::String(text.to_owned()));
+            record.arguments = response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
         record.result = match result_seq.and_then(|seq| events.get(&seq)) {
             Some(RunEvent::ToolCallCompleted(call)) => Some(call.told().into_owned()),
@@ -272,6 +317,11 @@ pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCa
         record
     };
     calls.into_iter().map(fill).collect()
+}
+
+/// What a call was made with: a text where that is no JSON.
+pub(super) fn arguments(call: &ToolCall) -> Value {
+    serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 
 /// An event's `data` as JSON text.
@@ -292,7 +342,7 @@ pub fn event_from(kind: &str, data: &str) -> Result<RunEvent, StoreError> {
         .map_err(|error| StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}")))
 }
 
-fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
+pub(super) fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
     serde_json::to_string(value).map_err(|error| StoreError::Failed(format!("a value is not JSON: {error}")))
 }
 
@@ -302,7 +352,7 @@ fn list<T: Serialize>(len: usize, items: &T) -> Result<Option<String>, StoreErro
 }
 
 /// Text columns cannot hold NUL, and a model may write one; the journal keeps what it wrote.
-fn clean(text: &str) -> Cow<'_, str> {
+pub(super) fn clean(text: &str) -> Cow<'_, str> {
     if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{FFFD}")) } else { Cow::Borrowed(text) }
 }
 

@@ -4,6 +4,7 @@
 //! database keeps a second process out, so every replica row that this process did not write is one
 //! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
 
+mod approvals;
 mod commit;
 mod ownership;
 mod retention;
@@ -33,9 +34,10 @@ use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    ApiKeyRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord,
-    Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, SessionDeleted, SessionRecord,
-    StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
+    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
+    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
+    RunWrite, SessionDeleted, SessionRecord, StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats,
+    UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::RunStatus;
@@ -234,10 +236,17 @@ impl Store for Sqlite {
                 WriteOutcome::Fenced
             });
         }
+        let parked = batch.iter().filter(|write| write.park.is_some());
+        let parked: Vec<String> = parked.map(|write| write.run_id.to_string()).collect();
+        if !parked.is_empty() {
+            approvals::go_on(&mut tx, &parked, Utc::now()).await?; // what it waits for may have come by now
+        }
         tx.commit().await?;
         drop(writer);
         self.definitions.note(&missing);
-        if batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)) {
+        if !parked.is_empty()
+            || batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
+        {
             self.hint(Wakeup::Queue);
         }
         Ok(outcomes)
@@ -255,6 +264,12 @@ impl Store for Sqlite {
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run.to_string()).bind(now());
+        let row = claim.fetch_optional(&mut *self.writer().await?).await?;
+        row.map(|row| Columns(&row).claimed()).transpose()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -265,8 +280,8 @@ impl Store for Sqlite {
         let mut tx = begin(&mut writer).await?;
         let outcome = ownership::request_cancel(&mut tx, tenant, run, reason).await?;
         tx.commit().await?;
-        if let Some(CancelOutcome::Requested(_)) = outcome {
-            self.hint(Wakeup::Cancel(run));
+        if outcome.is_some() {
+            self.hint(Wakeup::Cancel(run)); // whoever hears it asks for all requests
         }
         Ok(outcome)
     }
@@ -293,6 +308,50 @@ impl Store for Sqlite {
         Ok(released)
     }
 
+    async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let answered = approvals::answer(&mut tx, tenant, run, call, answer).await?;
+        tx.commit().await?;
+        if answered.is_some() {
+            self.hint(Wakeup::Queue);
+        }
+        Ok(answered)
+    }
+
+    async fn expire_approvals(&self) -> Result<u64, StoreError> {
+        if self.read(sqlx::query(approvals::IS_DUE).bind(now())).await?.is_empty() {
+            return Ok(0); // and nothing is written
+        }
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let expired = approvals::expire(&mut tx, Utc::now()).await?;
+        tx.commit().await?;
+        self.hint(Wakeup::Queue);
+        Ok(expired)
+    }
+
+    async fn approvals(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let mut list = listing::approvals(&DIALECT, tenant, filter, page);
+        self.read(list.build()).await?.iter().map(|row| Columns(row).approval()).collect()
+    }
+
+    async fn definition(&self, hash: &str) -> Result<Option<String>, StoreError> {
+        let rows = self.read(sqlx::query(statements::DEFINITION).bind(hash)).await?;
+        rows.first().map(|row| Ok(row.try_get(0)?)).transpose()
+    }
+
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
         self.change(sqlx::query(statements::REGISTER).bind(id).bind(now())).await?;
         self.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
@@ -310,9 +369,13 @@ impl Store for Sqlite {
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
+        let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
         tx.commit().await?;
         if swept.requeued > 0 {
             self.hint(Wakeup::Queue);
+        }
+        if strays {
+            self.hint(Wakeup::Resync);
         }
         Ok(swept)
     }

@@ -10,13 +10,18 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::{RunRecord, RunWrite, Swept};
-use crate::event::{CallFailure, Event, RunEvent, ToolCallCompleted};
+use super::changes::ApprovalInsert;
+use super::projection::{arguments, clean};
+use super::{ApprovalStatus, RunRecord, RunWrite, Swept};
+use crate::event::{CallFailure, Event, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::ToolCall;
-use crate::run::{Caller, Effect, RunStatus, Totals};
+use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 
 /// The owner in whose name a run is ended that has none; never visible outside its transaction.
 pub(super) const CARETAKER: &str = "caretaker";
+
+/// Why a run is cancelled whose parent has ended.
+pub(super) const STRAY: &str = "the run that started it has ended";
 
 /// A run that is locked and can be decided on.
 pub(super) struct Locked {
@@ -91,7 +96,30 @@ fn verdict(run: &Locked, max_crashes: u32) -> Verdict {
 
 /// Whether a call was dispatched that must not be repeated unasked, and nobody knows what became of it.
 pub(super) fn may_have_acted(run: &Locked) -> bool {
-    open_calls(&run.tail).any(|(_, effect)| effect == Some(Effect::Once))
+    open_calls(&run.tail).any(|(_, start)| start.is_some_and(|start| start.has_acted()))
+}
+
+/// What somebody has to find out of a run that may have acted: what became of the call of each start that is left open.
+/// The same start asks once, whoever meets it.
+pub(super) fn reviews(run: &Locked, now: DateTime<Utc>) -> Vec<ApprovalInsert<'_>> {
+    let open = open_calls(&run.tail);
+    open.filter_map(|(call, start)| Some(review(run, call, start.filter(Start::has_acted)?, now))).collect()
+}
+
+fn review<'r>(run: &'r Locked, call: &'r ToolCall, start: Start, now: DateTime<Utc>) -> ApprovalInsert<'r> {
+    ApprovalInsert {
+        run_id: run.record.id,
+        seq: start.seq,
+        call_id: call.id,
+        tenant: &run.record.tenant,
+        at: now,
+        expires_at: None,
+        kind: WaitKind::Review.as_str(),
+        tool: clean(&call.name),
+        reason: "The service stopped while this call was executed: it is unknown whether it took effect.".into(),
+        arguments: arguments(call).to_string(),
+        status: ApprovalStatus::Pending.as_str(),
+    }
 }
 
 /// How long a run waits before another replica may take it: not at all after its first crash.
@@ -119,7 +147,7 @@ pub(super) fn waiting_phase(status: RunStatus) -> &'static str {
 fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
     let record = &run.record;
     let mut totals = totals_of(record);
-    let answers = open_calls(&run.tail).map(|(call, effect)| answer(call, effect));
+    let answers = open_calls(&run.tail).map(|(call, start)| answer(call, start.map(|start| start.effect)));
     let events: Vec<Event> = (run.record.last_seq + 1..)
         .zip(answers.chain([last]))
         .map(|(seq, what)| Event { seq, at: now, run_id: record.id, what })
@@ -139,8 +167,24 @@ fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
     }
 }
 
-/// Calls without a result, with their effect where they were dispatched.
-fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Effect>)> {
+/// The last start of a call.
+#[derive(Debug, Clone, Copy)]
+struct Start {
+    /// The number of its event.
+    seq: i64,
+    effect: Effect,
+    on_unknown_outcome: OnUnknownOutcome,
+}
+
+impl Start {
+    /// Whether somebody has to find out what became of the call before the run goes on.
+    fn has_acted(&self) -> bool {
+        self.effect == Effect::Once && self.on_unknown_outcome == OnUnknownOutcome::Review
+    }
+}
+
+/// Calls without a result, with their start where they were dispatched.
+fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Start>)> {
     let asked = tail.iter().rev().find_map(|event| match &event.what {
         RunEvent::ModelResponded(response) => Some(response.message.tool_calls.as_slice()),
         _ => None,
@@ -154,11 +198,14 @@ fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Effect>
             }
             _ => false,
         });
-        let effect = tail.iter().find_map(|event| match &event.what {
-            RunEvent::ToolCallStarted(started) if started.call_id == call.id => Some(started.effect),
+        let start = tail.iter().rev().find_map(|event| match &event.what {
+            RunEvent::ToolCallStarted(started) if started.call_id == call.id => {
+                let on_unknown_outcome = started.on_unknown_outcome;
+                Some(Start { seq: event.seq, effect: started.effect, on_unknown_outcome })
+            }
             _ => None,
         });
-        (!answered).then_some((call, effect))
+        (!answered).then_some((call, start))
     })
 }
 

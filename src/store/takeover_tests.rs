@@ -36,6 +36,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
     })
 }
 

@@ -215,6 +215,7 @@ impl Pending {
         self.write.events.append(&mut later.write.events);
         self.write.audit.append(&mut later.write.audit);
         self.write.totals = later.write.totals;
+        self.write.park = later.write.park;
         self.waiting.answers.append(&mut later.waiting.answers);
         None
     }

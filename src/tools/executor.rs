@@ -14,18 +14,23 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
-use jsonschema::Validator;
+use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
-use crate::event::{AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted};
+use super::approval::{Escalated, Granted};
+use super::interceptors::{Intercepted, Interceptors};
+use super::shown::shown;
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
+use crate::event::{
+    AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
+};
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Effect};
+use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -33,18 +38,14 @@ pub const MAX_RESULT: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Bytes of arguments in the audit log.
-const MAX_AUDITED: usize = 4096;
 /// Schema errors told to the model in one result.
 const MAX_SCHEMA_ERRORS: usize = 8;
-/// Parts of names of arguments that the audit log does not keep.
-const SECRETS: [&str; 9] =
-    ["token", "password", "passwd", "secret", "api_key", "apikey", "api-key", "authorization", "private_key"];
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
     tools: Vec<Offered>,
     gate: Gate,
+    interceptors: Interceptors,
 }
 
 struct Offered {
@@ -62,6 +63,8 @@ pub struct CallOptions {
     pub timeout: Option<Duration>,
     /// Whether the result of a call that only reads is used again.
     pub cache: bool,
+    /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A tool's input schema is none.
@@ -91,6 +94,8 @@ pub struct RunScope {
     pub longest: Option<Duration>,
     /// Names of the tools that it may use; others are unknown to it.
     pub tools: Arc<BTreeSet<String>>,
+    /// Its inputs, which interceptors may look at.
+    pub inputs: Arc<Value>,
 }
 
 /// Where in a run a call stands.
@@ -109,6 +114,8 @@ pub struct Slot {
 pub enum Prepared {
     /// It has its result, and is not executed.
     Answered(Finished),
+    /// Somebody has to approve it.
+    Escalated(Escalated),
     /// It may be executed, once its start is stored.
     Ready(Ready),
 }
@@ -123,14 +130,27 @@ pub struct Ready {
     arguments: Value,
     context: ToolContext,
     rule: &'static str,
+    is_concurrent: bool,
     /// For the audit log.
     shown_arguments: String,
 }
 
 impl Ready {
+    /// Whether it may be executed at the same time as neighbouring calls.
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent
+    }
+
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
+        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
     /// What this call does to the world.
@@ -208,11 +228,23 @@ impl Executor {
         gate: Gate,
         options: impl Fn(&str) -> CallOptions,
     ) -> Result<Self, SchemaError> {
-        let offer = |tool: Arc<dyn Tool>| match jsonschema::validator_for(&tool.info().input_schema) {
+        // No pattern of a schema may take more than linear time.
+        let schemas = jsonschema::options().with_pattern_options(PatternOptions::regex());
+        let offer = |tool: Arc<dyn Tool>| match schemas.build(&tool.info().input_schema) {
             Ok(arguments) => Ok(Offered { arguments, options: options(&tool.info().name), tool }),
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
-        Ok(Self { tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?, gate })
+        Ok(Self {
+            tools: tools.into_iter().map(offer).collect::<Result<_, _>>()?,
+            gate,
+            interceptors: Interceptors::default(),
+        })
+    }
+
+    /// The same, with interceptors around its calls.
+    #[must_use]
+    pub fn intercepted(self, interceptors: Interceptors) -> Self {
+        Self { interceptors, ..self }
     }
 
     /// The tools, in the order they were given.
@@ -234,20 +266,43 @@ impl Executor {
         offered.map_or(Ok(()), |offered| check(&offered.arguments, arguments))
     }
 
-    /// Takes a call up to the point where it may be executed, or answers it.
+    /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not judged.
+    pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
+        let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
+        let errors = offered.into_iter().flat_map(|offered| offered.arguments.iter_errors(arguments));
+        let error = |error: jsonschema::ValidationError<'_>| ValidationError {
+            pointer: error.instance_path().as_str().to_owned(),
+            message: error.masked().to_string(),
+        };
+        errors.take(MAX_SCHEMA_ERRORS).map(error).collect()
+    }
+
+    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces the question for
+    /// one, and no other check.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool cannot even look at what the call would do.
-    pub async fn prepare(&self, call: &ToolCall, slot: Slot, scope: &RunScope) -> Result<Prepared, FatalToolError> {
+    pub async fn prepare(
+        &self,
+        call: &ToolCall,
+        slot: Slot,
+        scope: &RunScope,
+        approval: Option<Granted<'_>>,
+    ) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
         let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator, .. })) = known else {
+        let Some((index, Offered { tool, arguments: validator, options })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
-        let arguments = parse(&call.arguments);
+        let edited = approval.and_then(|granted| granted.arguments);
+        let arguments = edited.map_or_else(|| parse(&call.arguments), |edited| Ok(edited.clone()));
         let arguments = match arguments.and_then(|arguments| check(validator, &arguments).map(|()| arguments)) {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
+        };
+        let arguments = match self.intercept(call, validator, arguments, scope) {
+            Ok(arguments) => arguments,
+            Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
         let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
@@ -263,7 +318,7 @@ impl Executor {
             // What a call would do cannot be told, so it cannot be judged: a check that cannot decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
                 let shown_arguments = shown(&arguments, canonical);
-                return Ok(Prepared::Answered(stopped(call, Decision::Blocked, "actions", message, shown_arguments)));
+                return Ok(Prepared::Answered(blocked(call, "actions", message, shown_arguments)));
             }
             Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
             Err(Failure::Fatal(message)) => return Err(fatal(&call.name, message, fault(call.id, &call.name), None)),
@@ -272,7 +327,9 @@ impl Executor {
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let consumes = consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
-        Ok(match self.gate.judge(&scope.caller.scopes, Call { tool: &call.name, effect: declared, actions }) {
+        let approved_by = approval.map(|granted| granted.by);
+        let question = Call { tool: &call.name, effect: declared, actions, approved_by };
+        Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, reason } => {
                 let started = ToolCallStarted {
                     call_id: call.id,
@@ -282,13 +339,51 @@ impl Executor {
                     decision: decision.as_str().to_owned(),
                     reason,
                     consumes,
+                    on_unknown_outcome: options.on_unknown_outcome,
                 };
-                Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
+                let is_concurrent = effect == Effect::Read || tool.info().concurrent;
+                Prepared::Ready(Ready {
+                    started,
+                    tool: index,
+                    permit,
+                    arguments,
+                    context,
+                    rule,
+                    is_concurrent,
+                    shown_arguments,
+                })
             }
-            Verdict::Stop { decision, rule, reason } => {
-                Prepared::Answered(stopped(call, decision, rule, reason, shown_arguments))
+            Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
+                let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                Prepared::Escalated(Escalated { arguments, reason, audit })
             }
+            Verdict::Stop { rule, reason, .. } => Prepared::Answered(blocked(call, rule, reason, shown_arguments)),
         })
+    }
+
+    /// The arguments as the interceptors leave them, or the call's result.
+    fn intercept(
+        &self,
+        call: &ToolCall,
+        validator: &Validator,
+        arguments: Value,
+        scope: &RunScope,
+    ) -> Result<Value, Box<Finished>> {
+        match self.interceptors.before(&call.name, &arguments, &scope.inputs) {
+            Intercepted::Untouched => Ok(arguments),
+            Intercepted::Rewritten(rewritten, place) => match check(validator, &rewritten) {
+                Ok(()) => Ok(rewritten),
+                Err(message) => {
+                    let message = format!("Interceptor {place} changed the arguments. {message}");
+                    Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
+                }
+            },
+            Intercepted::Blocked(reason) => {
+                let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+                let reason = format!("Blocked by an interceptor: {reason}");
+                Err(Box::new(blocked(call, "interceptor", reason, shown_arguments)))
+            }
+        }
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own
@@ -326,8 +421,9 @@ impl Executor {
             note: None,
         };
         match result {
-            Ok(text) => Ok(finished(completed(capped(text), None), Some(audit))),
+            Ok(text) => Ok(finished(completed(self.readable(&started.tool, text), None), Some(audit))),
             Err(Failure::Told(failure, message)) => {
+                let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
             Err(Failure::Fatal(message)) => {
@@ -335,6 +431,11 @@ impl Executor {
                 Err(fatal(&started.tool, message, completed, Some(audit)))
             }
         }
+    }
+
+    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be seen in two.
+    fn readable(&self, tool: &str, text: String) -> String {
+        capped(self.interceptors.after(tool, text))
     }
 
     async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {
@@ -367,7 +468,7 @@ fn consumption(actions: &[Action]) -> Consumption {
                 consumed.lines_changed += lines;
                 consumed.files_modified.insert(path.clone());
             }
-            ActionKind::Call(_) => {}
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
         }
     }
     consumed
@@ -388,6 +489,14 @@ async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolEr
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }
+}
+
+/// Arguments that match a schema, or what is wrong with them, for the model.
+///
+/// # Errors
+/// They are no JSON object, or miss the schema.
+pub fn arguments_of(text: &str, schema: &Validator) -> Result<Value, String> {
+    parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
 }
 
 /// The arguments as an object. Some models write nothing where there is nothing to say.
@@ -427,53 +536,9 @@ fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -
     })
 }
 
-/// The arguments as the audit log keeps them: without what looks like a secret by its name, and capped.
-fn shown(arguments: &Value, canonical: String) -> String {
-    let mut text = if names_secret(arguments) {
-        let mut redacted = arguments.clone();
-        redact(&mut redacted);
-        redacted.to_string()
-    } else {
-        canonical
-    };
-    if text.len() > MAX_AUDITED {
-        text.truncate(text.floor_char_boundary(MAX_AUDITED - '…'.len_utf8()));
-        text.push('…');
-    }
-    text
-}
-
-fn is_secret(key: &str) -> bool {
-    let key = key.to_ascii_lowercase();
-    SECRETS.iter().any(|secret| key.contains(secret))
-}
-
-fn names_secret(value: &Value) -> bool {
-    match value {
-        Value::Object(map) => map.iter().any(|(key, value)| is_secret(key) || names_secret(value)),
-        Value::Array(items) => items.iter().any(names_secret),
-        _ => false,
-    }
-}
-
-fn redact(value: &mut Value) {
-    match value {
-        Value::Object(map) => {
-            for (key, value) in map {
-                if is_secret(key) {
-                    *value = "[redacted]".into();
-                } else {
-                    redact(value);
-                }
-            }
-        }
-        Value::Array(items) => items.iter_mut().for_each(redact),
-        _ => {}
-    }
-}
-
-/// A result as it may be stored and read: without NUL characters, which no store takes, and capped.
-fn capped(mut text: String) -> String {
+/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64 KiB at most, of
+/// which head and tail are kept.
+pub fn capped(mut text: String) -> String {
     if text.contains('\0') {
         text.retain(|c| c != '\0');
     }
@@ -503,6 +568,11 @@ fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finishe
 
 /// A call that was answered before anything was decided.
 fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
+    Prepared::Answered(refused(call, failure, message))
+}
+
+/// A call that was answered with what is wrong with it.
+pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
     let completed = ToolCallCompleted {
         call_id: call.id,
         tool: capped(call.name.clone()),
@@ -513,24 +583,26 @@ fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
         cached: false,
         note: None,
     };
-    Prepared::Answered(finished(completed, None))
+    finished(completed, None)
 }
 
-/// A call that the gate stopped. Nobody can approve anything yet, so a question is a no.
-fn stopped(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> Finished {
-    let reason = match decision {
-        Decision::Escalated => format!("{reason} Nobody can give approvals here, so the call was not executed."),
-        _ => reason,
-    };
+/// A call that may not be executed.
+fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
     let blocked = ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
         rule: rule.to_owned(),
-        decision: decision.as_str().to_owned(),
+        decision: Decision::Blocked.as_str().to_owned(),
         reason: reason.clone(),
         content: error_text(&reason),
     };
-    let audit = AuditRecord {
+    let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
+    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+}
+
+/// What the audit log keeps of a call that is not executed, at least not now.
+fn not_executed(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> AuditRecord {
+    AuditRecord {
         at: Utc::now(),
         call_id: call.id,
         tool: call.name.clone(),
@@ -540,8 +612,7 @@ fn stopped(call: &ToolCall, decision: Decision, rule: &str, reason: String, argu
         arguments,
         outcome: "not_executed".into(),
         duration_ms: None,
-    };
-    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+    }
 }
 
 /// What a call is answered with where the service failed; the cause is nobody's business but the log's.

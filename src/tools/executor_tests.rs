@@ -28,6 +28,7 @@ impl Probe {
             input_schema: Arc::new(schema),
             effect: Effect::Once,
             varies: true,
+            concurrent: false,
             source: "builtin".into(),
         }))
     }
@@ -86,6 +87,7 @@ fn bench(policy: &Policy) -> Bench {
         timeout: Duration::from_mins(1),
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
+        inputs: Arc::new(json!({})),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default()).unwrap(),
@@ -112,13 +114,13 @@ fn call(name: &str, arguments: &str) -> ToolCall {
 
 impl Bench {
     async fn prepare(&self, name: &str, arguments: &str) -> Prepared {
-        self.executor.prepare(&call(name, arguments), SLOT, &self.scope).await.unwrap()
+        self.executor.prepare(&call(name, arguments), SLOT, &self.scope, None).await.unwrap()
     }
 
     async fn ready(&self, what: &str) -> Ready {
         match self.prepare("probe", &json!({"do": what}).to_string()).await {
             Prepared::Ready(ready) => ready,
-            Prepared::Answered(finished) => panic!("{what}: {finished:?}"),
+            other => panic!("{what}: {other:?}"),
         }
     }
 
@@ -126,7 +128,7 @@ impl Bench {
     async fn answered(&self, name: &str, arguments: &str) -> (String, Option<CallFailure>, Option<AuditRecord>) {
         match self.prepare(name, arguments).await {
             Prepared::Answered(finished) => outcome(finished),
-            Prepared::Ready(ready) => panic!("{arguments}: {ready:?}"),
+            other => panic!("{arguments}: {other:?}"),
         }
     }
 
@@ -182,45 +184,64 @@ async fn what_cannot_be_judged_is_blocked_and_audited() {
 
 #[tokio::test]
 async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
-    let blocked = Policy { tool_policies: vec![("probe".into(), ToolPolicy::Deny)], ..full() };
-    for (policy, what, rule, decision, reason) in [
-        (
-            blocked,
-            "look",
-            "tool_policy",
-            "blocked",
-            "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.",
-        ),
-        (
-            Policy::default(),
-            "destroy",
-            "autonomy",
-            "escalated",
-            "The autonomy rule asks for an approval: to call probe would lose what exists there. \
-             Nobody can give approvals here, so the call was not executed.",
-        ),
-    ] {
-        let bench = bench(&policy);
-        let Prepared::Answered(finished) = bench.prepare("probe", &json!({"do": what}).to_string()).await else {
-            panic!("{what} passed")
-        };
-        let expected = ToolCallBlocked {
-            call_id: Uuid::from_u128(1),
-            tool: "probe".into(),
-            rule: rule.into(),
-            decision: decision.into(),
-            reason: reason.into(),
-            content: format!("Error: {reason}"),
-        };
-        assert_eq!(finished.event, RunEvent::ToolCallBlocked(expected));
-        let audit = finished.audit.unwrap();
-        assert_eq!(
-            (audit.rule.as_str(), audit.decision.as_str(), audit.reason.as_deref()),
-            (rule, decision, Some(reason))
-        );
-        assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("not_executed", None));
-        assert_eq!(audit.arguments, format!(r#"{{"do":"{what}"}}"#));
-    }
+    let policy = Policy { tool_policies: vec![("probe".into(), ToolPolicy::Deny)], ..full() };
+    let reason = "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.";
+    let Prepared::Answered(finished) = bench(&policy).prepare("probe", r#"{"do": "look"}"#).await else {
+        panic!("it passed")
+    };
+    let expected = ToolCallBlocked {
+        call_id: Uuid::from_u128(1),
+        tool: "probe".into(),
+        rule: "tool_policy".into(),
+        decision: "blocked".into(),
+        reason: reason.into(),
+        content: format!("Error: {reason}"),
+    };
+    assert_eq!(finished.event, RunEvent::ToolCallBlocked(expected));
+    let audit = finished.audit.unwrap();
+    assert_eq!(
+        (audit.rule.as_str(), audit.decision.as_str(), audit.reason.as_deref()),
+        ("tool_policy", "blocked", Some(reason))
+    );
+    assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("not_executed", None));
+    assert_eq!(audit.arguments, r#"{"do":"look"}"#);
+}
+
+#[tokio::test]
+async fn an_approval_answers_the_question_and_nothing_else() {
+    let bench = bench(&Policy { tool_policies: vec![("other".into(), ToolPolicy::Deny)], ..Policy::default() });
+    let destroy = call("probe", r#"{"do": "destroy"}"#);
+    let asks = "The autonomy rule asks for an approval: to call probe would lose what exists there.";
+    let Prepared::Escalated(escalated) = bench.prepare("probe", &destroy.arguments).await else { panic!("it passed") };
+    assert_eq!((&escalated.arguments, escalated.reason.as_str()), (&json!({"do": "destroy"}), asks));
+    let audit = escalated.audit;
+    assert_eq!((audit.rule.as_str(), audit.decision.as_str()), ("autonomy", "escalated"));
+    assert_eq!((audit.outcome.as_str(), audit.arguments.as_str()), ("not_executed", r#"{"do":"destroy"}"#));
+
+    let granted = |arguments| Some(Granted { by: "ann", arguments });
+    let approved = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
+    let Prepared::Ready(ready) = approved else { panic!("{approved:?}") };
+    let started = ready.started();
+    assert_eq!((started.decision.as_str(), started.effect), ("escalated", Effect::Once));
+    assert_eq!(started.reason, Some(format!("{asks} Approved by ann.")));
+    let key = started.effect_key.clone();
+
+    // Other arguments are judged like the model's, and are another effect.
+    let look = json!({"do": "look"});
+    let edited = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&look))).await.unwrap();
+    let Prepared::Ready(ready) = edited else { panic!("{edited:?}") };
+    assert_eq!((ready.started().decision.as_str(), ready.effect()), ("allowed", Effect::Read));
+    assert_ne!(ready.started().effect_key, key);
+    let wrong = json!({"do": 1});
+    let missed = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&wrong))).await.unwrap();
+    let Prepared::Answered(finished) = missed else { panic!("{missed:?}") };
+    assert_eq!(outcome(finished).1, Some(CallFailure::InvalidArguments));
+
+    // What is blocked stays blocked.
+    let scope = RunScope { tools: Arc::new(BTreeSet::from(["other".to_owned()])), ..bench.scope.clone() };
+    let other = call("other", r#"{"do": "destroy"}"#);
+    let blocked = bench.executor.prepare(&other, SLOT, &scope, granted(None)).await.unwrap();
+    assert!(matches!(blocked, Prepared::Answered(Finished { event: RunEvent::ToolCallBlocked(_), .. })), "{blocked:?}");
 }
 
 #[tokio::test]
@@ -290,7 +311,7 @@ async fn a_fault_of_the_service_ends_the_run_but_the_call_is_answered() {
     let ready = bench.ready("fatal").await;
     let late = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap_err();
     let early =
-        bench.executor.prepare(&call("probe", r#"{"do":"fatal early"}"#), SLOT, &bench.scope).await.unwrap_err();
+        bench.executor.prepare(&call("probe", r#"{"do":"fatal early"}"#), SLOT, &bench.scope, None).await.unwrap_err();
     for error in [late, early] {
         assert_eq!(error.to_string(), "probe: disk on fire");
         let (content, failure, _) = outcome(*error.finished);
@@ -330,11 +351,12 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
             agent: "reader".into(),
             run_id: Uuid::from_u128(run),
             tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
+            inputs: Arc::new(json!({})),
             ..bench.scope.clone()
         };
-        match bench.executor.prepare(&call(name, arguments), slot, &scope).await.unwrap() {
+        match bench.executor.prepare(&call(name, arguments), slot, &scope, None).await.unwrap() {
             Prepared::Ready(ready) => ready.started().effect_key.clone(),
-            Prepared::Answered(finished) => panic!("{finished:?}"),
+            other => panic!("{other:?}"),
         }
     };
     let base = key(SLOT, "probe", r#"{"do":"x","n":2}"#, 7).await;
@@ -376,7 +398,7 @@ fn the_audit_log_keeps_no_secret_and_no_novel() {
         assert_eq!(shown(arguments), kept);
     }
     let long = shown(json!({"content": "ä".repeat(5000)}));
-    assert!(long.len() <= MAX_AUDITED && long.ends_with("ä…"));
+    assert!(long.len() <= 4096 && long.ends_with("ä…"));
 }
 
 #[tokio::test]

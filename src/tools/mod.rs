@@ -2,10 +2,14 @@
 //!
 //! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
 
+pub mod approval;
 pub mod executor;
 pub mod file_ops;
+pub mod interceptors;
 pub mod recall;
 pub mod registry;
+mod shown;
+pub mod subagent;
 pub mod workspace;
 
 use std::sync::Arc;
@@ -32,6 +36,8 @@ pub struct ToolInfo {
     pub effect: Effect,
     /// Whether single calls may have a weaker effect, which their actions tell.
     pub varies: bool,
+    /// Whether its calls may be executed at the same time as neighbouring ones although they do not only read.
+    pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
 }
@@ -40,6 +46,11 @@ impl ToolInfo {
     /// Whether there are calls of the tool that only read.
     pub fn may_only_read(&self) -> bool {
         self.effect == Effect::Read || self.varies
+    }
+
+    /// Whether there are calls of the tool that may be executed at the same time as neighbouring ones.
+    pub fn may_be_concurrent(&self) -> bool {
+        self.concurrent || self.may_only_read()
     }
 }
 

@@ -65,6 +65,7 @@ impl Recall {
             input_schema: Arc::new(input_schema),
             effect: Effect::Read,
             varies: false,
+            concurrent: false,
             source: "builtin".into(),
         };
         Self { info, recollect }

@@ -10,14 +10,15 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("message", &["run", "event"]),
     ("run", &["message", "event"]),
     ("event", &["message", "run"]),
+    ("expression", &[]),
     ("config", &[]),
     ("providers", &["message", "run", "event"]),
-    ("agents", &["message", "run", "event"]),
+    ("agents", &["message", "run", "event", "expression"]),
     ("governance", &["message", "run", "event"]),
     ("store", &["message", "run", "event"]),
     ("drivers", &["message", "run", "event", "providers"]),
-    ("tools", &["message", "run", "event", "governance"]),
-    ("engine", &["message", "run", "event", "agents", "drivers", "providers", "tools"]),
+    ("tools", &["message", "run", "event", "expression", "governance"]),
+    ("engine", &["message", "run", "event", "expression", "agents", "drivers", "providers", "tools"]),
     (
         "runtime",
         &[

@@ -4,13 +4,17 @@
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
 mod api;
+mod approvals;
 mod bounds;
 mod calling;
 mod chromium;
+mod client_tools;
 mod clients;
 mod commands;
 mod console;
 mod context_window;
+mod contracts;
+mod delegation;
 mod dialects;
 mod faults;
 mod full_disk;
@@ -33,6 +37,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod retention;
+mod reviews;
 mod routing;
 mod samples;
 mod service;

@@ -3,6 +3,7 @@
 //! A test takes a [`Db`] and says what every store promises; [`on_both`] runs it on each. What only
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
+mod approvals;
 mod group_commit;
 mod idempotency;
 mod journal;
@@ -229,6 +230,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     })
 }
 

@@ -192,15 +192,15 @@ impl State {
     }
 
     fn next_tool_call(&self, turn: &OpenTurn, index: usize, call: &ToolCall, now: DateTime<Utc>) -> Step {
+        if turn.dispatched_once.contains(&call.id) {
+            return Step::Record(vec![unknown_outcome(call)]);
+        }
         let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         if let Some(resolved) = turn.resolved.get(&call.id) {
             return match self.resolved_call(index, call, resolved) {
                 Step::CallTools(_) if left == 0 => self.out_of_calls(now),
                 step => step,
             };
-        }
-        if turn.dispatched_once.contains(&call.id) {
-            return Step::Record(vec![unknown_outcome(call)]);
         }
         if !self.has_tool_calls_left(turn, index) {
             let content = phrases::too_many_calls(self.rules.limits.max_tool_calls_per_iteration);
@@ -366,6 +366,7 @@ impl State {
     fn cancelled(&self, now: DateTime<Utc>) -> Step {
         let phase = match &self.phase {
             Phase::Opening => "queued",
+            _ if !self.waiting.is_empty() => "approval",
             Phase::Calling => "model_call",
             Phase::Acting(turn) if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) => "tool_call",
             Phase::Acting(_) => "validation",

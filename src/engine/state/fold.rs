@@ -15,7 +15,7 @@ use crate::event::{
     ToolCallCompleted, WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
-use crate::run::Effect;
+use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -154,6 +154,7 @@ impl State {
                 }
                 let turn = self.turn(misplaced)?;
                 match call.effect {
+                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
                     Effect::Once => turn.dispatched_once.push(call.call_id),
                     Effect::Read => _ = turn.reads.insert(call.call_id),
                     Effect::Idempotent => {}
@@ -192,7 +193,11 @@ impl State {
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched_once.retain(|call| *call != resolved.call_id);
-        turn.resolved.insert(resolved.call_id, resolved.clone());
+        let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
+        let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
+        if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
+            turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
+        }
         Ok(())
     }
 
@@ -259,7 +264,9 @@ impl State {
             return;
         }
         self.unfinished = None;
-        self.wish = Wish::Settled;
+        if !self.only_hands_over(&message) {
+            self.wish = Wish::Settled;
+        }
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
         }
@@ -273,6 +280,14 @@ impl State {
             resolved: BTreeMap::new(),
             proposal: None,
         });
+    }
+
+    /// Whether nothing is called but other agents, to take over, where any other tool would be the call that an
+    /// attempt must begin with.
+    fn only_hands_over(&self, message: &AssistantMessage) -> bool {
+        let is_handoff = |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
+        self.rules.tool_choice == ToolChoicePolicy::FirstRequired
+            && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 
     /// A response without tool calls. The first one that was cut off, and a pause, go back at once.

@@ -24,6 +24,8 @@ use crate::event::{Awaited, CompactionCause, Ending, LimitReached, Resolved, Run
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
 use crate::providers::ToolChoice;
 use crate::run::{RunStatus, Totals};
+use crate::tools::approval::Granted;
+use crate::tools::executor::Slot;
 
 use streak::{Streak, same_call};
 
@@ -68,6 +70,19 @@ pub struct PendingCall {
     pub index: u32,
     /// Somebody's approval, where it was asked for.
     pub approval: Option<Approval>,
+}
+
+impl PendingCall {
+    /// Where in the run it stands.
+    pub fn slot(&self) -> Slot {
+        Slot { attempt: self.attempt, iteration: self.iteration, index: self.index }
+    }
+
+    /// The approval, for those who execute it.
+    pub fn granted(&self) -> Option<Granted<'_>> {
+        let approval = self.approval.as_ref()?;
+        Some(Granted { by: approval.by.as_deref().unwrap_or("somebody"), arguments: approval.arguments.as_ref() })
+    }
 }
 
 /// Somebody's approval of a call.

@@ -7,11 +7,11 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 
 use super::decide::unexecuted;
-use super::{Approval, PendingCall, Phase, State, Step};
+use super::{Approval, OpenTurn, PendingCall, Phase, State, Step};
 use crate::event::{
     Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
 };
-use crate::message::ToolCall;
+use crate::message::{CallTarget, ToolCall};
 use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
 
 /// The code of a run that a stop condition ended.
@@ -34,14 +34,22 @@ impl State {
         })
     }
 
-    /// The open calls from this place of the response on that wait for nothing yet.
+    /// The open calls from this place of the response on that wait for nothing yet and that limits leave room for.
     pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let calls = turn.message.tool_calls.iter().enumerate().skip(first as usize);
-        let open = calls.filter(|(_, call)| !turn.is_answered(call) && !turn.resolved.contains_key(&call.id));
-        open.filter(|(index, call)| !self.waiting.contains_key(&call.id) && self.has_tool_calls_left(turn, *index))
-            .map(|(index, call)| self.pending(index, call, None))
-            .collect()
+        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
+        let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
+        let open = open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, call)| {
+            let waits = self.waiting.contains_key(&call.id) || turn.resolved.contains_key(&call.id);
+            *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
+        });
+        open.map(|(index, call)| self.pending(index, call, None)).collect()
+    }
+
+    /// Whether the run cannot go on, or not as it did, without an answer from outside.
+    pub fn needs_answers(&self) -> bool {
+        let is_unknown = |turn: &OpenTurn| turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id));
+        !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_unknown(turn))
     }
 
     /// What to do with a call that was waited for.

@@ -18,8 +18,8 @@ use sqlx::{AssertSqlSafe, Postgres, Row};
 use uuid::Uuid;
 
 use crate::store::changes::{
-    AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert, NewColumns,
-    ObservationInsert, RunChange, UsageColumns,
+    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
+    NewColumns, ObservationInsert, RunChange, UsageColumns,
 };
 use crate::store::{RunWrite, StoreError};
 
@@ -190,6 +190,24 @@ const OBSERVATIONS: Part = Part {
     after: PASSED,
 };
 
+const APPROVALS: Part = Part {
+    name: "asked",
+    before: "INSERT INTO approvals (
+        run_id, seq, call_id, tenant, at, expires_at, kind, tool, reason, arguments, status
+    )
+    SELECT run_id, seq, call_id, tenant, at, expires_at, kind, tool, reason, arguments::json, status FROM",
+    columns: "run_id uuid, seq bigint, call_id uuid, tenant text, at timestamptz, expires_at timestamptz, kind text, \
+        tool text, reason text, arguments text, status text",
+    after: PASSED,
+};
+
+const VOIDED: Part = Part {
+    name: "voided",
+    before: "UPDATE approvals a SET status = 'void' FROM",
+    columns: "run_id uuid",
+    after: "WHERE a.run_id = w.run_id AND a.status = 'pending' AND (w.run_id IN (SELECT id FROM done)) IS TRUE",
+};
+
 const PASSED: &str = "WHERE (w.run_id IN (SELECT id FROM done)) IS TRUE";
 
 /// The statement of some parts. Rows are arrays that `unnest` walks side by side in a select list:
@@ -255,6 +273,8 @@ pub(super) async fn write(
             (&KNOWN_CALLS, known_calls.len()),
             (&AUDIT, changes.audit.len()),
             (&OBSERVATIONS, changes.observations.len()),
+            (&APPROVALS, changes.approvals.len()),
+            (&VOIDED, changes.voided.len()),
         ]),
     );
     let mut statement = sqlx::query(AssertSqlSafe(sql)).bind(owner);
@@ -267,6 +287,10 @@ pub(super) async fn write(
     statement = bind_known_calls(statement, &known_calls);
     statement = bind_audit(statement, &changes.audit);
     statement = bind_observations(statement, &changes.observations);
+    statement = bind_approvals(statement, &changes.approvals);
+    if !changes.voided.is_empty() {
+        statement = statement.bind(changes.voided.iter().map(|v| v.run_id).bind_iter());
+    }
     let rows = statement.fetch_all(connection).await?;
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
@@ -434,6 +458,24 @@ fn bind_call_states<'q>(statement: Statement<'q>, calls: &[&'q CallChange<'q>]) 
         .bind(calls.iter().map(|c| c.started_at).bind_iter())
         .bind(calls.iter().map(|c| c.finished_at).bind_iter())
         .bind(calls.iter().map(|c| c.duration_ms).bind_iter())
+}
+
+fn bind_approvals<'q>(statement: Statement<'q>, asked: &'q [ApprovalInsert<'q>]) -> Statement<'q> {
+    if asked.is_empty() {
+        return statement;
+    }
+    statement
+        .bind(asked.iter().map(|a| a.run_id).bind_iter())
+        .bind(asked.iter().map(|a| a.seq).bind_iter())
+        .bind(asked.iter().map(|a| a.call_id).bind_iter())
+        .bind(asked.iter().map(|a| a.tenant).bind_iter())
+        .bind(asked.iter().map(|a| a.at).bind_iter())
+        .bind(asked.iter().map(|a| a.expires_at).bind_iter())
+        .bind(asked.iter().map(|a| a.kind).bind_iter())
+        .bind(asked.iter().map(|a| &*a.tool).bind_iter())
+        .bind(asked.iter().map(|a| &*a.reason).bind_iter())
+        .bind(asked.iter().map(|a| a.arguments.as_str()).bind_iter())
+        .bind(asked.iter().map(|a| a.status).bind_iter())
 }
 
 fn bind_audit<'q>(statement: Statement<'q>, audit: &'q [AuditInsert<'q>]) -> Statement<'q> {

@@ -11,17 +11,20 @@ use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
+use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN, PARK, RELEASE,
-    REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCK_UNDER_WAY, LOCKED_RUNS,
+    OUTCOME_UNKNOWN, PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
-use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, waiting_phase};
+use crate::store::takeover::{
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+};
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over in one transaction.
@@ -57,8 +60,44 @@ pub(super) async fn request_cancel(
         let row = sqlx::query(RUN).bind(tenant).bind(run).fetch_one(&mut *tx).await?;
         CancelOutcome::EndedNow(Columns(&row).run()?)
     };
+    let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *tx).await?;
+    cancel_all(&mut tx, &descendants, reason).await?;
     tx.commit().await?;
     Ok(Some(outcome))
+}
+
+/// Cancels runs: those that are driven are flagged, the others end here. How many did.
+async fn cancel_all(connection: &mut PgConnection, runs: &[Uuid], reason: Option<&str>) -> Result<u64, StoreError> {
+    if runs.is_empty() {
+        return Ok(0);
+    }
+    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_UNDER_WAY).bind(runs).fetch_all(&mut *connection).await?;
+    let runs = read_locked(connection, &ids).await?;
+    let is_driven = |run: &&Locked| run.record.status == RunStatus::Running;
+    let (driven, waiting): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(is_driven);
+    for Locked { record, .. } in driven {
+        let flag = sqlx::query(REQUEST_CANCEL).bind(record.id).bind(reason);
+        flag.bind(CHANNEL).bind(cancel_payload(record.id)).execute(&mut *connection).await?;
+    }
+    let now = Utc::now();
+    let ids: Vec<Uuid> = waiting.iter().map(|run| run.record.id).collect();
+    let endings = waiting.iter().map(|run| cancelled(run, waiting_phase(run.record.status), reason, now));
+    let endings: Vec<RunWrite> = endings.collect();
+    seize(connection, &ids, 0).await?;
+    end(connection, &endings).await?;
+    Ok(endings.len() as u64)
+}
+
+/// Cancels what the sweep finds without a parent that waits for it.
+pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swept) -> Result<(), StoreError> {
+    let strays: Vec<Uuid> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    if !strays.is_empty() {
+        let mut tx = connection.begin().await?;
+        let ended = cancel_all(&mut tx, &strays, Some(STRAY)).await?;
+        tx.commit().await?;
+        swept.cancelled += ended;
+    }
+    Ok(())
 }
 
 /// See [`crate::store::Store::release`].
@@ -67,9 +106,9 @@ pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Opt
     let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_OWNED).bind(owner).bind(run).fetch_all(&mut *tx).await?;
     let runs = read_locked(&mut tx, &ids).await?;
     let (review, requeue): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(|run| may_have_acted(run));
-    let ids_of = |runs: Vec<&Locked>| runs.into_iter().map(|run| run.record.id).collect::<Vec<_>>();
-    park(&mut tx, &ids_of(review)).await?;
-    sqlx::query(RELEASE).bind(ids_of(requeue)).execute(&mut *tx).await?;
+    park(&mut tx, &review).await?;
+    let requeue: Vec<Uuid> = requeue.into_iter().map(|run| run.record.id).collect();
+    sqlx::query(RELEASE).bind(requeue).execute(&mut *tx).await?;
     tx.commit().await?;
     Ok(runs.len() as u64)
 }
@@ -105,7 +144,8 @@ pub(super) async fn take_over(
     let decided = decide(&runs, max_crashes, Utc::now(), &mut counted);
     seize(&mut tx, &ids, 1).await?;
     end(&mut tx, &decided.endings).await?;
-    park(&mut tx, &decided.review).await?;
+    let review: Vec<&Locked> = runs.iter().filter(|run| decided.review.contains(&run.record.id)).collect();
+    park(&mut tx, &review).await?;
     for (run, crashes) in &decided.requeue {
         let delay = i64::try_from(requeue_delay(*crashes).as_micros()).unwrap_or(i64::MAX);
         sqlx::query(REQUEUE).bind(run).bind(delay).execute(&mut *tx).await?;
@@ -123,11 +163,18 @@ async fn read_locked(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<
     Ok(runs)
 }
 
-async fn park(connection: &mut PgConnection, runs: &[Uuid]) -> Result<(), StoreError> {
-    if !runs.is_empty() {
-        sqlx::query(PARK).bind(runs).execute(&mut *connection).await?;
-        sqlx::query(OUTCOME_UNKNOWN).bind(runs).execute(connection).await?;
+/// Parks runs until somebody has found out what they did; one of which that was told already is queued.
+async fn park(connection: &mut PgConnection, runs: &[&Locked]) -> Result<(), StoreError> {
+    if runs.is_empty() {
+        return Ok(());
     }
+    for run in runs {
+        approvals::ask(connection, &reviews(run, Utc::now())).await?;
+    }
+    let runs: Vec<Uuid> = runs.iter().map(|run| run.record.id).collect();
+    sqlx::query(PARK).bind(&runs).execute(&mut *connection).await?;
+    sqlx::query(OUTCOME_UNKNOWN).bind(&runs).execute(&mut *connection).await?;
+    approvals::go_on(connection, &runs).await?;
     Ok(())
 }
 

@@ -78,6 +78,17 @@ pub(super) const DIALECT: Dialect = Dialect {
         micros!("at"),
         " AS at FROM audit_log"
     ),
+    approvals: concat!(
+        "SELECT run_id::text AS run_id, seq, call_id::text AS call_id, agent, kind, tool, reason, \
+         arguments::text AS arguments, status, decided_by, decision_reason, resolution::text AS resolution, ",
+        micros!("at"),
+        " AS at, ",
+        micros!("expires_at"),
+        " AS expires_at, ",
+        micros!("decided_at"),
+        " AS decided_at FROM (SELECT *, call_id AS id, \
+         (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked"
+    ),
     keys: concat!("SELECT ", key!(), " FROM api_keys"),
     time: ("(timestamptz 'epoch' + ", " * interval '1 microsecond')"),
     uuid: ("CAST(", " AS uuid)"),
@@ -217,6 +228,8 @@ pub(super) const TOOL_CALLS: &str = concat!(
 
 pub(super) const KEY: &str = concat!("SELECT ", key!(), " FROM api_keys WHERE id = $1");
 
+pub(super) const DEFINITION: &str = "SELECT body FROM definitions WHERE hash = $1";
+
 pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
 
 pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, scopes, secret_hash, created_at, \
@@ -273,6 +286,27 @@ pub(super) const CLAIM: &str = concat!(
     ", scopes::text AS scopes, \
      (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
 );
+
+pub(super) const CLAIM_RUN: &str = concat!(
+    "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+     WHERE id = $2 AND status = 'queued' AND available_at <= clock_timestamp() RETURNING ",
+    run!(),
+    ", scopes::text AS scopes, \
+     (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
+
+/// What a run started, and what that started, as far as it has not ended.
+pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+     WHERE parent_run_id = $1 AND finished_at IS NULL UNION SELECT child.id FROM tree JOIN runs child \
+     ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
+
+/// Runs whose parent has ended without them.
+pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+     AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
+     (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
+
+pub(super) const LOCK_UNDER_WAY: &str =
+    "SELECT id FROM runs WHERE id = ANY($1) AND finished_at IS NULL ORDER BY id FOR UPDATE";
 
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
 pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";

@@ -7,14 +7,18 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
+use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+    BURY, DESCENDANTS, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS,
+    TAIL, UNDER_WAY,
 };
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
-use crate::store::takeover::{CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, waiting_phase};
+use crate::store::takeover::{
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+};
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over at a time.
@@ -30,6 +34,8 @@ pub(super) async fn request_cancel(
     let now = Utc::now();
     let row = sqlx::query(RUN).bind(tenant).bind(run.to_string());
     let Some(row) = row.fetch_optional(&mut *connection).await? else { return Ok(None) };
+    let descendants = sqlx::query_scalar(DESCENDANTS).bind(run.to_string()).fetch_all(&mut *connection).await?;
+    cancel_all(connection, descendants, reason).await?;
     let mut locked = Columns(&row).locked()?;
     let status = locked.record.status;
     Ok(Some(if status.is_terminal() {
@@ -49,6 +55,43 @@ pub(super) async fn request_cancel(
     }))
 }
 
+/// Cancels runs: those that are driven are flagged, the others end here. How many did.
+async fn cancel_all(
+    connection: &mut SqliteConnection,
+    runs: Vec<String>,
+    reason: Option<&str>,
+) -> Result<u64, StoreError> {
+    if runs.is_empty() {
+        return Ok(0);
+    }
+    let now = Utc::now();
+    let under_way = sqlx::query(UNDER_WAY).bind(serde_json::Value::from(runs).to_string());
+    let rows = under_way.fetch_all(&mut *connection).await?;
+    let mut endings = Vec::new();
+    for row in &rows {
+        let mut run = Columns(row).locked()?;
+        let (id, status) = (run.record.id, run.record.status);
+        if status == RunStatus::Running {
+            let flag = sqlx::query(REQUEST_CANCEL).bind(id.to_string()).bind(reason).bind(now.timestamp_micros());
+            flag.execute(&mut *connection).await?;
+        } else {
+            read_tail(connection, &mut run).await?;
+            endings.push(cancelled(&run, waiting_phase(status), reason, now));
+            seize(connection, id, 0).await?;
+        }
+    }
+    end(connection, &endings, now).await?;
+    Ok(endings.len() as u64)
+}
+
+/// Cancels what the sweep finds without a parent that waits for it; whether there was something.
+pub(super) async fn cancel_strays(connection: &mut SqliteConnection, swept: &mut Swept) -> Result<bool, StoreError> {
+    let strays: Vec<String> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    let found = !strays.is_empty();
+    swept.cancelled += cancel_all(connection, strays, Some(STRAY)).await?;
+    Ok(found)
+}
+
 /// See [`crate::store::Store::release`].
 pub(super) async fn release(
     connection: &mut SqliteConnection,
@@ -62,7 +105,7 @@ pub(super) async fn release(
         let mut run = Columns(row).locked()?;
         read_tail(connection, &mut run).await?;
         if may_have_acted(&run) {
-            park(connection, run.record.id).await?;
+            park(connection, &run, now).await?;
         } else {
             requeue(connection, run.record.id, now).await?;
         }
@@ -100,8 +143,8 @@ pub(super) async fn take_over(
     }
     let decided = decide(&runs, max_crashes, now, swept);
     end(connection, &decided.endings, now).await?;
-    for run in decided.review {
-        park(connection, run).await?;
+    for run in runs.iter().filter(|run| decided.review.contains(&run.record.id)) {
+        park(connection, run, now).await?;
     }
     for (run, crashes) in decided.requeue {
         requeue(connection, run, now + requeue_delay(crashes)).await?;
@@ -109,10 +152,13 @@ pub(super) async fn take_over(
     Ok(!runs.is_empty())
 }
 
-async fn park(connection: &mut SqliteConnection, run: Uuid) -> Result<(), StoreError> {
-    sqlx::query(PARK).bind(run.to_string()).execute(&mut *connection).await?;
-    sqlx::query(OUTCOME_UNKNOWN).bind(run.to_string()).execute(connection).await?;
-    Ok(())
+/// Parks a run until somebody has found out what it did; one of which that was told already is queued.
+async fn park(connection: &mut SqliteConnection, run: &Locked, now: DateTime<Utc>) -> Result<(), StoreError> {
+    let id = run.record.id.to_string();
+    approvals::ask(connection, &reviews(run, now)).await?;
+    sqlx::query(PARK).bind(&id).execute(&mut *connection).await?;
+    sqlx::query(OUTCOME_UNKNOWN).bind(&id).execute(&mut *connection).await?;
+    approvals::go_on(connection, &[id], now).await
 }
 
 async fn requeue(connection: &mut SqliteConnection, run: Uuid, turn: DateTime<Utc>) -> Result<(), StoreError> {

@@ -9,6 +9,7 @@ use crate::store::listing::Dialect;
 pub(super) const DIALECT: Dialect = Dialect {
     runs: "SELECT * FROM runs",
     audit: "SELECT * FROM audit_log",
+    approvals: super::approvals::LIST,
     keys: "SELECT * FROM api_keys",
     time: ("", ""),
     uuid: ("", ""),
@@ -257,6 +258,8 @@ pub(super) const TOOL_CALLS: &str = "SELECT * FROM tool_calls WHERE run_id = $2 
 
 pub(super) const KEY: &str = "SELECT * FROM api_keys WHERE id = $1";
 
+pub(super) const DEFINITION: &str = "SELECT body FROM definitions WHERE hash = $1";
+
 pub(super) const HAS_KEYS: &str = "SELECT 1 FROM api_keys LIMIT 1";
 
 pub(super) const INSERT_KEY: &str = "INSERT INTO api_keys (id, tenant, name, scopes, secret_hash, created_at, \
@@ -304,6 +307,24 @@ pub(super) const CLAIM: &str = concat!(
     " AND available_at <= $3 ORDER BY available_at, id LIMIT $2)) ORDER BY available_at, id LIMIT $2) \
      RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
 );
+
+pub(super) const CLAIM_RUN: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, \
+     available_at = NULL WHERE id = $2 AND status = 'queued' AND available_at <= $3 \
+     RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
+
+/// What a run started, and what that started, as far as it has not ended.
+pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+     WHERE parent_run_id = $1 AND finished_at IS NULL UNION SELECT child.id FROM tree JOIN runs child \
+     ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
+
+/// Runs whose parent has ended without them.
+pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+     AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
+     (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
+
+/// `$1`: ids, a JSON array.
+pub(super) const UNDER_WAY: &str =
+    "SELECT * FROM runs WHERE id IN (SELECT value FROM json_each($1)) AND finished_at IS NULL";
 
 /// `$2` may be NULL for all runs of the owner.
 pub(super) const OWNED: &str = "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";

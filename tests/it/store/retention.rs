@@ -19,7 +19,9 @@ on_both! {
 async fn ended(db: &Db, mut script: Script) -> Uuid {
     let read = call("file_ops", "{}");
     db.commit("me", &script.start()).await;
-    let mut called = script.write(vec![responded(1, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)]);
+    let asked = super::approvals::requested(&read);
+    let called = vec![responded(1, &[&read]), asked, dispatched(&read, Effect::Read), answered(&read, None)];
+    let mut called = script.write(called);
     called.audit = vec![audited(&read, "allowed")];
     db.commit("me", &called).await;
     db.commit("me", &script.write(vec![completed(json!(1))])).await;
@@ -34,7 +36,7 @@ fn of_tenant(tenant: &str) -> Script {
 
 /// How many rows there are, by table.
 async fn rows(db: &Db) -> Vec<i64> {
-    let tables = ["runs", "run_events", "iterations", "tool_calls", "audit_log", "definitions"];
+    let tables = ["runs", "run_events", "iterations", "tool_calls", "audit_log", "approvals", "definitions"];
     let counts = tables.map(|table| format!("(SELECT count(*) FROM {table})")).join(", ' ', ");
     let counts = db.sql(&format!("SELECT concat({counts})")).await;
     counts.split(' ').map(|count| count.parse().unwrap()).collect()
@@ -71,11 +73,11 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
     let new = ended(&db, Script::owned()).await;
     assert_eq!(db.store.delete_ended(old_enough(), 10).await.unwrap(), 0);
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 2);
-    assert_eq!(rows(&db).await, [1, 6, 1, 1, 1, 1]);
+    assert_eq!(rows(&db).await, [1, 7, 1, 1, 1, 1, 1]);
     for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
         assert_eq!(db.store.run(tenant, run).await.unwrap(), None);
     }
-    assert_eq!(db.journal(new).await.len(), 6);
+    assert_eq!(db.journal(new).await.len(), 7);
     let audit = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
     assert_eq!(audit.iter().map(|row| row.run_id).collect::<Vec<_>>(), [new]);
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 0);
@@ -144,7 +146,7 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
         });
     }
     assert_eq!(workers.join_all().await.into_iter().sum::<u64>(), 30);
-    assert_eq!(rows(&db).await[..5], [0; 5]);
+    assert_eq!(rows(&db).await[..6], [0; 6]);
 }
 
 async fn a_definition_goes_when_nobody_needs_it(db: Db) {
@@ -157,20 +159,20 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     db.commit("me", &parked.start()).await;
     ended(&db, script("b")).await;
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 1);
-    assert_eq!(rows(&db).await[5], 2, "both were used a moment ago");
+    assert_eq!(rows(&db).await[6], 2, "both were used a moment ago");
 
     db.age_definitions(before).await;
     ended(&db, script("a")).await;
     // Not while there may be more to delete.
     assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 1);
-    assert_eq!(rows(&db).await[5], 2);
+    assert_eq!(rows(&db).await[6], 2);
     assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 0);
     assert_eq!(db.sql("SELECT hash FROM definitions").await, "a".repeat(64));
 
     // Another process finds it gone and stores it again; a run that needs one always finds it.
     let db = db.reopen().await;
     ended(&db, script("b")).await;
-    assert_eq!(rows(&db).await[5], 2);
+    assert_eq!(rows(&db).await[6], 2);
     db.age_definitions(before).await;
     db.store.release("me", None).await.unwrap();
     db.store.delete_ended(before, 10).await.unwrap();

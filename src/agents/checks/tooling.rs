@@ -1,0 +1,115 @@
+//! What is wrong with tool options, interceptors and lists of skills that serde cannot see.
+//!
+//! Whether the tools that they are for exist is not asked here.
+
+use globset::Glob;
+use regex::Regex;
+
+use super::{Check, is_agent_name, within};
+use crate::agents::Definition;
+use crate::agents::definition::{AfterInterceptor, BeforeInterceptor};
+use crate::agents::yaml::DefinitionError;
+use crate::expression::Expression;
+
+/// Interceptors of one kind.
+const MAX_INTERCEPTORS: usize = 64;
+/// Skills of one agent.
+const MAX_SKILLS: usize = 64;
+/// Characters of a pattern.
+const MAX_PATTERN: usize = 4096;
+/// What interceptors' expressions may use.
+const OF_CALLS: [&str; 3] = ["args", "inputs", "tool"];
+
+pub(super) fn check(d: &Definition) -> Check {
+    for (pattern, options) in &d.tool_options {
+        let key = format!("tool_options.{pattern}");
+        check_glob(&key, pattern)?;
+        within(&format!("{key}.retries"), options.retries.unwrap_or(0), 0..=10)?;
+        within(&format!("{key}.timeout_seconds"), options.timeout_seconds.unwrap_or(1), 1..=86_400)?;
+    }
+    let interceptors = &d.interceptors;
+    for (kind, count) in [("before", interceptors.before.len()), ("after", interceptors.after.len())] {
+        if count > MAX_INTERCEPTORS {
+            let message = format!("has more than {MAX_INTERCEPTORS} entries");
+            return Err(DefinitionError::at(format!("interceptors.{kind}"), message));
+        }
+    }
+    for (i, interceptor) in interceptors.before.iter().enumerate() {
+        check_before(&format!("interceptors.before[{i}]"), interceptor)?;
+    }
+    for (i, interceptor) in interceptors.after.iter().enumerate() {
+        check_after(&format!("interceptors.after[{i}]"), interceptor)?;
+    }
+    check_skills("skills", &d.skills)?;
+    check_skills("active_skills", &d.active_skills)?;
+    match d.active_skills.iter().position(|skill| !d.skills.contains(skill)) {
+        Some(i) => {
+            let message = format!("{:?} is not one of this agent's skills", d.active_skills[i]);
+            Err(DefinitionError::at(format!("active_skills[{i}]"), message))
+        }
+        None => Ok(()),
+    }
+}
+
+fn check_before(key: &str, interceptor: &BeforeInterceptor) -> Check {
+    check_glob(&format!("{key}.tool"), &interceptor.tool)?;
+    if interceptor.block.is_some() != interceptor.rewrite.is_empty() {
+        return Err(DefinitionError::at(key, "must have either `block` or `rewrite`, and not both"));
+    }
+    if let Some(when) = &interceptor.when {
+        check_expression(&format!("{key}.when"), when)?;
+    }
+    for (pointer, value) in &interceptor.rewrite {
+        let key = format!("{key}.rewrite.{pointer}");
+        if !is_pointer(pointer) {
+            return Err(DefinitionError::at(key, format!("{pointer:?} is not a JSON pointer, e.g. /path")));
+        }
+        check_expression(&key, value)?;
+    }
+    Ok(())
+}
+
+fn check_after(key: &str, interceptor: &AfterInterceptor) -> Check {
+    check_glob(&format!("{key}.tool"), &interceptor.tool)?;
+    let (key, pattern) = (format!("{key}.redact"), &interceptor.redact);
+    if !(1..=MAX_PATTERN).contains(&pattern.chars().count()) {
+        return Err(DefinitionError::at(key, format!("must have 1 to {MAX_PATTERN} characters")));
+    }
+    match Regex::new(pattern) {
+        Ok(_) => Ok(()),
+        Err(error) => Err(DefinitionError::at(key, format!("is not a regular expression: {error}"))),
+    }
+}
+
+fn check_expression(key: &str, source: &str) -> Check {
+    Expression::compile(source, &OF_CALLS).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+}
+
+fn check_glob(key: &str, glob: &str) -> Check {
+    if glob.is_empty() {
+        return Err(DefinitionError::at(key, "must name a tool, or a glob of tools"));
+    }
+    Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+}
+
+/// RFC 6901, but not the whole: arguments are changed one by one.
+fn is_pointer(text: &str) -> bool {
+    let is_escape = |rest: &str| rest.starts_with('0') || rest.starts_with('1');
+    text.starts_with('/') && text.split('~').skip(1).all(is_escape)
+}
+
+fn check_skills(key: &str, names: &[String]) -> Check {
+    if names.len() > MAX_SKILLS {
+        return Err(DefinitionError::at(key, format!("has more than {MAX_SKILLS} entries")));
+    }
+    for (i, name) in names.iter().enumerate() {
+        let key = format!("{key}[{i}]");
+        if !is_agent_name(name) {
+            return Err(DefinitionError::at(key, format!("{name:?} does not match ^[a-z][a-z0-9-]{{1,63}}$")));
+        }
+        if names.iter().take(i).any(|earlier| earlier == name) {
+            return Err(DefinitionError::at(key, format!("{name:?} is listed twice")));
+        }
+    }
+    Ok(())
+}

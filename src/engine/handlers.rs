@@ -1,0 +1,214 @@
+//! Endpoints that an operator wrote: validators and reflections of outputs.
+//!
+//! They get `{output, inputs, run_id}` and are trusted as far as their answer goes, not with the service's time or
+//! memory: no redirect is followed, nothing comes from the environment, an answer has a deadline and a size. What goes
+//! wrong is told to the model in words; addresses and causes go to the log.
+
+use std::time::Duration;
+
+use reqwest::header::CONTENT_TYPE;
+use reqwest::{Client, Response, redirect, retry};
+use serde::Deserialize;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use crate::agents::definition::ValidatorSection;
+use crate::event::ValidationError;
+
+/// How long a connection may take to come about.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Bytes of an answer, decompressed.
+const MAX_ANSWER: usize = 1024 * 1024;
+/// Errors of one validation.
+const MAX_ERRORS: usize = 20;
+/// Bytes of one error's pointer and message.
+const MAX_MESSAGE: usize = 400;
+
+/// The way to all of them.
+#[derive(Debug, Default)]
+pub struct Handlers {
+    /// Absent where the machine cannot make connections; then every call fails.
+    client: Option<Client>,
+}
+
+/// Why an endpoint gave no answer that can be used.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+enum HandlerError {
+    #[error("could not be reached")]
+    Unreachable,
+    #[error("did not answer within {0} seconds")]
+    Late(u64),
+    #[error("answered with the status {0}")]
+    Status(u16),
+    #[error("sent an answer of more than {MAX_ANSWER} bytes")]
+    TooLarge,
+    #[error("sent an answer that broke off")]
+    Broken,
+    #[error("sent an answer that is not the JSON that is expected")]
+    NotUnderstood,
+}
+
+/// What a validator says.
+#[derive(Debug, Deserialize)]
+struct Judgement {
+    valid: bool,
+    #[serde(default)]
+    errors: Option<Vec<Complaint>>,
+}
+
+/// One thing that a validator has against an output.
+#[derive(Debug, Deserialize)]
+#[serde(untagged)]
+enum Complaint {
+    Text(String),
+    Placed {
+        #[serde(default)]
+        pointer: Option<String>,
+        message: String,
+    },
+}
+
+/// What a reflection says, where it says it in JSON.
+#[derive(Debug, Deserialize)]
+struct Shown {
+    content: String,
+}
+
+impl Handlers {
+    /// The way to all endpoints; connections are kept and shared.
+    pub fn new() -> Self {
+        let client = Client::builder()
+            .no_proxy()
+            .redirect(redirect::Policy::none())
+            .retry(retry::never())
+            .referer(false)
+            .connect_timeout(CONNECT)
+            .tcp_nodelay(true)
+            .gzip(true)
+            .build();
+        match client {
+            Ok(client) => Self { client: Some(client) },
+            Err(error) => {
+                tracing::error!(%error, "validators and reflections cannot be asked");
+                Self::default()
+            }
+        }
+    }
+
+    /// What a validator has against an output. An answer that decides nothing is one error.
+    pub(super) async fn judged(
+        &self,
+        validator: &ValidatorSection,
+        output: &Value,
+        inputs: &Value,
+        run_id: Uuid,
+    ) -> Vec<ValidationError> {
+        let body = json!({"output": output, "inputs": inputs, "run_id": run_id});
+        let answer = self.ask(&validator.url, validator.timeout_seconds, &body, run_id).await;
+        let judgement = answer.and_then(|(_, text)| {
+            serde_json::from_slice::<Judgement>(&text).map_err(|error| {
+                tracing::warn!(%run_id, url = validator.url, %error, "the validator's answer is not understood");
+                HandlerError::NotUnderstood
+            })
+        });
+        match judgement {
+            Ok(Judgement { valid: true, .. }) => Vec::new(),
+            Ok(Judgement { errors, .. }) => complaints(errors.unwrap_or_default()),
+            Err(error) => {
+                let message = format!("The output could not be validated: the validator {error}.");
+                vec![ValidationError { pointer: String::new(), message }]
+            }
+        }
+    }
+
+    /// The text that an endpoint makes of an output: `content` of a JSON object, or a plain answer.
+    pub(super) async fn reflected(
+        &self,
+        url: &str,
+        timeout: u64,
+        output: &Value,
+        inputs: &Value,
+        run_id: Uuid,
+    ) -> Result<String, String> {
+        let body = json!({"output": output, "inputs": inputs, "run_id": run_id});
+        let answer = self.ask(url, timeout, &body, run_id).await;
+        let text = answer.and_then(|(is_json, text)| {
+            if !is_json {
+                return Ok(String::from_utf8_lossy(&text).into_owned());
+            }
+            serde_json::from_slice::<Shown>(&text).map(|shown| shown.content).map_err(|error| {
+                tracing::warn!(%run_id, url, %error, "the reflection's answer is not understood");
+                HandlerError::NotUnderstood
+            })
+        });
+        text.map_err(|error| format!("The output could not be shown: the reflection {error}."))
+    }
+
+    /// The answer to a request, and whether it says that it is JSON.
+    async fn ask(&self, url: &str, timeout: u64, body: &Value, run_id: Uuid) -> Result<(bool, Vec<u8>), HandlerError> {
+        let request = self.client.as_ref().ok_or(HandlerError::Unreachable)?.post(url).json(body);
+        let exchange = async {
+            let response = request.send().await.map_err(|error| {
+                tracing::warn!(%run_id, url, %error, cause = ?std::error::Error::source(&error), "the endpoint cannot be reached");
+                HandlerError::Unreachable
+            })?;
+            if !response.status().is_success() {
+                let status = response.status().as_u16();
+                tracing::warn!(%run_id, url, status, "the endpoint refused");
+                return Err(HandlerError::Status(status));
+            }
+            let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            let is_json = content_type.is_some_and(|value| value.to_ascii_lowercase().contains("json"));
+            Ok((is_json, read(response, url, run_id).await?))
+        };
+        tokio::time::timeout(Duration::from_secs(timeout), exchange).await.unwrap_or_else(|_elapsed| {
+            tracing::warn!(%run_id, url, timeout, "the endpoint did not answer in time");
+            Err(HandlerError::Late(timeout))
+        })
+    }
+}
+
+/// The body, as far as it may go.
+async fn read(mut response: Response, url: &str, run_id: Uuid) -> Result<Vec<u8>, HandlerError> {
+    let mut body = Vec::new();
+    loop {
+        match response.chunk().await {
+            Ok(Some(chunk)) if body.len() + chunk.len() > MAX_ANSWER => {
+                tracing::warn!(%run_id, url, "the endpoint's answer is too large");
+                return Err(HandlerError::TooLarge);
+            }
+            Ok(Some(chunk)) => body.extend_from_slice(&chunk),
+            Ok(None) => return Ok(body),
+            Err(error) => {
+                tracing::warn!(%run_id, url, %error, "the endpoint's answer broke off");
+                return Err(HandlerError::Broken);
+            }
+        }
+    }
+}
+
+fn complaints(said: Vec<Complaint>) -> Vec<ValidationError> {
+    let error = |complaint| {
+        let (pointer, message) = match complaint {
+            Complaint::Text(message) => (String::new(), message),
+            Complaint::Placed { pointer, message } => (pointer.unwrap_or_default(), message),
+        };
+        ValidationError { pointer: shortened(pointer), message: shortened(message) }
+    };
+    let errors: Vec<_> = said.into_iter().take(MAX_ERRORS).map(error).collect();
+    if errors.is_empty() {
+        let message = "The validator did not accept the output and gave no reason.".to_owned();
+        return vec![ValidationError { pointer: String::new(), message }];
+    }
+    errors
+}
+
+/// Without NUL characters, which no store takes.
+fn shortened(mut text: String) -> String {
+    text.retain(|c| c != '\0');
+    if text.len() > MAX_MESSAGE {
+        text.truncate(text.floor_char_boundary(MAX_MESSAGE));
+        text.push('…');
+    }
+    text
+}

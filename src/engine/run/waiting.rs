@@ -1,0 +1,73 @@
+//! Asking for what a response needs from somebody outside: approvals, and the results of the caller's own tools.
+//!
+//! Everything that can be asked for is asked at once, so that several calls can be answered at the same time and the run
+//! goes on once. What the answers mean is decided in `state`; who may answer, and how, is not known here.
+
+use chrono::Utc;
+use serde_json::Value;
+
+use super::Run;
+use crate::engine::state::{FoldError, PendingCall};
+use crate::event::{Awaited, RunEvent, WaitKind};
+use crate::message::ToolCall;
+use crate::tools::approval::Escalated;
+use crate::tools::executor::Prepared;
+
+/// What a call needs from somebody outside.
+pub(super) enum Need {
+    /// Somebody has to approve it.
+    Approval(Escalated),
+    /// The caller executes it, with these arguments.
+    Client(Value),
+}
+
+impl Run {
+    /// Asks for what a call needs, and for what every later call of the response needs.
+    pub(super) async fn ask(&mut self, first: &PendingCall, need: Need) -> Result<(), FoldError> {
+        self.request(&first.call, need)?;
+        for later in self.state.open_calls(first.index + 1) {
+            if let Some(need) = self.need_of(&later).await {
+                self.request(&later.call, need)?;
+            }
+        }
+        Ok(())
+    }
+
+    /// What a call needs that is not due yet. Whatever else is to be said to it is said when its turn has come.
+    async fn need_of(&mut self, pending: &PendingCall) -> Option<Need> {
+        if let Some(arguments) = self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
+            return arguments.ok().map(Need::Client);
+        }
+        let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
+        match self.control.token.run_until_cancelled(prepare).await {
+            Some(Ok(Prepared::Escalated(escalated))) => Some(Need::Approval(escalated)),
+            _ => None,
+        }
+    }
+
+    fn request(&mut self, call: &ToolCall, need: Need) -> Result<(), FoldError> {
+        let definition = &self.plan.agent.definition;
+        let (kind, patience) = match &need {
+            Need::Approval(_) => (WaitKind::Approval, definition.governance.approval_timeout),
+            Need::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
+        };
+        let (arguments, reason, audit) = match need {
+            Need::Approval(Escalated { arguments, reason, audit }) => (arguments, reason, Some(audit)),
+            Need::Client(arguments) => (arguments, "The caller executes this tool.".to_owned(), None),
+        };
+        let awaited = Awaited {
+            call_id: call.id,
+            kind,
+            tool: call.name.clone(),
+            arguments,
+            reason,
+            expires_at: Utc::now() + patience.delta(),
+            condition: None,
+        };
+        self.audit.extend(audit);
+        self.record(match kind {
+            WaitKind::Client => RunEvent::ToolCallAwaitingClient(awaited),
+            _ => RunEvent::ApprovalRequested(awaited),
+        })
+    }
+}

@@ -1,0 +1,256 @@
+//! Answers to parked runs: who may give which, what is checked before one is taken, and how a run hears of them.
+//!
+//! An answer is taken once, by the store, which also queues the run. Whichever replica takes the run from the queue
+//! turns the answers that its journal does not know into events.
+
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::worker::Owned;
+use super::{Runtime, loaded};
+use crate::engine::FoldError;
+use crate::event::{Event, Resolution, RunEvent, ValidationError, WaitKind};
+use crate::run::Caller;
+use crate::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError};
+use crate::tools::approval::decided;
+use crate::tools::executor::capped;
+
+/// Rows that are read of one run; it asks for no more than its calls.
+const ALL: u32 = 10_000;
+
+/// What a decision can be about.
+const DECISIONS: &[WaitKind] = &[WaitKind::Approval, WaitKind::Escalation];
+
+/// What a caller executes.
+const RESULTS: &[WaitKind] = &[WaitKind::Client];
+
+/// What somebody finds out.
+const REVIEWS: &[WaitKind] = &[WaitKind::Review];
+
+/// What became of a call whose outcome a crash left unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// It took effect.
+    Happened {
+        /// What it brought, where that is known.
+        result: Option<String>,
+    },
+    /// It did not, and may be executed now.
+    DidNotHappen,
+}
+
+/// Why an answer was not taken.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// No such run of this tenant.
+    #[error("there is no such run")]
+    UnknownRun,
+    /// The run has no such call.
+    #[error("there is no such tool call")]
+    UnknownCall,
+    /// Nothing of this kind is waited for, not any more or not at all.
+    #[error("this call does not wait for such an answer")]
+    NotAwaited,
+    /// The edited arguments miss the tool's schema; pointers are into the request body.
+    #[error("the arguments do not match the tool's schema")]
+    InvalidArguments(Vec<ValidationError>),
+    /// The run's definition cannot be made ready.
+    #[error("the run's definition cannot be used: {0}")]
+    Broken(String),
+    /// The store.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// The call that an answer is for.
+#[derive(Debug, Clone, Copy)]
+pub struct CallPlace {
+    /// The run.
+    pub run: Uuid,
+    /// The call, or an escalation's own id.
+    pub call: Uuid,
+}
+
+impl Runtime {
+    /// Lets a call be executed, with these arguments where there are any, or the run go on; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn approve(
+        &self,
+        caller: &Caller,
+        place: CallPlace,
+        reason: Option<String>,
+        arguments: Option<Value>,
+    ) -> Result<RunRecord, AnswerError> {
+        let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        if let Some(arguments) = &arguments {
+            self.check_edited(&run, &asked, arguments).await?;
+        }
+        let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
+        let edited = if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
+        let why = sentence(edited, caller, reason.as_deref());
+        let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
+        let resolution = Resolution::Approved { arguments };
+        let answer =
+            Answer { kinds: DECISIONS, resolution, decided_by: caller.subject.clone(), reason, audit: Some(audit) };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Refuses a call, or to let the run go on; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn deny(
+        &self,
+        caller: &Caller,
+        place: CallPlace,
+        reason: Option<String>,
+    ) -> Result<RunRecord, AnswerError> {
+        let (_, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        let why = sentence("Denied", caller, reason.as_deref());
+        let audit = decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
+        let resolution = Resolution::Denied;
+        let answer =
+            Answer { kinds: DECISIONS, resolution, decided_by: caller.subject.clone(), reason, audit: Some(audit) };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Takes the result of a call that the caller has executed; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn give_result(
+        &self,
+        caller: &Caller,
+        place: CallPlace,
+        content: String,
+        is_error: bool,
+    ) -> Result<RunRecord, AnswerError> {
+        self.awaited(&caller.tenant, place, RESULTS).await?;
+        let resolution = Resolution::Result { content: capped(content), is_error };
+        let answer =
+            Answer { kinds: RESULTS, resolution, decided_by: caller.subject.clone(), reason: None, audit: None };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn review(&self, caller: &Caller, place: CallPlace, found: Found) -> Result<RunRecord, AnswerError> {
+        let (_, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
+        let (resolution, what) = match found {
+            Found::Happened { result } => (Resolution::Happened { result: result.map(capped) }, "It took effect"),
+            Found::DidNotHappen => (Resolution::DidNotHappen, "It did not take effect, and is executed now"),
+        };
+        let passes = resolution == Resolution::DidNotHappen;
+        let why = format!("{what}, says {}.", caller.subject);
+        let audit = decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
+        let decided_by = caller.subject.clone();
+        let answer = Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    async fn take(&self, tenant: &str, place: CallPlace, answer: &Answer) -> Result<RunRecord, AnswerError> {
+        let taken = self.inner.store.answer(tenant, place.run, place.call, answer).await?;
+        self.inner.queue.changed.notify_one();
+        taken.ok_or(AnswerError::NotAwaited)
+    }
+
+    /// What is waited for, of these kinds.
+    async fn awaited(
+        &self,
+        tenant: &str,
+        place: CallPlace,
+        kinds: &[WaitKind],
+    ) -> Result<(RunRecord, ApprovalRecord), AnswerError> {
+        let store = &self.inner.store;
+        let run = store.run(tenant, place.run).await?.ok_or(AnswerError::UnknownRun)?;
+        let filter = ApprovalFilter { run_id: Some(place.run), call_id: Some(place.call), status: None };
+        let asked = store.approvals(tenant, &filter, &Page { limit: ALL, after: None }).await?;
+        let is_known = !asked.is_empty();
+        let waits = |asked: &ApprovalRecord| asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind);
+        if let Some(asked) = asked.into_iter().find(waits) {
+            return Ok((run, asked));
+        }
+        let calls = store.tool_calls(tenant, place.run, &Page { limit: ALL, after: None }).await?;
+        let is_known = is_known || calls.iter().any(|call| call.id == place.call);
+        Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
+    }
+
+    /// Checks arguments that an approver puts in the place of the model's. What they would do is judged when the call
+    /// is executed.
+    async fn check_edited(
+        &self,
+        run: &RunRecord,
+        asked: &ApprovalRecord,
+        arguments: &Value,
+    ) -> Result<(), AnswerError> {
+        let wrong = |pointer: String, message: String| ValidationError { pointer, message };
+        if asked.kind == WaitKind::Escalation {
+            let message = "an escalation has no arguments".to_owned();
+            return Err(AnswerError::InvalidArguments(vec![wrong("/arguments".into(), message)]));
+        }
+        if !arguments.is_object() {
+            let message = "must be an object".to_owned();
+            return Err(AnswerError::InvalidArguments(vec![wrong("/arguments".into(), message)]));
+        }
+        let loaded = self.loaded_of(run).await?;
+        let errors = loaded.executor.argument_errors(&asked.tool, arguments);
+        if errors.is_empty() {
+            return Ok(());
+        }
+        let in_body = |error: ValidationError| wrong(format!("/arguments{}", error.pointer), error.message);
+        Err(AnswerError::InvalidArguments(errors.into_iter().map(in_body).collect()))
+    }
+
+    async fn loaded_of(&self, run: &RunRecord) -> Result<loaded::LoadedAgent, AnswerError> {
+        let definition = self.inner.store.definition(&run.definition_hash).await?;
+        let definition = definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+        let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
+        loaded.map_err(|error| AnswerError::Broken(error.to_string()))
+    }
+
+    /// The answers that a run's journal does not know.
+    pub(super) async fn answers_to(
+        &self,
+        run: &RunRecord,
+        journal: &[Event],
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let filter = ApprovalFilter { run_id: Some(run.id), ..ApprovalFilter::default() };
+        let mut asked = self.inner.store.approvals(&run.tenant, &filter, &Page { limit: ALL, after: None }).await?;
+        asked.retain(|asked| {
+            let is_known = journal.iter().rev().take_while(|event| event.seq > asked.seq).any(|event| {
+                let RunEvent::ApprovalResolved(resolved) = &event.what else { return false };
+                (resolved.call_id, resolved.kind) == (asked.call_id, asked.kind)
+            });
+            asked.resolution.is_some() && !is_known
+        });
+        asked.sort_by_key(|asked| asked.seq);
+        Ok(asked)
+    }
+}
+
+impl Owned {
+    /// Records what has been answered. That nobody decided in time is a decision, too.
+    pub(super) fn hear(&mut self, answers: &[ApprovalRecord]) -> Result<(), FoldError> {
+        for answer in answers {
+            if answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind) {
+                let why = "Nobody decided in time.".to_owned();
+                let kind = answer.kind.as_str();
+                self.run.audit.push(decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why));
+            }
+            if let Some(resolved) = answer.resolved() {
+                self.run.record(RunEvent::ApprovalResolved(resolved))?;
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A decision in words, for the audit log.
+fn sentence(decision: &str, caller: &Caller, reason: Option<&str>) -> String {
+    let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
+    format!("{decision} by {}{why}", caller.subject)
+}

@@ -1,0 +1,49 @@
+//! Calls that somebody has to approve: what is asked, what an approval is, and what the audit log keeps of a decision.
+//!
+//! An approval is bound to the arguments that were shown, or to those that the approver put in their place. It answers
+//! the gate's question for one and nothing else: arguments are checked and judged like any others.
+
+use chrono::Utc;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::shown::shown;
+use crate::event::AuditRecord;
+use crate::governance::Decision;
+use crate::message::canonical_json;
+
+/// Somebody's approval of a call.
+#[derive(Debug, Clone, Copy)]
+pub struct Granted<'a> {
+    /// Who approved.
+    pub by: &'a str,
+    /// Other arguments than the model's.
+    pub arguments: Option<&'a Value>,
+}
+
+/// A call that somebody has to approve first.
+#[derive(Debug)]
+pub struct Escalated {
+    /// What a decision is bound to.
+    pub arguments: Value,
+    /// Why, in words.
+    pub reason: String,
+    /// For the audit log.
+    pub audit: AuditRecord,
+}
+
+/// What the audit log keeps of a decision on a call, or of one that nobody made in time.
+pub fn decided(call_id: Uuid, tool: &str, arguments: &Value, rule: &str, passes: bool, reason: String) -> AuditRecord {
+    let decision = if passes { Decision::Allowed } else { Decision::Blocked };
+    AuditRecord {
+        at: Utc::now(),
+        call_id,
+        tool: tool.to_owned(),
+        rule: rule.to_owned(),
+        decision: decision.as_str().to_owned(),
+        reason: Some(reason),
+        arguments: shown(arguments, canonical_json(arguments.clone())),
+        outcome: "not_executed".into(),
+        duration_ms: None,
+    }
+}

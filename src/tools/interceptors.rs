@@ -1,0 +1,208 @@
+//! What an operator has done to calls before they are judged, and to results before they are read.
+//!
+//! Compiled once for a definition. Interceptors apply in their order, each to what the ones before it left. One that
+//! cannot be evaluated blocks. Whether rewritten arguments still fit the tool is the executor's.
+
+use globset::{Glob, GlobMatcher};
+use regex::{NoExpand, Regex};
+use serde_json::Value;
+
+use crate::expression::Expression;
+
+/// What stands in the place of what is taken out, where nothing else is named.
+const REDACTED: &str = "[redacted]";
+/// What expressions may use.
+const VARIABLES: [&str; 3] = ["args", "inputs", "tool"];
+
+/// An interceptor of calls, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BeforeRule {
+    /// Name or glob of tools.
+    pub tool: String,
+    /// CEL over `args`, `inputs` and `tool`; absent: every call.
+    pub when: Option<String>,
+    /// What it does.
+    pub what: Interception,
+}
+
+/// What an interceptor does to a call.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Interception {
+    /// It is not executed, for this reason.
+    Block(String),
+    /// Arguments are changed: JSON pointer and CEL.
+    Rewrite(Vec<(String, String)>),
+}
+
+/// An interceptor of results, as it is written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct AfterRule {
+    /// Name or glob of tools.
+    pub tool: String,
+    /// Regular expression of what is taken out.
+    pub redact: String,
+    /// What stands in its place.
+    pub with: Option<String>,
+}
+
+/// An interceptor that means nothing.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("interceptors.{key}: {message}")]
+pub struct InterceptorError {
+    /// Which, e.g. `before[0].when`.
+    pub key: String,
+    /// What is wrong with it.
+    pub message: String,
+}
+
+/// All interceptors of an agent.
+#[derive(Debug, Default)]
+pub struct Interceptors {
+    before: Vec<Before>,
+    after: Vec<After>,
+}
+
+#[derive(Debug)]
+struct Before {
+    tool: GlobMatcher,
+    when: Option<Expression>,
+    what: Compiled,
+}
+
+#[derive(Debug)]
+enum Compiled {
+    Block(String),
+    Rewrite(Vec<(String, Expression)>),
+}
+
+#[derive(Debug)]
+struct After {
+    tool: GlobMatcher,
+    redact: Regex,
+    with: String,
+}
+
+/// What became of a call's arguments.
+#[derive(Debug, PartialEq)]
+pub(super) enum Intercepted {
+    /// They are what they were.
+    Untouched,
+    /// They are these, changed last by the interceptor of this place (1-based).
+    Rewritten(Value, usize),
+    /// The call is not executed, for this reason.
+    Blocked(String),
+}
+
+impl Interceptors {
+    /// Compiles what is written.
+    ///
+    /// # Errors
+    /// The first glob, expression or pattern that is none.
+    pub fn new(before: &[BeforeRule], after: &[AfterRule]) -> Result<Self, InterceptorError> {
+        let before = before.iter().enumerate().map(|(i, rule)| Before::new(&format!("before[{i}]"), rule));
+        let after = after.iter().enumerate().map(|(i, rule)| After::new(&format!("after[{i}]"), rule));
+        Ok(Self { before: before.collect::<Result<_, _>>()?, after: after.collect::<Result<_, _>>()? })
+    }
+
+    /// Applies those for calls of a tool.
+    pub(super) fn before(&self, tool: &str, arguments: &Value, inputs: &Value) -> Intercepted {
+        if self.before.is_empty() {
+            return Intercepted::Untouched;
+        }
+        let name = Value::from(tool);
+        let mut rewritten: Option<(Value, usize)> = None;
+        for (place, interceptor) in (1..).zip(&self.before) {
+            if !interceptor.tool.is_match(tool) {
+                continue;
+            }
+            let args = rewritten.as_ref().map_or(arguments, |(args, _)| args);
+            let variables = [("args", args), ("inputs", inputs), ("tool", &name)];
+            let undecided = |why: &dyn std::fmt::Display| {
+                Intercepted::Blocked(format!("interceptor {place} cannot decide on this call: {why}."))
+            };
+            match interceptor.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
+                Ok(true) => {}
+                Ok(false) => continue,
+                Err(why) => return undecided(&why),
+            }
+            match &interceptor.what {
+                Compiled::Block(reason) => return Intercepted::Blocked(reason.clone()),
+                Compiled::Rewrite(changes) => {
+                    let mut altered = args.clone();
+                    for (pointer, value) in changes {
+                        match value.value(&variables).map(|value| put(&mut altered, pointer, value)) {
+                            Ok(Some(())) => {}
+                            Ok(None) => return undecided(&format!("the arguments have no place {pointer}")),
+                            Err(why) => return undecided(&why),
+                        }
+                    }
+                    rewritten = Some((altered, place));
+                }
+            }
+        }
+        rewritten.map_or(Intercepted::Untouched, |(args, place)| Intercepted::Rewritten(args, place))
+    }
+
+    /// Applies those for results of a tool.
+    pub(super) fn after(&self, tool: &str, mut text: String) -> String {
+        for After { redact, with, .. } in self.after.iter().filter(|after| after.tool.is_match(tool)) {
+            if redact.is_match(&text) {
+                text = redact.replace_all(&text, NoExpand(with)).into_owned();
+            }
+        }
+        text
+    }
+}
+
+impl Before {
+    fn new(key: &str, rule: &BeforeRule) -> Result<Self, InterceptorError> {
+        let compile = |key: String, source: &str| {
+            Expression::compile(source, &VARIABLES).map_err(|e| InterceptorError { key, message: e.to_string() })
+        };
+        let when = rule.when.as_ref().map(|when| compile(format!("{key}.when"), when)).transpose()?;
+        let what = match &rule.what {
+            Interception::Block(reason) => Compiled::Block(reason.clone()),
+            Interception::Rewrite(changes) => {
+                let change = |(pointer, value): &(String, String)| {
+                    Ok((pointer.clone(), compile(format!("{key}.rewrite.{pointer}"), value)?))
+                };
+                Compiled::Rewrite(changes.iter().map(change).collect::<Result<_, _>>()?)
+            }
+        };
+        Ok(Self { tool: glob(key, &rule.tool)?, when, what })
+    }
+}
+
+impl After {
+    fn new(key: &str, rule: &AfterRule) -> Result<Self, InterceptorError> {
+        let redact = Regex::new(&rule.redact)
+            .map_err(|e| InterceptorError { key: format!("{key}.redact"), message: e.to_string() })?;
+        let with = rule.with.clone().unwrap_or_else(|| REDACTED.to_owned());
+        Ok(Self { tool: glob(key, &rule.tool)?, redact, with })
+    }
+}
+
+/// Names are no paths: `*` matches a `/` too.
+fn glob(key: &str, pattern: &str) -> Result<GlobMatcher, InterceptorError> {
+    let wrong = |e: globset::Error| InterceptorError { key: format!("{key}.tool"), message: e.to_string() };
+    Glob::new(pattern).map(|glob| glob.compile_matcher()).map_err(wrong)
+}
+
+/// Puts a value where a pointer leads; a new member, or one behind the last item (`-`), may come about.
+fn put(arguments: &mut Value, pointer: &str, value: Value) -> Option<()> {
+    let (parent, last) = pointer.rsplit_once('/')?;
+    let key = last.replace("~1", "/").replace("~0", "~");
+    match arguments.pointer_mut(parent)? {
+        Value::Object(members) => {
+            members.insert(key, value);
+        }
+        Value::Array(items) if key == "-" => items.push(value),
+        Value::Array(items) => *items.get_mut(key.parse::<usize>().ok()?)? = value,
+        _ => return None,
+    }
+    Some(())
+}
+
+#[cfg(test)]
+#[path = "interceptors_tests.rs"]
+mod tests;

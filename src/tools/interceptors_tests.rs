@@ -1,0 +1,81 @@
+use serde_json::json;
+
+use super::*;
+
+fn block(tool: &str, when: Option<&str>, reason: &str) -> BeforeRule {
+    BeforeRule { tool: tool.into(), when: when.map(Into::into), what: Interception::Block(reason.into()) }
+}
+
+fn rewrite(tool: &str, when: Option<&str>, changes: &[(&str, &str)]) -> BeforeRule {
+    let changes = changes.iter().map(|(pointer, value)| ((*pointer).into(), (*value).into())).collect();
+    BeforeRule { tool: tool.into(), when: when.map(Into::into), what: Interception::Rewrite(changes) }
+}
+
+fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
+    let inputs = json!({"root": "base", "max": 2});
+    Interceptors::new(rules, &[]).unwrap().before(tool, arguments, &inputs)
+}
+
+#[test]
+fn calls_are_blocked_by_rule() {
+    let force = [block("shell", Some("args.command.contains('--force')"), "No force.")];
+    let blocked = Intercepted::Blocked("No force.".into());
+    assert_eq!(before(&force, "shell", &json!({"command": "git push --force"})), blocked);
+    assert_eq!(before(&force, "shell", &json!({"command": "git push"})), Intercepted::Untouched);
+    assert_eq!(before(&force, "file_ops", &json!({"command": "--force"})), Intercepted::Untouched);
+    let Intercepted::Blocked(why) = before(&force, "shell", &json!({})) else { panic!("it cannot decide") };
+    assert_eq!(why, "interceptor 1 cannot decide on this call: there is no key \"command\".");
+
+    let all = [block("mcp:*", None, "Not today.")];
+    assert_eq!(before(&all, "mcp:time/now", &json!({})), Intercepted::Blocked("Not today.".into()));
+    let by_name = [block("*", Some("tool == 'shell' && inputs.max > 1"), "No shell.")];
+    assert_eq!(before(&by_name, "shell", &json!({})), Intercepted::Blocked("No shell.".into()));
+    assert_eq!(before(&by_name, "other", &json!({})), Intercepted::Untouched);
+}
+
+#[test]
+fn arguments_are_rewritten_in_order() {
+    let rules = [
+        rewrite("file_ops", Some("!args.path.startsWith('base/')"), &[("/path", "inputs.root + '/' + args.path")]),
+        block("file_ops", Some("args.path == 'base/secret'"), "Not that one."),
+        rewrite("*", None, &[("/limit", "inputs.max * 10"), ("/list/0", "args.path"), ("/list/-", "'new'")]),
+    ];
+    let arguments = json!({"path": "a.txt", "list": ["x"]});
+    let expected = json!({"path": "base/a.txt", "list": ["base/a.txt", "new"], "limit": 20});
+    assert_eq!(before(&rules, "file_ops", &arguments), Intercepted::Rewritten(expected, 3));
+    let blocked = Intercepted::Blocked("Not that one.".into());
+    assert_eq!(before(&rules, "file_ops", &json!({"path": "secret", "list": []})), blocked);
+    let Intercepted::Blocked(why) = before(&rules, "file_ops", &json!({"path": "b"})) else { panic!("no place") };
+    assert_eq!(why, "interceptor 3 cannot decide on this call: the arguments have no place /list/0.");
+}
+
+#[test]
+fn pointers_are_unescaped() {
+    let rules = [rewrite("*", None, &[("/a~1b/m~0n", "1")])];
+    let expected = json!({"a/b": {"m~n": 1}});
+    assert_eq!(before(&rules, "t", &json!({"a/b": {}})), Intercepted::Rewritten(expected, 1));
+}
+
+#[test]
+fn results_are_redacted() {
+    let after = |tool: &str, redact: &str, with: Option<&str>| AfterRule {
+        tool: tool.into(),
+        redact: redact.into(),
+        with: with.map(Into::into),
+    };
+    let rules = [after("*", r"\b\d{16}\b", None), after("shell", "(?i)bob", Some("$0!"))];
+    let interceptors = Interceptors::new(&[], &rules).unwrap();
+    let text = "Card 1234567890123456 of Bob, 42.";
+    assert_eq!(interceptors.after("file_ops", text.into()), "Card [redacted] of Bob, 42.");
+    assert_eq!(interceptors.after("shell", text.into()), "Card [redacted] of $0!, 42.");
+}
+
+#[test]
+fn what_means_nothing_is_an_error() {
+    let error = |before: &[BeforeRule], after: &[AfterRule]| Interceptors::new(before, after).unwrap_err().to_string();
+    assert!(error(&[block("[", None, "x")], &[]).starts_with("interceptors.before[0].tool: "));
+    assert!(error(&[block("*", Some("argh"), "x")], &[]).starts_with("interceptors.before[0].when: "));
+    assert!(error(&[rewrite("*", None, &[("/a", "1 +")])], &[]).starts_with("interceptors.before[0].rewrite./a: "));
+    let look_around = AfterRule { tool: "*".into(), redact: "(?=x)".into(), with: None };
+    assert!(error(&[], &[look_around]).starts_with("interceptors.after[0].redact: "));
+}

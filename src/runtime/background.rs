@@ -44,6 +44,9 @@ impl Runtime {
                 background.turns = history.turns;
             }
         }
+        if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
+            background.memories = self.memories(recall, caller, new).await?;
+        }
         Ok(background)
     }
 

@@ -197,7 +197,7 @@ pub(crate) struct MessageCall {
 }
 
 /// Messages in the order in which the model reads them.
-fn messages(conversation: &Conversation) -> Vec<Message> {
+pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
     let message = |role, content: &str| Message {
         role,
         content: content.to_owned(),

@@ -143,11 +143,11 @@ impl Started {
 }
 
 /// A request that passed every check.
-struct Checked {
-    new: NewRun,
-    caller: Arc<Caller>,
+pub(super) struct Checked {
+    pub(super) new: NewRun,
+    pub(super) caller: Arc<Caller>,
     loaded: LoadedAgent,
-    plan: Plan,
+    pub(super) plan: Plan,
 }
 
 impl Runtime {
@@ -212,7 +212,7 @@ impl Runtime {
         }
     }
 
-    fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
+    pub(super) fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
         let inner = &self.inner;
         let agent =
             inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
@@ -294,7 +294,7 @@ impl Runtime {
 }
 
 /// The first messages; what cannot be rendered is the inputs' fault.
-fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
+pub(super) fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
     plan.opening(inputs, background).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
 }
 

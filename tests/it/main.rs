@@ -14,6 +14,7 @@ mod console;
 mod context_window;
 mod contracts;
 mod dialects;
+mod dry_run;
 mod faults;
 mod full_disk;
 mod fuzzing;

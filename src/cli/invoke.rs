@@ -57,6 +57,9 @@ pub(super) struct InvokeArgs {
     /// Make exactly one model call, without tools
     #[arg(long)]
     single: bool,
+    /// Show what the run would be told, offered and held to, and start none
+    #[arg(long)]
+    dry_run: bool,
     #[command(flatten)]
     target: TargetArgs,
     #[command(flatten)]
@@ -67,9 +70,18 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
     let inputs = parse_inputs(args.inputs.as_deref(), &args.input)?;
     let client = Client::open(&args.target, flags, DEFAULT_TENANT).await?;
     client.join().await?;
-    let answer = run(&client, &args.agent, args.single, &inputs).await;
+    let path = path_of(&args.agent, args.single);
+    let answer = if args.dry_run {
+        client.post(&path, &json!({"inputs": inputs, "dry_run": true})).await.map_err(Into::into)
+    } else {
+        run(&client, &args.agent, &path, &inputs).await
+    };
     client.close().await;
     let answer = answer?;
+    if args.dry_run {
+        print_json(&answer)?;
+        return Ok(ExitCode::SUCCESS);
+    }
     if args.output.json || !is_read_by_a_person() {
         print_json(&answer)?;
     } else if let Some(output) = answer.get("output").filter(|output| !output.is_null()) {
@@ -78,16 +90,19 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
     Ok(exit_code(&answer))
 }
 
-async fn run(client: &Client, agent: &str, single: bool, inputs: &Value) -> anyhow::Result<Value> {
-    let mut interrupts = signal(SignalKind::interrupt()).context("interrupts cannot be heard")?;
-    let run_id = Uuid::now_v7();
+fn path_of(agent: &str, single: bool) -> String {
     let route = if single { "invoke" } else { "invoke-iterative" };
     let agent_in_path: String = url::form_urlencoded::byte_serialize(agent.as_bytes()).collect();
-    let path = format!("/agents/{agent_in_path}/{route}");
+    format!("/agents/{agent_in_path}/{route}")
+}
+
+async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow::Result<Value> {
+    let mut interrupts = signal(SignalKind::interrupt()).context("interrupts cannot be heard")?;
+    let run_id = Uuid::now_v7();
     let body = json!({"run_id": run_id, "inputs": inputs});
     let mut progress = Progress::start();
     let started = tokio::select! {
-        started = Following::started(client, run_id, &path, &body) => started,
+        started = Following::started(client, run_id, path, &body) => started,
         _ = interrupts.recv() => {
             cancel(client, run_id, &mut interrupts, &progress).await;
             leave(&progress)

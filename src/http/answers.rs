@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use utoipa::IntoResponses;
 use utoipa::openapi::header::Header;
-use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 
 /// The answers of an invocation whose run was accepted.
@@ -13,8 +13,10 @@ pub(crate) struct Answers;
 impl IntoResponses for Answers {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         let ended = ResponseBuilder::new()
-            .description("The run has ended; or, as an event stream, what happens until it has.")
-            .content("application/json", Content::new(Some(Ref::from_schema_name("Run"))))
+            .description(
+                "The run has ended; or, as an event stream, what happens until it has. Of a dry run: what would be.",
+            )
+            .content("application/json", Content::new(Some(run_or_dry_run())))
             .content("text/event-stream", events())
             .header("x-run-id", text("The run."))
             .header("idempotency-replayed", text("`true` where the key stood for an earlier request."));
@@ -27,6 +29,11 @@ impl IntoResponses for Answers {
             .header("idempotency-replayed", text("`true` where the key stood for an earlier request."));
         BTreeMap::from([("200".to_owned(), RefOr::T(ended.build())), ("202".to_owned(), RefOr::T(accepted.build()))])
     }
+}
+
+fn run_or_dry_run() -> Schema {
+    let of = |name| RefOr::Ref(Ref::from_schema_name(name));
+    Schema::OneOf(OneOfBuilder::new().item(of("Run")).item(of("DryRun")).build())
 }
 
 /// One event of a stream.

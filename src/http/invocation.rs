@@ -27,6 +27,7 @@ pub(crate) struct Invocation {
     pub(crate) inputs: Value,
     pub(crate) run_id: Option<Uuid>,
     pub(crate) session_id: Option<String>,
+    pub(crate) dry_run: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) overrides: Overrides,
 }
@@ -46,6 +47,8 @@ struct Envelope {
     /// Labels to find the run by.
     #[schema(value_type = Option<RunMetadata>)]
     metadata: Option<BTreeMap<String, String>>,
+    /// Answers what the run would be told, offered and held to, and starts none.
+    dry_run: Option<bool>,
 }
 
 impl Invocation {
@@ -58,14 +61,14 @@ impl Invocation {
         };
         let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
         let mut envelope = Map::new();
-        for name in ["run_id", "session_id", "metadata"] {
+        for name in ["run_id", "session_id", "metadata", "dry_run"] {
             envelope.extend(body.remove_entry(name));
         }
-        let Envelope { run_id, session_id, metadata, .. } = fields(envelope).map_err(invalid)?;
+        let Envelope { run_id, session_id, metadata, dry_run, .. } = fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
-        Ok(Self { inputs, run_id, session_id, metadata, overrides })
+        Ok(Self { inputs, run_id, session_id, dry_run: dry_run == Some(true), metadata, overrides })
     }
 }
 

@@ -54,7 +54,7 @@ fn what_does_not_fit_is_refused_with_a_pointer() {
         (json!({"inputs": []}), "InvalidInputs", "\"\""),
         (json!({"inputs": "x"}), "InvalidInputs", "\"\""),
         (json!({"input": {}}), "InvalidOverride", "\"/input\""),
-        (json!({"dry_run": false}), "InvalidOverride", "\"/dry_run\""),
+        (json!({"dry_run": "no"}), "InvalidOverride", "\"/dry_run\""),
         (json!({"webhook": {"url": "https://x"}}), "InvalidOverride", "\"/webhook\""),
         (json!({"max_iterations": "2"}), "InvalidOverride", "\"/max_iterations\""),
         (json!({"max_iterations": 2.5}), "InvalidOverride", "\"/max_iterations\""),
@@ -96,11 +96,22 @@ fn the_document_lists_exactly_the_fields_that_are_read() {
         assert_eq!(schema["additionalProperties"], false);
         schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
     };
-    let single = ["inputs", "run_id", "session_id", "metadata", "model", "temperature", "on_session_busy", "private"];
+    let single = [
+        "inputs",
+        "run_id",
+        "session_id",
+        "metadata",
+        "dry_run",
+        "model",
+        "temperature",
+        "on_session_busy",
+        "active_skills",
+        "private",
+    ];
     assert_eq!(names(InvokeRequest::schema()), single);
     for name in names(InvokeIterativeRequest::schema()) {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
         assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
     }
-    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 25);
+    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 26);
 }

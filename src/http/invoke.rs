@@ -15,6 +15,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::answers::Answers;
+use super::dry_run::DryRun;
 use super::extract::{JsonObject, Name, Params};
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::problem::{Code, Problem};
@@ -91,7 +92,7 @@ async fn invoke(
     body: Map<String, Value>,
 ) -> Result<Response, Problem> {
     let idempotency = terms.idempotency(kind, &agent, &body);
-    let Invocation { inputs, run_id, session_id, metadata, overrides } = Invocation::read(kind, body)?;
+    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides } = Invocation::read(kind, body)?;
     let request = StartRequest {
         caller: Arc::clone(caller),
         agent,
@@ -105,6 +106,9 @@ async fn invoke(
         session_id,
         overrides,
     };
+    if dry_run {
+        return Ok(Json(DryRun::from(app.runtime.rehearse(request).await?)).into_response());
+    }
     let mut accepted = app.runtime.start(request).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {
         Accepted::Started(started) => (started.run_id, false, started.follower.take()),

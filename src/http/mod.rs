@@ -14,6 +14,7 @@ mod audit;
 mod auth;
 mod console;
 mod docs;
+mod dry_run;
 mod edge;
 mod events;
 mod extract;

@@ -20,6 +20,7 @@ use utoipa::openapi::tag::TagBuilder;
 use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server};
 use utoipa::{PartialSchema, ToSchema};
 
+use super::dry_run::DryRun;
 use super::problem::{Code, ProblemBody};
 use super::rate_limit::{LEFT, POLICY};
 use super::schemas;
@@ -66,6 +67,8 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
+    schemas.push((DryRun::name().into_owned(), DryRun::schema()));
+    DryRun::schemas(&mut schemas);
     components.schemas.extend(schemas);
     name_rows(&mut components.schemas);
     let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();

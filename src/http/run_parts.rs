@@ -197,7 +197,7 @@ pub(crate) struct MessageCall {
 }
 
 /// Messages in the order in which the model reads them.
-fn messages(conversation: &Conversation) -> Vec<Message> {
+pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
     let system = Some(conversation.system()).filter(|system| !system.is_empty());
     let system = system.map(|system| message(Role::System, system));
     system.into_iter().chain(messages_of(conversation.turns())).collect()

@@ -230,7 +230,7 @@ impl Runtime {
         }
     }
 
-    fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
+    pub(super) fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
         self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))
     }
 

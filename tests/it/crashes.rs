@@ -50,8 +50,6 @@ steps:
   - text: helped
 "#;
 
-const SKILL: &str = "---\nname: care\ndescription: How to count.\n---\nCount twice.\n";
-
 #[tokio::test]
 async fn a_process_may_die_after_every_commit() {
     die_at_every("after_commit", Db::Sqlite, 1).await;
@@ -74,7 +72,7 @@ async fn die_at_every(point: &str, db: Db, step: usize) {
         .agent("helper", HELPER)
         .scenario("helper", HELPING)
         .config("[runtime]\nlease = \"2s\"")
-        .skill("care", SKILL)
+        .skill("care", "description: How to count.", "Count twice.")
         .start(db)
         .await;
     let mut deaths = 0;
@@ -193,7 +191,8 @@ async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
 
 /// Rows of budgets that still hold something, or whose sums differ from those of their runs.
 async fn unbalanced(service: &Service) -> i64 {
-    const HELD: &str = "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
+    const HELD: &str =
+        "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
     const HELD_POSTGRES: &str =
         "SELECT count(*) FROM budget_holds WHERE NOT ended OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
     const SUMS: &str = "SELECT count(*) FROM budgets b WHERE reserved_tokens <> 0 OR reserved_iterations <> 0 \

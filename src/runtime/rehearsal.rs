@@ -1,0 +1,66 @@
+//! A start without a run: every check of a real one, and what the run would be told.
+//!
+//! Nothing is stored, and no model is asked.
+
+use std::sync::Arc;
+
+use chrono::Utc;
+use serde_json::Value;
+
+use super::start::{Checked, StartError, StartRequest, opening};
+use super::{Runtime, conversation};
+use crate::agents::Agent;
+use crate::engine::Rules;
+use crate::event::{Event, RunEvent};
+use crate::message::{Conversation, Turn};
+use crate::providers::ToolOffer;
+
+/// What a run would be told, offered and held to.
+#[derive(Debug)]
+pub struct Rehearsal {
+    /// The agent.
+    pub agent: Arc<Agent>,
+    /// The models, in the order in which they are asked.
+    pub models: Vec<String>,
+    /// What the first model call would say.
+    pub conversation: Conversation,
+    /// Name, description and input schema of what the model would be offered.
+    pub tools: Vec<(String, String, Arc<Value>)>,
+    /// The skills that are active from the start.
+    pub active_skills: Vec<String>,
+    /// What the loop would go by.
+    pub policy: Rules,
+    /// What the caller should know.
+    pub warnings: Vec<String>,
+}
+
+impl Runtime {
+    /// Checks everything that can be refused, as for a run, and says what the run would be.
+    ///
+    /// # Errors
+    /// [`StartError`], as of a start.
+    pub async fn rehearse(&self, request: StartRequest) -> Result<Rehearsal, StartError> {
+        let Checked { new, caller, plan, .. } = self.check(self.agent(&request.agent)?, request)?;
+        let earlier = self.earlier_runs(&caller.tenant, &new, plan.agent.definition.history).await?;
+        let background = self.background(&plan, &caller, &new, &earlier).await?;
+        let opening = opening(&plan, &new.inputs, &background)?;
+        let history = background.turns.len();
+        let turns = background.turns.into_iter().chain([Turn::User(opening.user)]).collect();
+        let (single_shot, warnings) = (plan.rules.single_shot, plan.warnings.clone());
+        let what = RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
+        let opened = Event { seq: 1, at: Utc::now(), run_id: new.id, what };
+        let conversation = conversation(&[opened])
+            .map_err(|e| StartError::BrokenAgent { agent: new.agent.clone(), message: e.to_string() })?;
+        let offer =
+            |offer: &ToolOffer| (offer.name.clone(), offer.description.clone(), Arc::clone(&offer.input_schema));
+        Ok(Rehearsal {
+            models: plan.models.clone(),
+            conversation,
+            tools: plan.offers.iter().map(offer).collect(),
+            active_skills: plan.active.iter().map(|skill| skill.bounds.skill.clone()).collect(),
+            policy: plan.rules.clone(),
+            warnings: plan.warnings.clone(),
+            agent: Arc::clone(&plan.agent),
+        })
+    }
+}

@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, catalogue};
+use crate::agents::{Catalogue, Skills, catalogue};
 use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
 use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
@@ -196,7 +196,8 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    Ok(load_agents(config, &Arc::new(router(config)?), &Arc::new(Registry::builtin())))
+    let (registry, skills) = tools(config, None);
+    Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
 }
 
 /// The service without its listener.
@@ -213,10 +214,8 @@ impl Parts {
         let telemetry = Arc::new(telemetry(config)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let store = open_store(config).await?;
-        let mut registry = Registry::builtin();
-        registry.add(Arc::new(Recall::new(runtime::recollection(Arc::clone(&store)))));
-        let registry = Arc::new(registry);
-        let catalogue = Arc::new(load_agents(config, &router, &registry));
+        let (registry, skills) = tools(config, Some(&store));
+        let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
@@ -339,13 +338,25 @@ async fn keep_up(telemetry: Arc<Telemetry>) {
     }
 }
 
-fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>) -> Catalogue {
-    let (router, registry) = (Arc::clone(router), Arc::clone(registry));
+/// The tools of this configuration, and the skills that one of them reads. Without a store nothing is recalled.
+fn tools(config: &Config, store: Option<&Arc<dyn Store>>) -> (Arc<Registry>, Arc<Skills>) {
+    let skills = Arc::new(Skills::load(&config.skills_dir));
+    let mut registry = Registry::builtin();
+    registry.add(runtime::use_skill(&skills));
+    if let Some(store) = store {
+        registry.add(Arc::new(Recall::new(runtime::recollection(Arc::clone(store)))));
+    }
+    (Arc::new(registry), skills)
+}
+
+fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>, skills: &Arc<Skills>) -> Catalogue {
+    let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
     Catalogue::load(
         &config.agents_dir,
+        Arc::clone(skills),
         Box::new(move |definition| {
             demands::check_definition(definition, &router).map_err(|unmet| unmet.to_string())?;
-            runtime::check_tools(&registry, definition)
+            runtime::check_tools(&registry, &known, definition)
         }),
     )
 }

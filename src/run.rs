@@ -3,6 +3,7 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod amounts;
 mod consumption;
 mod delegation;
 mod money;
@@ -19,6 +20,7 @@ use utoipa::ToSchema;
 
 use crate::message::Usage;
 
+pub use amounts::{Amounts, Caps, Refusal, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use money::Usd;

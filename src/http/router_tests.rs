@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::Event;
+use crate::run::{Amounts, Caps, Reserved};
 use crate::runtime;
 use crate::store::*;
 
@@ -145,6 +146,18 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn open_budget(&self, _: Uuid, _: Caps, _: Amounts) -> Result<(), StoreError> {
+        away()
+    }
+    async fn reserve(&self, _: Uuid, _: Uuid, _: Amounts) -> Result<Reserved, StoreError> {
+        away()
+    }
+    async fn settle(&self, _: Uuid, _: Uuid, _: Amounts, _: bool) -> Result<(), StoreError> {
+        away()
+    }
+    async fn shared_budget(&self, _: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        away()
+    }
     async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
         away()
     }
@@ -169,7 +182,8 @@ fn state(auth: Auth) -> HttpState {
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);
-    let catalogue = Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Box::new(|_| Ok(()))));
+    let catalogue =
+        Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Arc::default(), Box::new(|_| Ok(()))));
     let registry = Arc::new(crate::tools::registry::Registry::builtin());
     let settings = runtime::Settings {
         max_concurrent_runs: 1,

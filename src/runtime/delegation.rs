@@ -6,7 +6,8 @@
 //! follows from the rows. That children of an ended parent end is also seen to by the store's sweep, whatever became
 //! of the replica that waited for them.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
 
@@ -22,9 +23,12 @@ use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, ope
 use super::worker::Head;
 use super::{Inner, Runtime};
 use crate::agents::Agent;
-use crate::engine::{Plan, RunControl, State, phrases};
-use crate::event::ValidationError;
-use crate::run::{Autonomy, BudgetOverrides, Caller, Delegation, Overrides, RunKind, RunStatus, SpanPlace};
+use crate::engine::budget::SharedBudget;
+use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
+use crate::event::{RunEvent, ValidationError};
+use crate::run::{
+    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus, SpanPlace,
+};
 use crate::store::{RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, NoOutput, StartRun, Task};
 
@@ -47,6 +51,8 @@ pub(super) struct Parent {
     pub(super) head: Head,
     pub(super) plan: Arc<Plan>,
     pub(super) control: Arc<RunControl>,
+    /// Whether its budget is shared by now.
+    pub(super) is_open: Arc<AtomicBool>,
 }
 
 /// All of them, by id.
@@ -106,6 +112,11 @@ impl StartRun for Children {
     }
 }
 
+/// Whether a run can start others.
+fn delegates(plan: &Plan) -> bool {
+    plan.offers.iter().any(|offer| Delegation::of_tool(&offer.name).is_some())
+}
+
 /// The id of the child that a call means.
 fn child_id(effect_key: &str) -> Uuid {
     let hash = Sha256::new().chain_update("child\0").chain_update(effect_key).finalize();
@@ -143,7 +154,13 @@ impl Parent {
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
         Overrides {
             private: is_private.filter(|is_private| *is_private),
-            budget: Some(BudgetOverrides { max_duration_seconds, ..BudgetOverrides::default() }),
+            budget: Some(BudgetOverrides {
+                max_duration_seconds,
+                // Of what is counted in calls the tree's budget says enough; these make the child know its prices.
+                max_total_tokens: self.plan.rules.budget.max_total_tokens,
+                max_cost_usd: self.plan.rules.budget.max_cost_usd,
+                ..BudgetOverrides::default()
+            }),
             ..Overrides::default()
         }
     }
@@ -156,14 +173,52 @@ impl Parent {
 
 impl Runtime {
     /// Makes a run known as a parent, where its agent can leave work to others.
-    pub(super) fn note_parent(&self, head: &Head, plan: &Arc<Plan>, control: &Arc<RunControl>) -> Option<Known> {
-        if !plan.offers.iter().any(|offer| Delegation::of_tool(&offer.name).is_some()) {
+    pub(super) fn note_parent(&self, parent: Parent) -> Option<Known> {
+        if !delegates(&parent.plan) {
             return None;
         }
-        let (head, plan, control) = (head.clone(), Arc::clone(plan), Arc::clone(control));
-        let parent = Arc::new(Parent { head, plan, control });
+        let parent = Arc::new(parent);
         self.inner.parents.lock().insert(parent.head.new.id, Arc::clone(&parent));
         Some(Known { inner: Arc::downgrade(&self.inner), parent })
+    }
+
+    /// A run's way to the budget that it shares, where it was started by another one or can start others.
+    pub(super) fn sharing(&self, head: &Head, plan: &Plan, is_open: &Arc<AtomicBool>) -> Option<SharedBudget> {
+        if head.lineage.is_none() && !delegates(plan) {
+            return None;
+        }
+        let run = head.new.id;
+        let root = head.lineage.as_ref().map_or(run, |lineage| lineage.root);
+        let (reserving, settling) = (self.clone(), self.clone());
+        let reserve = move |wanted| {
+            let runtime = reserving.clone();
+            Box::pin(async move { runtime.patiently(|| runtime.inner.store.reserve(root, run, wanted)).await }) as _
+        };
+        let settle = move |spent, ended| {
+            let runtime = settling.clone();
+            Box::pin(async move { runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await })
+                as _
+        };
+        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
+    }
+
+    /// Asks the store as long as a run may wait for one that went away.
+    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, AppendFailed>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let until = Instant::now() + self.inner.settings.store_patience;
+        loop {
+            match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if error.is_transient() && Instant::now() < until => tokio::time::sleep(LOOK).await,
+                Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
+                Err(error) => {
+                    tracing::error!(%error, "a shared budget cannot be kept");
+                    return Err(AppendFailed::Refused);
+                }
+            }
+        }
     }
 
     /// Where a run stands that was started by another one, from the rows of its ancestors.
@@ -242,9 +297,14 @@ impl Runtime {
         lineage: Lineage,
     ) -> Result<Started, StartError> {
         let Head { new, caller, .. } = &parent.head;
-        let mut now = State::new(parent.plan.rules.clone());
+        let (mut now, mut calls_under_way) = (State::new(parent.plan.rules.clone()), HashSet::new());
         for event in self.journal_of(&caller.tenant, new.id).await? {
             now.apply(&event).map_err(|e| StoreError::Failed(e.to_string()))?;
+            match &event.what {
+                RunEvent::ToolCallStarted(call) => _ = calls_under_way.insert(call.call_id),
+                RunEvent::ToolCallCompleted(call) => _ = calls_under_way.remove(&call.call_id),
+                _ => {}
+            }
         }
         let inputs = match &call.task {
             Task::Inputs(inputs) => inputs.clone(),
@@ -259,7 +319,7 @@ impl Runtime {
             traceparent: Some(parent.head.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string()),
             run_id: Some(id),
             inputs,
-            metadata: std::collections::BTreeMap::new(),
+            metadata: BTreeMap::new(),
             session_id: None,
             overrides: parent.bounds(&now),
         };
@@ -272,6 +332,12 @@ impl Runtime {
         if let Task::Handoff { reason } = &call.task {
             background.turns = now.conversation().turns().to_vec();
             opening.user = phrases::handed_over(&new.agent, reason.as_deref());
+        }
+        if !parent.is_open.load(Ordering::Acquire) {
+            let under_way = Amounts { tool_calls: calls_under_way.len() as u64, ..Amounts::default() };
+            let (caps, spent) = (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
+            self.inner.store.open_budget(lineage.root, caps, spent).await?;
+            parent.is_open.store(true, Ordering::Release);
         }
         let lineage = Some(Arc::new(lineage));
         self.launch(Launch { checked, opening, background, lineage, slot: None, mode: Mode::Stored }).await

@@ -5,6 +5,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -12,7 +13,8 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
-use super::delegation::{Known, Lineage};
+use super::background::skills_at_start;
+use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
@@ -143,15 +145,25 @@ impl Owned {
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&head.new.inputs),
+            skills: state.skills().into(),
+        };
+        let control = Arc::new(RunControl::default());
+        let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
+        let parent = Parent {
+            head: head.clone(),
+            plan: Arc::clone(&plan),
+            control: Arc::clone(&control),
+            is_open: Arc::clone(&is_open),
         };
         let run = Run {
+            shared: runtime.sharing(&head, &plan, &is_open),
             plan,
             executor,
             scope,
             handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
-            control: Arc::new(RunControl::default()),
+            control,
             lease: Arc::clone(&runtime.inner.lease),
             audience: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), head.new.id);
@@ -164,7 +176,7 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        let known = runtime.note_parent(&head, &run.plan, &run.control);
+        let known = runtime.note_parent(parent);
         Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
     }
 
@@ -261,14 +273,18 @@ impl Runtime {
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
-        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind)
+        let journal = self.journal_of(&row.tenant, row.id).await?;
+        let active = match skills_at_start(&journal) {
+            Some(active) => active,
+            None => self.active_skills(&loaded.agent.definition, &overrides).map_err(|e| unreadable(&e))?,
+        };
+        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
             .map_err(|e| unreadable(&e))?
             .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
-        let journal = self.journal_of(&row.tenant, row.id).await?;
         for event in &journal {
             state.apply(event).map_err(|e| unreadable(&e))?;
         }
@@ -276,6 +292,14 @@ impl Runtime {
         drop(journal);
         let started = state.started_at().is_some();
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
+        if let Some(shared) = &owned.run.shared {
+            let root = owned.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            if !shared.is_open() && self.inner.store.shared_budget(root).await?.is_some() {
+                shared.open();
+            }
+            // What it had reserved when its replica stopped is not under way any more.
+            owned.run.settle().await.map_err(|e| StoreError::Unavailable(e.to_string()))?;
+        }
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;

@@ -5,6 +5,7 @@
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
 mod approvals;
+mod budget;
 pub mod changes;
 mod decode;
 mod definitions;
@@ -26,7 +27,10 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use crate::run::{Amounts, Caps, Reserved};
+
 pub use approvals::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus};
+pub use budget::SharedBudget;
 pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
 
@@ -194,7 +198,7 @@ pub trait Store: Send + Sync {
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
     /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels those whose parent has
-    /// ended without them.
+    /// ended without them. Settles what runs left reserved that nobody drives.
     /// The sweeper itself is never one of them.
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
 
@@ -261,6 +265,16 @@ pub trait Store: Send + Sync {
     async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+
+    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps, and what the run
+    /// itself has spent.
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError>;
+    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything is granted.
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError>;
+    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where it spends no more.
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError>;
+    /// The budget of a root.
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError>;
 
     /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
     /// taken from is full.

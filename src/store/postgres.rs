@@ -7,6 +7,7 @@
 //! it has grown, are off; and the commit statement is planned once per connection.
 
 mod approvals;
+mod budgets;
 mod commit;
 mod connections;
 mod ownership;
@@ -35,11 +36,11 @@ use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
     DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
-    RunWrite, SessionDeleted, SessionRecord, StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats,
-    UsageStats, Wakeup, WriteOutcome, listing,
+    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
+    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
-use crate::run::RunStatus;
+use crate::run::{Amounts, Caps, Reserved, RunStatus};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
@@ -335,6 +336,9 @@ impl Store for Postgres {
         let mut line = self.control.get().await?;
         let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
         line.settle(strays)?;
+        let mut line = self.reads.get().await?;
+        let settled = within(budgets::settle_rest(&mut line)).await;
+        line.settle(settled)?;
         if swept.requeued > 0 {
             self.hint_queue().await;
         }
@@ -478,6 +482,30 @@ impl Store for Postgres {
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
         Ok(!revoked.is_empty())
+    }
+
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError> {
+        let mut line = self.reads.get().await?;
+        let opened = within(budgets::open(&mut line, root, caps, spent)).await;
+        line.settle(opened)
+    }
+
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+        let mut line = self.reads.get().await?;
+        let reserved = within(budgets::reserve(&mut line, (root, run), wanted)).await;
+        line.settle(reserved)
+    }
+
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+        let mut line = self.reads.get().await?;
+        let settled = within(budgets::settle(&mut line, (root, run), spent, ended)).await;
+        line.settle(settled)
+    }
+
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        let mut line = self.reads.get().await?;
+        let budget = within(budgets::read(&mut line, root)).await;
+        line.settle(budget)
     }
 
     async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {

@@ -5,6 +5,7 @@
 //! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
 
 mod approvals;
+mod budgets;
 mod commit;
 mod ownership;
 mod retention;
@@ -36,11 +37,11 @@ use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
     DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
-    RunWrite, SessionDeleted, SessionRecord, StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats,
-    UsageStats, Wakeup, WriteOutcome, listing,
+    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
+    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
-use crate::run::RunStatus;
+use crate::run::{Amounts, Caps, Reserved, RunStatus};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
@@ -370,6 +371,7 @@ impl Store for Sqlite {
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
         let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
+        budgets::settle_rest(&mut tx).await?;
         tx.commit().await?;
         if swept.requeued > 0 {
             self.hint(Wakeup::Queue);
@@ -515,6 +517,32 @@ impl Store for Sqlite {
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+    }
+
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        budgets::open(&mut tx, root, caps, spent).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let reserved = budgets::reserve(&mut tx, (root, run), wanted).await?;
+        tx.commit().await?;
+        Ok(reserved)
+    }
+
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        budgets::settle(&mut tx, (root, run), spent, ended).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        budgets::read(&mut *self.readers.acquire().await?, root).await
     }
 
     async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {

@@ -88,6 +88,7 @@ fn bench(policy: &Policy) -> Bench {
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
+        skills: Arc::default(),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default()).unwrap(),
@@ -352,6 +353,7 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
             run_id: Uuid::from_u128(run),
             tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
             inputs: Arc::new(json!({})),
+            skills: Arc::default(),
             ..bench.scope.clone()
         };
         match bench.executor.prepare(&call(name, arguments), slot, &scope, None).await.unwrap() {

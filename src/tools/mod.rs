@@ -10,6 +10,7 @@ pub mod recall;
 pub mod registry;
 mod shown;
 pub mod subagent;
+pub mod use_skill;
 pub mod workspace;
 
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use async_trait::async_trait;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect};
 
@@ -87,6 +89,11 @@ pub enum ToolError {
 pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
+
+    /// The skill that a successful call with these arguments makes active.
+    fn activates(&self, _arguments: &Value) -> Option<SkillActivated> {
+        None
+    }
 
     /// What a call with these arguments (which match the schema) would do. May look, must not touch.
     ///

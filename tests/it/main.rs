@@ -42,6 +42,8 @@ mod routing;
 mod samples;
 mod service;
 mod sessions;
+mod shared_budgets;
+mod skills;
 mod stats;
 mod store;
 mod stories;

@@ -4,6 +4,8 @@
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
 mod approvals;
+mod budgets;
+mod families;
 mod group_commit;
 mod idempotency;
 mod journal;

@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCK_UNDER_WAY, LOCKED_RUNS,
-    OUTCOME_UNKNOWN, PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
+    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN,
+    PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
@@ -30,8 +30,25 @@ use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 /// Runs that are taken over in one transaction.
 const CHUNK: i64 = 64;
 
-/// See [`crate::store::Store::request_cancel`].
+/// See [`crate::store::Store::request_cancel`]. One run after the other: whoever commits for several of them locks
+/// their rows in no particular order.
 pub(super) async fn request_cancel(
+    connection: &mut PgConnection,
+    tenant: &str,
+    run: Uuid,
+    reason: Option<&str>,
+) -> Result<Option<CancelOutcome>, StoreError> {
+    let outcome = cancel_one(connection, tenant, run, reason).await?;
+    if outcome.is_some() {
+        let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *connection).await?;
+        for descendant in descendants {
+            cancel_one(connection, tenant, descendant, reason).await?;
+        }
+    }
+    Ok(outcome)
+}
+
+async fn cancel_one(
     connection: &mut PgConnection,
     tenant: &str,
     run: Uuid,
@@ -60,42 +77,16 @@ pub(super) async fn request_cancel(
         let row = sqlx::query(RUN).bind(tenant).bind(run).fetch_one(&mut *tx).await?;
         CancelOutcome::EndedNow(Columns(&row).run()?)
     };
-    let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *tx).await?;
-    cancel_all(&mut tx, &descendants, reason).await?;
     tx.commit().await?;
     Ok(Some(outcome))
 }
 
-/// Cancels runs: those that are driven are flagged, the others end here. How many did.
-async fn cancel_all(connection: &mut PgConnection, runs: &[Uuid], reason: Option<&str>) -> Result<u64, StoreError> {
-    if runs.is_empty() {
-        return Ok(0);
-    }
-    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_UNDER_WAY).bind(runs).fetch_all(&mut *connection).await?;
-    let runs = read_locked(connection, &ids).await?;
-    let is_driven = |run: &&Locked| run.record.status == RunStatus::Running;
-    let (driven, waiting): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(is_driven);
-    for Locked { record, .. } in driven {
-        let flag = sqlx::query(REQUEST_CANCEL).bind(record.id).bind(reason);
-        flag.bind(CHANNEL).bind(cancel_payload(record.id)).execute(&mut *connection).await?;
-    }
-    let now = Utc::now();
-    let ids: Vec<Uuid> = waiting.iter().map(|run| run.record.id).collect();
-    let endings = waiting.iter().map(|run| cancelled(run, waiting_phase(run.record.status), reason, now));
-    let endings: Vec<RunWrite> = endings.collect();
-    seize(connection, &ids, 0).await?;
-    end(connection, &endings).await?;
-    Ok(endings.len() as u64)
-}
-
 /// Cancels what the sweep finds without a parent that waits for it.
 pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swept) -> Result<(), StoreError> {
-    let strays: Vec<Uuid> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
-    if !strays.is_empty() {
-        let mut tx = connection.begin().await?;
-        let ended = cancel_all(&mut tx, &strays, Some(STRAY)).await?;
-        tx.commit().await?;
-        swept.cancelled += ended;
+    let strays: Vec<(String, Uuid)> = sqlx::query_as(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    for (tenant, run) in strays {
+        let outcome = cancel_one(connection, &tenant, run, Some(STRAY)).await?;
+        swept.cancelled += u64::from(matches!(outcome, Some(CancelOutcome::EndedNow(_))));
     }
     Ok(())
 }

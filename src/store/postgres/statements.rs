@@ -301,12 +301,9 @@ pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FRO
      ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
 
 /// Runs whose parent has ended without them.
-pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
      AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
      (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
-
-pub(super) const LOCK_UNDER_WAY: &str =
-    "SELECT id FROM runs WHERE id = ANY($1) AND finished_at IS NULL ORDER BY id FOR UPDATE";
 
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
 pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";

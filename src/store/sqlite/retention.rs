@@ -21,13 +21,15 @@ const ENDED: &str = concat!(
 );
 
 /// `$1`: the ids, a JSON array. The runs themselves go last.
-const DELETE: [&str; 7] = [
+const DELETE: [&str; 9] = [
     "DELETE FROM run_events WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM iterations WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM tool_calls WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM observations WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM audit_log WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM approvals WHERE run_id IN (SELECT value FROM json_each($1))",
+    "DELETE FROM budget_holds WHERE run_id IN (SELECT value FROM json_each($1))",
+    "DELETE FROM budgets WHERE root_run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM runs WHERE id IN (SELECT value FROM json_each($1))",
 ];
 

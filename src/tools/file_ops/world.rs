@@ -118,8 +118,13 @@ impl World {
 
     /// What the gate gives for a call, or its reason.
     pub(super) fn permit(&self, arguments: &Value) -> Result<Permit, String> {
-        let call =
-            Call { tool: "file_ops", effect: Effect::Once, actions: self.actions(arguments)?, approved_by: None };
+        let call = Call {
+            tool: "file_ops",
+            effect: Effect::Once,
+            actions: self.actions(arguments)?,
+            approved_by: None,
+            skills: &[],
+        };
         match self.gate.judge(&["tools:execute".to_owned()], call) {
             Verdict::Pass { permit, .. } => Ok(permit),
             Verdict::Stop { reason, .. } => Err(reason),

@@ -30,7 +30,7 @@ use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
-use crate::tools::recall::Recall;
+use crate::tools::recall::{Recall, Recollect};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
@@ -196,7 +196,8 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let (registry, skills) = tools(config, None);
+    let no_memory: Recollect = Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
+    let (registry, skills) = tools(config, no_memory);
     Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
 }
 
@@ -214,7 +215,7 @@ impl Parts {
         let telemetry = Arc::new(telemetry(config)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let store = open_store(config).await?;
-        let (registry, skills) = tools(config, Some(&store));
+        let (registry, skills) = tools(config, runtime::recollection(Arc::clone(&store)));
         let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
@@ -338,14 +339,12 @@ async fn keep_up(telemetry: Arc<Telemetry>) {
     }
 }
 
-/// The tools of this configuration, and the skills that one of them reads. Without a store nothing is recalled.
-fn tools(config: &Config, store: Option<&Arc<dyn Store>>) -> (Arc<Registry>, Arc<Skills>) {
+/// The tools of this configuration, and the skills that one of them reads.
+fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
-    if let Some(store) = store {
-        registry.add(Arc::new(Recall::new(runtime::recollection(Arc::clone(store)))));
-    }
+    registry.add(Arc::new(Recall::new(recollect)));
     (Arc::new(registry), skills)
 }
 

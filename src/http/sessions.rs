@@ -27,7 +27,8 @@ const CHUNK: usize = 20;
 
 /// A session.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct Session {
+#[schema(as = Session)]
+pub(crate) struct SessionView {
     /// As callers name it.
     #[schema(example = "ticket-42")]
     session_id: String,
@@ -78,21 +79,21 @@ impl From<RunRecord> for SessionRun {
 #[utoipa::path(
     get, path = "/sessions/{id}", tag = "sessions", security(("bearer" = ["sessions:read"])),
     params(("id" = String, Path, description = "The session, as callers name it.")),
-    responses((status = 200, description = "The session.", body = Session)),
+    responses((status = 200, description = "The session.", body = SessionView)),
 )]
 pub(crate) async fn get_session(
     State(app): State<App>,
     caller: Scoped<SessionsRead>,
     Name(id): Name,
     params: Params,
-) -> Result<Json<Session>, Problem> {
+) -> Result<Json<SessionView>, Problem> {
     params.finish()?;
     let session = app.store.session(&caller.tenant, &id, 0).await?.ok_or_else(|| Problem::not_found("session"))?;
     let filter = RunFilter { session_id: Some(id.clone()), ..RunFilter::default() };
     let mut runs = app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
     runs.retain(|run| run.parent_run_id.is_none());
     runs.reverse();
-    Ok(Json(Session {
+    Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
         messages: said_in(&app, &caller.tenant, &runs).await?,

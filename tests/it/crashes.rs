@@ -72,7 +72,7 @@ async fn die_at_every(point: &str, db: Db, step: usize) {
         .agent("helper", HELPER)
         .scenario("helper", HELPING)
         .config("[runtime]\nlease = \"2s\"")
-        .skill("care", "description: How to count.", "Count twice.")
+        .skill("care", "", "Count twice.")
         .start(db)
         .await;
     let mut deaths = 0;

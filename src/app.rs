@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, catalogue};
+use crate::agents::{Catalogue, Skills, catalogue};
 use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
 use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
@@ -30,6 +30,7 @@ use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
+use crate::tools::recall::{Recall, Recollect};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
@@ -195,7 +196,9 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    Ok(load_agents(config, &Arc::new(router(config)?), &Arc::new(Registry::builtin())))
+    let no_memory: Recollect = Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
+    let (registry, skills) = tools(config, no_memory);
+    Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
 }
 
 /// The service without its listener.
@@ -211,12 +214,12 @@ impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         let telemetry = Arc::new(telemetry(config)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
-        let registry = Arc::new(Registry::builtin());
-        let catalogue = Arc::new(load_agents(config, &router, &registry));
+        let store = open_store(config).await?;
+        let (registry, skills) = tools(config, runtime::recollection(Arc::clone(&store)));
+        let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
-        let store = open_store(config).await?;
         store.migrate().await?;
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
@@ -336,13 +339,23 @@ async fn keep_up(telemetry: Arc<Telemetry>) {
     }
 }
 
-fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>) -> Catalogue {
-    let (router, registry) = (Arc::clone(router), Arc::clone(registry));
+/// The tools of this configuration, and the skills that one of them reads.
+fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) {
+    let skills = Arc::new(Skills::load(&config.skills_dir));
+    let mut registry = Registry::builtin();
+    registry.add(runtime::use_skill(&skills));
+    registry.add(Arc::new(Recall::new(recollect)));
+    (Arc::new(registry), skills)
+}
+
+fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>, skills: &Arc<Skills>) -> Catalogue {
+    let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
     Catalogue::load(
         &config.agents_dir,
+        Arc::clone(skills),
         Box::new(move |definition| {
             demands::check_definition(definition, &router).map_err(|unmet| unmet.to_string())?;
-            runtime::check_tools(&registry, definition)
+            runtime::check_tools(&registry, &known, definition)
         }),
     )
 }

@@ -63,6 +63,8 @@ pub struct Config {
     pub runtime: Runtime,
     /// Where `<agent>.yaml` files lie.
     pub agents_dir: PathBuf,
+    /// Where `<skill>/SKILL.md` files lie.
+    pub skills_dir: PathBuf,
     /// Tools.
     pub tools: Tools,
     /// Model providers by name.
@@ -315,7 +317,7 @@ pub struct ModelServer {
 struct Settings {
     /// One file an agent: `<name>.yaml`.
     agents_dir: PathBuf,
-    /// Not read by this version.
+    /// One directory a skill: `<name>/SKILL.md`.
     skills_dir: PathBuf,
     /// Not read by this version.
     tools_dir: PathBuf,
@@ -413,7 +415,9 @@ impl Config {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
         });
-        for (key, dir) in std::iter::once(("agents_dir".to_owned(), &config.agents_dir)).chain(scenarios) {
+        let definitions =
+            [("agents_dir".to_owned(), &config.agents_dir), ("skills_dir".to_owned(), &config.skills_dir)];
+        for (key, dir) in definitions.into_iter().chain(scenarios) {
             if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
                 return Err(sources.error(&key, format!("there is no directory {}", dir.display())));
             }
@@ -475,7 +479,7 @@ fn resolve(
     }
     tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
     tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
-    let notices = [("skills_dir", &settings.skills_dir), ("tools_dir", &settings.tools_dir)]
+    let notices = [("tools_dir", &settings.tools_dir)]
         .into_iter()
         .filter(|(key, _)| *sources.origin(key) != Origin::BuiltIn)
         .map(|(key, dir)| format!("{key} is set to {}, but this version does not read it", dir.display()))
@@ -487,6 +491,7 @@ fn resolve(
         auth: settings.auth,
         runtime: settings.runtime,
         agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
+        skills_dir: sources.resolve("skills_dir", &settings.skills_dir),
         tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
         models,
         prices: settings.prices,

@@ -6,6 +6,7 @@
 //! another: whether those are there is judged when all files have been read, and again at every look.
 
 use std::collections::{BTreeMap, BTreeSet};
+use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -14,7 +15,7 @@ use std::time::{Duration, SystemTime};
 use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
-use super::{Agent, Definition};
+use super::{Agent, Definition, Skills};
 
 /// Bytes of a definition at most.
 const MAX_FILE: u64 = 1024 * 1024;
@@ -27,7 +28,7 @@ pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), String> + Send + S
 /// A file that is not (or no longer) what runs use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
 pub struct DefinitionProblem {
-    /// The file's name beneath the agents directory.
+    /// The file's name beneath the agents directory; `skills/<name>/SKILL.md` for a skill.
     pub file: String,
     /// Line, column, key and reason.
     pub error: String,
@@ -40,6 +41,10 @@ pub enum Change {
     Loaded(Arc<Agent>),
     /// The agent's file is gone, and so is the agent.
     Removed(String),
+    /// A new skill, or a new version of one.
+    SkillLoaded(String),
+    /// The skill's file is gone, and so is the skill.
+    SkillRemoved(String),
     /// A file is broken in a way that was not known before.
     Broken(DefinitionProblem),
 }
@@ -47,6 +52,7 @@ pub enum Change {
 /// All agents of a directory.
 pub struct Catalogue {
     dir: PathBuf,
+    skills: Arc<Skills>,
     check: OutsideCheck,
     state: RwLock<Arc<State>>,
 }
@@ -67,11 +73,20 @@ struct Seen {
     problem: Option<DefinitionProblem>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq)]
-struct Stamp {
+/// By which a changed file is known.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) struct Stamp {
     modified: SystemTime,
     len: u64,
-    settled: bool,
+    pub(super) settled: bool,
+}
+
+impl Stamp {
+    pub(super) fn of(meta: &Metadata, now: SystemTime) -> io::Result<Self> {
+        let modified = meta.modified()?;
+        let settled = now.duration_since(modified).is_ok_and(|age| age > UNSETTLED);
+        Ok(Self { modified, len: meta.len(), settled })
+    }
 }
 
 /// A file of the directory, as this look found it.
@@ -85,16 +100,17 @@ struct Found {
 
 impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
-    pub fn load(dir: &Path, check: OutsideCheck) -> Self {
-        let catalogue = Self { dir: dir.to_owned(), check, state: RwLock::default() };
+    pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
+        let catalogue = Self { dir: dir.to_owned(), skills, check, state: RwLock::default() };
         catalogue.refresh();
         catalogue
     }
 
     /// Reads what changed since the last look. Blocks on the file system.
     pub fn refresh(&self) -> Vec<Change> {
+        let mut changes = self.skills.refresh();
+        let same_skills = changes.iter().all(|change| matches!(change, Change::Broken(_)));
         let old = self.state();
-        let mut changes = Vec::new();
         let listing = match list(&self.dir) {
             Ok(listing) => listing,
             Err(error) => {
@@ -113,7 +129,7 @@ impl Catalogue {
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let known = old.files.get(&file);
             let last_good = || old.agents.get(&stem).map(Arc::clone);
-            let unchanged = known.filter(|seen| seen.stamp == stamp && stamp.settled);
+            let unchanged = known.filter(|seen| seen.stamp == stamp && stamp.settled && same_skills);
             let (agent, problem) = match unchanged {
                 _ if defined.contains(&stem) => (None, Some(format!("another file defines {stem:?} already"))),
                 Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
@@ -164,6 +180,10 @@ impl Catalogue {
         let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
         let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8")?;
         let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
+        let is_unknown = |skill: &String| self.skills.skill(skill).is_none();
+        if let Some(i) = agent.definition.skills.iter().position(is_unknown) {
+            return Err(format!("skills[{i}]: there is no skill named {:?}", agent.definition.skills[i]));
+        }
         (self.check)(&agent.definition)?;
         Ok(agent)
     }
@@ -171,6 +191,11 @@ impl Catalogue {
     /// One agent.
     pub fn agent(&self, name: &str) -> Option<Arc<Agent>> {
         self.state().agents.get(name).map(Arc::clone)
+    }
+
+    /// The skills that agents may use.
+    pub fn skills(&self) -> &Arc<Skills> {
+        &self.skills
     }
 
     /// All agents, by name.
@@ -181,7 +206,8 @@ impl Catalogue {
     /// Files that are broken now.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
         let state = self.state();
-        state.unreadable.iter().chain(state.files.values().filter_map(|seen| seen.problem.as_ref())).cloned().collect()
+        let own = state.unreadable.iter().chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
+        own.cloned().chain(self.skills.problems()).collect()
     }
 
     fn state(&self) -> Arc<State> {
@@ -239,9 +265,7 @@ fn list(dir: &Path) -> io::Result<BTreeMap<String, Stamp>> {
         // A file that went away since the directory was listed is a deleted file.
         let Ok(meta) = entry.path().metadata() else { continue };
         if meta.is_file() {
-            let modified = meta.modified()?;
-            let settled = now.duration_since(modified).is_ok_and(|age| age > UNSETTLED);
-            files.insert(name, Stamp { modified, len: meta.len(), settled });
+            files.insert(name, Stamp::of(&meta, now)?);
         }
     }
     Ok(files)
@@ -270,11 +294,13 @@ pub fn log(change: &Change) {
             tracing::info!(agent = name, version, hash = agent.hash, "agent loaded");
         }
         Change::Removed(agent) => tracing::info!(agent, "agent removed"),
+        Change::SkillLoaded(skill) => tracing::info!(skill, "skill loaded"),
+        Change::SkillRemoved(skill) => tracing::info!(skill, "skill removed"),
         Change::Broken(problem) => {
             tracing::error!(
                 file = problem.file,
                 error = problem.error,
-                "agent file is broken; its last good version stays"
+                "definition file is broken; its last good version stays"
             );
         }
     }

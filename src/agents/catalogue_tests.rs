@@ -38,7 +38,7 @@ fn error(yaml: &str) -> String {
 }
 
 fn catalogue(dir: &Path) -> Catalogue {
-    Catalogue::load(dir, Box::new(|_| Ok(())))
+    Catalogue::load(dir, Arc::default(), Box::new(|_| Ok(())))
 }
 
 fn minimal(name: &str, version: &str) -> String {
@@ -220,7 +220,7 @@ fn the_outside_has_a_say() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("lost.yaml"), minimal("lost", "1")).unwrap();
     let check = |d: &Definition| Err(format!("model: there is no provider for {}", d.model));
-    let catalogue = Catalogue::load(dir.path(), Box::new(check));
+    let catalogue = Catalogue::load(dir.path(), Arc::default(), Box::new(check));
     assert!(catalogue.agents().is_empty());
     assert_eq!(catalogue.problems()[0].error, "model: there is no provider for scripted/x");
 }

@@ -12,8 +12,10 @@ pub mod yaml;
 
 pub mod catalogue;
 pub mod prompt;
+pub mod skills;
 
 pub use agent::Agent;
 pub use catalogue::{Catalogue, Change, DefinitionProblem};
 pub use definition::Definition;
+pub use skills::{Skill, Skills};
 pub use yaml::DefinitionError;

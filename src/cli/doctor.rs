@@ -124,7 +124,11 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
         Finding::ok("agents", format!("{} in {dir}: {}", names.len(), names.join(", ")))
     };
     let broken = agents.problems().into_iter().map(|problem| {
-        let detail = format!("{}: {}", config.agents_dir.join(problem.file).display(), problem.error);
+        let path = match problem.file.strip_prefix("skills/") {
+            Some(skill) => config.skills_dir.join(skill),
+            None => config.agents_dir.join(&problem.file),
+        };
+        let detail = format!("{}: {}", path.display(), problem.error);
         Finding::fail("agents", detail, "correct the file; it is read again within a second")
     });
     std::iter::once(loaded).chain(broken).collect()

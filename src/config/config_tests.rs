@@ -174,8 +174,8 @@ fn secrets_do_not_print() {
 
 #[test]
 fn settings_without_effect_are_noted() {
-    let config = from_file("skills_dir = \"s\"").unwrap();
-    assert_eq!(config.notices, ["skills_dir is set to s, but this version does not read it"]);
+    let config = from_file("tools_dir = \"s\"").unwrap();
+    assert_eq!(config.notices, ["tools_dir is set to s, but this version does not read it"]);
 }
 
 #[test]

@@ -12,14 +12,15 @@ use serde_json::{Value, json};
 use super::client_tools::{self, ClientTools};
 use super::demands::{self, Demands};
 use crate::agents::definition::{DriverKind, ReactSection};
-use crate::agents::prompt::{self, Background, Opening, PromptError, Terms};
+use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
 use crate::agents::{Agent, Definition};
-use crate::event::ValidationError;
+use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{Budget, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
 use crate::tools::executor::Executor;
+use crate::tools::use_skill;
 
 /// What an acceptable output is.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -110,8 +111,12 @@ pub struct Plan {
     pub names: WireNames,
     /// What the loop goes by.
     pub rules: Rules,
+    /// The skills that are active from the start; a run that goes on knows their bounds only.
+    pub active: Vec<ActiveSkill>,
     /// Seconds that any tool call may take, where the request says so.
     pub longest_call_seconds: Option<u64>,
+    /// Whether later runs may recall what happens in this one.
+    pub is_observed: bool,
     /// The tools that the caller executes.
     pub client_tools: ClientTools,
     /// What the caller should know.
@@ -150,7 +155,8 @@ impl Default for Rules {
 }
 
 impl Plan {
-    /// Narrows a definition. `executor` has the tools that the definition names, in its order.
+    /// Narrows a definition. `executor` has the tools that the definition names, in its order; `active` are the skills
+    /// that are active from the start.
     ///
     /// # Errors
     /// [`PlanError`] with a pointer into the request for a value out of range or a combination that
@@ -160,6 +166,7 @@ impl Plan {
         executor: &Executor,
         overrides: &Overrides,
         kind: RunKind,
+        active: Vec<ActiveSkill>,
     ) -> Result<Self, PlanError> {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
@@ -167,16 +174,20 @@ impl Plan {
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
         let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
+        let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
+        let is_offered = |tool: &str| match tool {
+            use_skill::NAME => definition.skills.len() > active.len(),
+            _ => wanted.is_none_or(|wanted| wanted.iter().any(|w| w == tool)) && use_skill::leaves(&bounds, tool),
+        };
         let mut offers: Vec<ToolOffer> = infos()
-            .filter(|tool| !single && wanted.is_none_or(|wanted| wanted.contains(&tool.name)))
+            .filter(|tool| !single && is_offered(&tool.name))
             .map(|tool| ToolOffer {
                 name: tool.name.clone(),
                 description: tool.description.clone(),
                 input_schema: Arc::clone(&tool.input_schema),
             })
             .collect();
-        let client_tools = client_tools(overrides, executor, definition)?;
-        offers.extend(overrides.client_tools.iter().flatten().map(client_tools::offer));
+        let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
         let has_tools = !offers.is_empty();
         let contract = match &definition.output {
             None => Contract::Text {
@@ -237,9 +248,11 @@ impl Plan {
                 offered_tokens: 0,
                 windows: Vec::new(),
             },
+            is_observed: definition.memory.is_some() && overrides.private != Some(true),
             client_tools,
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
+            active,
             agent,
         })
     }
@@ -325,8 +338,13 @@ impl Plan {
     }
 }
 
-/// The caller's tools, whose names must not mean anything else.
-fn client_tools(overrides: &Overrides, executor: &Executor, definition: &Definition) -> Result<ClientTools, PlanError> {
+/// The caller's tools, whose names must not mean anything else; offered behind the agent's.
+fn client_tools(
+    overrides: &Overrides,
+    executor: &Executor,
+    definition: &Definition,
+    offers: &mut Vec<ToolOffer>,
+) -> Result<ClientTools, PlanError> {
     let Some(wanted) = &overrides.client_tools else { return Ok(ClientTools::default()) };
     let output = definition.output.as_ref();
     let is_taken = |name: &str| {
@@ -334,6 +352,7 @@ fn client_tools(overrides: &Overrides, executor: &Executor, definition: &Definit
             || output.is_some_and(|output| output.tool.name == name)
             || output.and_then(|output| output.reflection.as_ref()).is_some_and(|it| it.submit.name == name)
     };
+    offers.extend(wanted.iter().map(client_tools::offer));
     ClientTools::new(wanted, is_taken).map_err(PlanError)
 }
 

@@ -174,6 +174,9 @@ impl Run {
         let at = Utc::now().trunc_subsecs(6);
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;
+        if matches!(event.what, RunEvent::SkillActivated(_)) {
+            self.scope.skills = self.state.skills().into();
+        }
         self.outbox.push(event);
         Ok(())
     }

@@ -4,32 +4,37 @@
 //! exists is lost, `full` leaves it to the other rules. A tool that declares no action is judged by the
 //! strongest effect it can have. Another agent may always be asked: it is held to the same bounds.
 
-use super::gate::{Question, Ruling};
+use super::gate::{Call, Question, Ruling};
 use super::{Action, ActionKind, Decision};
 use crate::run::{Autonomy, Effect};
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
-    let call = question.call;
+    objection(question.policy.autonomy, question.call)
+        .map_or(Ruling::NoObjection, |(decision, reason)| Ruling::Objection(decision, reason))
+}
+
+/// What this much autonomy has against a call.
+pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision, String)> {
     let changes = |action: &&Action| match action.what {
         ActionKind::Delegate(_) => false,
         _ => action.effect != Effect::Read || action.destructive,
     };
-    let objection =
-        match question.policy.autonomy {
-            Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => {
-                Some((Decision::Blocked, format!("this agent is read-only and {} changes things", call.tool)))
-            }
-            Autonomy::ReadOnly => call.actions.iter().find(changes).map(|action| {
-                (Decision::Blocked, format!("this agent is read-only and may not {}", described(action)))
-            }),
-            Autonomy::Supervised => {
-                call.actions.iter().find(|a| a.destructive).map(|action| {
-                    (Decision::Escalated, format!("to {} would lose what exists there", described(action)))
-                })
-            }
-            Autonomy::Full => None,
-        };
-    objection.map_or(Ruling::NoObjection, |(decision, reason)| Ruling::Objection(decision, reason))
+    match autonomy {
+        Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => {
+            Some((Decision::Blocked, format!("this agent is read-only and {} changes things", call.tool)))
+        }
+        Autonomy::ReadOnly => call
+            .actions
+            .iter()
+            .find(changes)
+            .map(|action| (Decision::Blocked, format!("this agent is read-only and may not {}", described(action)))),
+        Autonomy::Supervised => call
+            .actions
+            .iter()
+            .find(|a| a.destructive)
+            .map(|action| (Decision::Escalated, format!("to {} would lose what exists there", described(action)))),
+        Autonomy::Full => None,
+    }
 }
 
 fn described(action: &Action) -> String {

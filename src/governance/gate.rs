@@ -10,14 +10,16 @@ use std::sync::Arc;
 
 use super::path::PathRules;
 use super::tool_policy::ToolPolicies;
-use super::{Action, Decision, Policy, autonomy, path, scope, tool_policy};
+use super::{Action, Decision, Policy, autonomy, path, scope, skill, tool_policy};
+use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect};
 
 /// The checks, in order.
-const RULES: [(&str, Rule); 4] = [
+const RULES: [(&str, Rule); 5] = [
     ("tool_policy", tool_policy::judge),
     ("autonomy", autonomy::judge),
     ("scope", scope::judge),
+    ("skill", skill::judge),
     ("path", path::judge),
 ];
 
@@ -72,6 +74,8 @@ pub struct Call<'a> {
     pub actions: Vec<Action>,
     /// Who approved it, where a decision was asked for: nothing needs another approval then.
     pub approved_by: Option<&'a str>,
+    /// The skills that are active in its run.
+    pub skills: &'a [SkillActivated],
 }
 
 /// What the gate says to a call.

@@ -4,6 +4,7 @@
 //! weighed against one another has a table of its own.
 
 use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
+use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect};
 use Decision::{Allowed, Blocked, Escalated};
 use Effect::{Idempotent, Once, Read};
@@ -30,7 +31,10 @@ fn action(text: &str) -> Action {
 fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (Decision, &'static str, String) {
     let scopes: Vec<String> = scopes.iter().map(ToString::to_string).collect();
     let actions = actions.iter().map(|a| action(a)).collect();
-    match Gate::new(policy).unwrap().judge(&scopes, Call { tool, effect: Once, actions, approved_by: None }) {
+    match Gate::new(policy)
+        .unwrap()
+        .judge(&scopes, Call { tool, effect: Once, actions, approved_by: None, skills: &[] })
+    {
         Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason.unwrap_or_default()),
         Verdict::Stop { decision, rule, reason } => (decision, rule, reason),
     }
@@ -109,7 +113,8 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
         (Read, vec![odd], false),
         (Once, vec![action("r a")], true),
     ] {
-        let verdict = gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone(), approved_by: None });
+        let verdict =
+            gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone(), approved_by: None, skills: &[] });
         assert_eq!(matches!(verdict, Verdict::Pass { .. }), passes, "{effect:?} {actions:?}");
     }
 }
@@ -274,7 +279,7 @@ fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
     let policy = Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
     let verdict = Gate::new(&policy).unwrap().judge(
         &["admin".to_owned()],
-        Call { tool: "file_ops", effect: Once, actions: vec![action("r src")], approved_by: None },
+        Call { tool: "file_ops", effect: Once, actions: vec![action("r src")], approved_by: None, skills: &[] },
     );
     let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
@@ -295,4 +300,50 @@ fn a_pattern_that_means_nothing_is_refused() {
     }
     let tools = Policy { tool_policies: vec![("a[".into(), Deny)], ..Policy::default() };
     assert_eq!(Gate::new(&tools).err().map(|e| e.setting), Some("tool_policies"));
+}
+
+/// Allowed (none: all), disallowed, autonomy, tools that need approval.
+type SkillRule = (Option<&'static [&'static str]>, &'static [&'static str], Option<Autonomy>, &'static [&'static str]);
+
+#[test]
+fn active_skills_only_narrow() {
+    let every: SkillRule = (None, &[], None, &[]);
+    let reads: SkillRule = (Some(&["file_*", "mcp:*"]), &["file_write"], None, &[]);
+    let careful: SkillRule = (None, &[], Some(Autonomy::ReadOnly), &[]);
+    let asking: SkillRule = (None, &[], None, &["shell"]);
+    let rows: Vec<(Vec<SkillRule>, &str, &str, Decision)> = vec![
+        (vec![], "shell", "c x", Allowed),
+        (vec![every], "shell", "c x", Allowed),
+        (vec![reads], "shell", "c x", Blocked),
+        (vec![reads], "file_ops", "r x", Allowed),
+        (vec![reads], "mcp:time/now", "c x", Allowed),
+        (vec![reads], "file_write", "r x", Blocked),
+        (vec![reads, every], "shell", "c x", Blocked),
+        (vec![careful], "file_ops", "w x", Blocked),
+        (vec![careful], "file_ops", "r x", Allowed),
+        (vec![asking], "shell", "c x", Escalated),
+        (vec![asking], "file_ops", "r x", Allowed),
+        (vec![asking, careful], "shell", "c x", Blocked),
+        (vec![(Some(&[]), &["*"], Some(Autonomy::ReadOnly), &["*"])], "use_skill", "c x", Allowed),
+        (vec![(None, &["["], None, &[])], "shell", "r x", Blocked),
+    ];
+    let policy =
+        Policy { autonomy: Autonomy::Full, read: vec!["./**".into()], write: vec!["./**".into()], ..Policy::default() };
+    for (rules, tool, does, expected) in rows {
+        let names = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
+        let skill = |(allowed, denied, autonomy, asks): &SkillRule| SkillActivated {
+            skill: "s".into(),
+            allowed_tools: allowed.map(names),
+            disallowed_tools: names(denied),
+            autonomy: *autonomy,
+            approval_required: names(asks),
+        };
+        let skills: Vec<SkillActivated> = rules.iter().map(skill).collect();
+        let call = Call { tool, effect: Once, actions: vec![action(does)], approved_by: None, skills: &skills };
+        let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call) {
+            Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => (decision, rule),
+        };
+        let by = if expected == Allowed { "none" } else { "skill" };
+        assert_eq!((decision, rule), (expected, by), "{rules:?} {tool} {does}");
+    }
 }

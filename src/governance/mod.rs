@@ -9,11 +9,18 @@ mod autonomy;
 mod gate;
 mod path;
 mod scope;
+mod skill;
 mod tool_policy;
 
+use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect};
 
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
+
+/// Whether a skill leaves a tool to be called.
+pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
+    skill::allows(skill, tool)
+}
 
 /// One thing that a tool call would do, with paths relative to the run's workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -96,7 +96,8 @@ fn the_document_lists_exactly_the_fields_that_are_read() {
         assert_eq!(schema["additionalProperties"], false);
         schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
     };
-    assert_eq!(names(InvokeRequest::schema()), ["inputs", "run_id", "session_id", "metadata", "model", "temperature"]);
+    let single = ["inputs", "run_id", "session_id", "metadata", "model", "temperature", "on_session_busy", "private"];
+    assert_eq!(names(InvokeRequest::schema()), single);
     for name in names(InvokeIterativeRequest::schema()) {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
         assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");

@@ -7,11 +7,23 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::history::history;
-use crate::agents::prompt::Background;
+use crate::agents::prompt::{ActiveSkill, Background};
+use crate::agents::{Definition, Skill};
 use crate::engine::Plan;
-use crate::event::RunEvent;
-use crate::run::Caller;
+use crate::event::{Event, RunEvent, ValidationError};
+use crate::run::{Caller, Overrides};
 use crate::store::{NewRun, StoreError};
+
+/// Why a run cannot have the skills that it should begin with.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum SkillError {
+    /// The request names one that the agent has not.
+    #[error("{}", .0.message)]
+    Refused(ValidationError),
+    /// The file of one is gone.
+    #[error("there is no skill named {0:?}")]
+    Missing(String),
+}
 
 impl Runtime {
     /// What this run brings along; `earlier` are the runs of its session before it, the oldest first.
@@ -22,7 +34,7 @@ impl Runtime {
         new: &NewRun,
         earlier: &[Uuid],
     ) -> Result<Background, StoreError> {
-        let mut background = Background::default();
+        let mut background = self.skills_of(plan);
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
             let history = history(&journals, earlier, plan.agent.definition.history);
@@ -32,6 +44,52 @@ impl Runtime {
                 background.turns = history.turns;
             }
         }
+        if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
+            background.memories = self.memories(recall, caller, new).await?;
+        }
         Ok(background)
     }
+
+    fn skills_of(&self, plan: &Plan) -> Background {
+        let skills = plan.agent.definition.skills.iter();
+        let line = |name: &String| Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()));
+        Background { skills: skills.filter_map(line).collect(), active: plan.active.clone(), ..Background::default() }
+    }
+
+    /// The skills that are active from the start: those of the definition, then those of the request.
+    pub(super) fn active_skills(
+        &self,
+        definition: &Definition,
+        overrides: &Overrides,
+    ) -> Result<Vec<ActiveSkill>, SkillError> {
+        let wanted = overrides.active_skills.as_deref().unwrap_or_default();
+        if let Some(foreign) = wanted.iter().find(|name| !definition.skills.contains(name)) {
+            let message = format!("{foreign:?} is not one of this agent's skills");
+            return Err(SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message }));
+        }
+        let mut names: Vec<&String> = Vec::new();
+        for name in definition.active_skills.iter().chain(wanted) {
+            if !names.contains(&name) {
+                names.push(name);
+            }
+        }
+        let skill = |name: &String| match self.inner.catalogue.skills().skill(name).as_deref() {
+            Some(Skill { bounds, instructions, .. }) => {
+                Ok(ActiveSkill { bounds: bounds.clone(), instructions: instructions.clone() })
+            }
+            None => Err(SkillError::Missing(name.clone())),
+        };
+        names.into_iter().map(skill).collect()
+    }
+}
+
+/// The skills that a run began with, as its journal has them; nothing where it has not begun. The instructions are in
+/// its conversation.
+pub(super) fn skills_at_start(journal: &[Event]) -> Option<Vec<ActiveSkill>> {
+    let opened = journal.iter().position(|event| matches!(event.what, RunEvent::RunStarted { .. }))?;
+    let behind = journal.iter().skip(opened + 1).map_while(|event| match &event.what {
+        RunEvent::SkillActivated(bounds) => Some(ActiveSkill { bounds: bounds.clone(), instructions: String::new() }),
+        _ => None,
+    });
+    Some(behind.collect())
 }

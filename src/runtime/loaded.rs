@@ -10,15 +10,17 @@ use std::time::Duration;
 use globset::Glob;
 
 use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
-use crate::agents::{Agent, Catalogue, Definition};
+use crate::agents::{Agent, Catalogue, Definition, Skills};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
+use crate::tools::recall;
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
+use crate::tools::use_skill::{self, UseSkill};
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -89,7 +91,7 @@ impl LoadedAgents {
             let start = Arc::clone(&self.start);
             Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start)) as Arc<dyn Tool>)
         });
-        let executor = Arc::new(executor(&self.registry, &agent.definition, subagents)?);
+        let executor = Arc::new(executor(&self.registry, self.catalogue.skills(), &agent.definition, subagents)?);
         let snapshot = Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
         let loaded = LoadedAgent { agent, executor, snapshot, delegates };
         let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
@@ -114,18 +116,33 @@ impl LoadedAgents {
 /// that what it says of single tools is about them.
 pub(super) fn executor(
     registry: &Registry,
+    skills: &Arc<Skills>,
     definition: &Definition,
     subagents: impl Iterator<Item = Arc<dyn Tool>>,
 ) -> Result<Executor, LoadError> {
     let error = |e: &dyn std::error::Error| LoadError(e.to_string());
     let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
     let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
+    tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
     tools.extend(subagents);
+    tools.retain(|tool| tool.info().name != use_skill::NAME);
+    if !definition.skills.is_empty() {
+        tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
+    }
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
     let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
     Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+/// How the tool that reads skills finds them.
+pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
+    let skills = Arc::clone(skills);
+    Arc::new(move |name| {
+        let skill = skills.skill(name)?;
+        Some((skill.bounds.clone(), skill.instructions.clone()))
+    })
 }
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.

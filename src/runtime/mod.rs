@@ -13,6 +13,7 @@ mod history;
 pub mod keys;
 mod live;
 mod loaded;
+mod memory;
 mod queue;
 mod rate_limits;
 mod replica;
@@ -32,18 +33,21 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::agents::{Catalogue, Definition};
+use crate::agents::{Catalogue, Definition, Skills};
 use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RunRecord, RunWrite, Store, StoreError};
+use crate::tools::Tool;
 use crate::tools::registry::Registry;
+use crate::tools::use_skill::UseSkill;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
 pub use history::{OwnTurns, own_turns};
+pub use memory::recollection;
 pub use rate_limits::Allowance;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
@@ -202,9 +206,14 @@ impl Runtime {
     }
 }
 
+/// The tool that reads skills, for the list of tools; an agent's own knows the names of its skills.
+pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
+    Arc::new(UseSkill::new(&[], loaded::lookup(skills)))
+}
+
 /// Why a definition cannot run with these tools, if it cannot.
-pub fn check_tools(registry: &Registry, definition: &Definition) -> Result<(), String> {
-    loaded::executor(registry, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.to_string())
+pub fn check_tools(registry: &Registry, skills: &Arc<Skills>, definition: &Definition) -> Result<(), String> {
+    loaded::executor(registry, skills, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The messages of a run, from its journal; complete turns only.

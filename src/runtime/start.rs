@@ -11,6 +11,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::background::SkillError;
 use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
@@ -251,7 +252,11 @@ impl Runtime {
         let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
-        let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind)
+        let active = self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
+            SkillError::Refused(error) => StartError::InvalidOverride(error),
+            SkillError::Missing(_) => broken(&request.agent, &e),
+        })?;
+        let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind, active)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
         let plan = plan.informed(&inner.router);

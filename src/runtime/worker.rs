@@ -13,6 +13,7 @@ use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
+use super::background::skills_at_start;
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
@@ -77,6 +78,7 @@ pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64)
         agent: ended.agent.clone(),
         agent_version: ended.agent_version.clone(),
         session_id: ended.session_id.clone(),
+        is_observed: false,
         created_at: ended.created_at,
         trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
     };
@@ -107,6 +109,7 @@ impl Head {
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
             session_id: new.session_id.clone(),
+            is_observed: false, // until its plan is known
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
@@ -117,13 +120,16 @@ impl Head {
 impl Owned {
     pub(super) fn new(
         runtime: &Runtime,
-        head: Head,
+        mut head: Head,
         plan: Arc<Plan>,
         executor: Arc<Executor>,
         workspace: Workspace,
         state: State,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
+        if plan.is_observed {
+            head.origin = Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&head.origin) });
+        }
         let is_new = state.last_seq() == 0 && head.epoch == 1;
         let driver: &'static dyn Driver = match plan.rules.react {
             None => &Native,
@@ -132,12 +138,14 @@ impl Owned {
         };
         let scope = RunScope {
             run_id: head.new.id,
+            agent: head.new.agent.as_str().into(),
             caller: Arc::clone(&head.caller),
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&head.new.inputs),
+            skills: state.skills().into(),
         };
         let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
@@ -265,14 +273,18 @@ impl Runtime {
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
-        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind)
+        let journal = self.journal_of(&row.tenant, row.id).await?;
+        let active = match skills_at_start(&journal) {
+            Some(active) => active,
+            None => self.active_skills(&loaded.agent.definition, &overrides).map_err(|e| unreadable(&e))?,
+        };
+        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
             .map_err(|e| unreadable(&e))?
             .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace =
             Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
-        let journal = self.journal_of(&row.tenant, row.id).await?;
         for event in &journal {
             state.apply(event).map_err(|e| unreadable(&e))?;
         }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::changes::ApprovalInsert;
 use super::projection::{arguments, clean};
 use super::{ApprovalStatus, RunRecord, RunWrite, Swept};
-use crate::event::{CallFailure, Event, RunEvent, ToolCallCompleted, WaitKind};
+use crate::event::{CallFailure, Event, Resolution, Resolved, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::ToolCall;
 use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 
@@ -117,9 +118,21 @@ fn review<'r>(run: &'r Locked, call: &'r ToolCall, start: Start, now: DateTime<U
         kind: WaitKind::Review.as_str(),
         tool: clean(&call.name),
         reason: "The service stopped while this call was executed: it is unknown whether it took effect.".into(),
-        arguments: arguments(call).to_string(),
+        arguments: edited(&run.tail, call).unwrap_or_else(|| arguments(call)).to_string(),
         status: ApprovalStatus::Pending.as_str(),
     }
+}
+
+/// The arguments that an approver put in the place of the model's.
+fn edited(tail: &[Event], call: &ToolCall) -> Option<Value> {
+    tail.iter().rev().find_map(|event| match &event.what {
+        RunEvent::ApprovalResolved(Resolved { call_id, resolution: Resolution::Approved { arguments }, .. })
+            if *call_id == call.id =>
+        {
+            arguments.clone()
+        }
+        _ => None,
+    })
 }
 
 /// How long a run waits before another replica may take it: not at all after its first crash.

@@ -26,7 +26,8 @@ use super::interceptors::{Intercepted, Interceptors};
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError,
+    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+    ValidationError,
 };
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -82,6 +83,8 @@ pub struct SchemaError {
 pub struct RunScope {
     /// The run.
     pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
     /// Who started it.
     pub caller: Arc<Caller>,
     /// Where its files lie.
@@ -94,6 +97,8 @@ pub struct RunScope {
     pub tools: Arc<BTreeSet<String>>,
     /// Its inputs, which interceptors may look at.
     pub inputs: Arc<Value>,
+    /// The skills that are active.
+    pub skills: Arc<[SkillActivated]>,
 }
 
 /// Where in a run a call stands.
@@ -194,6 +199,8 @@ pub struct Finished {
     pub event: RunEvent,
     /// For the audit log; none where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
+    /// The skill that the call made active.
+    pub activates: Option<SkillActivated>,
 }
 
 /// The service failed, not the call: the run ends. The call has its result all the same.
@@ -305,6 +312,8 @@ impl Executor {
         let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
             run_id: scope.run_id,
+            agent: Arc::clone(&scope.agent),
+            caller: Arc::clone(&scope.caller),
             call_id: call.id,
             effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
             workspace: scope.workspace.clone(),
@@ -324,7 +333,7 @@ impl Executor {
         let consumes = consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
         let approved_by = approval.map(|granted| granted.by);
-        let question = Call { tool: &call.name, effect: declared, actions, approved_by };
+        let question = Call { tool: &call.name, effect: declared, actions, approved_by, skills: &scope.skills };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, reason } => {
                 let started = ToolCallStarted {
@@ -405,6 +414,8 @@ impl Executor {
             Err(_) => "failed",
         };
         let audit = ready.audit(Utc::now(), outcome, Some(duration_ms));
+        let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
+        let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
         let completed = |content: String, failure| ToolCallCompleted {
             call_id: started.call_id,
@@ -417,7 +428,10 @@ impl Executor {
             note: None,
         };
         match result {
-            Ok(text) => Ok(finished(completed(self.readable(&started.tool, text), None), Some(audit))),
+            Ok(text) => {
+                let completed = completed(self.readable(&started.tool, text), None);
+                Ok(Finished { activates, ..finished(completed, Some(audit)) })
+            }
             Err(Failure::Told(failure, message)) => {
                 let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
@@ -559,7 +573,7 @@ fn error_text(message: &str) -> String {
 }
 
 fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
-    Finished { event: RunEvent::ToolCallCompleted(completed), audit }
+    Finished { event: RunEvent::ToolCallCompleted(completed), audit, activates: None }
 }
 
 /// A call that was answered before anything was decided.
@@ -593,7 +607,7 @@ fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Fi
         content: error_text(&reason),
     };
     let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
-    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit) }
+    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit), activates: None }
 }
 
 /// What the audit log keeps of a call that is not executed, at least not now.

@@ -6,9 +6,11 @@ pub mod approval;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
+pub mod recall;
 pub mod registry;
 mod shown;
 pub mod subagent;
+pub mod use_skill;
 pub mod workspace;
 
 use std::sync::Arc;
@@ -17,8 +19,9 @@ use async_trait::async_trait;
 use serde_json::Value;
 use uuid::Uuid;
 
+use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
-use crate::run::Effect;
+use crate::run::{Caller, Effect};
 
 pub use workspace::Workspace;
 
@@ -58,6 +61,10 @@ impl ToolInfo {
 pub struct ToolContext {
     /// The run.
     pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
+    /// Who started it.
+    pub caller: Arc<Caller>,
     /// The call.
     pub call_id: Uuid,
     /// Stable over crashes and retries; goes to outside services as their idempotency key.
@@ -82,6 +89,11 @@ pub enum ToolError {
 pub trait Tool: Send + Sync {
     /// What is known of it.
     fn info(&self) -> &ToolInfo;
+
+    /// The skill that a successful call with these arguments makes active.
+    fn activates(&self, _arguments: &Value) -> Option<SkillActivated> {
+        None
+    }
 
     /// What a call with these arguments (which match the schema) would do. May look, must not touch.
     ///

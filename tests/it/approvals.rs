@@ -19,6 +19,7 @@ on_both_stores! {
     a_stream_goes_on_over_a_park,
     a_parked_run_is_told_on_every_way,
     only_who_may_decides,
+    a_stop_condition_asks_whether_to_go_on,
 }
 
 /// Overwriting needs an approval, adding does not.
@@ -402,6 +403,47 @@ async fn only_who_may_decides(db: Db) {
     let made = service.post("/v1/keys", &approver).await.body;
     text(&made, "key").clone_into(&mut service.key);
     assert_eq!(service.post(&approve, &json!({})).await.status, 200);
+}
+
+async fn a_stop_condition_asks_whether_to_go_on(db: Db) {
+    let watched = "
+model: scripted/watched
+instructions: Look.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {budget: {stop_conditions: [{when: 'counters.tool_calls >= 1', action: escalate}]}}
+";
+    let steps = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]
+  - text: done
+";
+    let service = Setup::new().agent("watched", watched).scenario("watched", steps).start(db).await;
+    for verb in ["approve", "deny"] {
+        let parked = parked(&service, "watched").await.body;
+        let pending = &parked["pending"][0];
+        assert_eq!((&pending["kind"], &pending["tool"]), (&json!("escalation"), &json!("")), "{pending:#}");
+        assert!(text(pending, "reason").contains("counters.tool_calls >= 1"), "{pending:#}");
+        assert_eq!(service.get("/v1/approvals").await.body["data"][0]["call_id"], pending["call_id"]);
+        let (run, calls) = paths(&parked);
+        let edited = service.post(&format!("{}/approve", calls[0]), &json!({"arguments": {}})).await;
+        assert_eq!((edited.status.as_u16(), &edited.body["code"]), (422, &json!("INVALID_INPUTS")));
+        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 200);
+        let done = ended(&service, &run).await;
+        if verb == "approve" {
+            assert_eq!((&done["status"], &done["tool_calls_made"]), (&json!("completed"), &json!(2)), "{done:#}");
+            assert_eq!(types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count(), 1, "once");
+        } else {
+            assert_eq!(
+                (&done["status"], &done["error"]["code"]),
+                (&json!("failed"), &json!("STOP_CONDITION")),
+                "{done:#}"
+            );
+            assert_eq!(done["termination_reason"], "budget_exceeded");
+        }
+        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 409);
+    }
 }
 
 /// Whoever is asked, and whoever goes on: any replica.

@@ -228,6 +228,59 @@ async fn a_parked_run_says_what_it_waits_for() {
 }
 
 #[tokio::test]
+async fn a_call_is_decided_on_where_the_run_is_shown() {
+    let editor = "
+model: scripted/editor
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {write: ['**']}}
+";
+    let steps = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}]
+  - text: '{{ results[0] }}'
+";
+    let service = setup().agent("editor", editor).scenario("editor", steps).start(Db::Sqlite).await;
+    let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
+    assert_eq!(parked["status"], "awaiting_approval", "{parked:#}");
+    let reader = json!({"name": "x", "tenant": "default", "scopes": ["runs:read", "agents:read"]});
+    let reader = service.post("/v1/keys", &reader).await.body["key"].as_str().unwrap().to_owned();
+
+    let page = format!("#/runs/{}", id(&parked));
+    let browser = signed_in(&service, &page).await;
+    let form = "[aria-label=\"Waiting for\"] form";
+    browser.until(&format!("document.querySelector('{form}')?.hidden === false")).await;
+    browser.screenshot("run-approval").await;
+    browser.click(&format!("{form} input")).await;
+    browser.write("not today").await;
+    let looks =
+        format!("performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{}')).length", id(&parked));
+    let before = browser.eval(&looks).await;
+    browser.until(&format!("{looks} >= {before} + 2")).await; // the run is looked at again every second
+    assert_eq!(browser.eval(&format!("document.querySelector('{form} input').value")).await, "not today");
+    browser.press("Tab").await;
+    assert_eq!(browser.eval("document.activeElement.innerText").await, "Approve");
+    browser.press("Tab").await;
+    assert_eq!(browser.eval("document.activeElement.innerText").await, "Deny");
+    browser.press("Enter").await;
+    browser.until("document.querySelector('.title .status')?.innerText === 'completed'").await;
+    let run = service.get(&format!("/v1/runs/{}", id(&parked))).await.body;
+    assert!(run["output"]["result"].as_str().unwrap().contains("not today"), "{run:#}");
+    browser.close(&service.url("/")).await;
+
+    // Who may not decide is told what is waited for, and not asked.
+    let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
+    let browser = Chromium::start().await;
+    browser.open(&service.url(&format!("/console#/runs/{}", id(&parked)))).await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.write(&reader).await;
+    browser.press("Enter").await;
+    browser.until("document.querySelector('[aria-label=\"Waiting for\"]')?.innerText.includes('notes.txt')").await;
+    assert_eq!(browser.eval(&format!("document.querySelector('{form}').hidden")).await, true);
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
 async fn a_run_is_started_from_its_form_and_watched() {
     let service = setup().start(Db::Sqlite).await;
     let browser = signed_in(&service, "#/agents/reader").await;

@@ -23,8 +23,8 @@ use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
 use toolloop::run::{
-    Budget, Consumption, Effect, Limits, OnLimit, Period, RunStatus, StopAction, StopCondition, TerminationReason,
-    Totals, Usd,
+    Budget, Consumption, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus, StopAction, StopCondition,
+    TerminationReason, Totals, Usd,
 };
 use uuid::Uuid;
 
@@ -315,7 +315,7 @@ impl Bench {
                 decision: "allowed".into(),
                 reason: None,
                 consumes,
-                on_unknown_outcome: Default::default(),
+                on_unknown_outcome: OnUnknownOutcome::Review,
             }));
         }
         let content = match call.name.as_str() {

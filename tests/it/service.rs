@@ -31,6 +31,7 @@ pub const ADMIN_KEY: &str = "tl_testadmin_0123456789abcdefghjkmnpqrstvwxyz012345
 pub struct Setup {
     agents: BTreeMap<String, String>,
     scenarios: BTreeMap<String, String>,
+    skills: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
 }
@@ -49,6 +50,13 @@ impl Setup {
     /// `scenarios/<name>.yaml`
     pub fn scenario(mut self, name: &str, yaml: &str) -> Self {
         self.scenarios.insert(name.into(), yaml.into());
+        self
+    }
+
+    /// `skills/<name>/SKILL.md`: lines of its front matter behind name and description, and its instructions.
+    pub fn skill(mut self, name: &str, front: &str, instructions: &str) -> Self {
+        let text = format!("---\nname: {name}\ndescription: When to use {name}.\n{front}---\n{instructions}\n");
+        self.skills.insert(name.into(), text);
         self
     }
 
@@ -83,6 +91,11 @@ impl Setup {
                 std::fs::write(dir.path().join(kind).join(format!("{name}.yaml")), yaml).unwrap();
             }
         }
+        for (name, text) in &self.skills {
+            let skill = dir.path().join("skills").join(name);
+            std::fs::create_dir_all(&skill).unwrap();
+            std::fs::write(skill.join("SKILL.md"), text).unwrap();
+        }
         for (path, content) in &self.files {
             let path = dir.path().join("workspace/default").join(path);
             std::fs::create_dir_all(path.parent().unwrap()).unwrap();
@@ -102,7 +115,7 @@ impl Setup {
 }
 
 async fn launch(dir: TempDir, database_url: String) -> Service {
-    let process = Process::start(dir.path(), &database_url, ADMIN_KEY).await;
+    let process = Process::start(dir.path(), &database_url, ADMIN_KEY, None).await;
     Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
 }
 
@@ -113,8 +126,9 @@ struct Process {
 }
 
 impl Process {
-    async fn start(dir: &Path, database_url: &str, admin_key: &str) -> Self {
+    async fn start(dir: &Path, database_url: &str, admin_key: &str, crash_point: Option<&str>) -> Self {
         let mut child = command(dir)
+            .envs(crash_point.map(|point| ("CRASH_POINT", point)))
             .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--database-url", database_url])
             .env("TOOLLOOP_ADMIN_KEY", admin_key)
             .spawn()
@@ -243,7 +257,17 @@ impl Service {
 
     /// Starts it again on the same directory and database, at a new port.
     pub async fn restart(&mut self) {
-        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
+        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, None).await;
+    }
+
+    /// Starts it again, to die at that point, e.g. `after_commit:7`.
+    pub async fn restart_to_crash(&mut self, point: &str) {
+        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, Some(point)).await;
+    }
+
+    /// Whether the process has ended.
+    pub fn is_dead(&mut self) -> bool {
+        self.process.child.try_wait().unwrap().is_some()
     }
 
     /// Everything that it logged.

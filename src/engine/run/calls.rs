@@ -12,7 +12,7 @@ use futures::future::join_all;
 use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{CallFailure, RunEvent};
+use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::Effect;
 use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, refused};
 
@@ -36,7 +36,7 @@ impl Run {
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
-                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, *need).await?),
+                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
                 Some(Err(_)) | None => break,
             };
             let goes_alone = matches!(&looked, Looked::Ready(ready) if !ready.is_concurrent());
@@ -70,9 +70,9 @@ impl Run {
 
     /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled
     /// or out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Need>>> {
+    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Need>> {
         match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(arguments)) => return Some(Err(Box::new(Need::Client(arguments)))),
+            Some(Ok(arguments)) => return Some(Err(Need::Client(arguments))),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
                 return Some(Ok(Looked::Answered(Ok(refused))));
@@ -88,7 +88,7 @@ impl Run {
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
-            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(Need::Approval(escalated)))),
+            Ok(Prepared::Escalated(escalated)) => return Some(Err(Need::Approval(Box::new(escalated)))),
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))
@@ -161,6 +161,9 @@ impl Run {
             _ => {}
         }
         self.audit.extend(finished.audit);
-        self.record(finished.event)
+        self.record(finished.event)?;
+        let is_new = |skill: &SkillActivated| self.state.skills().iter().all(|active| active.skill != skill.skill);
+        let activated = finished.activates.filter(is_new).map(RunEvent::SkillActivated);
+        activated.map_or(Ok(()), |activated| self.record(activated))
     }
 }

@@ -16,7 +16,7 @@ use crate::tools::executor::Prepared;
 /// What a call needs from somebody outside.
 pub(super) enum Need {
     /// Somebody has to approve it.
-    Approval(Escalated),
+    Approval(Box<Escalated>),
     /// The caller executes it, with these arguments.
     Client(Value),
 }
@@ -40,7 +40,7 @@ impl Run {
         }
         let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
-            Some(Ok(Prepared::Escalated(escalated))) => Some(Need::Approval(escalated)),
+            Some(Ok(Prepared::Escalated(escalated))) => Some(Need::Approval(Box::new(escalated))),
             _ => None,
         }
     }
@@ -52,7 +52,10 @@ impl Run {
             Need::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
         };
         let (arguments, reason, audit) = match need {
-            Need::Approval(Escalated { arguments, reason, audit }) => (arguments, reason, Some(audit)),
+            Need::Approval(escalated) => {
+                let Escalated { arguments, reason, audit } = *escalated;
+                (arguments, reason, Some(audit))
+            }
             Need::Client(arguments) => (arguments, "The caller executes this tool.".to_owned(), None),
         };
         let awaited = Awaited {

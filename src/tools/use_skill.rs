@@ -1,0 +1,80 @@
+//! `use_skill`: lets a model read a skill's instructions, from when on the skill's bounds hold.
+//!
+//! Where skills come from is passed in. That a skill is active is recorded by the engine, and its bounds are kept by
+//! the gate; bounds never take this tool away.
+
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::{Tool, ToolContext, ToolError, ToolInfo};
+use crate::event::SkillActivated;
+use crate::governance::{self, Action, ActionKind, Permit};
+use crate::run::Effect;
+
+/// The tool's name.
+pub const NAME: &str = "use_skill";
+
+/// Bounds and instructions of a skill, by its name.
+pub type Lookup = Arc<dyn Fn(&str) -> Option<(SkillActivated, String)> + Send + Sync>;
+
+/// The tool, for the skills of one agent.
+pub struct UseSkill {
+    info: ToolInfo,
+    lookup: Lookup,
+}
+
+impl UseSkill {
+    /// The tool for these skills; for any where there are none.
+    pub fn new(names: &[String], lookup: Lookup) -> Self {
+        let mut name = json!({"type": "string", "description": "The skill."});
+        if !names.is_empty() {
+            name["enum"] = names.into();
+        }
+        let input_schema = json!({"type": "object", "properties": {"name": name}, "required": ["name"],
+            "additionalProperties": false});
+        let info = ToolInfo {
+            name: NAME.into(),
+            description: "Activates a skill and gives you its instructions. From then on its rules hold.".into(),
+            input_schema: Arc::new(input_schema),
+            effect: Effect::Read,
+            varies: false,
+            concurrent: true,
+            source: "builtin".into(),
+        };
+        Self { info, lookup }
+    }
+
+    fn find(&self, arguments: &Value) -> Option<(SkillActivated, String)> {
+        (self.lookup)(arguments.get("name")?.as_str()?)
+    }
+}
+
+#[async_trait]
+impl Tool for UseSkill {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    fn activates(&self, arguments: &Value) -> Option<SkillActivated> {
+        self.find(arguments).map(|(bounds, _)| bounds)
+    }
+
+    async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        let what = ActionKind::Call(NAME.to_owned());
+        Ok(vec![Action { what, effect: Effect::Read, destructive: false, lines: 0 }])
+    }
+
+    async fn execute(&self, _: Permit, arguments: Value, _: &ToolContext) -> Result<String, ToolError> {
+        match self.find(&arguments) {
+            Some((_, instructions)) => Ok(instructions),
+            None => Err(ToolError::ForModel("There is no such skill any more; do without it.".into())),
+        }
+    }
+}
+
+/// Whether active skills leave a tool to be called.
+pub fn leaves(skills: &[SkillActivated], tool: &str) -> bool {
+    tool == NAME || skills.iter().all(|skill| governance::skill_allows(skill, tool))
+}

@@ -1,0 +1,171 @@
+//! Skills: what the model is told of them, how it activates one, and what an active one takes away.
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, command, on_both_stores};
+
+on_both_stores! {
+    a_skill_is_read_when_it_is_needed_and_narrows_from_then_on,
+    skills_are_active_from_the_start_by_definition_and_request,
+    an_activated_skill_holds_after_a_crash,
+}
+
+const AGENT: &str = "
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['./**']}}
+";
+
+fn agent(model: &str, more: &str) -> String {
+    format!("model: scripted/{model}\n{more}{AGENT}")
+}
+
+fn call(tool: &str, arguments: &str) -> String {
+    format!("{{tool_calls: [{{tool: {tool}, arguments: {arguments}}}]}}")
+}
+
+const LIST: &str = "{operation: list}";
+const WRITE: &str = "{operation: write, path: new.txt, content: x}";
+
+async fn part(service: &Service, run: &Value, part: &str) -> Vec<Value> {
+    let path = format!("/v1/runs/{}/{part}?limit=200", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+async fn system_prompt(service: &Service, run: &Value) -> String {
+    part(service, run, "messages").await[0]["content"].as_str().unwrap().to_owned()
+}
+
+async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
+    let steps = [
+        call("file_ops", WRITE),
+        call("use_skill", "{name: careful}"),
+        call("file_ops", WRITE),
+        call("use_skill", "{name: careful}"),
+        call("file_ops", LIST),
+        call("use_skill", "{name: unknown}"),
+        "{text: done}".to_owned(),
+    ];
+    let service = Setup::new()
+        .agent("worker", &agent("worker", "skills: [careful, house-style]"))
+        .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
+        .skill("careful", "autonomy: read-only\nallowed_tools: ['file_*']\n", "Never write anything.")
+        .skill("house-style", "", "Be brief.")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let system = system_prompt(&service, &run).await;
+    assert!(system.contains("- careful: When to use careful.") && system.contains("- house-style: "), "{system}");
+    assert!(!system.contains("Never write"), "{system}");
+
+    let events = part(&service, &run, "events").await;
+    let results: Vec<&Value> = events
+        .iter()
+        .filter(|e| ["tool_call.completed", "tool_call.blocked"].contains(&e["type"].as_str().unwrap()))
+        .map(|e| &e["data"])
+        .collect();
+    assert_eq!(results[1]["content"], "Never write anything.");
+    assert_eq!((&results[2]["rule"], &results[2]["decision"]), (&json!("skill"), &json!("blocked")), "{results:#?}");
+    assert_eq!(results[4]["failure"], Value::Null);
+    assert!(
+        results[5]["content"].as_str().unwrap().contains("house-style"),
+        "it is told which there are: {results:#?}"
+    );
+    let activated: Vec<_> = events.iter().filter(|e| e["type"] == "skill.activated").collect();
+    assert_eq!(activated.len(), 1, "once, however often it is asked for");
+    assert_eq!(activated[0]["data"]["skill"], "careful");
+    let before = events.iter().find(|e| e["seq"].as_i64() == activated[0]["seq"].as_i64().map(|seq| seq - 1)).unwrap();
+    assert_eq!((&before["type"], &before["data"]["tool"]), (&json!("tool_call.completed"), &json!("use_skill")));
+}
+
+async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
+    let service = Setup::new()
+        .agent("worker", &agent("worker", "skills: [careful, house-style]\nactive_skills: [house-style]"))
+        .scenario("worker", &format!("steps: [{}, {{text: done}}]", call("file_ops", LIST)))
+        .skill("careful", "disallowed_tools: [file_ops]\n", "Touch no file.")
+        .skill("house-style", "", "Be brief.")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let system = system_prompt(&service, &run).await;
+    assert!(system.contains("## Skill: house-style\nBe brief."), "{system}");
+    assert!(system.contains("- careful: ") && !system.contains("- house-style: "), "{system}");
+    assert_eq!(run["tools_used"], json!(["file_ops"]));
+
+    let narrowed = service.run("worker", &json!({"active_skills": ["careful"]})).await;
+    let system = system_prompt(&service, &narrowed).await;
+    assert!(
+        system.contains("Touch no file.") && system.contains("Be brief.") && !system.contains("use_skill"),
+        "{system}"
+    );
+    let single = service.post("/v1/agents/worker/invoke", &json!({"active_skills": ["careful"]})).await;
+    assert_eq!(single.status, 200, "{single:?}");
+    assert!(system_prompt(&service, &single.body).await.contains("Touch no file."));
+
+    for route in ["invoke", "invoke-iterative"] {
+        let foreign = service.post(&format!("/v1/agents/worker/{route}"), &json!({"active_skills": ["other"]})).await;
+        assert_eq!((foreign.status.as_u16(), &foreign.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{foreign:?}");
+        assert_eq!(foreign.body["errors"][0]["pointer"], "/active_skills");
+    }
+    let detail = service.get(&format!("/v1/runs/{}", narrowed["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(detail["overrides"]["active_skills"], json!(["careful"]));
+}
+
+async fn an_activated_skill_holds_after_a_crash(db: Db) {
+    let steps = [
+        call("use_skill", "{name: careful}"),
+        "{tool_calls: [{tool: file_ops, arguments: {operation: list}}], delay_ms: 1500}".to_owned(),
+        call("file_ops", WRITE),
+        "{text: done}".to_owned(),
+    ];
+    let mut service = Setup::new()
+        .agent("worker", &agent("worker", "skills: [careful]"))
+        .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
+        .skill("careful", "autonomy: read-only\n", "Never write anything.")
+        .start(db)
+        .await;
+    let start = service.request(reqwest::Method::POST, "/v1/agents/worker/invoke-iterative");
+    let accepted = crate::service::answer(start.header("Prefer", "respond-async").json(&json!({}))).await;
+    let path = format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap());
+    let is_active = |page: &Value| page["data"].as_array().unwrap().iter().any(|e| e["type"] == "skill.activated");
+    service.until(&format!("{path}/events"), is_active).await;
+    service.kill().await;
+    service.restart().await;
+    let run = service.until(&path, |run| run["status"] == "completed").await;
+    let blocked = part(&service, &run, "events").await;
+    let blocked: Vec<_> = blocked.iter().filter(|e| e["type"] == "tool_call.blocked").collect();
+    assert_eq!((blocked.len(), &blocked[0]["data"]["rule"]), (1, &json!("skill")), "{blocked:#?}");
+}
+
+#[tokio::test]
+async fn skills_are_read_again_without_a_restart() {
+    let setup = Setup::new()
+        .agent("worker", &agent("worker", "skills: [style]\nactive_skills: [style]"))
+        .agent("waiting", &agent("worker", "skills: [later]"))
+        .scenario("worker", "steps: [{text: done}]")
+        .skill("style", "", "Be brief.");
+    let dir = setup.lay_out();
+    let check = command(dir.path()).arg("check").output().await.unwrap();
+    assert!(
+        String::from_utf8_lossy(&check.stderr).contains("skills[0]: there is no skill named \"later\"")
+            || String::from_utf8_lossy(&check.stdout).contains("skills[0]: there is no skill named \"later\"")
+    );
+    let service = setup.start(Db::Sqlite).await;
+    let unknown = service.get("/readyz").await.body;
+    assert_eq!(unknown["definitions"][0]["file"], "waiting.yaml", "{unknown:#}");
+
+    std::fs::create_dir(service.dir.path().join("skills/later")).unwrap();
+    service.write("skills/later/SKILL.md", "---\nname: later\ndescription: d\n---\nLate.\n");
+    service.write("skills/style/SKILL.md", "---\nname: style\ndescription: d\n---\nBe very brief.\n");
+    service.until("/readyz", |ready| ready["definitions"] == json!([])).await;
+    let run = service.run("worker", &json!({})).await;
+    assert!(system_prompt(&service, &run).await.contains("Be very brief."));
+    assert_eq!(service.run("waiting", &json!({})).await["status"], "completed");
+
+    service.write("skills/style/SKILL.md", "---\nname: style\ncolour: red\n---\nBroken.\n");
+    let ready = service.until("/readyz", |ready| ready["definitions"][0]["file"] == "skills/style/SKILL.md").await;
+    assert!(ready["definitions"][0]["error"].as_str().unwrap().contains("line 3"), "{ready:#}");
+    let run = service.run("worker", &json!({})).await;
+    assert!(system_prompt(&service, &run).await.contains("Be very brief."), "the last good version stays");
+}

@@ -13,7 +13,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{Autonomy, Consumption, Effect, Outcome, RunError, TerminationReason, Totals};
+use crate::run::{Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals};
 
 mod waiting;
 
@@ -304,7 +304,7 @@ pub enum CompactionCause {
 /// What stands for the oldest turns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many turns after the first it replaces.
+    /// How many turns it replaces: the oldest of all but the run's first message and the last two.
     pub turns: usize,
     /// The message that replaces them.
     pub text: String,
@@ -341,6 +341,9 @@ pub struct ToolCallStarted {
     /// What it takes of the run's budget.
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
+    /// What becomes of it where it must not be repeated and a crash leaves its outcome unknown.
+    #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A limit that leaves one model call, to answer with what there is.

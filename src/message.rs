@@ -5,7 +5,6 @@
 //! Nothing in this file knows a provider's wire format; adapters in `providers/` translate.
 
 use std::collections::HashSet;
-use std::ops::Range;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -120,6 +119,9 @@ impl AssistantTurn {
 pub struct Conversation {
     system: String,
     turns: Vec<Turn>,
+    /// How many of them come from earlier runs; the run's first message follows them.
+    #[serde(default)]
+    history: usize,
 }
 
 /// Turns at the end of a conversation that nothing is taken from.
@@ -135,9 +137,9 @@ pub struct OrphanedCall {
     pub got: Vec<Uuid>,
 }
 
-/// Turns that must stay: the first, and the last two.
+/// Turns that must stay: the run's first message, and the last two.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("{turns} turns after the first cannot be replaced: {replaceable} can")]
+#[error("{turns} turns cannot be replaced: {replaceable} can")]
 pub struct NotReplaceable {
     /// How many were to be replaced.
     pub turns: usize,
@@ -148,7 +150,23 @@ pub struct NotReplaceable {
 impl Conversation {
     /// Starts with a system prompt and no turns.
     pub fn new(system: impl Into<String>) -> Self {
-        Self { system: system.into(), turns: Vec::new() }
+        Self { system: system.into(), turns: Vec::new(), history: 0 }
+    }
+
+    /// What was pushed so far comes from earlier runs.
+    pub fn end_history(&mut self) {
+        self.history = self.turns.len();
+    }
+
+    /// How many of the turns come from earlier runs; 0 also where a summary that stands for them covers turns of
+    /// this run as well.
+    pub fn history(&self) -> usize {
+        self.history
+    }
+
+    /// The first message of the run.
+    pub fn first_message(&self) -> Option<&Turn> {
+        self.turns.get(self.history)
     }
 
     /// The system prompt.
@@ -182,32 +200,53 @@ impl Conversation {
         Ok(())
     }
 
-    /// The places of the turns that something may be taken from: all but the first and the last two.
-    pub fn middle(&self) -> Range<usize> {
-        1..self.turns.len().saturating_sub(LAST_TURNS).max(1)
+    /// The turns that something may be taken from, the oldest first: all but the run's first message and the last
+    /// two.
+    pub fn replaceable(&self) -> impl Iterator<Item = &Turn> + Clone {
+        self.places().map(move |place| &self.turns[place])
     }
 
-    /// Replaces what calls in the middle brought by a note of its size; other calls keep their results.
+    /// The last turns, which nothing is taken from; without the run's first message.
+    pub fn last_turns(&self) -> impl Iterator<Item = &Turn> + Clone {
+        let first = self.turns.len().saturating_sub(LAST_TURNS);
+        (first..self.turns.len()).filter(move |place| *place != self.history).map(move |place| &self.turns[place])
+    }
+
+    fn places(&self) -> impl Iterator<Item = usize> + Clone + use<> {
+        let history = self.history;
+        (0..self.turns.len().saturating_sub(LAST_TURNS)).filter(move |place| *place != history)
+    }
+
+    /// Replaces what calls in replaceable turns brought by a note of its size; other calls keep their results.
     pub fn clear_results(&mut self, calls: &[Uuid]) {
-        let (calls, middle) = (calls.iter().collect::<HashSet<_>>(), self.middle());
-        for turn in self.turns.get_mut(middle).into_iter().flatten() {
-            let Turn::Assistant(turn) = turn else { continue };
+        let calls: HashSet<_> = calls.iter().collect();
+        for place in self.places() {
+            let Turn::Assistant(turn) = &mut self.turns[place] else { continue };
             for result in turn.results.iter_mut().filter(|result| calls.contains(&result.call_id)) {
                 result.content = cleared(result.content.len());
             }
         }
     }
 
-    /// Replaces the first so many turns of the middle by something said to the model.
+    /// Replaces the oldest so many replaceable turns by something said to the model. It stands where they stood;
+    /// where they are more than the history, after the run's first message.
     ///
     /// # Errors
-    /// [`NotReplaceable`] where the middle has fewer, or none are to be replaced.
+    /// [`NotReplaceable`] where there are fewer, or none are to be replaced.
     pub fn summarise(&mut self, turns: usize, summary: impl Into<String>) -> Result<(), NotReplaceable> {
-        let replaceable = self.middle().len();
+        let replaceable = self.places().count();
         if turns == 0 || turns > replaceable {
             return Err(NotReplaceable { turns, replaceable });
         }
-        self.turns.splice(1..=turns, [Turn::User(summary.into())]);
+        let summary = Turn::User(summary.into());
+        if turns <= self.history {
+            self.turns.splice(..turns, [summary]);
+            self.history -= turns - 1;
+        } else {
+            self.turns.splice(self.history + 1..=turns, [summary]);
+            self.turns.drain(..self.history);
+            self.history = 0;
+        }
         Ok(())
     }
 }

@@ -3,7 +3,9 @@
 //! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
 //! only ever get narrower ([`Budget::narrowed_by`]).
 
+mod amounts;
 mod consumption;
+mod delegation;
 mod money;
 mod period;
 mod policies;
@@ -18,10 +20,12 @@ use utoipa::ToSchema;
 
 use crate::message::Usage;
 
+pub use amounts::{Amounts, Caps, Refusal, Reserved};
 pub use consumption::Consumption;
+pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
-pub use policies::{ClientTool, OnLimit, OnSessionBusy, StopAction, StopCondition};
+pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -319,8 +323,8 @@ impl Effect {
     }
 }
 
-/// How much an agent may do unasked.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+/// How much an agent may do unasked, from the least.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "kebab-case")]
 pub enum Autonomy {
     /// Only calls that change nothing.

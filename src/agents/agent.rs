@@ -18,6 +18,7 @@ use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
 use crate::event::ValidationError;
+use crate::run::Autonomy;
 
 /// Errors that one validation reports at most.
 const MAX_ERRORS: usize = 20;
@@ -63,6 +64,17 @@ impl Agent {
     pub fn from_json(json: &str) -> Result<Self, DefinitionError> {
         let definition = serde_json::from_str(json).map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json.to_owned())
+    }
+
+    /// This agent where it may do no more unasked than that.
+    ///
+    /// # Errors
+    /// None in practice: what compiled once compiles again.
+    pub fn held_to(&self, autonomy: Autonomy) -> Result<Self, DefinitionError> {
+        let mut definition = self.definition.clone();
+        definition.governance.autonomy = definition.governance.autonomy.min(autonomy);
+        let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        Self::compile(definition, json)
     }
 
     fn compile(definition: Definition, json: String) -> Result<Self, DefinitionError> {

@@ -2,9 +2,10 @@
 //!
 //! One file an agent, `<name>.yaml`. Files are read again when they change; a broken file keeps its
 //! last good version and is reported. Runs are not touched by any of this: each holds the version it
-//! started with. A missing directory is an empty catalogue, so that it can be filled later.
+//! started with. A missing directory is an empty catalogue, so that it can be filled later. Agents may name one
+//! another: whether those are there is judged when all files have been read, and again at every look.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -88,6 +89,15 @@ impl Stamp {
     }
 }
 
+/// A file of the directory, as this look found it.
+struct Found {
+    file: String,
+    stem: String,
+    stamp: Stamp,
+    agent: Option<Arc<Agent>>,
+    problem: Option<String>,
+}
+
 impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
@@ -101,7 +111,6 @@ impl Catalogue {
         let mut changes = self.skills.refresh();
         let same_skills = changes.iter().all(|change| matches!(change, Change::Broken(_)));
         let old = self.state();
-        let mut new = State::default();
         let listing = match list(&self.dir) {
             Ok(listing) => listing,
             Err(error) => {
@@ -114,13 +123,15 @@ impl Catalogue {
                 return changes;
             }
         };
+        let mut found: Vec<Found> = Vec::with_capacity(listing.len());
+        let mut defined = BTreeSet::new();
         for (file, stamp) in listing {
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let known = old.files.get(&file);
             let last_good = || old.agents.get(&stem).map(Arc::clone);
             let unchanged = known.filter(|seen| seen.stamp == stamp && stamp.settled && same_skills);
             let (agent, problem) = match unchanged {
-                _ if new.agents.contains_key(&stem) => (None, Some(format!("another file defines {stem:?} already"))),
+                _ if defined.contains(&stem) => (None, Some(format!("another file defines {stem:?} already"))),
                 Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
                 None => match self.read(&stem, &file) {
                     Ok(read) => match last_good() {
@@ -130,12 +141,21 @@ impl Catalogue {
                     Err(error) => (last_good(), Some(error)),
                 },
             };
+            if agent.is_some() {
+                defined.insert(stem.clone());
+            }
+            found.push(Found { file, stem, stamp, agent, problem });
+        }
+        judge_references(&mut found, &old);
+        let mut new = State::default();
+        for Found { file, stem, stamp, agent, problem } in found {
             if let Some(agent) = agent {
                 if !old.agents.get(&stem).is_some_and(|before| Arc::ptr_eq(before, &agent)) {
                     changes.push(Change::Loaded(Arc::clone(&agent)));
                 }
                 new.agents.insert(stem, agent);
             }
+            let known = old.files.get(&file);
             let problem = problem.map(|error| DefinitionProblem { file: file.clone(), error });
             if let Some(problem) = problem.as_ref().filter(|p| known.and_then(|k| k.problem.as_ref()) != Some(*p)) {
                 changes.push(Change::Broken(problem.clone()));
@@ -196,6 +216,33 @@ impl Catalogue {
 
     fn replace(&self, state: State) {
         *self.state.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+    }
+}
+
+/// Whoever names an agent that is not there has a problem, and is not loaded anew; a version that was good once
+/// stays. Such a file is read again at the next look, by when the other one may have come.
+fn judge_references(found: &mut [Found], old: &State) {
+    let delegates = |f: &Found| f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some());
+    while found.iter().any(delegates) {
+        let there: BTreeSet<String> = found.iter().filter(|f| f.agent.is_some()).map(|f| f.stem.clone()).collect();
+        let mut lost_one = false;
+        for f in found.iter_mut() {
+            let missing = |agent: &Arc<Agent>| {
+                agent.definition.delegates().find(|name| !there.contains(*name)).map(str::to_owned)
+            };
+            let Some(missing) = f.agent.as_ref().and_then(missing) else { continue };
+            f.problem.get_or_insert_with(|| format!("tools: there is no agent named {missing:?}"));
+            f.stamp.settled = false;
+            let last_good = old.agents.get(&f.stem).map(Arc::clone);
+            let is_last_good = f.agent.as_ref().zip(last_good.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b));
+            if !is_last_good {
+                lost_one |= last_good.is_none();
+                f.agent = last_good;
+            }
+        }
+        if !lost_one {
+            return;
+        }
     }
 }
 

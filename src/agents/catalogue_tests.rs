@@ -253,3 +253,39 @@ proptest! {
         }
     }
 }
+
+#[test]
+fn agents_may_name_one_another_and_must_be_there() {
+    let dir = tempfile::tempdir().unwrap();
+    let file = |name: &str| dir.path().join(format!("{name}.yaml"));
+    let naming = |name: &str, tool: &str| fs::write(file(name), minimal(name, "1") + &format!("tools: ['{tool}']\n"));
+    for (name, tool) in
+        [("ping", "agent:pong"), ("pong", "transfer_to_ping"), ("far", "agent:near"), ("near", "agent:gone")]
+    {
+        naming(name, tool).unwrap();
+    }
+    let catalogue = catalogue(dir.path());
+    let names = || catalogue.agents().iter().map(|agent| agent.definition.name.clone()).collect::<Vec<_>>();
+    assert_eq!(names(), ["ping", "pong"], "whatever the order in which they are read");
+    let problems: Vec<_> = catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
+    let expected =
+        ["far.yaml: tools: there is no agent named \"near\"", "near.yaml: tools: there is no agent named \"gone\""];
+    assert_eq!(problems, expected);
+    assert!(catalogue.refresh().is_empty(), "a problem is news once");
+
+    fs::write(file("gone"), minimal("gone", "1")).unwrap();
+    assert_eq!(catalogue.refresh().len(), 3);
+    assert_eq!(names(), ["far", "gone", "near", "ping", "pong"]);
+    assert!(catalogue.problems().is_empty());
+
+    fs::remove_file(file("gone")).unwrap();
+    let changes = catalogue.refresh();
+    assert!(
+        matches!(&changes[..], [Change::Broken(p), Change::Removed(gone)] if p.file == "near.yaml" && gone == "gone")
+    );
+    assert_eq!(names(), ["far", "near", "ping", "pong"], "what was good stays");
+    assert!(catalogue.refresh().is_empty());
+
+    let itself = "name: narcissus\nmodel: a/b\ntools: ['agent:narcissus']\n";
+    assert!(Agent::from_yaml("narcissus", itself).unwrap_err().to_string().contains("to itself"));
+}

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use super::Definition;
 use super::yaml::DefinitionError;
-use crate::run::{ToolChoicePolicy, Usd};
+use crate::run::{Delegation, ToolChoicePolicy, Usd};
 
 mod contract;
 mod tooling;
@@ -108,6 +108,14 @@ fn check_tools(d: &Definition) -> Check {
         if d.tools.iter().take(i).any(|earlier| earlier == tool) {
             return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
         }
+        if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
+            if !is_agent_name(agent) {
+                return Err(DefinitionError::at(key, format!("{agent:?} is not the name of an agent")));
+            }
+            if agent == d.name {
+                return Err(DefinitionError::at(key, "an agent cannot leave work to itself"));
+            }
+        }
     }
     if let ToolChoicePolicy::Tool(name) = &d.tool_choice {
         let is_output = d.output.as_ref().is_some_and(|o| o.tool.name == *name);
@@ -184,7 +192,10 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
 
 /// Compiles a JSON Schema 2020-12. References to other documents are refused, and so are patterns that cannot be
 /// matched in linear time.
-pub(super) fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
+///
+/// # Errors
+/// What is wrong; `key` is where the schema stands.
+pub fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
     let options = jsonschema::options().with_draft(Draft::Draft202012).with_pattern_options(PatternOptions::regex());
     options.build(schema).map_err(|error| {
         if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {

@@ -12,13 +12,13 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::run::{Autonomy, Budget, Limits, OnLimit, OnSessionBusy, Period, Thinking, ToolChoicePolicy};
+use crate::run::{Autonomy, Budget, Delegation, Limits, OnLimit, OnSessionBusy, Period, Thinking, ToolChoicePolicy};
 
 mod contract;
 mod tooling;
 
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
-pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, OnUnknownOutcome, ToolOptions};
+pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
 
 /// One agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
@@ -134,6 +134,13 @@ pub struct Definition {
     /// Who to ask about it.
     #[serde(default)]
     pub owner: BTreeMap<String, String>,
+}
+
+impl Definition {
+    /// The agents that this one can leave work to.
+    pub fn delegates(&self) -> impl Iterator<Item = &str> {
+        self.tools.iter().filter_map(|tool| Delegation::of_tool(tool)).map(Delegation::agent)
+    }
 }
 
 /// A structured output contract.

@@ -44,6 +44,12 @@ impl Entry {
     pub(super) fn answer(&self) -> Option<&Value> {
         self.0.pointer("/data/run")
     }
+
+    /// Whether the run may wait for somebody now.
+    pub(super) fn asks(&self) -> bool {
+        let kind = self.0.get("type").and_then(Value::as_str);
+        matches!(kind, Some("approval.requested" | "tool_call.awaiting_client"))
+    }
 }
 
 impl<'c> Following<'c> {

@@ -15,12 +15,16 @@ use super::client::{Client, ClientError, TargetArgs};
 use super::following::Following;
 use super::output::{harmless, is_read_by_a_person, print, print_json};
 use super::progress::Progress;
+use super::run_view::pending_text;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
 
 /// The exit code of a run that was cancelled, and of whoever leaves by Ctrl-C.
 const INTERRUPTED: u8 = 130;
+
+/// The exit code of a run that waits for somebody.
+const WAITING: u8 = 3;
 
 const AFTER_HELP: &str = "\
 Without --server the run happens in this process, on the configured database. Progress goes to
@@ -29,7 +33,10 @@ API as JSON where it is a pipe or a file, or with --json.
 
 Ctrl-C cancels the run and waits for its end; a second Ctrl-C leaves at once.
 
-Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 130 cancelled
+A run that waits for an approval is left waiting: what it waits for goes to standard error, and the
+run as it stands to standard output as above.
+
+Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 3 waits for somebody · 130 cancelled
 
 Examples:
   toolloop invoke repo-guide --input path=.
@@ -117,6 +124,11 @@ async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow
                     if let Some(answer) = entry.answer() {
                         break Ok(answer.clone());
                     }
+                    if entry.asks()
+                        && let Some(parked) = parked(client, run_id, &progress).await
+                    {
+                        break Ok(parked);
+                    }
                 }
                 Err(error) => break Err(error).context(format!("run {run_id} goes on without this connection")),
             },
@@ -130,6 +142,17 @@ async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow
     };
     progress.finish();
     outcome
+}
+
+/// The run, where it waits for somebody; what for is said.
+async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
+    let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // else the next event tells more
+    let waiting = pending_text(&run);
+    if waiting.is_empty() {
+        return None;
+    }
+    progress.say(&format!("run {run_id} waits for somebody:\n{waiting}"));
+    Some(run)
 }
 
 /// Asks for the end of the run, unless a second interrupt comes first.
@@ -169,11 +192,12 @@ async fn explained(client: &Client, agent: &str, error: ClientError) -> anyhow::
     anyhow::anyhow!("there is no agent named {agent:?}\n  {hint}")
 }
 
-/// 0 completed, 1 failed, 130 cancelled.
+/// 0 completed, 1 failed, 3 waits for somebody, 130 cancelled.
 pub(super) fn exit_code(answer: &Value) -> ExitCode {
     match answer.get("status").and_then(Value::as_str) {
         Some("completed") => ExitCode::SUCCESS,
         Some("cancelled") => ExitCode::from(INTERRUPTED),
+        Some("awaiting_approval" | "awaiting_tool_results" | "needs_review") => ExitCode::from(WAITING),
         _ => ExitCode::from(1),
     }
 }

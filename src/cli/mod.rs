@@ -3,7 +3,7 @@
 //! `serve`, `check`, `migrate` and `doctor` work on the configured service in this process
 //! ([`crate::app`]); `invoke`, `runs` and `keys` speak to the API ([`client`]), here or over the
 //! network. Results go to standard output, everything else to standard error. Exit codes: 0 done,
-//! 1 failed, 2 wrong usage or configuration, 130 cancelled.
+//! 1 failed, 2 wrong usage or configuration, 3 the run waits for somebody, 130 cancelled.
 
 mod client;
 mod doctor;
@@ -41,7 +41,7 @@ Begin here:
   toolloop invoke repo-guide --input path=.   one run, without a server
   toolloop serve                              the service; the first start prints an administrator's key
 
-Exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 130 cancelled";
+Exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 the run waits for somebody · 130 cancelled";
 
 /// Runs LLM agents in governed tool-use loops and keeps a durable record of every run.
 #[derive(Debug, Parser)]
@@ -80,7 +80,7 @@ enum Command {
     Serve,
     /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
-    /// List, show, watch and cancel runs
+    /// List, show, watch and cancel runs; approve and deny what they ask for
     #[command(subcommand)]
     Runs(runs::RunsCommand),
     /// Make, list and revoke API keys

@@ -168,6 +168,15 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         RunEvent::ToolCallBlocked(c) => {
             format!("  {}: {}, {}", one_line(&c.tool, 60), c.decision, one_line(&c.reason, REASON))
         }
+        RunEvent::ApprovalRequested(asked) | RunEvent::ToolCallAwaitingClient(asked) => {
+            let (tool, kind) = (one_line(&asked.tool, 60), asked.kind.as_str());
+            format!("  {tool}: waits for {kind}, {}", one_line(&asked.reason, REASON))
+        }
+        RunEvent::ApprovalResolved(resolved) => {
+            let by = resolved.decided_by.as_deref().unwrap_or("nobody in time");
+            let why = resolved.reason.as_ref().map(|why| format!(": {}", one_line(why, REASON))).unwrap_or_default();
+            format!("  {} answered by {}{why}", resolved.kind.as_str(), one_line(by, 60))
+        }
         RunEvent::ValidationFailed { attempt, errors, .. } => {
             let mut lines = vec![format!("attempt {attempt} was not accepted")];
             lines.extend(

@@ -81,9 +81,29 @@ fn fields(run: &Value) -> String {
         add("Warning", warning.as_str().unwrap_or_default().to_owned());
     }
     for call in list(run, "/pending") {
-        add("Waits for", format!("{} of {} {}", text(call, "/kind"), text(call, "/tool"), object(call, "/arguments")));
+        add("Waits for", pending_line(call));
     }
     lines.join("\n")
+}
+
+/// What a run waits for, one line each, and how to answer; empty where it waits for nothing.
+pub(super) fn pending_text(run: &Value) -> String {
+    let id = text(run, "/run_id");
+    let mut lines: Vec<String> = Vec::new();
+    for call in list(run, "/pending") {
+        lines.push(format!("  {}", one_line(&pending_line(call), usize::MAX)));
+        let reason = text(call, "/reason");
+        lines.extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
+        if matches!(text(call, "/kind").as_str(), "approval" | "escalation") {
+            lines.push(format!("    toolloop runs approve {id} {}", text(call, "/call_id")));
+        }
+    }
+    lines.join("\n")
+}
+
+fn pending_line(call: &Value) -> String {
+    let of = format!("{} of {} {}", text(call, "/kind"), text(call, "/tool"), object(call, "/arguments"));
+    format!("{} ({})", of.trim_end(), text(call, "/call_id"))
 }
 
 fn iteration_table(iterations: &[Value]) -> String {

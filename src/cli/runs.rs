@@ -15,7 +15,7 @@ use super::following::Following;
 use super::invoke::exit_code;
 use super::output::{line, one_line, print, print_json};
 use super::progress::{describe, known};
-use super::run_view::{run_table, run_text};
+use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
 use crate::config::{Flags, parse_duration};
 use crate::runtime::keys::DEFAULT_TENANT;
@@ -28,6 +28,16 @@ pub(super) enum RunsCommand {
     Show(RunArgs),
     /// Show a run's events as they happen, until it ends
     Watch(RunArgs),
+    /// Approve a tool call that a run waits for, or let it go on after a stop condition
+    Approve {
+        /// Other arguments for the call, as a JSON object
+        #[arg(long, value_name = "JSON", value_parser = object)]
+        arguments: Option<Value>,
+        #[command(flatten)]
+        decision: DecisionArgs,
+    },
+    /// Deny a tool call that a run waits for, or end it after a stop condition
+    Deny(DecisionArgs),
     /// Cancel a run, wherever it stands
     Cancel {
         /// Told to whoever asks how the run ended
@@ -89,6 +99,26 @@ pub(super) struct RunArgs {
     output: JsonArg,
 }
 
+#[derive(Debug, Args)]
+pub(super) struct DecisionArgs {
+    #[command(flatten)]
+    run: RunArgs,
+    /// The call's id, as `runs show` tells it
+    call: Uuid,
+    /// Kept with the decision; told to the model where the call is denied
+    #[arg(long)]
+    reason: Option<String>,
+}
+
+/// A JSON object.
+fn object(text: &str) -> Result<Value, String> {
+    match serde_json::from_str(text) {
+        Ok(object @ Value::Object(_)) => Ok(object),
+        Ok(_) => Err("it is not a JSON object".to_owned()),
+        Err(error) => Err(format!("it is not JSON: {error}")),
+    }
+}
+
 /// A time as RFC 3339, or as how long ago it is.
 fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
@@ -103,6 +133,7 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
     let target = match &command {
         RunsCommand::List(args) => &args.target,
         RunsCommand::Show(run) | RunsCommand::Watch(run) | RunsCommand::Cancel { run, .. } => &run.target,
+        RunsCommand::Approve { decision, .. } | RunsCommand::Deny(decision) => &decision.run.target,
     };
     let query = if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
     let client = Client::open(target, flags, DEFAULT_TENANT).await?;
@@ -110,6 +141,8 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
         RunsCommand::List(args) => list(&client, args, &query).await,
         RunsCommand::Show(run) => show(&client, run).await,
         RunsCommand::Watch(run) => watch(&client, run).await,
+        RunsCommand::Approve { decision, arguments } => decide(&client, decision, "approve", arguments.as_ref()).await,
+        RunsCommand::Deny(decision) => decide(&client, decision, "deny", None).await,
         RunsCommand::Cancel { run, reason } => cancel(&client, run, reason.as_deref()).await,
     };
     client.close().await;
@@ -187,6 +220,33 @@ fn event_line(event: &Value) -> String {
     let said = said.trim().replace('\n', "; ");
     let shown = format!("{seq:>4}  {}  {:<22}  {said}", time.unwrap_or_default(), one_line(text("type"), 40));
     shown.trim_end().to_owned()
+}
+
+async fn decide(
+    client: &Client,
+    args: &DecisionArgs,
+    verb: &str,
+    arguments: Option<&Value>,
+) -> anyhow::Result<ExitCode> {
+    let mut body = json!({});
+    for (field, value) in [("reason", args.reason.clone().map(Value::from)), ("arguments", arguments.cloned())] {
+        if let Some(value) = value {
+            body[field] = value;
+        }
+    }
+    let id = args.run.id;
+    let run = client.post(&format!("/runs/{id}/tool-calls/{}/{verb}", args.call), &body).await?;
+    if args.run.output.json {
+        print_json(&run)?;
+        return Ok(ExitCode::SUCCESS);
+    }
+    let waiting = pending_text(&run);
+    print(&match (waiting.is_empty(), client) {
+        (false, _) => format!("Taken. The run still waits:\n{waiting}"),
+        (true, Client::Local(_)) => format!("Taken. Run {id} goes on when the service runs: `toolloop serve`."),
+        (true, Client::Remote(_)) => format!("Taken. Run {id} goes on: `toolloop runs watch {id}`."),
+    })?;
+    Ok(ExitCode::SUCCESS)
 }
 
 async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow::Result<ExitCode> {

@@ -2,7 +2,7 @@
 //!
 //! First the oldest tool results give way to a note of their size. Where that is not enough, the oldest turns
 //! give way to a summary, which a model writes from a plain-text record of them, without tools. System prompt,
-//! first message and last turns stay, and a turn goes only as a whole, with its calls, its results and what
+//! the run's first message and last turns stay, and a turn goes only as a whole, with its calls, its results and what
 //! only its provider can read. Pure; when this is due is decided in `state`, the model is called by the shell.
 
 use std::fmt::Write as _;
@@ -59,7 +59,7 @@ pub struct Compaction {
     pub cause: CompactionCause,
     /// Calls whose results are cleared, the oldest first.
     pub cleared: Vec<Uuid>,
-    /// How many turns after the first are summarised; 0 where no model is needed.
+    /// How many of the replaceable turns are summarised, the oldest; 0 where no model is needed.
     pub summarised: usize,
     /// Failed tries of the call that did not fit.
     pub failed_tries: u32,
@@ -103,8 +103,7 @@ pub fn plan(
 /// The calls whose results are cleared, from the oldest, until the goal is reached.
 fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uuid> {
     let mut freed = 0;
-    let middle = conversation.turns().get(conversation.middle()).unwrap_or_default();
-    let results = middle.iter().flat_map(|turn| match turn {
+    let results = conversation.replaceable().flat_map(|turn| match turn {
         Turn::Assistant(turn) => turn.results(),
         Turn::User(_) => &[],
     });
@@ -117,36 +116,35 @@ fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uui
     needed.map(|result| result.call_id).collect()
 }
 
-/// How many turns after the first are summarised: all but the last ones, as many of those as have room. An
+/// How many of the replaceable turns are summarised: all but the last ones, as many of those as have room. An
 /// answer stays together with what was said to it.
 fn oldest_turns(conversation: &Conversation, room: usize) -> usize {
-    let (turns, middle) = (conversation.turns(), conversation.middle());
-    let mut end = middle.end;
-    let mut kept: usize = turns.iter().skip(end).map(estimate::turn_bytes).sum();
-    while end > middle.start + 1 {
-        kept += turns.get(end - 1).map_or(0, estimate::turn_bytes);
+    let (middle, mut last) = (conversation.replaceable().collect::<Vec<_>>(), conversation.last_turns());
+    let mut end = middle.len();
+    let mut kept: usize = last.clone().map(estimate::turn_bytes).sum();
+    while end > 1 {
+        kept += estimate::turn_bytes(middle[end - 1]);
         if kept > room {
             break;
         }
         end -= 1;
     }
-    if matches!(turns.get(end), Some(Turn::User(_))) {
-        end -= 1;
+    if matches!(middle.get(end).copied().or_else(|| last.next()), Some(Turn::User(_))) {
+        end = end.saturating_sub(1);
     }
-    let oldest = turns.get(middle.start..end).unwrap_or_default();
+    let oldest = &middle[..end];
     if oldest.iter().any(|turn| matches!(turn, Turn::Assistant(_))) { oldest.len() } else { 0 }
 }
 
 impl Compaction {
     /// What the model that writes the summary is told.
     pub fn request(&self, conversation: &Conversation) -> Conversation {
-        let turns = conversation.turns();
-        let task = match turns.first() {
+        let task = match conversation.first_message() {
             Some(Turn::User(text)) => text.as_str(),
             _ => "",
         };
         let room = self.load.bytes_of(self.goal);
-        let oldest = turns.iter().skip(1).take(self.summarised);
+        let oldest = conversation.replaceable().take(self.summarised);
         let mut request = Conversation::new(phrases::SUMMARISER);
         request.push_user(phrases::summarise(&excerpt(task, room / 4), &record(oldest, room)));
         request
@@ -170,7 +168,7 @@ impl Compaction {
         let mut smaller = conversation.clone();
         smaller.clear_results(&self.cleared);
         let summary = summary.filter(|summary| smaller.summarise(summary.turns, summary.text.as_str()).is_ok());
-        let gone = conversation.turns().iter().skip(1).take(summary.as_ref().map_or(0, |summary| summary.turns));
+        let gone = conversation.replaceable().take(summary.as_ref().map_or(0, |summary| summary.turns));
         let gone: Vec<Uuid> = gone.flat_map(calls_of).collect();
         let (before, after) = (estimate::bytes(conversation), estimate::bytes(&smaller));
         ContextCompacted {
@@ -190,7 +188,7 @@ impl Compaction {
     }
 
     fn summary(&self, conversation: &Conversation, text: &str) -> Option<Summary> {
-        let replaced = conversation.turns().iter().skip(1).take(self.summarised).map(estimate::turn_bytes);
+        let replaced = conversation.replaceable().take(self.summarised).map(estimate::turn_bytes);
         let replaced: usize = replaced.sum();
         let summary = Summary { turns: self.summarised, text: phrases::summary(text) };
         (!text.is_empty() && summary.text.len() < replaced).then_some(summary)

@@ -5,6 +5,8 @@
 //! keep it. Who may start a run, where it is
 //! stored and who hears of it is not known here.
 
+pub mod budget;
+pub mod client_tools;
 pub mod context;
 pub mod demands;
 pub mod handlers;

@@ -26,6 +26,15 @@ pub const RUN_ENDED: &str = "Error: not executed, the run ended first.";
 pub const CUT_OFF: &str = "Error: the response was cut off by the output limit, so this call was not executed. Call again with \
      shorter arguments.";
 
+/// What an agent is told that takes over a conversation.
+pub fn handed_over(supervisor: &str, reason: Option<&str>) -> String {
+    let reason = reason.map(|reason| format!(" Its reason: {reason}")).unwrap_or_default();
+    format!(
+        "The agent {supervisor} has handed this conversation over to you.{reason}\nGo on with the task from here, with \
+         your own tools and by your own instructions. Your answer goes back to {supervisor}."
+    )
+}
+
 /// The result of one call too many.
 pub fn too_many_calls(limit: u32) -> String {
     format!("Error: not executed, only {limit} tool calls are executed per response. Call again in the next response.")

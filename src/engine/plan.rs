@@ -9,10 +9,11 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
+use super::client_tools::{self, ClientTools};
 use super::demands::{self, Demands};
-use crate::agents::Agent;
 use crate::agents::definition::{DriverKind, ReactSection};
 use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
+use crate::agents::{Agent, Definition};
 use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
@@ -114,6 +115,8 @@ pub struct Plan {
     pub active: Vec<ActiveSkill>,
     /// Seconds that any tool call may take, where the request says so.
     pub longest_call_seconds: Option<u64>,
+    /// The tools that the caller executes.
+    pub client_tools: ClientTools,
     /// What the caller should know.
     pub warnings: Vec<String>,
 }
@@ -168,7 +171,7 @@ impl Plan {
         let wanted = overrides.tools.as_deref();
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
-        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_only_read());
+        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let is_offered = |tool: &str| match tool {
             use_skill::NAME => definition.skills.len() > active.len(),
@@ -182,6 +185,7 @@ impl Plan {
                 input_schema: Arc::clone(&tool.input_schema),
             })
             .collect();
+        let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
         let has_tools = !offers.is_empty();
         let contract = match &definition.output {
             None => Contract::Text {
@@ -237,11 +241,12 @@ impl Plan {
                 stop_on_tool_block: definition.stop_on_tool_block || overrides.stop_on_tool_block == Some(true),
                 concurrent: concurrent.map(|tool| tool.name.clone()).collect(),
                 cached: executor.cached().map(str::to_owned).collect(),
-                client_tools: BTreeSet::new(),
+                client_tools: client_tools.names().map(str::to_owned).collect(),
                 price: None,
                 offered_tokens: 0,
                 windows: Vec::new(),
             },
+            client_tools,
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,
             active,
@@ -328,6 +333,24 @@ impl Plan {
             Contract::Text { .. } => None,
         }
     }
+}
+
+/// The caller's tools, whose names must not mean anything else; offered behind the agent's.
+fn client_tools(
+    overrides: &Overrides,
+    executor: &Executor,
+    definition: &Definition,
+    offers: &mut Vec<ToolOffer>,
+) -> Result<ClientTools, PlanError> {
+    let Some(wanted) = &overrides.client_tools else { return Ok(ClientTools::default()) };
+    let output = definition.output.as_ref();
+    let is_taken = |name: &str| {
+        executor.infos().any(|tool| tool.name == name)
+            || output.is_some_and(|output| output.tool.name == name)
+            || output.and_then(|output| output.reflection.as_ref()).is_some_and(|it| it.submit.name == name)
+    };
+    offers.extend(wanted.iter().map(client_tools::offer));
+    ClientTools::new(wanted, is_taken).map_err(PlanError)
 }
 
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {

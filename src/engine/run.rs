@@ -7,6 +7,7 @@
 
 mod calls;
 mod compact;
+mod sharing;
 mod waiting;
 
 use std::sync::{Arc, OnceLock};
@@ -17,6 +18,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use self::sharing::ModelCall;
+use super::budget::SharedBudget;
 use super::context::Compaction;
 use super::handlers::Handlers;
 use super::journal::{AppendFailed, Entry, Journal};
@@ -61,6 +64,11 @@ impl RunControl {
     /// Tells the run that it belongs to somebody else: it stops at once and writes nothing more.
     pub fn lose(&self) {
         self.lost.cancel();
+    }
+
+    /// Whether the run was lost.
+    pub fn is_lost(&self) -> bool {
+        self.lost.is_cancelled()
     }
 
     /// Resolves when the run was lost.
@@ -117,6 +125,8 @@ pub struct Run {
     pub lease: Arc<Lease>,
     /// Who follows it.
     pub audience: Audience,
+    /// The budget that it shares with other runs; none where there can be none.
+    pub shared: Option<SharedBudget>,
     /// Where it is recorded.
     pub journal: Journal,
     /// What happened so far.
@@ -152,6 +162,7 @@ impl Run {
                 Step::Check(proposal) => self.check(&proposal).await?,
                 Step::Done => {
                     self.persist().await?;
+                    self.settle().await?;
                     return Ok(Driven::Ended);
                 }
             }
@@ -207,6 +218,7 @@ impl Run {
 
     /// Gives the run back, with what it waits for.
     async fn park(&mut self, status: RunStatus) -> Result<(), Stopped> {
+        self.settle().await?;
         self.hand_over_as(Some(status));
         Ok(self.journal.settle().await?)
     }
@@ -260,8 +272,17 @@ impl Run {
         Ok(self.record_all(events)?)
     }
 
+    /// Calls the model, if the budget that the run shares allows it.
     async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
         self.hand_over();
+        match self.reserve_model_call(self.output_cap(), false).await? {
+            ModelCall::Granted(cap) => self.ask_model(choice, cap).await?,
+            ModelCall::Refused(events) => return Ok(self.record_all(events)?),
+        }
+        self.settle().await
+    }
+
+    async fn ask_model(&mut self, choice: ToolChoice, output_cap: Option<u32>) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
@@ -280,7 +301,7 @@ impl Run {
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: plan.parallel_tool_calls,
             temperature: plan.temperature,
-            max_output_tokens: self.output_cap(),
+            max_output_tokens: output_cap,
             thinking: plan.thinking,
             prompt_caching: plan.agent.definition.prompt_caching,
             deltas: Deltas(follower.as_ref().map(|follower| follower as _)),

@@ -2,7 +2,7 @@
 //!
 //! `read-only` blocks whatever changes something, `supervised` wants an approval before something that
 //! exists is lost, `full` leaves it to the other rules. A tool that declares no action is judged by the
-//! strongest effect it can have.
+//! strongest effect it can have. Another agent may always be asked: it is held to the same bounds.
 
 use super::gate::{Call, Question, Ruling};
 use super::{Action, ActionKind, Decision};
@@ -15,7 +15,10 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
 
 /// What this much autonomy has against a call.
 pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision, String)> {
-    let changes = |action: &&Action| action.effect != Effect::Read || action.destructive;
+    let changes = |action: &&Action| match action.what {
+        ActionKind::Delegate(_) => false,
+        _ => action.effect != Effect::Read || action.destructive,
+    };
     match autonomy {
         Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => {
             Some((Decision::Blocked, format!("this agent is read-only and {} changes things", call.tool)))
@@ -39,5 +42,6 @@ fn described(action: &Action) -> String {
         ActionKind::Read(path) => format!("read {path:?}"),
         ActionKind::Write(path) => format!("write, move or delete {path:?}"),
         ActionKind::Call(name) => format!("call {name}"),
+        ActionKind::Delegate(agent) => format!("ask {agent}"),
     }
 }

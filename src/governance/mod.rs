@@ -44,6 +44,8 @@ pub enum ActionKind {
     Write(String),
     /// Calls something that only has a name.
     Call(String),
+    /// Has another agent do something; whatever that does is judged in its own run.
+    Delegate(String),
 }
 
 /// How a definition treats a tool.

@@ -111,7 +111,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         let (verb, path, allowed) = match &action.what {
             ActionKind::Read(path) => ("read", path, &rules.read),
             ActionKind::Write(path) => ("written", path, &rules.write),
-            ActionKind::Call(_) => continue,
+            ActionKind::Call(_) | ActionKind::Delegate(_) => continue,
         };
         if path != "." && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Ruling::Undecided(format!("{path:?} is not a normalised path"));

@@ -12,12 +12,13 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::App;
-use super::auth::{RunsApprove, Scoped, refuse_anonymous};
+use super::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
 use super::extract::{CallId, JsonObject, Params, fields};
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::{Code, Problem};
 use super::runs::{Pending, RunDetail, detail};
 use super::vocabulary::ApprovalStatus as StatusWord;
+use crate::runtime::Found;
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
 /// Something that a run waits for, or waited for.
@@ -167,5 +168,98 @@ pub(crate) async fn deny_tool_call(
     refuse_anonymous(&app.auth)?;
     let DenyRequest { reason } = answer(body)?;
     let run = app.runtime.deny(&caller, place, reason).await?;
+    Ok(Json(detail(&app, run).await?))
+}
+
+/// What became of a call whose outcome a crash left unknown.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(example = json!({"outcome": "happened", "result": "deployed as version 7"}))]
+pub(crate) struct ResolveRequest {
+    /// Whether it took effect; if not, it is executed now.
+    outcome: ReviewOutcome,
+    /// What it brought, where that is known; told to the model.
+    #[schema(example = "deployed as version 7")]
+    result: Option<String>,
+}
+
+/// Whether a call took effect.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, ToSchema)]
+#[serde(rename_all = "snake_case")]
+pub(crate) enum ReviewOutcome {
+    Happened,
+    DidNotHappen,
+}
+
+/// Resolve a tool call
+///
+/// For a run that needs a review: says what became of a call that must not be repeated and that the service did not see
+/// the end of.
+#[utoipa::path(
+    post, path = "/runs/{id}/tool-calls/{call_id}/resolve", tag = "approvals",
+    security(("bearer" = ["runs:approve"])),
+    params(
+        ("id" = Uuid, Path, description = "The run."),
+        ("call_id" = Uuid, Path, description = "The call."),
+    ),
+    request_body = ResolveRequest,
+    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+)]
+pub(crate) async fn resolve_tool_call(
+    State(app): State<App>,
+    caller: Scoped<RunsApprove>,
+    CallId(place): CallId,
+    params: Params,
+    JsonObject(body): JsonObject,
+) -> Result<Json<RunDetail>, Problem> {
+    params.finish()?;
+    refuse_anonymous(&app.auth)?;
+    let found = match answer(body)? {
+        ResolveRequest { outcome: ReviewOutcome::Happened, result } => Found::Happened { result },
+        ResolveRequest { outcome: ReviewOutcome::DidNotHappen, result: None } => Found::DidNotHappen,
+        ResolveRequest { .. } => {
+            return Err(Problem::at(Code::InvalidInputs, "/result", "what did not happen has no result"));
+        }
+    };
+    let run = app.runtime.review(&caller, place, found).await?;
+    Ok(Json(detail(&app, run).await?))
+}
+
+/// The result of a tool that the caller executes.
+#[derive(Debug, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+pub(crate) struct ToolResultRequest {
+    /// What the model reads; of more than 64 KiB, head and tail are kept.
+    #[schema(example = "The user said yes.")]
+    content: String,
+    /// Whether the call failed.
+    #[serde(default)]
+    #[schema(required = false)]
+    is_error: bool,
+}
+
+/// Give the result of a client tool
+///
+/// For a call of one of the request's `client_tools`. The run goes on when everything that it waits for is answered.
+#[utoipa::path(
+    post, path = "/runs/{id}/tool-calls/{call_id}/result", tag = "approvals",
+    security(("bearer" = ["agents:invoke"])),
+    params(
+        ("id" = Uuid, Path, description = "The run."),
+        ("call_id" = Uuid, Path, description = "The call."),
+    ),
+    request_body = ToolResultRequest,
+    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+)]
+pub(crate) async fn give_tool_result(
+    State(app): State<App>,
+    caller: Scoped<AgentsInvoke>,
+    CallId(place): CallId,
+    params: Params,
+    JsonObject(body): JsonObject,
+) -> Result<Json<RunDetail>, Problem> {
+    params.finish()?;
+    let ToolResultRequest { content, is_error } = answer(body)?;
+    let run = app.runtime.give_result(&caller, place, content, is_error).await?;
     Ok(Json(detail(&app, run).await?))
 }

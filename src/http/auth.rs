@@ -56,6 +56,8 @@ scopes! {
     RunsRead = "runs:read",
     RunsCancel = "runs:cancel",
     RunsApprove = "runs:approve",
+    SessionsRead = "sessions:read",
+    SessionsWrite = "sessions:write",
     ToolsRead = "tools:read",
     KeysAdmin = "keys:admin",
     AuditRead = "audit:read",

@@ -33,6 +33,7 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
         "run.js",
         "runs.js",
         "timeline.js",
+        "waiting.js",
     ];
     Site::new(POLICY, files)
 });

@@ -24,7 +24,7 @@ use super::runs::{Run, detail, existing};
 use super::stream::{self, Leash};
 use super::terms::Terms;
 use crate::run::{Caller, RunKind, RunStatus};
-use crate::runtime::{Accepted, StartRequest, WaitError};
+use crate::runtime::{Accepted, Mode, StartRequest, WaitError};
 
 /// The header that names the run on every answer of an invocation.
 pub(crate) const X_RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
@@ -135,7 +135,7 @@ async fn invoke(
 /// How the run ended, as long as the caller waits for it; else where to find it.
 async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -> Result<Response, Problem> {
     let until = terms.until();
-    let is_queued = matches!(accepted, Accepted::Queued(_)); // by a caller that does not wait at all
+    let is_queued = matches!(accepted, Accepted::Queued(_)) && terms.mode() == Mode::Queued; // nobody waits at all
     let run = match accepted {
         Accepted::Queued(id) | Accepted::Known(id) => app.runtime.wait(&caller.tenant, id, until).await?,
         Accepted::Started(started) => {

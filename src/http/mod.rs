@@ -32,6 +32,7 @@ mod run_parts;
 mod runs;
 mod schemas;
 mod server;
+mod sessions;
 mod stream;
 mod terms;
 mod tools;
@@ -153,10 +154,14 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(approvals::list_approvals))
         .routes(routes!(approvals::approve_tool_call))
         .routes(routes!(approvals::deny_tool_call))
+        .routes(routes!(approvals::resolve_tool_call))
+        .routes(routes!(approvals::give_tool_result))
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
         .routes(routes!(events::list_events))
+        .routes(routes!(sessions::get_session))
+        .routes(routes!(sessions::delete_session))
         .routes(routes!(tools::list_tools))
         .routes(routes!(tools::get_tool))
         .routes(routes!(keys::create_key))

@@ -27,10 +27,11 @@ use super::schemas;
 use super::vocabulary::OpenApiDocument;
 
 /// What the operations are about.
-const TAGS: [(&str, &str); 7] = [
+const TAGS: [(&str, &str); 8] = [
     ("agents", "What can be invoked, and invoking it."),
     ("runs", "What invocations have become: the history, one run, its parts and its events."),
     ("approvals", "What runs wait for, and answering it."),
+    ("sessions", "Runs that share a conversation."),
     ("tools", "What agents can be given."),
     ("keys", "Who may call."),
     ("audit", "What was decided about tool calls."),
@@ -122,12 +123,13 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     match operation.operation_id.as_deref() {
         Some("invoke_agent" | "invoke_agent_iterative") => {
             codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
-            codes.push(Code::RateLimited);
+            codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);
         }
+        Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),
         Some("get_metrics") => codes.push(Code::NotFound),
         _ => {}

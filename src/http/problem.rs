@@ -30,6 +30,8 @@ pub(crate) enum Code {
     NotAcceptable,
     RequestTimeout,
     RunIdTaken,
+    SessionBusy,
+    SessionOfOtherAgent,
     IdempotencyMismatch,
     NotAwaitingApproval,
     PayloadTooLarge,
@@ -60,6 +62,8 @@ impl Code {
             Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
             Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
             Self::NotAwaitingApproval => ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval"),
+            Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
+            Self::SessionOfOtherAgent => ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent"),
             Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
             Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
             Self::UnsupportedMediaType => {
@@ -274,6 +278,8 @@ impl From<StartError> for Problem {
         let code = match error {
             StartError::UnknownAgent(_) => Code::NotFound,
             StartError::RunIdTaken(_) => Code::RunIdTaken,
+            StartError::SessionBusy(_) => Code::SessionBusy,
+            StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
             StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 22] = [
+const ALL: [Code; 24] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -17,6 +17,8 @@ const ALL: [Code; 22] = [
     Code::NotAcceptable,
     Code::RequestTimeout,
     Code::RunIdTaken,
+    Code::SessionBusy,
+    Code::SessionOfOtherAgent,
     Code::IdempotencyMismatch,
     Code::PayloadTooLarge,
     Code::UriTooLong,
@@ -61,6 +63,8 @@ fn codes_statuses_and_titles_are_a_contract() {
     406 NOT_ACCEPTABLE Not acceptable
     408 REQUEST_TIMEOUT Request timeout
     409 RUN_ID_TAKEN Run id taken
+    409 SESSION_BUSY Session busy
+    409 SESSION_OF_OTHER_AGENT Session of another agent
     422 IDEMPOTENCY_MISMATCH Idempotency mismatch
     413 PAYLOAD_TOO_LARGE Payload too large
     414 URI_TOO_LONG URI too long
@@ -148,6 +152,8 @@ fn every_way_not_to_start_has_its_code() {
     let code = |error: StartError| Problem::from(error).code;
     assert_eq!(code(StartError::UnknownAgent("x".into())), Code::NotFound);
     assert_eq!(code(StartError::RunIdTaken(Uuid::nil())), Code::RunIdTaken);
+    assert_eq!(code(StartError::SessionBusy(Uuid::nil())), Code::SessionBusy);
+    assert_eq!(code(StartError::SessionOfOtherAgent("x".into())), Code::SessionOfOtherAgent);
     assert_eq!(code(StartError::Overloaded), Code::Overloaded);
     assert_eq!(code(StartError::Draining), Code::Draining);
     assert_eq!(code(StartError::Store(StoreError::Unavailable(String::new()))), Code::StoreUnavailable);

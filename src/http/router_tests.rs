@@ -13,6 +13,7 @@ use uuid::Uuid;
 
 use super::*;
 use crate::event::Event;
+use crate::run::{Amounts, Caps, Reserved};
 use crate::runtime;
 use crate::store::*;
 
@@ -45,6 +46,9 @@ impl Store for Away {
         away()
     }
     async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        away()
+    }
+    async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
         away()
     }
     async fn request_cancel(&self, _: &str, _: Uuid, _: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
@@ -100,6 +104,15 @@ impl Store for Away {
     async fn events(&self, _: &str, _: Uuid, _: i64, _: u32) -> Result<Vec<Event>, StoreError> {
         away()
     }
+    async fn journals(&self, _: &str, _: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        away()
+    }
+    async fn session(&self, _: &str, _: &str, _: u32) -> Result<Option<SessionRecord>, StoreError> {
+        away()
+    }
+    async fn delete_session(&self, _: &str, _: &str) -> Result<SessionDeleted, StoreError> {
+        away()
+    }
     async fn iterations(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
         away()
     }
@@ -124,6 +137,18 @@ impl Store for Away {
     async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
         away()
     }
+    async fn open_budget(&self, _: Uuid, _: Caps, _: Amounts) -> Result<(), StoreError> {
+        away()
+    }
+    async fn reserve(&self, _: Uuid, _: Uuid, _: Amounts) -> Result<Reserved, StoreError> {
+        away()
+    }
+    async fn settle(&self, _: Uuid, _: Uuid, _: Amounts, _: bool) -> Result<(), StoreError> {
+        away()
+    }
+    async fn shared_budget(&self, _: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        away()
+    }
     async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
         away()
     }
@@ -144,6 +169,7 @@ fn state(auth: Auth) -> HttpState {
         input_schema: Arc::new(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
         varies: false,
+        concurrent: true,
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);

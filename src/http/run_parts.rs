@@ -198,18 +198,19 @@ pub(crate) struct MessageCall {
 
 /// Messages in the order in which the model reads them.
 pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
-    let message = |role, content: &str| Message {
-        role,
-        content: content.to_owned(),
-        tool_calls: Vec::new(),
-        tool_call_id: None,
-        name: None,
-    };
+    let system = Some(conversation.system()).filter(|system| !system.is_empty());
+    let system = system.map(|system| message(Role::System, system));
+    system.into_iter().chain(messages_of(conversation.turns())).collect()
+}
+
+fn message(role: Role, content: &str) -> Message {
+    Message { role, content: content.to_owned(), tool_calls: Vec::new(), tool_call_id: None, name: None }
+}
+
+/// The messages of turns.
+pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
     let mut messages = Vec::new();
-    if !conversation.system().is_empty() {
-        messages.push(message(Role::System, conversation.system()));
-    }
-    for turn in conversation.turns() {
+    for turn in turns {
         let turn = match turn {
             Turn::User(text) => {
                 messages.push(message(Role::User, text));

@@ -24,8 +24,10 @@ use super::problem::{Code, Problem};
 use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
 use crate::message::Usage;
-use crate::run::{Budget, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
-use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome, Page, RunFilter, RunRecord};
+use crate::run::{Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
+use crate::store::{
+    ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome, Page, RunFilter, RunRecord, SharedBudget,
+};
 
 /// Calls of a parked run that are looked through.
 const MAX_PENDING: u32 = 10_000;
@@ -178,6 +180,26 @@ pub(crate) struct BudgetView {
     used: BudgetUsed,
     /// What it must not exceed; null where the definition has changed since the run started.
     limits: Option<Budget>,
+    /// What it has consumed together with the runs that it started, and that those started; null where it started none.
+    tree: Option<TreeUsed>,
+}
+
+/// What the runs of a tree have consumed, of what they share.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RunTreeUsed)]
+pub(crate) struct TreeUsed {
+    /// Model responses.
+    #[schema(example = 9)]
+    iterations: u64,
+    /// Calls of tools.
+    #[schema(example = 5)]
+    tool_calls: u64,
+    /// Input plus output tokens.
+    #[schema(example = 4321)]
+    total_tokens: u64,
+    /// Null where a model has no price.
+    #[schema(example = 0.00123)]
+    cost_usd: Option<f64>,
 }
 
 /// What a run has consumed.
@@ -297,6 +319,7 @@ impl RunDetail {
             kind: record.kind,
             budget: BudgetView {
                 used,
+                tree: None,
                 limits: limits.map(|a| a.definition.governance.budget.clone().narrowed_by(&asked)),
             },
             pending: Vec::new(),
@@ -408,7 +431,25 @@ pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Pr
         pending = app.store.approvals(&run.tenant, &filter, &Page { limit: MAX_PENDING, after: None }).await?;
         pending.sort_by_key(|asked| asked.seq);
     }
-    Ok(RunDetail { pending: pending.into_iter().map(Pending::from).collect(), ..RunDetail::of(run, app) })
+    let tree = tree(app, &run).await?;
+    let mut detail = RunDetail { pending: pending.into_iter().map(Pending::from).collect(), ..RunDetail::of(run, app) };
+    detail.budget.tree = tree;
+    Ok(detail)
+}
+
+/// What a run has consumed together with those that it started, where it started any.
+async fn tree(app: &Shared, run: &RunRecord) -> Result<Option<TreeUsed>, Problem> {
+    let delegated = run.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some());
+    if run.parent_run_id.is_some() || !delegated {
+        return Ok(None);
+    }
+    let used = |budget: SharedBudget| TreeUsed {
+        iterations: budget.spent.iterations,
+        tool_calls: budget.spent.tool_calls,
+        total_tokens: budget.spent.tokens,
+        cost_usd: run.usage.cost_micro_usd.map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
+    };
+    Ok(app.store.shared_budget(run.id).await?.map(used))
 }
 
 impl From<ApprovalRecord> for Pending {

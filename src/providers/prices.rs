@@ -52,6 +52,14 @@ impl Price {
         }
     }
 
+    /// What a call costs at most, in millionths of a dollar: the dearest kind of input is assumed.
+    pub fn at_most(&self, input: u64, output: u64) -> u64 {
+        let dearest = self.input.max(self.cached_input).max(self.cache_write);
+        let read = u128::from(input) * u128::from(dearest);
+        let cost = read.saturating_add(u128::from(output) * u128::from(self.output));
+        u64::try_from(cost.div_ceil(PER)).unwrap_or(u64::MAX)
+    }
+
     /// The dearer of two, kind by kind.
     #[must_use]
     pub fn dearest(self, other: Self) -> Self {
@@ -116,6 +124,8 @@ mod tests {
         assert_eq!(MINI.affordable_output(2001, 1000), None);
         assert_eq!(MINI.affordable_output(0, -1), None);
         assert_eq!(Price::default().affordable_output(10, 0), Some(u64::MAX));
+        assert_eq!(MINI.at_most(1000, 312), 1000, "as much as that paid for, rounded up");
+        assert_eq!(Price { output: u64::MAX, ..MINI }.at_most(u64::MAX, u64::MAX), u64::MAX);
     }
 
     #[test]

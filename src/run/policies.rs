@@ -31,6 +31,26 @@ pub enum StopAction {
     Warn,
 }
 
+/// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum OnUnknownOutcome {
+    /// The run is parked until somebody finds out.
+    #[default]
+    Review,
+    /// The model is told that it is unknown.
+    Report,
+    /// It is executed again.
+    Retry,
+}
+
+impl OnUnknownOutcome {
+    /// Whether the run waits for somebody to find out.
+    pub fn is_review(&self) -> bool {
+        *self == Self::Review
+    }
+}
+
 /// What becomes of a run that reached a limit of iterations, calls, tokens or dollars.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "snake_case")]

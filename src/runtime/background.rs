@@ -3,7 +3,10 @@
 //! It is looked up once, when the run is opened, and then stands in the run's journal: a run that goes on elsewhere
 //! reads it there.
 
+use uuid::Uuid;
+
 use super::Runtime;
+use super::history::history;
 use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::engine::Plan;
@@ -23,16 +26,31 @@ pub(super) enum SkillError {
 }
 
 impl Runtime {
-    /// What this run brings along.
-    #[expect(clippy::unused_async, reason = "history and memories are looked up here")]
-    pub(super) async fn background(&self, plan: &Plan, _: &Caller, _: &NewRun) -> Result<Background, StoreError> {
+    /// What this run brings along; `earlier` are the runs of its session before it, the oldest first.
+    pub(super) async fn background(
+        &self,
+        plan: &Plan,
+        caller: &Caller,
+        new: &NewRun,
+        earlier: &[Uuid],
+    ) -> Result<Background, StoreError> {
         let skills = plan.agent.definition.skills.iter();
         let line = |name: &String| Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()));
-        Ok(Background {
+        let mut background = Background {
             skills: skills.filter_map(line).collect(),
             active: plan.active.clone(),
             ..Background::default()
-        })
+        };
+        if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
+            let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
+            let history = history(&journals, earlier, plan.agent.definition.history);
+            if history.runs > 0 {
+                let (runs, turns, tokens) = (history.runs, history.turns.len(), history.tokens);
+                background.session = Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
+                background.turns = history.turns;
+            }
+        }
+        Ok(background)
     }
 
     /// The skills that are active from the start: those of the definition, then those of the request.

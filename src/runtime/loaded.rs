@@ -1,7 +1,7 @@
 //! Definitions made ready to run: compiled once, shared by all runs of that version.
 //!
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
-//! makes again, exactly what it started with.
+//! makes again, exactly what it started with. Only the agents that it can leave work to are those of the catalogue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -10,13 +10,15 @@ use std::time::Duration;
 use globset::Glob;
 
 use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
-use crate::agents::{Agent, Definition, Skills};
+use crate::agents::{Agent, Catalogue, Definition, Skills};
 use crate::governance::{Gate, Policy, ToolPolicy};
+use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::registry::Registry;
+use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
 
 /// More versions than this are not kept ready.
@@ -31,6 +33,8 @@ pub(super) struct LoadedAgent {
     pub executor: Arc<Executor>,
     /// What its runs keep.
     pub snapshot: Arc<DefinitionSnapshot>,
+    /// The agents that it can leave work to, as they were; none where one is gone.
+    delegates: Arc<[(String, Option<Arc<Agent>>)]>,
 }
 
 /// Why a definition cannot run here: one sentence.
@@ -41,14 +45,15 @@ pub(super) struct LoadError(String);
 /// All versions that were needed lately.
 pub(super) struct LoadedAgents {
     registry: Arc<Registry>,
-    skills: Arc<Skills>,
+    catalogue: Arc<Catalogue>,
+    start: Arc<dyn StartRun>,
     by_hash: RwLock<HashMap<String, LoadedAgent>>,
 }
 
 impl LoadedAgents {
     /// None yet.
-    pub(super) fn new(registry: Arc<Registry>, skills: Arc<Skills>) -> Self {
-        Self { registry, skills, by_hash: RwLock::default() }
+    pub(super) fn new(registry: Arc<Registry>, catalogue: Arc<Catalogue>, start: Arc<dyn StartRun>) -> Self {
+        Self { registry, catalogue, start, by_hash: RwLock::default() }
     }
 
     /// This version, ready to run.
@@ -68,13 +73,26 @@ impl LoadedAgents {
     }
 
     fn known(&self, hash: &str) -> Option<LoadedAgent> {
-        self.by_hash.read().unwrap_or_else(PoisonError::into_inner).get(hash).cloned()
+        let is_current = |(name, before): &(String, Option<Arc<Agent>>)| {
+            let now = self.catalogue.agent(name);
+            before.as_ref().map(|agent| &agent.hash) == now.as_ref().map(|agent| &agent.hash)
+        };
+        let by_hash = self.by_hash.read().unwrap_or_else(PoisonError::into_inner);
+        by_hash.get(hash).filter(|loaded| loaded.delegates.iter().all(is_current)).cloned()
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
-        let executor = Arc::new(executor(&self.registry, &self.skills, &agent.definition)?);
+        let delegates = agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
+        let delegates: Arc<[_]> = delegates.collect();
+        let subagents = agent.definition.tools.iter().filter_map(|tool| {
+            let delegation = Delegation::of_tool(tool)?;
+            let child = self.catalogue.agent(delegation.agent()).map(|child| self.described(&child.definition));
+            let start = Arc::clone(&self.start);
+            Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start)) as Arc<dyn Tool>)
+        });
+        let executor = Arc::new(executor(&self.registry, self.catalogue.skills(), &agent.definition, subagents)?);
         let snapshot = Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
-        let loaded = LoadedAgent { agent, executor, snapshot };
+        let loaded = LoadedAgent { agent, executor, snapshot, delegates };
         let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
         if by_hash.len() >= KEPT {
             by_hash.clear();
@@ -82,17 +100,29 @@ impl LoadedAgents {
         by_hash.insert(loaded.agent.hash.clone(), loaded.clone());
         Ok(loaded)
     }
+
+    fn described(&self, child: &Definition) -> ChildAgent {
+        let tools = self.registry.resolve(&child.tools); // fails where one of them is an agent again
+        ChildAgent {
+            description: child.description.clone(),
+            inputs: child.inputs.clone(),
+            only_reads: tools.is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read)),
+        }
+    }
 }
 
-/// A definition's tools behind its gate. Also the check that a definition's tools exist, and that what it says of
-/// single tools is about them.
+/// A definition's tools, and the agents among them, behind its gate. Also the check that a definition's tools exist, and
+/// that what it says of single tools is about them.
 pub(super) fn executor(
     registry: &Registry,
     skills: &Arc<Skills>,
     definition: &Definition,
+    subagents: impl Iterator<Item = Arc<dyn Tool>>,
 ) -> Result<Executor, LoadError> {
     let error = |e: &dyn std::error::Error| LoadError(e.to_string());
-    let mut tools = registry.resolve(&definition.tools).map_err(|e| error(&e))?;
+    let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
+    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
+    tools.extend(subagents);
     tools.retain(|tool| tool.info().name != use_skill::NAME);
     if !definition.skills.is_empty() {
         tools.push(Arc::new(UseSkill::new(&definition.skills, lookup(skills))));
@@ -115,11 +145,13 @@ pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.
 fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
+    let delegations = || definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some()).map(String::as_str);
+    let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
     for (name, options) in &definition.tool_options {
         let key = format!("tool_options.{name}");
         let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
-        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name)).peekable();
-        if meant.peek().is_none() {
+        let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
+        if !names().any(|tool| glob.is_match(tool)) {
             return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
         }
         if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
@@ -131,7 +163,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let after = after.iter().enumerate().map(|(i, rule)| (format!("after[{i}]"), &rule.tool));
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
-        if !tools.iter().any(|tool| tool.info().name == *name) {
+        if !names().any(|tool| tool == name) {
             return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
         }
     }
@@ -164,6 +196,7 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
+        on_unknown_outcome: meant.iter().find_map(|options| options.on_unknown_outcome).unwrap_or_default(),
     }
 }
 

@@ -6,8 +6,10 @@
 
 mod background;
 mod bus;
+mod delegation;
 mod deltas;
 mod follow;
+mod history;
 pub mod keys;
 mod live;
 mod loaded;
@@ -16,6 +18,7 @@ mod rate_limits;
 mod rehearsal;
 mod replica;
 mod retention;
+mod sessions;
 mod start;
 mod waiting;
 mod worker;
@@ -43,11 +46,12 @@ use crate::tools::use_skill::UseSkill;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
+pub use history::{OwnTurns, own_turns};
 pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
-pub use waiting::{AnswerError, CallPlace};
+pub use waiting::{AnswerError, CallPlace, Found};
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
@@ -85,10 +89,11 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
     workers: Arc<Semaphore>,
-    queue: queue::Queue,
+    queue: Arc<queue::Queue>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -115,39 +120,48 @@ impl Runtime {
         observer: OnDurable,
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
-        let bus = Arc::<bus::Bus>::default();
+        let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
         let on_durable = {
-            let bus = Arc::clone(&bus);
+            let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
             let tell = move |write: &RunWrite| {
                 bus.publish(write.run_id, &write.events);
                 observer(write);
+                let has_session = write.origin.as_ref().is_some_and(|origin| origin.session_id.is_some());
+                if has_session && write.events.last().is_some_and(|event| event.what.ending().is_some()) {
+                    queue.changed.notify_one(); // whose turn it is now may wait in the queue
+                }
             };
             Arc::new(tell) as OnDurable
         };
         let (told, patience) = (Arc::clone(&on_durable), settings.store_patience);
-        let inner = Inner {
+        let inner = Arc::new_cyclic(|inner| Inner {
             writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
             on_durable,
             store,
-            loaded: loaded::LoadedAgents::new(registry, Arc::clone(catalogue.skills())),
+            loaded: loaded::LoadedAgents::new(
+                registry,
+                Arc::clone(&catalogue),
+                Arc::new(delegation::Children(inner.clone())),
+            ),
             catalogue,
             router,
             handlers: Arc::new(Handlers::new()),
             slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
             workers: Arc::new(Semaphore::new(settings.queue_workers)),
-            queue: queue::Queue::default(),
+            queue,
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,
             live: live::Live::default(),
+            parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
             bus,
             draining: AtomicBool::new(false),
             drained: CancellationToken::new(),
             stop: CancellationToken::new(),
-        };
-        Self { inner: Arc::new(inner) }
+        });
+        Self { inner }
     }
 
     /// Cancels a run. `None`: no such run of this tenant.
@@ -199,7 +213,7 @@ pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
 
 /// Why a definition cannot run with these tools, if it cannot.
 pub fn check_tools(registry: &Registry, skills: &Arc<Skills>, definition: &Definition) -> Result<(), String> {
-    loaded::executor(registry, skills, definition).map(|_| ()).map_err(|e| e.to_string())
+    loaded::executor(registry, skills, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.to_string())
 }
 
 /// The messages of a run, from its journal; complete turns only.

@@ -40,8 +40,9 @@ impl Runtime {
     /// # Errors
     /// [`StartError`], as of a start.
     pub async fn rehearse(&self, request: StartRequest) -> Result<Rehearsal, StartError> {
-        let Checked { new, caller, plan, .. } = self.check(request)?;
-        let background = self.background(&plan, &caller, &new).await?;
+        let Checked { new, caller, plan, .. } = self.check(self.agent(&request.agent)?, request)?;
+        let earlier = self.earlier_runs(&caller.tenant, &new, plan.agent.definition.history).await?;
+        let background = self.background(&plan, &caller, &new, &earlier).await?;
         let opening = opening(&plan, &new.inputs, &background)?;
         let history = background.turns.len();
         let turns = background.turns.into_iter().chain([Turn::User(opening.user)]).collect();

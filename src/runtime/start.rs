@@ -12,9 +12,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
 use super::background::SkillError;
+use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::worker::{Head, Owned, Tell, write};
 use super::{Follower, Runtime};
+use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
@@ -81,6 +83,12 @@ pub enum StartError {
     /// The chosen run id exists.
     #[error("the run id {0} is taken")]
     RunIdTaken(Uuid),
+    /// Another run holds the session, or waits for it.
+    #[error("the session is busy with run {0}")]
+    SessionBusy(Uuid),
+    /// The session was opened by another agent, which is named.
+    #[error("the session belongs to the agent {0:?}")]
+    SessionOfOtherAgent(String),
     /// The idempotency key stands for another request.
     #[error("the idempotency key was used for another request")]
     IdempotencyMismatch,
@@ -143,11 +151,25 @@ impl Started {
 }
 
 /// A request that passed every check.
+#[derive(Clone)]
 pub(super) struct Checked {
     pub(super) new: NewRun,
     pub(super) caller: Arc<Caller>,
-    loaded: LoadedAgent,
-    pub(super) plan: Plan,
+    pub(super) loaded: LoadedAgent,
+    pub(super) plan: Arc<Plan>,
+    /// The runs of its session before it, the oldest first.
+    pub(super) earlier: Vec<Uuid>,
+}
+
+/// A run that this replica drives from its start.
+pub(super) struct Launch {
+    pub(super) checked: Checked,
+    pub(super) opening: Opening,
+    pub(super) background: Background,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    pub(super) mode: Mode,
 }
 
 impl Runtime {
@@ -162,9 +184,9 @@ impl Runtime {
             return Ok(Accepted::Known(known));
         }
         match self.begin(request).await {
-            // The same request came twice at the same time, and the other one was faster.
-            Err(StartError::RunIdTaken(id)) => {
-                self.known(&tenant, &idempotency).await?.map(Accepted::Known).ok_or(StartError::RunIdTaken(id))
+            // The same request may have come twice at the same time, and the other one was faster.
+            Err(taken @ (StartError::RunIdTaken(_) | StartError::SessionBusy(_))) => {
+                self.known(&tenant, &idempotency).await?.map(Accepted::Known).ok_or(taken)
             }
             outcome => outcome,
         }
@@ -194,28 +216,40 @@ impl Runtime {
         if !inner.writer.is_available() {
             inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
         }
-        match request.mode {
-            Mode::Queued => {
-                if self.queue_length().await? >= inner.settings.max_queued_runs {
-                    return Err(StartError::Overloaded);
-                }
-                self.enqueue(self.check(request)?).await.map(Accepted::Queued)
-            }
-            Mode::Now | Mode::Stored | Mode::Followed => {
-                let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
-                let mode = match request.mode {
-                    Mode::Now if request.run_id.is_some() || request.idempotency.is_some() => Mode::Stored,
-                    mode => mode,
-                };
-                self.start_here(self.check(request)?, slot, mode).await.map(Accepted::Started)
+        let session_id = request.session_id.clone();
+        let has_rival = request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
+        let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
+        let busy = request.overrides.on_session_busy;
+        let checked = self.check(self.agent(&request.agent)?, request)?;
+        match session_id {
+            None => self.admit(checked, mode).await,
+            Some(session_id) => {
+                let busy = busy.unwrap_or(checked.plan.agent.definition.on_session_busy);
+                self.begin_in(&session_id, checked, mode, busy).await
             }
         }
     }
 
-    pub(super) fn check(&self, request: StartRequest) -> Result<Checked, StartError> {
+    pub(super) fn agent(&self, name: &str) -> Result<Arc<Agent>, StartError> {
+        self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))
+    }
+
+    /// Starts it here, or puts it into the queue.
+    pub(super) async fn admit(&self, mut checked: Checked, mode: Mode) -> Result<Accepted, StartError> {
         let inner = &self.inner;
-        let agent =
-            inner.catalogue.agent(&request.agent).ok_or_else(|| StartError::UnknownAgent(request.agent.clone()))?;
+        if mode == Mode::Queued {
+            if self.queue_length().await? >= inner.settings.max_queued_runs {
+                return Err(StartError::Overloaded);
+            }
+            checked.new.status = RunStatus::Queued;
+            return self.enqueue(checked).await.map(Accepted::Queued);
+        }
+        let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
+        self.start_here(checked, slot, mode).await.map(Accepted::Started)
+    }
+
+    pub(super) fn check(&self, agent: Arc<Agent>, request: StartRequest) -> Result<Checked, StartError> {
+        let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let active = self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
@@ -232,34 +266,43 @@ impl Runtime {
             agent_version: plan.agent.definition.version.clone(),
             definition: Arc::clone(&loaded.snapshot),
             kind: request.kind,
-            status: if request.mode == Mode::Queued { RunStatus::Queued } else { RunStatus::Running },
+            status: RunStatus::Running,
             inputs: Arc::new(request.inputs),
             overrides: serde_json::to_value(&request.overrides).unwrap_or_default(),
             session_id: request.session_id,
+            session_place: None,
             parent_run_id: None,
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
             idempotency: request.idempotency,
             traceparent: request.traceparent,
             created_at: Utc::now().trunc_subsecs(6),
         };
-        Ok(Checked { new, caller: request.caller, loaded, plan })
+        Ok(Checked { new, caller: request.caller, loaded, plan: Arc::new(plan), earlier: Vec::new() })
     }
 
     async fn start_here(
         &self,
-        Checked { new, caller, loaded, plan }: Checked,
+        checked: Checked,
         slot: OwnedSemaphorePermit,
         mode: Mode,
     ) -> Result<Started, StartError> {
-        let background = self.background(&plan, &caller, &new).await?;
-        let opening = opening(&plan, &new.inputs, &background)?;
+        let Checked { new, caller, plan, earlier, .. } = &checked;
+        let background = self.background(plan, caller, new, earlier).await?;
+        let opening = opening(plan, &new.inputs, &background)?;
+        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode }).await
+    }
+
+    /// Drives a run from its start; accepted as its mode says.
+    pub(super) async fn launch(&self, launch: Launch) -> Result<Started, StartError> {
+        let Launch { checked, opening, background, lineage, slot, mode } = launch;
+        let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio);
-        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, Some(slot));
+        let head = Head { lineage, ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio) };
+        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, slot);
         owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();

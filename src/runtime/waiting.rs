@@ -13,12 +13,31 @@ use crate::event::{Event, Resolution, RunEvent, ValidationError, WaitKind};
 use crate::run::Caller;
 use crate::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError};
 use crate::tools::approval::decided;
+use crate::tools::executor::capped;
 
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;
 
 /// What a decision can be about.
 const DECISIONS: &[WaitKind] = &[WaitKind::Approval, WaitKind::Escalation];
+
+/// What a caller executes.
+const RESULTS: &[WaitKind] = &[WaitKind::Client];
+
+/// What somebody finds out.
+const REVIEWS: &[WaitKind] = &[WaitKind::Review];
+
+/// What became of a call whose outcome a crash left unknown.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Found {
+    /// It took effect.
+    Happened {
+        /// What it brought, where that is known.
+        result: Option<String>,
+    },
+    /// It did not, and may be executed now.
+    DidNotHappen,
+}
 
 /// Why an answer was not taken.
 #[derive(Debug, thiserror::Error)]
@@ -94,6 +113,42 @@ impl Runtime {
         let resolution = Resolution::Denied;
         let answer =
             Answer { kinds: DECISIONS, resolution, decided_by: caller.subject.clone(), reason, audit: Some(audit) };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Takes the result of a call that the caller has executed; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn give_result(
+        &self,
+        caller: &Caller,
+        place: CallPlace,
+        content: String,
+        is_error: bool,
+    ) -> Result<RunRecord, AnswerError> {
+        self.awaited(&caller.tenant, place, RESULTS).await?;
+        let resolution = Resolution::Result { content: capped(content), is_error };
+        let answer =
+            Answer { kinds: RESULTS, resolution, decided_by: caller.subject.clone(), reason: None, audit: None };
+        self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is then.
+    ///
+    /// # Errors
+    /// [`AnswerError`]; nothing was taken then.
+    pub async fn review(&self, caller: &Caller, place: CallPlace, found: Found) -> Result<RunRecord, AnswerError> {
+        let (_, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
+        let (resolution, what) = match found {
+            Found::Happened { result } => (Resolution::Happened { result: result.map(capped) }, "It took effect"),
+            Found::DidNotHappen => (Resolution::DidNotHappen, "It did not take effect, and is executed now"),
+        };
+        let passes = resolution == Resolution::DidNotHappen;
+        let why = format!("{what}, says {}.", caller.subject);
+        let audit = decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
+        let decided_by = caller.subject.clone();
+        let answer = Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
         self.take(&caller.tenant, place, &answer).await
     }
 

@@ -5,6 +5,7 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
@@ -13,6 +14,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use uuid::Uuid;
 
 use super::background::skills_at_start;
+use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
@@ -33,7 +35,9 @@ pub(super) struct Head {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
-    origin: Arc<RunOrigin>,
+    pub(super) origin: Arc<RunOrigin>,
+    /// Where it stands, if another run started it.
+    pub(super) lineage: Option<Arc<Lineage>>,
 }
 
 /// A run of this replica.
@@ -43,6 +47,8 @@ pub(super) struct Owned {
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
     _slot: Option<OwnedSemaphorePermit>,
+    /// Its place among those that can start others.
+    _known: Option<Known>,
 }
 
 /// Who wants to hear of a run.
@@ -105,7 +111,7 @@ impl Head {
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
-        Self { new, caller, epoch, origin: Arc::new(origin) }
+        Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }
     }
 }
 
@@ -135,14 +141,23 @@ impl Owned {
             inputs: Arc::clone(&head.new.inputs),
             skills: state.skills().into(),
         };
+        let control = Arc::new(RunControl::default());
+        let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
+        let parent = Parent {
+            head: head.clone(),
+            plan: Arc::clone(&plan),
+            control: Arc::clone(&control),
+            is_open: Arc::clone(&is_open),
+        };
         let run = Run {
+            shared: runtime.sharing(&head, &plan, &is_open),
             plan,
             executor,
             scope,
             handlers: Arc::clone(&runtime.inner.handlers),
             router: Arc::clone(&runtime.inner.router),
             driver,
-            control: Arc::new(RunControl::default()),
+            control,
             lease: Arc::clone(&runtime.inner.lease),
             audience: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), head.new.id);
@@ -155,7 +170,8 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        Self { runtime: runtime.clone(), head, run, _slot: slot }
+        let known = runtime.note_parent(parent);
+        Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -247,6 +263,7 @@ impl Runtime {
     ) -> Result<Owned, ResumeError> {
         let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
         let row = &claimed.run;
+        let head = Head { lineage: self.lineage(row).await?, ..head };
         let loaded =
             self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
         let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
@@ -269,13 +286,22 @@ impl Runtime {
         drop(journal);
         let started = state.started_at().is_some();
         let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
+        if let Some(shared) = &owned.run.shared {
+            let root = owned.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            if !shared.is_open() && self.inner.store.shared_budget(root).await?.is_some() {
+                shared.open();
+            }
+            // What it had reserved when its replica stopped is not under way any more.
+            owned.run.settle().await.map_err(|e| StoreError::Unavailable(e.to_string()))?;
+        }
         if started {
             let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
             owned.run.record(resumed).map_err(|e| unreadable(&e))?;
             owned.hear(&answers).map_err(|e| unreadable(&e))?;
         } else {
             let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
-            let background = self.background(&plan, &head.caller, &head.new).await?;
+            let earlier = self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
+            let background = self.background(&plan, &head.caller, &head.new, &earlier).await?;
             let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
             owned.run.open(opening, background).map_err(|e| unreadable(&e))?;
         }
@@ -285,7 +311,7 @@ impl Runtime {
         Ok(owned)
     }
 
-    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);
@@ -369,10 +395,11 @@ fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
         inputs: Arc::new(row.inputs.clone()),
         overrides: row.overrides.clone(),
         session_id: row.session_id.clone(),
+        session_place: None, // written once, with the row
         parent_run_id: row.parent_run_id,
         metadata: row.metadata.clone(),
         created_at: row.created_at,
-        idempotency: None, // written once, with the row
+        idempotency: None, // the same
         traceparent: row.traceparent.clone(),
     };
     let scopes = claimed.scopes.clone();

@@ -86,6 +86,8 @@ pub struct NewColumns<'w> {
     pub inputs: String,
     pub overrides: String,
     pub session_id: Option<&'w str>,
+    pub session_place: Option<&'static str>,
+    pub session_after: Option<Uuid>,
     pub parent_run_id: Option<Uuid>,
     pub metadata: String,
     #[serde(with = "ts_microseconds")]

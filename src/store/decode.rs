@@ -8,15 +8,16 @@ use serde::de::DeserializeOwned;
 use sqlx::{ColumnIndex, Decode, Row, Type};
 use uuid::Uuid;
 
+use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
     ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RateLimit,
-    RunRecord, StoreError, Taken, ToolCallRecord,
+    RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord,
 };
 use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
-use crate::run::{RunKind, RunStatus};
+use crate::run::{Amounts, Caps, RunKind, RunStatus};
 
 /// A row of either database, read by column name.
 pub(super) struct Columns<'r, R>(pub(super) &'r R);
@@ -79,6 +80,40 @@ where
     fn json<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, StoreError> {
         let text: Option<String> = self.optional(name)?;
         text.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| unreadable(name, error))
+    }
+
+    /// A budget that runs share.
+    pub(super) fn shared_budget(&self) -> Result<SharedBudget, StoreError> {
+        Ok(SharedBudget {
+            caps: Caps {
+                tokens: self.optional_count("max_tokens")?,
+                micro_usd: self.optional_count("max_micro_usd")?,
+                tool_calls: self.count("max_tool_calls")?,
+                iterations: self.count("max_iterations")?,
+            },
+            spent: self.spent()?,
+            reserved: Amounts {
+                tokens: self.count("reserved_tokens")?,
+                micro_usd: self.count("reserved_micro_usd")?,
+                tool_calls: self.count("reserved_tool_calls")?,
+                iterations: self.count("reserved_iterations")?,
+            },
+        })
+    }
+
+    /// A hold whose run has ended or is driven by nobody.
+    pub(super) fn unsettled(&self) -> Result<Unsettled, StoreError> {
+        let (run, root) = (self.uuid("run_id")?, self.uuid("root_run_id")?);
+        Ok(Unsettled { run, root, spent: self.spent()?, ended: self.flag("ended")? })
+    }
+
+    fn spent(&self) -> Result<Amounts, StoreError> {
+        Ok(Amounts {
+            tokens: self.count("spent_tokens")?,
+            micro_usd: self.count("spent_micro_usd")?,
+            tool_calls: self.count("spent_tool_calls")?,
+            iterations: self.count("spent_iterations")?,
+        })
     }
 
     fn usage(&self) -> Result<Usage, StoreError> {
@@ -173,6 +208,17 @@ where
             at: self.time("at")?,
             run_id: self.uuid("run_id")?,
             what: event_from(&self.text("type")?, &self.text("data")?)?,
+        })
+    }
+
+    pub(super) fn session(&self) -> Result<SessionRecord, StoreError> {
+        Ok(SessionRecord {
+            agent: self.text("agent")?,
+            created_at: self.time("created_at")?,
+            newest: self.uuid("newest")?,
+            last_run_at: self.time("last_run_at")?,
+            live: self.json("live")?.unwrap_or_default(),
+            ended: self.json("ended")?.unwrap_or_default(),
         })
     }
 

@@ -5,6 +5,7 @@
 //! room. Every read takes the tenant; a thing of another tenant does not exist.
 
 mod approvals;
+mod budget;
 pub mod changes;
 mod decode;
 mod definitions;
@@ -25,7 +26,10 @@ use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
+use crate::run::{Amounts, Caps, Reserved};
+
 pub use approvals::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus};
+pub use budget::SharedBudget;
 pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;
 
@@ -57,8 +61,8 @@ pub enum WriteOutcome {
     Committed,
     /// The run is no longer ours: nothing of it was written.
     Fenced,
-    /// A new run's id, or its idempotency key, is taken: nothing of it was written. Which of the two
-    /// is not told; a caller that sent a key asks [`Store::idempotent_run`].
+    /// A new run's id, its idempotency key or its session is taken: nothing of it was written. Which of
+    /// them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 
@@ -143,9 +147,13 @@ pub trait Store: Send + Sync {
     async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError>;
     /// How many runs of all tenants are queued.
     async fn queued(&self) -> Result<u64, StoreError>;
-    /// Takes up to `limit` queued runs: status running, owner set, epoch raised.
+    /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits for its session
+    /// is taken when nobody holds that and no other run waits before it; it holds it then.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
-    /// Flags a run for cancelling, or ends it at once where nobody runs it. `None`: no such run.
+    /// Takes this run, if it is queued and its turn has come.
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
+    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that it started, and that
+    /// those started. `None`: no such run.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -188,7 +196,8 @@ pub trait Store: Send + Sync {
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
-    /// Takes over the runs of replicas whose last heartbeat is older than `lease`.
+    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels those whose parent has
+    /// ended without them. Settles what runs left reserved that nobody drives.
     /// The sweeper itself is never one of them.
     async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
 
@@ -213,6 +222,12 @@ pub trait Store: Send + Sync {
         after: i64,
         limit: u32,
     ) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// The journals of these runs, one after the other.
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// A session, with its newest `ended` runs in which a model answered. `None`: no such session.
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError>;
+    /// Deletes a session's runs and those that they delegated to, with their journals and audit records.
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError>;
     /// Iterations in order; the cursor is the offset.
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError>;
     /// Tool calls in order, with arguments and results; the cursor is the offset.
@@ -235,6 +250,16 @@ pub trait Store: Send + Sync {
     async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
+
+    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps, and what the run
+    /// itself has spent.
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError>;
+    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything is granted.
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError>;
+    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where it spends no more.
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError>;
+    /// The budget of a root.
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError>;
 
     /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
     /// taken from is full.

@@ -7,6 +7,7 @@
 //! it has grown, are off; and the commit statement is planned once per connection.
 
 mod approvals;
+mod budgets;
 mod commit;
 mod connections;
 mod ownership;
@@ -33,11 +34,12 @@ use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store,
-    StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
+    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
-use crate::run::RunStatus;
+use crate::run::{Amounts, Caps, Reserved, RunStatus};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
@@ -221,6 +223,11 @@ impl Store for Postgres {
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run)).await?;
+        rows.first().map(|row| Columns(row).claimed()).transpose()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -314,6 +321,12 @@ impl Store for Postgres {
                 break;
             }
         }
+        let mut line = self.control.get().await?;
+        let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
+        line.settle(strays)?;
+        let mut line = self.reads.get().await?;
+        let settled = within(budgets::settle_rest(&mut line)).await;
+        line.settle(settled)?;
         if swept.requeued > 0 {
             self.hint_queue().await;
         }
@@ -350,6 +363,23 @@ impl Store for Postgres {
         let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run).bind(after).bind(i64::from(limit));
         let rows = self.reads.fetch(page).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        let rows = self.reads.fetch(sqlx::query(statements::JOURNALS).bind(tenant).bind(runs)).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
+        let look = sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(i64::from(ended));
+        let rows = self.reads.fetch(look).await?;
+        rows.first().map(|row| Columns(row).session()).transpose()
+    }
+
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+        let mut line = self.reads.get().await?;
+        let deleted = within(retention::delete_session(&mut line, tenant, session)).await;
+        line.settle(deleted)
     }
 
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
@@ -413,6 +443,30 @@ impl Store for Postgres {
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
         Ok(!revoked.is_empty())
+    }
+
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError> {
+        let mut line = self.reads.get().await?;
+        let opened = within(budgets::open(&mut line, root, caps, spent)).await;
+        line.settle(opened)
+    }
+
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+        let mut line = self.reads.get().await?;
+        let reserved = within(budgets::reserve(&mut line, (root, run), wanted)).await;
+        line.settle(reserved)
+    }
+
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+        let mut line = self.reads.get().await?;
+        let settled = within(budgets::settle(&mut line, (root, run), spent, ended)).await;
+        line.settle(settled)
+    }
+
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        let mut line = self.reads.get().await?;
+        let budget = within(budgets::read(&mut line, root)).await;
+        line.settle(budget)
     }
 
     async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {

@@ -18,7 +18,7 @@ use super::changes::{
     ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
     NewColumns, RunChange, VoidedRun, int,
 };
-use super::{ApprovalStatus, NewRun, RunWrite, StoreError, ToolCallRecord};
+use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Outcome, RunStatus};
@@ -139,6 +139,11 @@ fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, S
         inputs: json(&new.inputs)?,
         overrides: json(&new.overrides)?,
         session_id: new.session_id.as_deref(),
+        session_place: new.session_place.map(SessionPlace::as_str),
+        session_after: match new.session_place {
+            Some(SessionPlace::Holds { after }) => after,
+            _ => None,
+        },
         parent_run_id: new.parent_run_id,
         metadata: json(&new.metadata)?,
         created_at: new.created_at,

@@ -38,6 +38,7 @@ fn started(call: &ToolCall) -> RunEvent {
         decision: "warned".into(),
         reason: Some("slow".into()),
         consumes: Consumption::default(),
+        on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
     })
 }
 

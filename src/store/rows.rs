@@ -42,6 +42,8 @@ pub struct NewRun {
     pub overrides: Value,
     /// The session, where the caller named one.
     pub session_id: Option<String>,
+    /// The run's place in it; none for a run that another one delegated to.
+    pub session_place: Option<SessionPlace>,
     /// The run that delegated to this one.
     pub parent_run_id: Option<Uuid>,
     /// The caller's labels, an object of strings.
@@ -52,6 +54,61 @@ pub struct NewRun {
     pub idempotency: Option<Idempotency>,
     /// The caller's W3C `traceparent`.
     pub traceparent: Option<String>,
+}
+
+/// A run's place in its session when it is accepted. One live run holds a session; others wait, and cannot be
+/// claimed before it has ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionPlace {
+    /// It holds the session. Not stored where another run holds it or waits for it, or where its newest run is not
+    /// this one.
+    Holds {
+        /// The newest run of the session, as far as the starter knows.
+        after: Option<Uuid>,
+    },
+    /// It is the next to hold it, before those that wait.
+    Next,
+    /// It waits for its turn, in the order of acceptance.
+    Waits,
+}
+
+impl SessionPlace {
+    /// The name used in SQL. Those that wait are sorted by it.
+    pub(super) fn as_str(self) -> &'static str {
+        match self {
+            Self::Holds { .. } => "holds",
+            Self::Next => "next",
+            Self::Waits => "waits",
+        }
+    }
+}
+
+/// A session as it stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct SessionRecord {
+    /// The agent that opened it.
+    pub agent: String,
+    /// When its first run was accepted.
+    pub created_at: DateTime<Utc>,
+    /// Its newest run.
+    pub newest: Uuid,
+    /// When that was accepted.
+    pub last_run_at: DateTime<Utc>,
+    /// The run that holds it, then those that wait, in their order.
+    pub live: Vec<Uuid>,
+    /// Ended runs in which a model answered, the oldest first.
+    pub ended: Vec<Uuid>,
+}
+
+/// What became of a session that was to be deleted.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum SessionDeleted {
+    /// It is gone, with its runs and all that belongs to them.
+    Gone,
+    /// A run of it is live: nothing was deleted.
+    Busy,
+    /// There is no such session.
+    Unknown,
 }
 
 /// What makes a repeated request recognisable; unique per tenant.

@@ -5,6 +5,7 @@
 //! of a process that is gone, whatever its lease says, and wake-ups never leave the process.
 
 mod approvals;
+mod budgets;
 mod commit;
 mod ownership;
 mod retention;
@@ -34,11 +35,12 @@ use super::definitions::Definitions;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite, Store,
-    StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome, listing,
+    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
+    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
+    listing,
 };
 use crate::event::Event;
-use crate::run::RunStatus;
+use crate::run::{Amounts, Caps, Reserved, RunStatus};
 
 static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
@@ -248,6 +250,12 @@ impl Store for Sqlite {
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
+    async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run.to_string()).bind(now());
+        let row = claim.fetch_optional(&mut *self.writer().await?).await?;
+        row.map(|row| Columns(&row).claimed()).transpose()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -258,8 +266,8 @@ impl Store for Sqlite {
         let mut tx = begin(&mut writer).await?;
         let outcome = ownership::request_cancel(&mut tx, tenant, run, reason).await?;
         tx.commit().await?;
-        if let Some(CancelOutcome::Requested(_)) = outcome {
-            self.hint(Wakeup::Cancel(run));
+        if outcome.is_some() {
+            self.hint(Wakeup::Cancel(run)); // whoever hears it asks for all requests
         }
         Ok(outcome)
     }
@@ -347,9 +355,14 @@ impl Store for Sqlite {
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
         let mut swept = Swept { replicas, ..Swept::default() };
         while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
+        let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
+        budgets::settle_rest(&mut tx).await?;
         tx.commit().await?;
         if swept.requeued > 0 {
             self.hint(Wakeup::Queue);
+        }
+        if strays {
+            self.hint(Wakeup::Resync);
         }
         Ok(swept)
     }
@@ -383,6 +396,25 @@ impl Store for Sqlite {
         let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run.to_string());
         let rows = self.read(page.bind(after).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
+        let ids = serde_json::to_string(runs).map_err(|error| StoreError::Failed(error.to_string()))?;
+        let rows = self.read(sqlx::query(statements::JOURNALS).bind(tenant).bind(ids)).await?;
+        rows.iter().map(|row| Columns(row).event()).collect()
+    }
+
+    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
+        let rows = self.read(sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(ended)).await?;
+        rows.first().map(|row| Columns(row).session()).transpose()
+    }
+
+    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let deleted = retention::delete_session(&mut tx, tenant, session).await?;
+        tx.commit().await?;
+        Ok(deleted)
     }
 
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
@@ -443,6 +475,32 @@ impl Store for Sqlite {
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
         Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+    }
+
+    async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        budgets::open(&mut tx, root, caps, spent).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        let reserved = budgets::reserve(&mut tx, (root, run), wanted).await?;
+        tx.commit().await?;
+        Ok(reserved)
+    }
+
+    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+        let mut writer = self.writer().await?;
+        let mut tx = begin(&mut writer).await?;
+        budgets::settle(&mut tx, (root, run), spent, ended).await?;
+        Ok(tx.commit().await?)
+    }
+
+    async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        budgets::read(&mut *self.readers.acquire().await?, root).await
     }
 
     async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {

@@ -8,17 +8,21 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::changes::ApprovalInsert;
 use super::projection::{arguments, clean};
 use super::{ApprovalStatus, RunRecord, RunWrite, Swept};
-use crate::event::{CallFailure, Event, RunEvent, ToolCallCompleted, WaitKind};
+use crate::event::{CallFailure, Event, Resolution, Resolved, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::ToolCall;
-use crate::run::{Caller, Effect, RunStatus, Totals};
+use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 
 /// The owner in whose name a run is ended that has none; never visible outside its transaction.
 pub(super) const CARETAKER: &str = "caretaker";
+
+/// Why a run is cancelled whose parent has ended.
+pub(super) const STRAY: &str = "the run that started it has ended";
 
 /// A run that is locked and can be decided on.
 pub(super) struct Locked {
@@ -114,9 +118,21 @@ fn review<'r>(run: &'r Locked, call: &'r ToolCall, start: Start, now: DateTime<U
         kind: WaitKind::Review.as_str(),
         tool: clean(&call.name),
         reason: "The service stopped while this call was executed: it is unknown whether it took effect.".into(),
-        arguments: arguments(call).to_string(),
+        arguments: edited(&run.tail, call).unwrap_or_else(|| arguments(call)).to_string(),
         status: ApprovalStatus::Pending.as_str(),
     }
+}
+
+/// The arguments that an approver put in the place of the model's.
+fn edited(tail: &[Event], call: &ToolCall) -> Option<Value> {
+    tail.iter().rev().find_map(|event| match &event.what {
+        RunEvent::ApprovalResolved(Resolved { call_id, resolution: Resolution::Approved { arguments }, .. })
+            if *call_id == call.id =>
+        {
+            arguments.clone()
+        }
+        _ => None,
+    })
 }
 
 /// How long a run waits before another replica may take it: not at all after its first crash.
@@ -170,12 +186,13 @@ struct Start {
     /// The number of its event.
     seq: i64,
     effect: Effect,
+    on_unknown_outcome: OnUnknownOutcome,
 }
 
 impl Start {
-    /// Whether the call may have taken effect and must not be repeated unasked.
+    /// Whether somebody has to find out what became of the call before the run goes on.
     fn has_acted(&self) -> bool {
-        self.effect == Effect::Once
+        self.effect == Effect::Once && self.on_unknown_outcome == OnUnknownOutcome::Review
     }
 }
 
@@ -196,7 +213,8 @@ fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Start>)
         });
         let start = tail.iter().rev().find_map(|event| match &event.what {
             RunEvent::ToolCallStarted(started) if started.call_id == call.id => {
-                Some(Start { seq: event.seq, effect: started.effect })
+                let on_unknown_outcome = started.on_unknown_outcome;
+                Some(Start { seq: event.seq, effect: started.effect, on_unknown_outcome })
             }
             _ => None,
         });

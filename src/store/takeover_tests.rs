@@ -1,4 +1,4 @@
-use serde_json::{Value, json};
+use serde_json::json;
 
 use super::*;
 use crate::event::{ModelResponded, ToolCallBlocked, ToolCallStarted};
@@ -36,6 +36,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
     })
 }
 
@@ -155,4 +156,32 @@ fn an_ending_answers_the_open_calls_without_guessing() {
 fn only_repeated_crashes_delay_a_run() {
     let delays: Vec<u64> = [0, 1, 2, 3, 6, 7, 40].map(|crashes| requeue_delay(crashes).as_secs()).to_vec();
     assert_eq!(delays, [0, 0, 2, 4, 32, 60, 60]);
+}
+
+/// What the reviewer is shown is what was executed.
+#[test]
+fn a_review_shows_what_was_started_last() {
+    let (edited, plain, retried) = (call("edited"), call("plain"), call("retried"));
+    let approved = RunEvent::ApprovalResolved(Resolved {
+        call_id: edited.id,
+        kind: WaitKind::Approval,
+        resolution: Resolution::Approved { arguments: Some(json!({"path": "b"})) },
+        decided_by: Some("ann".into()),
+        reason: None,
+    });
+    let again = match dispatched(&retried, Effect::Once) {
+        RunEvent::ToolCallStarted(started) => {
+            RunEvent::ToolCallStarted(ToolCallStarted { on_unknown_outcome: OnUnknownOutcome::Retry, ..started })
+        }
+        other => other,
+    };
+    let starts = [dispatched(&plain, Effect::Once), dispatched(&edited, Effect::Once), again];
+    let tail = [asked(&[&edited, &plain, &retried]), dispatched(&edited, Effect::Once), approved].into_iter();
+    let run = locked(tail.chain(starts).collect());
+    let first = run.tail[0].seq;
+    let shown: Vec<_> =
+        reviews(&run, Utc::now()).into_iter().map(|row| (row.seq - first, row.tool, row.arguments)).collect();
+    assert_eq!(shown, [(4, "edited".into(), r#"{"path":"b"}"#.to_owned()), (3, "plain".into(), "{}".to_owned())]);
+    assert!(may_have_acted(&run));
+    assert!(!may_have_acted(&locked(vec![asked(&[&retried]), run.tail[5].what.clone()])), "it is told what to do");
 }

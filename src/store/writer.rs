@@ -5,6 +5,9 @@
 //! a run never has two commits in flight, so its writes stay in order. It does not decide what is
 //! written, and it retries only what the store calls transient.
 
+#[cfg(debug_assertions)]
+mod crash;
+
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
@@ -264,8 +267,12 @@ impl Committer {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
+            #[cfg(debug_assertions)]
+            crash::point("before_commit");
             match self.store.commit(&self.owner, &writes).await {
                 Ok(outcomes) => {
+                    #[cfg(debug_assertions)]
+                    crash::point("after_commit");
                     self.seconds.record(since.elapsed());
                     self.available.store(true, Ordering::Relaxed);
                     for ((write, waiting), outcome) in writes.iter().zip(waiting).zip(outcomes) {

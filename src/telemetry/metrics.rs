@@ -148,7 +148,10 @@ impl Metrics {
                 }
             }
         }
-        for AuditRecord { rule, decision, .. } in audit {
+        for AuditRecord { rule, decision, outcome, .. } in audit {
+            if decision == "escalated" && outcome != "not_executed" {
+                continue; // an approved call was counted when it was asked for
+            }
             self.gate_decisions.add(rule, decision_label(decision));
         }
     }

@@ -24,14 +24,14 @@ use uuid::Uuid;
 use super::approval::{Escalated, Granted};
 use super::interceptors::{Intercepted, Interceptors};
 use super::shown::shown;
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
     ValidationError,
 };
 use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Effect};
+use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -64,6 +64,8 @@ pub struct CallOptions {
     pub timeout: Option<Duration>,
     /// Whether the result of a call that only reads is used again.
     pub cache: bool,
+    /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
+    pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A tool's input schema is none.
@@ -129,14 +131,27 @@ pub struct Ready {
     arguments: Value,
     context: ToolContext,
     rule: &'static str,
+    is_concurrent: bool,
     /// For the audit log.
     shown_arguments: String,
 }
 
 impl Ready {
+    /// Whether it may be executed at the same time as neighbouring calls.
+    pub fn is_concurrent(&self) -> bool {
+        self.is_concurrent
+    }
+
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
+    }
+
+    /// What to record with its start, where the call hands the conversation to another agent.
+    pub fn handoff(&self) -> Option<RunEvent> {
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
+        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
     /// What this call does to the world.
@@ -279,7 +294,7 @@ impl Executor {
     ) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
         let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator, .. })) = known else {
+        let Some((index, Offered { tool, arguments: validator, options })) = known else {
             return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
         };
         let edited = approval.and_then(|granted| granted.arguments);
@@ -325,8 +340,19 @@ impl Executor {
                     decision: decision.as_str().to_owned(),
                     reason,
                     consumes,
+                    on_unknown_outcome: options.on_unknown_outcome,
                 };
-                Prepared::Ready(Ready { started, tool: index, permit, arguments, context, rule, shown_arguments })
+                let is_concurrent = effect == Effect::Read || tool.info().concurrent;
+                Prepared::Ready(Ready {
+                    started,
+                    tool: index,
+                    permit,
+                    arguments,
+                    context,
+                    rule,
+                    is_concurrent,
+                    shown_arguments,
+                })
             }
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
                 let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
@@ -350,7 +376,7 @@ impl Executor {
                 Ok(()) => Ok(rewritten),
                 Err(message) => {
                     let message = format!("Interceptor {place} changed the arguments. {message}");
-                    Err(Box::new(unexecuted(call, CallFailure::InvalidArguments, &message)))
+                    Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
                 }
             },
             Intercepted::Blocked(reason) => {
@@ -448,7 +474,7 @@ fn consumption(actions: &[Action]) -> Consumption {
                 consumed.lines_changed += lines;
                 consumed.files_modified.insert(path.clone());
             }
-            ActionKind::Call(_) => {}
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
         }
     }
     consumed
@@ -469,6 +495,14 @@ async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolEr
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }
+}
+
+/// Arguments that match a schema, or what is wrong with them, for the model.
+///
+/// # Errors
+/// They are no JSON object, or miss the schema.
+pub fn arguments_of(text: &str, schema: &Validator) -> Result<Value, String> {
+    parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
 }
 
 /// The arguments as an object. Some models write nothing where there is nothing to say.
@@ -540,10 +574,11 @@ fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finishe
 
 /// A call that was answered before anything was decided.
 fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
-    Prepared::Answered(unexecuted(call, failure, message))
+    Prepared::Answered(refused(call, failure, message))
 }
 
-fn unexecuted(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
+/// A call that was answered with what is wrong with it.
+pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
     let completed = ToolCallCompleted {
         call_id: call.id,
         tool: capped(call.name.clone()),

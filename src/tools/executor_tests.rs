@@ -28,6 +28,7 @@ impl Probe {
             input_schema: Arc::new(schema),
             effect: Effect::Once,
             varies: true,
+            concurrent: false,
             source: "builtin".into(),
         }))
     }

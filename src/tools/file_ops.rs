@@ -95,6 +95,7 @@ impl FileOps {
             input_schema: Arc::new(input_schema),
             effect: Effect::Once,
             varies: true,
+            concurrent: false,
             source: "builtin".into(),
         };
         Self { info }

@@ -8,6 +8,7 @@ pub mod file_ops;
 pub mod interceptors;
 pub mod registry;
 mod shown;
+pub mod subagent;
 pub mod use_skill;
 pub mod workspace;
 
@@ -36,6 +37,8 @@ pub struct ToolInfo {
     pub effect: Effect,
     /// Whether single calls may have a weaker effect, which their actions tell.
     pub varies: bool,
+    /// Whether its calls may be executed at the same time as neighbouring ones although they do not only read.
+    pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
 }
@@ -44,6 +47,11 @@ impl ToolInfo {
     /// Whether there are calls of the tool that only read.
     pub fn may_only_read(&self) -> bool {
         self.effect == Effect::Read || self.varies
+    }
+
+    /// Whether there are calls of the tool that may be executed at the same time as neighbouring ones.
+    pub fn may_be_concurrent(&self) -> bool {
+        self.concurrent || self.may_only_read()
     }
 }
 

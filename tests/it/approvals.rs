@@ -19,6 +19,7 @@ on_both_stores! {
     a_stream_goes_on_over_a_park,
     a_parked_run_is_told_on_every_way,
     only_who_may_decides,
+    a_stop_condition_asks_whether_to_go_on,
 }
 
 /// Overwriting needs an approval, adding does not.
@@ -53,12 +54,12 @@ async fn parked(service: &Service, agent: &str) -> Answer {
     parked
 }
 
-fn text<'v>(value: &'v Value, field: &str) -> &'v str {
+pub fn text<'v>(value: &'v Value, field: &str) -> &'v str {
     value[field].as_str().unwrap_or_else(|| panic!("{field} of {value:#}"))
 }
 
 /// The paths of a parked run and of its calls that wait.
-fn paths(run: &Value) -> (String, Vec<String>) {
+pub fn paths(run: &Value) -> (String, Vec<String>) {
     let id = text(run, "run_id");
     let calls = run["pending"].as_array().unwrap().iter();
     (
@@ -67,15 +68,15 @@ fn paths(run: &Value) -> (String, Vec<String>) {
     )
 }
 
-fn file(service: &Service, path: &str) -> String {
+pub fn file(service: &Service, path: &str) -> String {
     std::fs::read_to_string(service.dir.path().join("workspace/default").join(path)).unwrap_or_default()
 }
 
-async fn ended(service: &Service, run: &str) -> Value {
+pub async fn ended(service: &Service, run: &str) -> Value {
     service.until(run, |run| ["completed", "failed", "cancelled"].contains(&text(run, "status"))).await
 }
 
-async fn types(service: &Service, run: &str) -> Vec<String> {
+pub async fn types(service: &Service, run: &str) -> Vec<String> {
     let events = service.get(&format!("{run}/events")).await.body;
     events["data"].as_array().unwrap().iter().map(|event| text(event, "type").to_owned()).collect()
 }
@@ -402,6 +403,47 @@ async fn only_who_may_decides(db: Db) {
     let made = service.post("/v1/keys", &approver).await.body;
     text(&made, "key").clone_into(&mut service.key);
     assert_eq!(service.post(&approve, &json!({})).await.status, 200);
+}
+
+async fn a_stop_condition_asks_whether_to_go_on(db: Db) {
+    let watched = "
+model: scripted/watched
+instructions: Look.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {budget: {stop_conditions: [{when: 'counters.tool_calls >= 1', action: escalate}]}}
+";
+    let steps = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: .}}]
+  - text: done
+";
+    let service = Setup::new().agent("watched", watched).scenario("watched", steps).start(db).await;
+    for verb in ["approve", "deny"] {
+        let parked = parked(&service, "watched").await.body;
+        let pending = &parked["pending"][0];
+        assert_eq!((&pending["kind"], &pending["tool"]), (&json!("escalation"), &json!("")), "{pending:#}");
+        assert!(text(pending, "reason").contains("counters.tool_calls >= 1"), "{pending:#}");
+        assert_eq!(service.get("/v1/approvals").await.body["data"][0]["call_id"], pending["call_id"]);
+        let (run, calls) = paths(&parked);
+        let edited = service.post(&format!("{}/approve", calls[0]), &json!({"arguments": {}})).await;
+        assert_eq!((edited.status.as_u16(), &edited.body["code"]), (422, &json!("INVALID_INPUTS")));
+        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 200);
+        let done = ended(&service, &run).await;
+        if verb == "approve" {
+            assert_eq!((&done["status"], &done["tool_calls_made"]), (&json!("completed"), &json!(2)), "{done:#}");
+            assert_eq!(types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count(), 1, "once");
+        } else {
+            assert_eq!(
+                (&done["status"], &done["error"]["code"]),
+                (&json!("failed"), &json!("STOP_CONDITION")),
+                "{done:#}"
+            );
+            assert_eq!(done["termination_reason"], "budget_exceeded");
+        }
+        assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 409);
+    }
 }
 
 /// Whoever is asked, and whoever goes on: any replica.

@@ -203,12 +203,15 @@ async fn a_run_tells_its_story() {
 async fn a_parked_run_says_what_it_waits_for() {
     let service = setup().start(Db::Sqlite).await;
     let run = service.run("extractor", &json!({})).await;
-    // As a crash in the middle of a call leaves it.
+    // As a crash in the middle of a call, and the replica that met it, leave it.
     let mut database = sqlx::SqliteConnection::connect(&service.database_url).await.unwrap();
     for change in [
         "DELETE FROM run_events WHERE seq > 5",
         "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
         "UPDATE runs SET status = 'needs_review', finished_at = NULL, output = NULL, termination_reason = NULL",
+        "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \
+         SELECT run_id, 5, call_id, 'default', 0, 'review', tool, 'It is unknown whether it took effect.', \
+         '{\"operation\": \"list\"}', 'pending' FROM tool_calls",
     ] {
         sqlx::query(change).execute(&mut database).await.unwrap();
     }
@@ -221,6 +224,59 @@ async fn a_parked_run_says_what_it_waits_for() {
         assert!(waits.as_str().unwrap().contains(part), "{part} is not in {waits}");
     }
     browser.screenshot("run-parked").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_call_is_decided_on_where_the_run_is_shown() {
+    let editor = "
+model: scripted/editor
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {write: ['**']}}
+";
+    let steps = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}]
+  - text: '{{ results[0] }}'
+";
+    let service = setup().agent("editor", editor).scenario("editor", steps).start(Db::Sqlite).await;
+    let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
+    assert_eq!(parked["status"], "awaiting_approval", "{parked:#}");
+    let reader = json!({"name": "x", "tenant": "default", "scopes": ["runs:read", "agents:read"]});
+    let reader = service.post("/v1/keys", &reader).await.body["key"].as_str().unwrap().to_owned();
+
+    let page = format!("#/runs/{}", id(&parked));
+    let browser = signed_in(&service, &page).await;
+    let form = "[aria-label=\"Waiting for\"] form";
+    browser.until(&format!("document.querySelector('{form}')?.hidden === false")).await;
+    browser.screenshot("run-approval").await;
+    browser.click(&format!("{form} input")).await;
+    browser.write("not today").await;
+    let looks =
+        format!("performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{}')).length", id(&parked));
+    let before = browser.eval(&looks).await;
+    browser.until(&format!("{looks} >= {before} + 2")).await; // the run is looked at again every second
+    assert_eq!(browser.eval(&format!("document.querySelector('{form} input').value")).await, "not today");
+    browser.press("Tab").await;
+    assert_eq!(browser.eval("document.activeElement.innerText").await, "Approve");
+    browser.press("Tab").await;
+    assert_eq!(browser.eval("document.activeElement.innerText").await, "Deny");
+    browser.press("Enter").await;
+    browser.until("document.querySelector('.title .status')?.innerText === 'completed'").await;
+    let run = service.get(&format!("/v1/runs/{}", id(&parked))).await.body;
+    assert!(run["output"]["result"].as_str().unwrap().contains("not today"), "{run:#}");
+    browser.close(&service.url("/")).await;
+
+    // Who may not decide is told what is waited for, and not asked.
+    let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
+    let browser = Chromium::start().await;
+    browser.open(&service.url(&format!("/console#/runs/{}", id(&parked)))).await;
+    browser.until("document.activeElement.id === 'key'").await;
+    browser.write(&reader).await;
+    browser.press("Enter").await;
+    browser.until("document.querySelector('[aria-label=\"Waiting for\"]')?.innerText.includes('notes.txt')").await;
+    assert_eq!(browser.eval(&format!("document.querySelector('{form}').hidden")).await, true);
     browser.close(&service.url("/")).await;
 }
 

@@ -23,8 +23,8 @@ use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
 use toolloop::run::{
-    Budget, Consumption, Effect, Limits, OnLimit, Period, RunStatus, StopAction, StopCondition, TerminationReason,
-    Totals, Usd,
+    Budget, Consumption, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus, StopAction, StopCondition,
+    TerminationReason, Totals, Usd,
 };
 use uuid::Uuid;
 
@@ -315,6 +315,7 @@ impl Bench {
                 decision: "allowed".into(),
                 reason: None,
                 consumes,
+                on_unknown_outcome: OnUnknownOutcome::Review,
             }));
         }
         let content = match call.name.as_str() {
@@ -870,6 +871,7 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     }));
     let Step::Record(events) = bench.state.next(bench.now) else { panic!("it must not be called again") };
     let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };

@@ -115,7 +115,7 @@ impl Setup {
 }
 
 async fn launch(dir: TempDir, database_url: String) -> Service {
-    let process = Process::start(dir.path(), &database_url, ADMIN_KEY).await;
+    let process = Process::start(dir.path(), &database_url, ADMIN_KEY, None).await;
     Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
 }
 
@@ -126,8 +126,9 @@ struct Process {
 }
 
 impl Process {
-    async fn start(dir: &Path, database_url: &str, admin_key: &str) -> Self {
+    async fn start(dir: &Path, database_url: &str, admin_key: &str, crash_point: Option<&str>) -> Self {
         let mut child = command(dir)
+            .envs(crash_point.map(|point| ("CRASH_POINT", point)))
             .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--database-url", database_url])
             .env("TOOLLOOP_ADMIN_KEY", admin_key)
             .spawn()
@@ -256,7 +257,17 @@ impl Service {
 
     /// Starts it again on the same directory and database, at a new port.
     pub async fn restart(&mut self) {
-        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY).await;
+        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, None).await;
+    }
+
+    /// Starts it again, to die at that point, e.g. `after_commit:7`.
+    pub async fn restart_to_crash(&mut self, point: &str) {
+        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, Some(point)).await;
+    }
+
+    /// Whether the process has ended.
+    pub fn is_dead(&mut self) -> bool {
+        self.process.child.try_wait().unwrap().is_some()
     }
 
     /// Everything that it logged.

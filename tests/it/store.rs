@@ -4,6 +4,8 @@
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
 mod approvals;
+mod budgets;
+mod families;
 mod group_commit;
 mod idempotency;
 mod journal;
@@ -11,6 +13,7 @@ mod lists;
 mod ownership;
 mod rate_limits;
 mod retention;
+mod sessions;
 
 use std::sync::Arc;
 
@@ -143,6 +146,7 @@ impl Script {
             inputs: Arc::new(json!({"task": "count"})),
             overrides: json!({}),
             session_id: None,
+            session_place: None,
             parent_run_id: None,
             metadata: json!({}),
             created_at: now(),
@@ -226,6 +230,7 @@ fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
         decision: "allowed".into(),
         reason: None,
         consumes: Consumption::default(),
+        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     })
 }
 

@@ -6,6 +6,8 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
+use crate::run::OnUnknownOutcome;
+
 /// Options of a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = AgentToolOptions)]
@@ -34,19 +36,6 @@ pub struct ToolOptions {
 pub enum Cache {
     /// Within the attempt, until a call changes something.
     Attempt,
-}
-
-/// What becomes of a call whose outcome is unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OnUnknownOutcome {
-    /// The run is parked until somebody finds out.
-    #[default]
-    Review,
-    /// The model is told that it is unknown.
-    Report,
-    /// It is executed again.
-    Retry,
 }
 
 /// What is done to calls before and after they are executed, in order.

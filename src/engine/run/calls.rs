@@ -1,7 +1,7 @@
 //! Executing the tool calls of a response: one that changes something alone, those that only read together.
 //!
-//! Which calls are due is the state's decision. A call that turns out to change something waits until those before it
-//! have their results; the state names it again then. Results are recorded in the order of the calls.
+//! Which calls are due is the state's decision. A call that turns out to go alone waits until those before it have
+//! their results; the state names it again then. Results are recorded in the order of the calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,12 +9,12 @@ use std::time::Duration;
 use chrono::Utc;
 use futures::future::join_all;
 
+use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{RunEvent, SkillActivated};
+use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::Effect;
-use crate::tools::approval::Escalated;
-use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready};
+use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, refused};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -28,45 +28,57 @@ enum Looked {
 }
 
 impl Run {
-    /// Executes calls, as many of them as can be executed together.
+    /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless they only read,
+    /// their starts are durable first.
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         let mut group = Vec::with_capacity(calls.len());
+        let mut writes_ahead = false;
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
-                Some(Err(escalated)) if group.is_empty() => return Ok(self.ask(&pending, *escalated).await?),
+                Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
                 Some(Err(_)) | None => break,
             };
+            let goes_alone = matches!(&looked, Looked::Ready(ready) if !ready.is_concurrent());
+            if goes_alone && !group.is_empty() {
+                break;
+            }
+            match self.reserve_tool_call().await? {
+                Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
+                Some(_) => break,
+                None => {}
+            }
             if let Looked::Ready(ready) = &looked {
-                if ready.effect() != Effect::Read {
-                    if group.is_empty() {
-                        return self.change(looked).await;
-                    }
-                    break;
+                if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
+                    return Ok(self.record_all(events)?);
                 }
+                writes_ahead |= ready.effect() != Effect::Read;
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
+                ready.handoff().into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
             group.push(looked);
+            if goes_alone {
+                break;
+            }
+        }
+        if writes_ahead {
+            self.persist().await?;
+            self.lease.held().await;
         }
         self.execute(group).await
     }
 
-    /// Executes a call that changes something, once its start is durable and if the budget allows it.
-    async fn change(&mut self, call: Looked) -> Result<(), Stopped> {
-        if let Looked::Ready(ready) = &call {
-            if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
-                return Ok(self.record_all(events)?);
+    /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled
+    /// or out of time.
+    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Need>> {
+        match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
+            Some(Ok(arguments)) => return Some(Err(Need::Client(arguments))),
+            Some(Err(wrong)) => {
+                let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
+                return Some(Ok(Looked::Answered(Ok(refused))));
             }
-            self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
-            self.persist().await?;
-            self.lease.held().await;
+            None => {}
         }
-        self.execute(vec![call]).await
-    }
-
-    /// What is to be done with a call, or that somebody has to approve it first; nothing where the run is cancelled or
-    /// out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Box<Escalated>>> {
         let deadline = self.state.deadline().map(instant_of);
         let prepared = tokio::select! {
             biased;
@@ -76,7 +88,7 @@ impl Run {
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
-            Ok(Prepared::Escalated(escalated)) => return Some(Err(Box::new(escalated))),
+            Ok(Prepared::Escalated(escalated)) => return Some(Err(Need::Approval(Box::new(escalated)))),
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))

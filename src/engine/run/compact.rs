@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use chrono::Utc;
 
+use super::sharing::ModelCall;
 use super::{MAY_LAG, Run, Stopped, fault, instant_of, until};
 use crate::engine::context::{Compaction, Written};
 use crate::engine::state::ModelFault;
@@ -21,11 +22,29 @@ impl Run {
     /// gained, a refused call stays refused.
     pub(super) async fn compact(
         &mut self,
-        mut compaction: Compaction,
+        compaction: Compaction,
         refused: Option<&ModelFault>,
     ) -> Result<(), Stopped> {
         self.hand_over();
-        let written = match self.summary(&compaction).await {
+        let mut cap = compaction.summary_cap();
+        if compaction.summarised > 0 {
+            match self.reserve_model_call(Some(cap), true).await? {
+                ModelCall::Granted(granted) => cap = granted.unwrap_or(cap),
+                ModelCall::Refused(events) => return Ok(self.record_all(events)?),
+            }
+        }
+        let compacted = self.compacted(compaction, cap, refused).await;
+        self.settle().await?;
+        compacted
+    }
+
+    async fn compacted(
+        &mut self,
+        mut compaction: Compaction,
+        cap: u32,
+        refused: Option<&ModelFault>,
+    ) -> Result<(), Stopped> {
+        let written = match self.summary(&compaction, cap).await {
             None => return Ok(self.journal.settle_but(MAY_LAG).await?),
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
@@ -51,14 +70,13 @@ impl Run {
     }
 
     /// What the model wrote, where it is asked; nothing when the run was cancelled or its time was up first.
-    async fn summary(&mut self, compaction: &Compaction) -> Option<Result<Option<Answer>, ModelFailure>> {
+    async fn summary(&mut self, compaction: &Compaction, cap: u32) -> Option<Result<Option<Answer>, ModelFailure>> {
         if compaction.summarised == 0 {
             return Some(Ok(None));
         }
         let (plan, inputs) = (Arc::clone(&self.plan), Arc::clone(&self.inputs));
         let deadline = self.state.deadline().map(instant_of);
         let conversation = compaction.request(self.state.conversation());
-        let cap = compaction.summary_cap();
         let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
         let request = ModelRequest {
             model: "",

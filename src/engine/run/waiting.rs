@@ -1,42 +1,76 @@
-//! Asking for what a response needs from somebody outside.
+//! Asking for what a response needs from somebody outside: approvals, and the results of the caller's own tools.
 //!
-//! Everything that can be asked for is asked at once, so that several calls can be decided on at the same time and the
-//! run goes on once. What the answers mean is decided in `state`; who may answer, and how, is not known here.
+//! Everything that can be asked for is asked at once, so that several calls can be answered at the same time and the run
+//! goes on once. What the answers mean is decided in `state`; who may answer, and how, is not known here.
 
 use chrono::Utc;
+use serde_json::Value;
 
 use super::Run;
-use crate::engine::FoldError;
-use crate::engine::state::PendingCall;
+use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{Awaited, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
 use crate::tools::executor::Prepared;
 
+/// What a call needs from somebody outside.
+pub(super) enum Need {
+    /// Somebody has to approve it.
+    Approval(Box<Escalated>),
+    /// The caller executes it, with these arguments.
+    Client(Value),
+}
+
 impl Run {
-    /// Asks for an approval of a call, and of every later call of the response that needs one.
-    pub(super) async fn ask(&mut self, first: &PendingCall, escalated: Escalated) -> Result<(), FoldError> {
-        self.request(&first.call, escalated)?;
+    /// Asks for what a call needs, and for what every later call of the response needs.
+    pub(super) async fn ask(&mut self, first: &PendingCall, need: Need) -> Result<(), FoldError> {
+        self.request(&first.call, need)?;
         for later in self.state.open_calls(first.index + 1) {
-            let prepare = self.executor.prepare(&later.call, later.slot(), &self.scope, None);
-            // What is to be said to any other call is said when its turn has come.
-            if let Some(Ok(Prepared::Escalated(escalated))) = self.control.token.run_until_cancelled(prepare).await {
-                self.request(&later.call, escalated)?;
+            if let Some(need) = self.need_of(&later).await {
+                self.request(&later.call, need)?;
             }
         }
         Ok(())
     }
 
-    fn request(&mut self, call: &ToolCall, escalated: Escalated) -> Result<(), FoldError> {
-        self.audit.push(escalated.audit);
-        self.record(RunEvent::ApprovalRequested(Awaited {
+    /// What a call needs that is not due yet. Whatever else is to be said to it is said when its turn has come.
+    async fn need_of(&mut self, pending: &PendingCall) -> Option<Need> {
+        if let Some(arguments) = self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
+            return arguments.ok().map(Need::Client);
+        }
+        let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
+        match self.control.token.run_until_cancelled(prepare).await {
+            Some(Ok(Prepared::Escalated(escalated))) => Some(Need::Approval(Box::new(escalated))),
+            _ => None,
+        }
+    }
+
+    fn request(&mut self, call: &ToolCall, need: Need) -> Result<(), FoldError> {
+        let definition = &self.plan.agent.definition;
+        let (kind, patience) = match &need {
+            Need::Approval(_) => (WaitKind::Approval, definition.governance.approval_timeout),
+            Need::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
+        };
+        let (arguments, reason, audit) = match need {
+            Need::Approval(escalated) => {
+                let Escalated { arguments, reason, audit } = *escalated;
+                (arguments, reason, Some(audit))
+            }
+            Need::Client(arguments) => (arguments, "The caller executes this tool.".to_owned(), None),
+        };
+        let awaited = Awaited {
             call_id: call.id,
-            kind: WaitKind::Approval,
+            kind,
             tool: call.name.clone(),
-            arguments: escalated.arguments,
-            reason: escalated.reason,
-            expires_at: Utc::now() + self.plan.agent.definition.governance.approval_timeout.delta(),
+            arguments,
+            reason,
+            expires_at: Utc::now() + patience.delta(),
             condition: None,
-        }))
+        };
+        self.audit.extend(audit);
+        self.record(match kind {
+            WaitKind::Client => RunEvent::ToolCallAwaitingClient(awaited),
+            _ => RunEvent::ApprovalRequested(awaited),
+        })
     }
 }

@@ -15,7 +15,7 @@ use crate::event::{
     ToolCallCompleted, WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
-use crate::run::Effect;
+use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -51,10 +51,10 @@ impl State {
         self.totals.apply(&event.what);
         let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
         match &event.what {
-            RunEvent::RunStarted { system, turns, single_shot, .. } => {
+            RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
                 self.started_at = Some(event.at);
                 self.single_shot = *single_shot;
-                self.conversation = opening(system, turns).ok_or(misplaced)?;
+                self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
             }
             RunEvent::AttemptStarted { attempt } => {
@@ -154,6 +154,7 @@ impl State {
                 }
                 let turn = self.turn(misplaced)?;
                 match call.effect {
+                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
                     Effect::Once => turn.dispatched_once.push(call.call_id),
                     Effect::Read => _ = turn.reads.insert(call.call_id),
                     Effect::Idempotent => {}
@@ -263,7 +264,9 @@ impl State {
             return;
         }
         self.unfinished = None;
-        self.wish = Wish::Settled;
+        if !self.only_hands_over(&message) {
+            self.wish = Wish::Settled;
+        }
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
         }
@@ -277,6 +280,14 @@ impl State {
             resolved: BTreeMap::new(),
             proposal: None,
         });
+    }
+
+    /// Whether nothing is called but other agents, to take over, where any other tool would be the call that an
+    /// attempt must begin with.
+    fn only_hands_over(&self, message: &AssistantMessage) -> bool {
+        let is_handoff = |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
+        self.rules.tool_choice == ToolChoicePolicy::FirstRequired
+            && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 
     /// A response without tool calls. The first one that was cut off, and a pause, go back at once.
@@ -389,10 +400,13 @@ impl State {
     }
 }
 
-/// A conversation from its parts; `None` where a stored turn is not valid.
-fn opening(system: &str, turns: &[Turn]) -> Option<Conversation> {
+/// A conversation from its parts, so many turns of which are history; `None` where a stored turn is not valid.
+fn opening(system: &str, turns: &[Turn], history: usize) -> Option<Conversation> {
     let mut conversation = Conversation::new(system);
-    for turn in turns {
+    for (place, turn) in turns.iter().enumerate() {
+        if place == history {
+            conversation.end_history();
+        }
         match turn {
             Turn::User(text) => conversation.push_user(text.as_str()),
             Turn::Assistant(turn) => {

@@ -14,7 +14,7 @@ use crate::engine::phrases;
 use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
-use crate::run::{Consumption, OnLimit, Outcome, Period, RunError, StopAction, TerminationReason, Usd};
+use crate::run::{Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction, TerminationReason, Usd};
 
 /// A model call is not worth making with fewer tokens than this left in a budget of tokens or dollars.
 pub(super) const LEAST_TOKENS: u64 = 256;
@@ -135,10 +135,38 @@ impl State {
         let max = self.rules.budget.max_cost_usd?.micro();
         let usage = &self.totals.usage;
         let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
-        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
-        let input = said.max(self.last_tokens);
+        let input = self.input_tokens();
         let left = spent.zip(self.rules.price).and_then(|(spent, price)| price.affordable_output(input, max - spent));
         Some(left.unwrap_or(0))
+    }
+
+    /// Tokens that the next model call reads, estimated.
+    pub fn input_tokens(&self) -> u64 {
+        let said = estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
+        said.max(self.last_tokens)
+    }
+
+    /// Whether the next model call is the one that a limit leaves.
+    pub fn is_last_answer(&self) -> bool {
+        self.limit.is_some()
+    }
+
+    /// What it means that the budget that the run shares with others does not allow its next call.
+    pub fn shared_budget_spent(&self, refusal: &Refusal, now: DateTime<Utc>) -> Vec<RunEvent> {
+        let Refusal { limit, used, max } = *refusal;
+        let mut reached = if limit == "max_cost_usd" {
+            let dollars = |micro| Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars();
+            over_budget(limit, dollars(used), Some(dollars(max)))
+        } else {
+            over_budget(limit, used, Some(max))
+        };
+        reached.error.message = format!("The budget {limit}, which the run shares with others, is used up.");
+        if let Value::Object(context) = &mut reached.error.context {
+            context.insert("shared".into(), true.into());
+        }
+        let mut events = self.not_executed("the budget that the run shares with others is used up");
+        events.push(self.limit_reached(reached, now));
+        events
     }
 
     /// What a call means that would exceed the budget of files or lines, before it is executed.

@@ -3,6 +3,7 @@
 import { follow, get, request } from "./api.js";
 import { announce, count, duration, el, facts, heading, money, notice, pre, short, status, time, words } from "./dom.js";
 import { Timeline } from "./timeline.js";
+import { Waiting } from "./waiting.js";
 
 const ENDED = ["completed", "failed", "cancelled"];
 /** Milliseconds between two looks at the run's numbers. */
@@ -13,6 +14,7 @@ export async function run(main, id, signal) {
   const standing = el("span");
   const cancel = el("button", { class: "danger", hidden: true }, "Cancel run");
   const title = heading(`Run ${short(id)}`, standing, cancel);
+  const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()));
   const summary = el("div");
   const timeline = new Timeline();
   let last;
@@ -27,6 +29,7 @@ export async function run(main, id, signal) {
     const places = () => [...summary.querySelectorAll("a, summary, pre")];
     const focused = places().indexOf(document.activeElement);
     const open = summary.querySelector(":scope > details")?.open;
+    waiting.show(run.pending);
     summary.replaceChildren(...about(run, open));
     places()[focused]?.focus({ preventScroll: true });
   }
@@ -34,7 +37,7 @@ export async function run(main, id, signal) {
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
   await refresh();
-  main.append(summary, el("h2", {}, "Timeline"), timeline.node);
+  main.append(waiting.node, summary, el("h2", {}, "Timeline"), timeline.node);
   const again = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
   signal.addEventListener("abort", () => clearInterval(again));
   for await (const event of follow(id, signal)) timeline.add(event);
@@ -57,7 +60,6 @@ function about(run, open) {
     run.error && el("section", { class: "notice bad", "aria-label": "Error" },
       el("p", {}, el("strong", {}, run.error.code), " ", run.error.message), context(run.error.context)),
     run.warnings.length && el("ul", { class: "notice wait", "aria-label": "Warnings" }, run.warnings.map((w) => el("li", {}, w))),
-    run.pending.length && el("section", { class: "notice wait", "aria-label": "Waiting for" }, run.pending.map(waiting)),
     facts({
       Agent: [link(`#/agents/${encodeURIComponent(run.agent)}`, run.agent), el("small", {}, ` ${run.agent_version}`)],
       Kind: words(run.kind),
@@ -80,13 +82,6 @@ function about(run, open) {
 function context(context) {
   const known = context && Object.keys(context).length > 0;
   return known && pre(context, "Context of the error");
-}
-
-function waiting(call) {
-  return el("div", {},
-    el("p", {}, el("strong", {}, `Waits for ${call.kind}: `), el("code", {}, call.tool), " ", call.reason,
-      call.expires_at && [" Until ", time(call.expires_at), "."]),
-    pre(call.arguments, `Arguments of ${call.tool}`));
 }
 
 /** Asks once more; Escape and the other button keep the run. */

@@ -112,7 +112,7 @@ const STORY = {
   "run.started": (t, d) => t.note("Started", d.system && folded("System prompt", d.system),
     d.turns.map((turn) => folded(turn.user === undefined ? "Earlier turn" : "User message", said(turn))),
     d.warnings.map((warning) => el("p", { class: "notice wait" }, warning))),
-  "run.resumed": (t) => t.note("Resumed after an interruption"),
+  "run.resumed": (t) => t.note("Went on"),
   "attempt.started": (t, d) => t.attempt(d.attempt),
   "iteration.started": (t, d) => t.open(d.iteration),
   "model.responded": (t, d) => t.answered(d),
@@ -125,6 +125,9 @@ const STORY = {
   }),
   "tool_call.blocked": (t, d) =>
     t.settle(d.call_id, d.decision, { facts: [`Gate: ${d.decision} by ${d.rule}`, d.reason], result: d.content }),
+  "tool_call.awaiting_client": (t, d) => t.settle(d.call_id, "awaiting_client", {}),
+  "approval.requested": (t, d) => t.settle(d.call_id, "escalated", { facts: [d.reason] }),
+  "approval.resolved": (t, d) => t.note(`${words(d.resolution)}${d.decided_by ? ` by ${d.decided_by}` : ""}${d.reason ? `: ${d.reason}` : ""}`),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
   "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Told to the model", d.feedback)),
   "decision.extraction_failed": (t, d) => t.undecided("No decision found", d),

@@ -24,7 +24,7 @@ const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = clock_times
      AND status = 'pending' AND (expires_at IS NULL OR expires_at > clock_timestamp())";
 
 const AUDIT: &str = "INSERT INTO audit_log (tenant, at, id, run_id, call_id, subject, tool, rule, decision, reason, \
-     outcome, arguments) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12)";
+     outcome, arguments, duration_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
 /// A parked run that waits for nothing any more, or is to be cancelled, goes on.
 const GO_ON: &str = "UPDATE runs r SET status = 'queued', available_at = clock_timestamp() WHERE id = ANY($1) \
@@ -70,7 +70,7 @@ pub(super) async fn answer(
         let row = audit_of(tenant, &answer.decided_by, run, record);
         let audit = sqlx::query(AUDIT).bind(row.tenant).bind(row.at).bind(row.id).bind(row.run_id).bind(row.call_id);
         let audit = audit.bind(row.subject).bind(row.tool).bind(row.rule).bind(row.decision).bind(row.reason);
-        audit.bind(row.outcome).bind(row.arguments).execute(&mut *tx).await?;
+        audit.bind(row.outcome).bind(row.arguments).bind(row.duration_ms).execute(&mut *tx).await?;
     }
     go_on(&mut tx, &[run]).await?;
     let row = sqlx::query(RUN).bind(tenant).bind(run).fetch_one(&mut *tx).await?;

@@ -66,15 +66,18 @@ const KNOWN_RUNS: Part = Part {
     RETURNING r.id",
 };
 
-const NEW_RUNS: Part = Part {
-    name: "new",
-    before: "INSERT INTO runs (
+/// Inserts runs with so many more columns.
+macro_rules! insert_runs {
+    ($more:literal) => {
+        concat!(
+            "INSERT INTO runs (
         id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
         tools_used, warnings, callback_errors, consumption, input_tokens, output_tokens, cached_input_tokens, cache_write_tokens,
         reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason, partial,
         latency_ms, finished_at, tenant, subject, agent, agent_version, definition_hash, kind, scopes, inputs,
-        overrides, session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
-    )
+        overrides, session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent",
+            $more,
+            ")
     SELECT
         id, epoch, next_seq, status, CASE WHEN status = 'running' THEN $1 END,
         CASE WHEN status = 'queued' THEN clock_timestamp() END, started_at, attempts, iterations, tool_calls_made,
@@ -82,15 +85,46 @@ const NEW_RUNS: Part = Part {
         cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output::json,
         raw_response, error::json, termination_reason, partial, latency_ms, finished_at, tenant, subject, agent,
         agent_version, definition_hash, kind, scopes::json, inputs::json, overrides::json, session_id,
-        parent_run_id, metadata::jsonb, created_at, idempotency_key, request_hash, traceparent
-    FROM",
-    columns: concat!(
-        run_columns!(),
-        ", tenant text, subject text, agent text, agent_version text, definition_hash text, kind text, scopes text, \
-         inputs text, overrides text, session_id text, parent_run_id uuid, metadata text, created_at timestamptz, \
-         idempotency_key text, request_hash text, traceparent text"
-    ),
+        parent_run_id, metadata::jsonb, created_at, idempotency_key, request_hash, traceparent",
+            $more,
+            "
+    FROM"
+        )
+    };
+}
+
+/// What never changes in a run's row.
+macro_rules! new_columns {
+    () => {
+        concat!(
+            run_columns!(),
+            ", tenant text, subject text, agent text, agent_version text, definition_hash text, kind text, \
+             scopes text, inputs text, overrides text, session_id text, parent_run_id uuid, metadata text, \
+             created_at timestamptz, idempotency_key text, request_hash text, traceparent text"
+        )
+    };
+}
+
+const NEW_RUNS: Part = Part {
+    name: "new",
+    before: insert_runs!(""),
+    columns: new_columns!(),
     after: "ON CONFLICT DO NOTHING RETURNING id",
+};
+
+/// Runs with a place in their session. A holder comes after all that wait, and after the run that its starter
+/// knows as the newest; that there is one holder is the index's to say.
+const NEW_SESSION_RUNS: Part = Part {
+    name: "placed",
+    before: insert_runs!(", session_place"),
+    columns: concat!(new_columns!(), ", session_place text, session_after uuid"),
+    after: "WHERE w.session_place <> 'holds' OR (
+        NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id
+            AND r.status = 'queued' AND r.session_place <> 'holds')
+        AND (SELECT r.id FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id
+            AND r.parent_run_id IS NULL ORDER BY r.created_at DESC, r.id DESC LIMIT 1
+        ) IS NOT DISTINCT FROM w.session_after)
+    ON CONFLICT DO NOTHING RETURNING id",
 };
 
 const EVENTS: Part = Part {
@@ -215,13 +249,19 @@ pub(super) async fn write(
 ) -> Result<HashSet<Uuid>, StoreError> {
     let (mut new_runs, known_runs): (Vec<_>, Vec<_>) = changes.runs.iter().partition(|run| run.new.is_some());
     // In one order everywhere, so that two batches with the same keys never wait for each other.
-    new_runs.sort_by_key(|run| run.new.as_ref().and_then(|new| new.idempotency_key));
+    new_runs.sort_by_key(|run| run.new.as_ref().map(|new| (new.session_id, new.idempotency_key)));
+    let (session_runs, new_runs): (Vec<_>, Vec<_>) =
+        new_runs.into_iter().partition(|run| run.new.as_ref().is_some_and(|new| new.session_place.is_some()));
     let (new_calls, known_calls): (Vec<_>, Vec<_>) = changes.calls.iter().partition(|call| call.proposed.is_some());
     let present = |parts: &[(&'static Part, usize)]| {
         parts.iter().filter(|(_, rows)| *rows > 0).map(|(part, _)| *part).collect::<Vec<_>>()
     };
     let sql = compose(
-        &present(&[(&KNOWN_RUNS, known_runs.len()), (&NEW_RUNS, new_runs.len())]),
+        &present(&[
+            (&KNOWN_RUNS, known_runs.len()),
+            (&NEW_RUNS, new_runs.len()),
+            (&NEW_SESSION_RUNS, session_runs.len()),
+        ]),
         &present(&[
             (&EVENTS, changes.events.len()),
             (&ITERATIONS, changes.iterations.len()),
@@ -235,6 +275,7 @@ pub(super) async fn write(
     let mut statement = sqlx::query(AssertSqlSafe(sql)).bind(owner);
     statement = bind_runs(statement, &known_runs);
     statement = bind_new_runs(statement, &new_runs);
+    statement = bind_session_runs(statement, &session_runs);
     statement = bind_events(statement, &changes.events);
     statement = bind_iterations(statement, &changes.iterations);
     statement = bind_new_calls(statement, &new_calls);
@@ -319,6 +360,16 @@ fn bind_new_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> St
         .bind(new.clone().map(|n| n.idempotency_key).bind_iter())
         .bind(new.clone().map(|n| n.request_hash).bind_iter())
         .bind(new.map(|n: &NewColumns| n.traceparent).bind_iter())
+}
+
+fn bind_session_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -> Statement<'q> {
+    if runs.is_empty() {
+        return statement;
+    }
+    let new = runs.iter().filter_map(|r| r.new.as_ref());
+    bind_new_runs(statement, runs)
+        .bind(new.clone().map(|n| n.session_place).bind_iter())
+        .bind(new.map(|n: &NewColumns| n.session_after).bind_iter())
 }
 
 fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> Statement<'q> {

@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN, PARK, RELEASE,
-    REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN,
+    PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
@@ -23,15 +23,32 @@ use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over in one transaction.
 const CHUNK: i64 = 64;
 
-/// See [`crate::store::Store::request_cancel`].
+/// See [`crate::store::Store::request_cancel`]. One run after the other: whoever commits for several of them locks
+/// their rows in no particular order.
 pub(super) async fn request_cancel(
+    connection: &mut PgConnection,
+    tenant: &str,
+    run: Uuid,
+    reason: Option<&str>,
+) -> Result<Option<CancelOutcome>, StoreError> {
+    let outcome = cancel_one(connection, tenant, run, reason).await?;
+    if outcome.is_some() {
+        let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *connection).await?;
+        for descendant in descendants {
+            cancel_one(connection, tenant, descendant, reason).await?;
+        }
+    }
+    Ok(outcome)
+}
+
+async fn cancel_one(
     connection: &mut PgConnection,
     tenant: &str,
     run: Uuid,
@@ -62,6 +79,16 @@ pub(super) async fn request_cancel(
     };
     tx.commit().await?;
     Ok(Some(outcome))
+}
+
+/// Cancels what the sweep finds without a parent that waits for it.
+pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swept) -> Result<(), StoreError> {
+    let strays: Vec<(String, Uuid)> = sqlx::query_as(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    for (tenant, run) in strays {
+        let outcome = cancel_one(connection, &tenant, run, Some(STRAY)).await?;
+        swept.cancelled += u64::from(matches!(outcome, Some(CancelOutcome::EndedNow(_))));
+    }
+    Ok(())
 }
 
 /// See [`crate::store::Store::release`].

@@ -10,8 +10,8 @@ use sqlx::Connection;
 use sqlx::postgres::PgConnection;
 use uuid::Uuid;
 
-use crate::store::StoreError;
 use crate::store::definitions::SPARED;
+use crate::store::{SessionDeleted, StoreError};
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
 macro_rules! tenants {
@@ -33,8 +33,18 @@ const DELETE: &str = "WITH journal AS (DELETE FROM run_events WHERE run_id = ANY
      responses AS (DELETE FROM iterations WHERE run_id = ANY($1)), \
      calls AS (DELETE FROM tool_calls WHERE run_id = ANY($1)), \
      audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)), \
-     asked AS (DELETE FROM approvals WHERE run_id = ANY($1)) \
+     asked AS (DELETE FROM approvals WHERE run_id = ANY($1)), \
+     held AS (DELETE FROM budget_holds WHERE run_id = ANY($1)), \
+     shared AS (DELETE FROM budgets WHERE root_run_id = ANY($1)) \
      DELETE FROM runs WHERE id = ANY($1)";
+
+/// A session's runs; locked, so that none of them begins meanwhile.
+const OF_SESSION: &str =
+    "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2 ORDER BY id FOR UPDATE";
+
+/// Runs and all that they delegated to.
+const WITH_CHILDREN: &str = "WITH RECURSIVE family (id) AS (SELECT unnest($2::uuid[]) \
+     UNION SELECT r.id FROM family f JOIN runs r ON r.tenant = $1 AND r.parent_run_id = f.id) SELECT id FROM family";
 
 /// `$2`: whatever was used since then is kept.
 const DELETE_DEFINITIONS: &str = concat!(
@@ -62,4 +72,27 @@ pub(super) async fn delete_ended(
         sqlx::query(DELETE_DEFINITIONS).bind(before).bind(before - SPARED).execute(connection).await?;
     }
     Ok(deleted)
+}
+
+/// See [`crate::store::Store::delete_session`].
+pub(super) async fn delete_session(
+    connection: &mut PgConnection,
+    tenant: &str,
+    session: &str,
+) -> Result<SessionDeleted, StoreError> {
+    let mut tx = connection.begin().await?;
+    let runs: Vec<(Uuid, bool)> = sqlx::query_as(OF_SESSION).bind(tenant).bind(session).fetch_all(&mut *tx).await?;
+    if runs.iter().any(|(_, live)| *live) {
+        tx.rollback().await?;
+        return Ok(SessionDeleted::Busy);
+    }
+    if runs.is_empty() {
+        tx.rollback().await?;
+        return Ok(SessionDeleted::Unknown);
+    }
+    let runs: Vec<Uuid> = runs.into_iter().map(|(id, _)| id).collect();
+    let family: Vec<Uuid> = sqlx::query_scalar(WITH_CHILDREN).bind(tenant).bind(runs).fetch_all(&mut *tx).await?;
+    sqlx::query(DELETE).bind(family).execute(&mut *tx).await?;
+    tx.commit().await?;
+    Ok(SessionDeleted::Gone)
 }

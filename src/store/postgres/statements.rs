@@ -36,6 +36,20 @@ macro_rules! run {
     };
 }
 
+/// Runs that wait for a replica and for nothing else, as their index has it.
+macro_rules! in_line {
+    () => {
+        "status = 'queued' AND (session_place IS NULL OR session_place = 'holds')"
+    };
+}
+
+/// Runs that wait for their session, as their index has it.
+macro_rules! waits {
+    ($table:literal) => {
+        concat!($table, "status = 'queued' AND ", $table, "session_place <> 'holds'")
+    };
+}
+
 macro_rules! event {
     () => {
         concat!("run_id::text AS run_id, seq, type, data::text AS data, ", micros!("at"), " AS at")
@@ -98,6 +112,34 @@ pub(super) const EVENTS: &str = concat!(
      AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY seq LIMIT $4"
 );
 
+pub(super) const JOURNALS: &str = concat!(
+    "SELECT ",
+    event!(),
+    " FROM run_events WHERE run_id = ANY($2) \
+     AND run_id IN (SELECT id FROM runs WHERE id = ANY($2) AND tenant = $1) ORDER BY run_id, seq"
+);
+
+/// `$3`: how many of the ended runs.
+pub(super) const SESSION: &str = concat!(
+    "SELECT f.agent, ",
+    micros!("f.created_at"),
+    " AS created_at, l.id::text AS newest, ",
+    micros!("l.created_at"),
+    " AS last_run_at, \
+     (SELECT json_agg(id ORDER BY session_place, available_at, id)::text FROM (\
+     SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 \
+     AND session_place = 'holds' AND finished_at IS NULL \
+     UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 AND ",
+    waits!(""),
+    ") alive) AS live, \
+     (SELECT json_agg(id ORDER BY created_at, id)::text FROM (SELECT id, created_at FROM runs \
+     WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL AND finished_at IS NOT NULL AND iterations > 0 \
+     ORDER BY created_at DESC, id DESC LIMIT $3) past) AS ended \
+     FROM (SELECT agent, created_at FROM runs WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL \
+     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT id, created_at FROM runs WHERE tenant = $1 \
+     AND session_id = $2 AND parent_run_id IS NULL ORDER BY created_at DESC, id DESC LIMIT 1) l"
+);
+
 pub(super) const EVENTS_AT: &str =
     concat!("SELECT ", event!(), " FROM run_events WHERE run_id = $1 AND seq = ANY($2) ORDER BY seq");
 
@@ -153,18 +195,59 @@ pub(super) const IDEMPOTENT_RUN: &str = concat!(
 pub(super) const FORGET_KEY: &str = "UPDATE runs SET idempotency_key = NULL, request_hash = NULL \
      WHERE tenant = $1 AND idempotency_key = $2 AND created_at < $3";
 
-pub(super) const QUEUED: &str = "SELECT count(*) FROM runs WHERE status = 'queued'";
+pub(super) const QUEUED: &str = concat!(
+    "SELECT (SELECT count(*) FROM runs WHERE ",
+    in_line!(),
+    ") + (SELECT count(*) FROM runs WHERE ",
+    waits!(""),
+    ")"
+);
 
-/// Materialised, so that the limit holds.
+/// First in each line for a session: those whose turn it is if nobody holds it. Materialised, so that the limit
+/// holds.
 pub(super) const CLAIM: &str = concat!(
-    "WITH next AS MATERIALIZED (SELECT id AS next_id FROM runs WHERE status = 'queued' \
-     AND available_at <= clock_timestamp() ORDER BY available_at, id LIMIT $2 FOR UPDATE SKIP LOCKED) \
-     UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+    "WITH RECURSIVE heads (id) AS ((SELECT id FROM runs WHERE ",
+    waits!(""),
+    " ORDER BY tenant, session_id, session_place, available_at, id LIMIT 1) \
+     UNION ALL SELECT (SELECT r.id FROM runs r WHERE ",
+    waits!("r."),
+    " AND (r.tenant, r.session_id) > (h.tenant, h.session_id) \
+     ORDER BY r.tenant, r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
+     FROM heads JOIN runs h ON h.id = heads.id), \
+     turned AS MATERIALIZED (SELECT id, available_at FROM runs w WHERE id IN (SELECT id FROM heads) AND ",
+    waits!("w."),
+    " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
+     AND r.session_place = 'holds' AND r.finished_at IS NULL) LIMIT $2 FOR UPDATE SKIP LOCKED), \
+     due AS MATERIALIZED (SELECT id, available_at FROM runs WHERE ",
+    in_line!(),
+    " AND available_at <= clock_timestamp() ORDER BY available_at, id LIMIT $2 FOR UPDATE SKIP LOCKED), \
+     next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned UNION ALL SELECT * FROM due) both_lines \
+     ORDER BY available_at, id LIMIT $2) \
+     UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL, \
+     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END \
      FROM next WHERE id = next_id RETURNING ",
     run!(),
     ", scopes::text AS scopes, \
      (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
 );
+
+pub(super) const CLAIM_RUN: &str = concat!(
+    "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
+     WHERE id = $2 AND status = 'queued' AND available_at <= clock_timestamp() RETURNING ",
+    run!(),
+    ", scopes::text AS scopes, \
+     (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
+
+/// What a run started, and what that started, as far as it has not ended.
+pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+     WHERE parent_run_id = $1 AND finished_at IS NULL UNION SELECT child.id FROM tree JOIN runs child \
+     ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
+
+/// Runs whose parent has ended without them.
+pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+     AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
+     (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
 
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
 pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";

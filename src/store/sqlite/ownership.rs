@@ -10,13 +10,14 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, TAIL,
+    BURY, DESCENDANTS, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS,
+    TAIL, UNDER_WAY,
 };
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
@@ -33,6 +34,8 @@ pub(super) async fn request_cancel(
     let now = Utc::now();
     let row = sqlx::query(RUN).bind(tenant).bind(run.to_string());
     let Some(row) = row.fetch_optional(&mut *connection).await? else { return Ok(None) };
+    let descendants = sqlx::query_scalar(DESCENDANTS).bind(run.to_string()).fetch_all(&mut *connection).await?;
+    cancel_all(connection, descendants, reason).await?;
     let mut locked = Columns(&row).locked()?;
     let status = locked.record.status;
     Ok(Some(if status.is_terminal() {
@@ -50,6 +53,43 @@ pub(super) async fn request_cancel(
         let row = row.fetch_one(connection).await?;
         CancelOutcome::EndedNow(Columns(&row).run()?)
     }))
+}
+
+/// Cancels runs: those that are driven are flagged, the others end here. How many did.
+async fn cancel_all(
+    connection: &mut SqliteConnection,
+    runs: Vec<String>,
+    reason: Option<&str>,
+) -> Result<u64, StoreError> {
+    if runs.is_empty() {
+        return Ok(0);
+    }
+    let now = Utc::now();
+    let under_way = sqlx::query(UNDER_WAY).bind(serde_json::Value::from(runs).to_string());
+    let rows = under_way.fetch_all(&mut *connection).await?;
+    let mut endings = Vec::new();
+    for row in &rows {
+        let mut run = Columns(row).locked()?;
+        let (id, status) = (run.record.id, run.record.status);
+        if status == RunStatus::Running {
+            let flag = sqlx::query(REQUEST_CANCEL).bind(id.to_string()).bind(reason).bind(now.timestamp_micros());
+            flag.execute(&mut *connection).await?;
+        } else {
+            read_tail(connection, &mut run).await?;
+            endings.push(cancelled(&run, waiting_phase(status), reason, now));
+            seize(connection, id, 0).await?;
+        }
+    }
+    end(connection, &endings, now).await?;
+    Ok(endings.len() as u64)
+}
+
+/// Cancels what the sweep finds without a parent that waits for it; whether there was something.
+pub(super) async fn cancel_strays(connection: &mut SqliteConnection, swept: &mut Swept) -> Result<bool, StoreError> {
+    let strays: Vec<String> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+    let found = !strays.is_empty();
+    swept.cancelled += cancel_all(connection, strays, Some(STRAY)).await?;
+    Ok(found)
 }
 
 /// See [`crate::store::Store::release`].

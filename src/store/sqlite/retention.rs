@@ -4,8 +4,8 @@
 use chrono::{DateTime, Utc};
 use sqlx::sqlite::SqliteConnection;
 
-use crate::store::StoreError;
 use crate::store::definitions::SPARED;
+use crate::store::{SessionDeleted, StoreError};
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
 macro_rules! tenants {
@@ -21,14 +21,22 @@ const ENDED: &str = concat!(
 );
 
 /// `$1`: the ids, a JSON array. The runs themselves go last.
-const DELETE: [&str; 6] = [
+const DELETE: [&str; 8] = [
     "DELETE FROM run_events WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM iterations WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM tool_calls WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM audit_log WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM approvals WHERE run_id IN (SELECT value FROM json_each($1))",
+    "DELETE FROM budget_holds WHERE run_id IN (SELECT value FROM json_each($1))",
+    "DELETE FROM budgets WHERE root_run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM runs WHERE id IN (SELECT value FROM json_each($1))",
 ];
+
+const OF_SESSION: &str = "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2";
+
+/// Runs and all that they delegated to; `$2`: the ids, a JSON array.
+const WITH_CHILDREN: &str = "WITH RECURSIVE family (id) AS (SELECT value FROM json_each($2) \
+     UNION SELECT r.id FROM family f JOIN runs r ON r.tenant = $1 AND r.parent_run_id = f.id) SELECT id FROM family";
 
 /// `$2`: whatever was used since then is kept.
 const DELETE_DEFINITIONS: &str = concat!(
@@ -47,14 +55,40 @@ pub(super) async fn delete_ended(
     let ended: Vec<String> = ended.fetch_all(&mut *connection).await?;
     let deleted = ended.len() as u64;
     if !ended.is_empty() {
-        let ended = serde_json::Value::from(ended).to_string();
-        for statement in DELETE {
-            sqlx::query(statement).bind(&ended).execute(&mut *connection).await?;
-        }
+        delete(connection, ended).await?;
     }
     if deleted < u64::from(limit) {
         let delete = sqlx::query(DELETE_DEFINITIONS).bind(before.timestamp_micros());
         delete.bind((before - SPARED).timestamp_micros()).execute(connection).await?;
     }
     Ok(deleted)
+}
+
+/// See [`crate::store::Store::delete_session`].
+pub(super) async fn delete_session(
+    connection: &mut SqliteConnection,
+    tenant: &str,
+    session: &str,
+) -> Result<SessionDeleted, StoreError> {
+    let runs = sqlx::query_as(OF_SESSION).bind(tenant).bind(session);
+    let runs: Vec<(String, bool)> = runs.fetch_all(&mut *connection).await?;
+    if runs.is_empty() {
+        return Ok(SessionDeleted::Unknown);
+    }
+    if runs.iter().any(|(_, live)| *live) {
+        return Ok(SessionDeleted::Busy);
+    }
+    let runs: serde_json::Value = runs.into_iter().map(|(id, _)| id).collect();
+    let family = sqlx::query_scalar(WITH_CHILDREN).bind(tenant).bind(runs.to_string());
+    let family: Vec<String> = family.fetch_all(&mut *connection).await?;
+    delete(connection, family).await?;
+    Ok(SessionDeleted::Gone)
+}
+
+async fn delete(connection: &mut SqliteConnection, runs: Vec<String>) -> Result<(), StoreError> {
+    let runs = serde_json::Value::from(runs).to_string();
+    for statement in DELETE {
+        sqlx::query(statement).bind(&runs).execute(&mut *connection).await?;
+    }
+    Ok(())
 }

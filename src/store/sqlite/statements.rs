@@ -16,6 +16,20 @@ pub(super) const DIALECT: Dialect = Dialect {
     label: ("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ", " AND m.value = ", ")"),
 };
 
+/// Runs that wait for a replica and for nothing else, as their index has it.
+macro_rules! in_line {
+    () => {
+        "status = 'queued' AND (session_place IS NULL OR session_place = 'holds')"
+    };
+}
+
+/// Runs that wait for their session, as their index has it.
+macro_rules! waits {
+    ($table:literal) => {
+        concat!($table, "status = 'queued' AND ", $table, "session_place <> 'holds'")
+    };
+}
+
 pub(super) const ABOUT: &str = "SELECT sqlite_version() AS version,
     EXISTS (SELECT 1 FROM sqlite_master WHERE name = '_sqlx_migrations') AS is_migrated";
 
@@ -60,13 +74,15 @@ WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND +runs
     AND runs.next_seq = w.value ->> 'first_seq'
 RETURNING id";
 
+/// A run that holds its session comes after all that wait for it, and after the run that its starter knows as the
+/// newest; that there is one holder is the index's to say.
 pub(super) const INSERT_RUNS: &str = "
 INSERT INTO runs (
     id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
     tools_used, warnings, callback_errors, consumption, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
     cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason,
     partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes, inputs, overrides,
-    session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent
+    session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent, session_place
 )
 SELECT
     value ->> 'id', value ->> 'epoch', value ->> 'next_seq', value ->> 'status',
@@ -82,8 +98,15 @@ SELECT
     value ->> '$.new.definition_hash', value ->> '$.new.kind', value ->> '$.new.scopes', value ->> '$.new.inputs',
     value ->> '$.new.overrides', value ->> '$.new.session_id', value ->> '$.new.parent_run_id',
     value ->> '$.new.metadata', value ->> '$.new.created_at', value ->> '$.new.idempotency_key',
-    value ->> '$.new.request_hash', value ->> '$.new.traceparent'
-FROM json_each($2) WHERE value ->> '$.new.agent' IS NOT NULL
+    value ->> '$.new.request_hash', value ->> '$.new.traceparent', value ->> '$.new.session_place'
+FROM json_each($2) WHERE value ->> '$.new.agent' IS NOT NULL AND (
+    value ->> '$.new.session_place' IS NOT 'holds'
+    OR NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = value ->> 'tenant'
+        AND r.session_id = value ->> '$.new.session_id' AND r.status = 'queued' AND r.session_place <> 'holds')
+    AND (SELECT r.id FROM runs r WHERE r.tenant = value ->> 'tenant' AND r.session_id = value ->> '$.new.session_id'
+        AND r.parent_run_id IS NULL ORDER BY r.created_at DESC, r.id DESC LIMIT 1
+    ) IS value ->> '$.new.session_after'
+)
 ON CONFLICT DO NOTHING
 RETURNING id";
 
@@ -152,6 +175,27 @@ pub(super) const RUN: &str = "SELECT * FROM runs WHERE tenant = $1 AND id = $2";
 pub(super) const EVENTS: &str = "SELECT * FROM run_events WHERE run_id = $2 AND seq > $3 \
      AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY seq LIMIT $4";
 
+/// `$2`: ids, a JSON array.
+pub(super) const JOURNALS: &str = "SELECT * FROM run_events WHERE run_id IN \
+     (SELECT id FROM runs WHERE tenant = $1 AND id IN (SELECT value FROM json_each($2))) ORDER BY run_id, seq";
+
+/// `$3`: how many of the ended runs.
+pub(super) const SESSION: &str = concat!(
+    "SELECT f.agent, f.created_at, l.id AS newest, l.created_at AS last_run_at, \
+     (SELECT json_group_array(id) FROM (SELECT id FROM (\
+     SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 \
+     AND session_place = 'holds' AND finished_at IS NULL \
+     UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 AND ",
+    waits!(""),
+    ") ORDER BY session_place, available_at, id)) AS live, \
+     (SELECT json_group_array(id) FROM (SELECT id FROM (SELECT id, created_at FROM runs \
+     WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL AND finished_at IS NOT NULL AND iterations > 0 \
+     ORDER BY created_at DESC, id DESC LIMIT $3) ORDER BY created_at, id)) AS ended \
+     FROM (SELECT agent, created_at FROM runs WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL \
+     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT id, created_at FROM runs WHERE tenant = $1 \
+     AND session_id = $2 AND parent_run_id IS NULL ORDER BY created_at DESC, id DESC LIMIT 1) l"
+);
+
 pub(super) const EVENTS_AT: &str =
     "SELECT * FROM run_events WHERE run_id = $1 AND seq IN (SELECT value FROM json_each($2)) ORDER BY seq";
 
@@ -184,11 +228,53 @@ pub(super) const IDEMPOTENT_RUN: &str =
 pub(super) const FORGET_KEY: &str = "UPDATE runs SET idempotency_key = NULL, request_hash = NULL \
      WHERE tenant = $1 AND idempotency_key = $2 AND created_at < $3";
 
-pub(super) const QUEUED: &str = "SELECT count(*) FROM runs WHERE status = 'queued'";
+pub(super) const QUEUED: &str = concat!(
+    "SELECT (SELECT count(*) FROM runs WHERE ",
+    in_line!(),
+    ") + (SELECT count(*) FROM runs WHERE ",
+    waits!(""),
+    ")"
+);
 
-pub(super) const CLAIM: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL \
-     WHERE id IN (SELECT id FROM runs WHERE status = 'queued' AND available_at <= $3 ORDER BY available_at, id LIMIT $2) \
+/// First in each line for a session: those whose turn it is if nobody holds it.
+pub(super) const CLAIM: &str = concat!(
+    "WITH RECURSIVE heads (id) AS (SELECT * FROM (SELECT id FROM runs WHERE ",
+    waits!(""),
+    " ORDER BY tenant, session_id, session_place, available_at, id LIMIT 1) \
+     UNION ALL SELECT (SELECT r.id FROM runs r WHERE ",
+    waits!("r."),
+    " AND (r.tenant, r.session_id) > (h.tenant, h.session_id) \
+     ORDER BY r.tenant, r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
+     FROM heads JOIN runs h ON h.id = heads.id) \
+     UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL, \
+     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END \
+     WHERE id IN (SELECT id FROM (\
+     SELECT id, available_at FROM runs w WHERE id IN (SELECT id FROM heads) \
+     AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
+     AND r.session_place = 'holds' AND r.finished_at IS NULL) \
+     UNION ALL SELECT * FROM (SELECT id, available_at FROM runs WHERE ",
+    in_line!(),
+    " AND available_at <= $3 ORDER BY available_at, id LIMIT $2)) ORDER BY available_at, id LIMIT $2) \
+     RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
+
+pub(super) const CLAIM_RUN: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, \
+     available_at = NULL WHERE id = $2 AND status = 'queued' AND available_at <= $3 \
      RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
+
+/// What a run started, and what that started, as far as it has not ended.
+pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+     WHERE parent_run_id = $1 AND finished_at IS NULL UNION SELECT child.id FROM tree JOIN runs child \
+     ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
+
+/// Runs whose parent has ended without them.
+pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+     AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
+     (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
+
+/// `$1`: ids, a JSON array.
+pub(super) const UNDER_WAY: &str =
+    "SELECT * FROM runs WHERE id IN (SELECT value FROM json_each($1)) AND finished_at IS NULL";
 
 /// `$2` may be NULL for all runs of the owner.
 pub(super) const OWNED: &str = "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";

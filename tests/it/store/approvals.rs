@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use chrono::TimeDelta;
 use toolloop::event::{Awaited, Resolution, WaitKind};
-use toolloop::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome};
+use toolloop::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, AuditFilter, CancelOutcome};
 
 use super::*;
 
@@ -120,7 +120,7 @@ async fn the_last_answer_queues_the_run(db: Db) {
     script.epoch = 2;
     db.commit("you", &script.write(vec![completed(json!(1))])).await;
     assert_eq!(db.stands(script.id).await, ["approved", "approved"]);
-    let rows = db.store.audit(TENANT, &Default::default(), &page(9, None)).await.unwrap();
+    let rows = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
     assert_eq!((rows.len(), rows[0].subject.as_str(), &rows[0].record), (1, "ann", &audit));
 }
 

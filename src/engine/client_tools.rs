@@ -1,0 +1,125 @@
+//! The tools that a caller brings along and executes itself.
+//!
+//! Pure, like the plan that they are part of. They are offered like others; the gate does not judge their calls, because
+//! nothing is executed here: what a call says is checked, and the rest is the caller's.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+
+use jsonschema::Validator;
+use serde_json::Value;
+
+use crate::agents::checks::compile_schema;
+use crate::event::ValidationError;
+use crate::providers::ToolOffer;
+use crate::run::ClientTool;
+use crate::tools::executor::arguments_of;
+
+/// Tools that one request may bring along.
+const MOST: usize = 128;
+
+/// The tools of one caller, compiled.
+#[derive(Debug, Default)]
+pub struct ClientTools(BTreeMap<String, Validator>);
+
+impl ClientTools {
+    /// Compiles tools. `taken` are names that mean something else already.
+    ///
+    /// # Errors
+    /// What is wrong, with a pointer into the request.
+    pub fn new(wanted: &[ClientTool], taken: impl Fn(&str) -> bool) -> Result<Self, ValidationError> {
+        let mut tools = BTreeMap::new();
+        if wanted.len() > MOST {
+            return Err(wrong("/client_tools".into(), format!("must have at most {MOST} entries")));
+        }
+        for (index, ClientTool { name, input_schema, .. }) in wanted.iter().enumerate() {
+            let at = |field: &str| format!("/client_tools/{index}/{field}");
+            let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+            if !is_word || !(1..=64).contains(&name.len()) {
+                return Err(wrong(at("name"), format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$")));
+            }
+            if taken(name) || tools.contains_key(name) {
+                return Err(wrong(at("name"), format!("{name:?} is the name of another tool")));
+            }
+            if input_schema.get("type").and_then(Value::as_str) != Some("object") {
+                return Err(wrong(at("input_schema"), "must have `type: object`".into()));
+            }
+            let schema = compile_schema("input_schema", input_schema);
+            tools.insert(name.clone(), schema.map_err(|error| wrong(at("input_schema"), error.to_string()))?);
+        }
+        Ok(Self(tools))
+    }
+
+    /// Whether there are none.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+
+    /// Their names.
+    pub fn names(&self) -> impl Iterator<Item = &str> {
+        self.0.keys().map(String::as_str)
+    }
+
+    /// The arguments of a call, or what is wrong with them; nothing where the tool is none of these.
+    pub fn arguments(&self, tool: &str, text: &str) -> Option<Result<Value, String>> {
+        self.0.get(tool).map(|schema| arguments_of(text, schema))
+    }
+}
+
+/// What a model is told of a caller's tool.
+pub fn offer(tool: &ClientTool) -> ToolOffer {
+    ToolOffer {
+        name: tool.name.clone(),
+        description: tool.description.clone(),
+        input_schema: Arc::new(tool.input_schema.clone()),
+    }
+}
+
+fn wrong(pointer: String, message: String) -> ValidationError {
+    ValidationError { pointer, message }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    fn tool(name: &str, input_schema: Value) -> ClientTool {
+        ClientTool { name: name.into(), description: String::new(), input_schema }
+    }
+
+    #[test]
+    fn what_cannot_be_offered_is_refused_where_it_stands() {
+        let object = || json!({"type": "object"});
+        let table = [
+            (vec![tool("", object())], "/client_tools/0/name"),
+            (vec![tool("a b", object())], "/client_tools/0/name"),
+            (vec![tool(&"n".repeat(65), object())], "/client_tools/0/name"),
+            (vec![tool("shell", object())], "/client_tools/0/name"),
+            (vec![tool("ask", object()), tool("ask", object())], "/client_tools/1/name"),
+            (vec![tool("ask", json!({"type": "string"}))], "/client_tools/0/input_schema"),
+            (vec![tool("ask", json!(true))], "/client_tools/0/input_schema"),
+            (vec![tool("ask", json!({"type": "object", "required": 1}))], "/client_tools/0/input_schema"),
+            (vec![tool("ask", json!({"type": "object", "$ref": "http://a.b/c"}))], "/client_tools/0/input_schema"),
+            ((0..129).map(|n| tool(&format!("t{n}"), object())).collect(), "/client_tools"),
+        ];
+        for (tools, pointer) in table {
+            let refused = ClientTools::new(&tools, |name| name == "shell").unwrap_err();
+            assert_eq!(refused.pointer, pointer, "{refused:?}");
+        }
+    }
+
+    #[test]
+    fn arguments_are_checked_before_anybody_waits() {
+        let schema = json!({"type": "object", "required": ["question"]});
+        let tools = ClientTools::new(&[tool("ask_user-1", schema)], |_| false).unwrap();
+        assert_eq!(tools.names().collect::<Vec<_>>(), ["ask_user-1"]);
+        assert_eq!(tools.arguments("other", "{}"), None);
+        let asked = tools.arguments("ask_user-1", r#"{"question": "why?"}"#);
+        assert_eq!(asked, Some(Ok(json!({"question": "why?"}))));
+        for wrong in ["", "{", "[]", r#"{"answer": 1}"#] {
+            assert!(matches!(tools.arguments("ask_user-1", wrong), Some(Err(_))), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,121 @@
+//! What runs take of a budget that several of them share, and its caps.
+
+use super::{Budget, Totals, Usd};
+
+/// So much of everything that a shared budget caps.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Amounts {
+    /// Input plus output of model calls.
+    pub tokens: u64,
+    /// Millionths of a dollar.
+    pub micro_usd: u64,
+    /// Calls of tools.
+    pub tool_calls: u64,
+    /// Model responses.
+    pub iterations: u64,
+}
+
+/// The caps of a shared budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Caps {
+    /// Tokens, where they are capped.
+    pub tokens: Option<u64>,
+    /// Millionths of a dollar, where they are capped.
+    pub micro_usd: Option<u64>,
+    /// Calls of tools.
+    pub tool_calls: u64,
+    /// Model responses.
+    pub iterations: u64,
+}
+
+/// What came of asking for a part of a shared budget.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Reserved {
+    /// It is reserved.
+    Granted,
+    /// There is not so much left; nothing is reserved.
+    Refused(Refusal),
+}
+
+/// The cap that stands in the way.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Refusal {
+    /// As a budget names it, e.g. `max_total_tokens`.
+    pub limit: &'static str,
+    /// What is spent and reserved; cost in millionths of a dollar.
+    pub used: u64,
+    /// The cap.
+    pub max: u64,
+}
+
+impl Amounts {
+    /// What a run has consumed so far.
+    pub fn of(totals: &Totals) -> Self {
+        Self {
+            tokens: totals.usage.total_tokens(),
+            micro_usd: totals.usage.cost_micro_usd.map_or(0, i64::unsigned_abs),
+            tool_calls: totals.tool_calls_made.into(),
+            iterations: totals.iterations.into(),
+        }
+    }
+
+    /// Both together.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        Self {
+            tokens: self.tokens.saturating_add(other.tokens),
+            micro_usd: self.micro_usd.saturating_add(other.micro_usd),
+            tool_calls: self.tool_calls.saturating_add(other.tool_calls),
+            iterations: self.iterations.saturating_add(other.iterations),
+        }
+    }
+}
+
+impl Caps {
+    /// Those of a run's budget that its children share.
+    pub fn of(budget: &Budget) -> Self {
+        Self {
+            tokens: budget.max_total_tokens,
+            micro_usd: budget.max_cost_usd.map(Usd::micro).map(i64::unsigned_abs),
+            tool_calls: budget.max_tool_calls,
+            iterations: budget.max_iterations,
+        }
+    }
+
+    /// The first cap that does not allow so much more. What is not asked for is not judged.
+    pub fn refuses(&self, used: Amounts, wanted: Amounts) -> Option<Refusal> {
+        let caps = [
+            ("max_total_tokens", used.tokens, wanted.tokens, self.tokens),
+            ("max_cost_usd", used.micro_usd, wanted.micro_usd, self.micro_usd),
+            ("max_tool_calls", used.tool_calls, wanted.tool_calls, Some(self.tool_calls)),
+            ("max_iterations", used.iterations, wanted.iterations, Some(self.iterations)),
+        ];
+        caps.into_iter().find_map(|(limit, used, wanted, max)| {
+            let max = max.filter(|max| wanted > 0 && used.saturating_add(wanted) > *max)?;
+            Some(Refusal { limit, used, max })
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn caps() {
+        let caps = Caps { tokens: Some(100), micro_usd: None, tool_calls: 2, iterations: 3 };
+        let used = Amounts { tokens: 90, micro_usd: 1_000, tool_calls: 2, iterations: 2 };
+        let none = Amounts::default();
+        let table = [
+            (none, None),
+            (Amounts { tokens: 10, micro_usd: 1_000, iterations: 1, ..none }, None),
+            (Amounts { tokens: 11, ..none }, Some(("max_total_tokens", 90, 100))),
+            (Amounts { tool_calls: 1, ..none }, Some(("max_tool_calls", 2, 2))),
+            (Amounts { tokens: 10, iterations: 2, ..none }, Some(("max_iterations", 2, 3))),
+        ];
+        for (wanted, expected) in table {
+            let refused = caps.refuses(used, wanted).map(|refusal| (refusal.limit, refusal.used, refusal.max));
+            assert_eq!(refused, expected, "{wanted:?}");
+        }
+    }
+}

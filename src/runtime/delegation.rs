@@ -1,0 +1,418 @@
+//! Child runs: who may start one, what it inherits, and that none outlives the call that waits for it.
+//!
+//! A child is a run like any other, with a row, a journal and an owner of its own; it takes no place among the runs
+//! that may be driven at once, because its parent holds one for it. Its id follows from the call, so that a parent
+//! which goes on after a crash finds the child that it started, wherever that is driven by then. Who its ancestors are
+//! follows from the rows. That children of an ended parent end is also seen to by the store's sweep, whatever became
+//! of the replica that waited for them.
+
+use std::collections::{BTreeMap, HashMap, HashSet};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::time::Duration;
+
+use async_trait::async_trait;
+use chrono::Utc;
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use tokio::time::Instant;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
+use super::worker::Head;
+use super::{Inner, Runtime};
+use crate::agents::Agent;
+use crate::engine::budget::SharedBudget;
+use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
+use crate::event::{RunEvent, ValidationError};
+use crate::run::{
+    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus, SpanPlace,
+};
+use crate::store::{RunRecord, StoreError};
+use crate::tools::subagent::{ChildCall, NoOutput, StartRun, Task};
+
+/// How many ancestors a run may have.
+const MAX_DEPTH: usize = 3;
+/// How often a child that is not driven here is looked at, and a store that is away asked again.
+const LOOK: Duration = Duration::from_secs(1);
+
+/// Where a child run stands.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(super) struct Lineage {
+    /// The run that nobody delegated.
+    pub(super) root: Uuid,
+    /// The agents from there on, the run's own among them.
+    pub(super) agents: Vec<String>,
+}
+
+/// A run under way here whose agent can leave work to others.
+pub(super) struct Parent {
+    pub(super) head: Head,
+    pub(super) plan: Arc<Plan>,
+    pub(super) control: Arc<RunControl>,
+    /// Whether its budget is shared by now.
+    pub(super) is_open: Arc<AtomicBool>,
+}
+
+/// All of them, by id.
+#[derive(Default)]
+pub(super) struct Parents(Mutex<HashMap<Uuid, Arc<Parent>>>);
+
+/// Keeps a parent known for as long as it is driven here.
+pub(super) struct Known {
+    inner: Weak<Inner>,
+    parent: Arc<Parent>,
+}
+
+impl Parents {
+    fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Parent>>> {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Drop for Known {
+    fn drop(&mut self) {
+        if let Some(inner) = self.inner.upgrade() {
+            let mut parents = inner.parents.lock();
+            let id = self.parent.head.new.id;
+            // The run may have been claimed again by then.
+            if parents.get(&id).is_some_and(|parent| Arc::ptr_eq(parent, &self.parent)) {
+                parents.remove(&id);
+            }
+        }
+    }
+}
+
+/// The runtime as tools see it.
+pub(super) struct Children(pub(super) Weak<Inner>);
+
+#[async_trait]
+impl StartRun for Children {
+    async fn start_run(&self, call: ChildCall) -> Result<Value, NoOutput> {
+        let gone = || NoOutput("The run that calls is not driven here any more.".into());
+        let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
+        let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
+        let agent = call.agent.clone();
+        // In a task of its own: a start that is under way must not be forgotten half-way.
+        let given_up = CancellationToken::new();
+        let _waiting = given_up.clone().drop_guard();
+        let child = runtime.inner.tasks.spawn(runtime.clone().accompany(parent, call, given_up));
+        let ended = child.await.map_err(|_| NoOutput(format!("The agent {agent} could not be waited for.")))??;
+        match (ended.output, ended.error) {
+            (Some(output), _) if ended.status == RunStatus::Completed => Ok(output),
+            (_, Some(error)) => Err(NoOutput(format!(
+                "The agent {agent} {} ({}): {}",
+                if ended.status == RunStatus::Cancelled { "was cancelled" } else { "failed" },
+                error.code,
+                error.message
+            ))),
+            _ => Err(NoOutput(format!("The agent {agent} ended without an output."))),
+        }
+    }
+}
+
+/// Whether a run can start others.
+fn delegates(plan: &Plan) -> bool {
+    plan.offers.iter().any(|offer| Delegation::of_tool(&offer.name).is_some())
+}
+
+/// The id of the child that a call means.
+fn child_id(effect_key: &str) -> Uuid {
+    let hash = Sha256::new().chain_update("child\0").chain_update(effect_key).finalize();
+    let mut bytes = [0; 16];
+    bytes.iter_mut().zip(&hash[..]).for_each(|(byte, hashed)| *byte = *hashed);
+    uuid::Builder::from_custom_bytes(bytes).into_uuid()
+}
+
+impl Parent {
+    fn lineage(&self) -> Lineage {
+        match &self.head.lineage {
+            Some(lineage) => Lineage::clone(lineage),
+            None => Lineage { root: self.head.new.id, agents: vec![self.head.new.agent.clone()] },
+        }
+    }
+
+    /// Where a child stands.
+    fn lineage_of(&self, child: &str) -> Result<Lineage, NoOutput> {
+        let mut lineage = self.lineage();
+        if lineage.agents.iter().any(|agent| agent == child) {
+            let chain = lineage.agents.join(" → ");
+            return Err(NoOutput(format!("{child} already works on this ({chain}) and cannot be asked again.")));
+        }
+        if lineage.agents.len() > MAX_DEPTH {
+            return Err(NoOutput(format!("Work can be passed on {MAX_DEPTH} times, not more: do it yourself.")));
+        }
+        lineage.agents.push(child.to_owned());
+        Ok(lineage)
+    }
+
+    /// What a child's request narrows, whatever its definition says.
+    fn bounds(&self, now: &State) -> Overrides {
+        let is_private = self.head.new.overrides.get("private").and_then(Value::as_bool);
+        let left = now.deadline().map(|deadline| (deadline - Utc::now()).num_seconds());
+        let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
+        Overrides {
+            private: is_private.filter(|is_private| *is_private),
+            budget: Some(BudgetOverrides {
+                max_duration_seconds,
+                // Of what is counted in calls the tree's budget says enough; these make the child know its prices.
+                max_total_tokens: self.plan.rules.budget.max_total_tokens,
+                max_cost_usd: self.plan.rules.budget.max_cost_usd,
+                ..BudgetOverrides::default()
+            }),
+            ..Overrides::default()
+        }
+    }
+
+    fn autonomy(&self, now: &State) -> Autonomy {
+        let defined = self.plan.agent.definition.governance.autonomy;
+        now.skills().iter().filter_map(|skill| skill.autonomy).fold(defined, Autonomy::min)
+    }
+}
+
+impl Runtime {
+    /// Makes a run known as a parent, where its agent can leave work to others.
+    pub(super) fn note_parent(&self, parent: Parent) -> Option<Known> {
+        if !delegates(&parent.plan) {
+            return None;
+        }
+        let parent = Arc::new(parent);
+        self.inner.parents.lock().insert(parent.head.new.id, Arc::clone(&parent));
+        Some(Known { inner: Arc::downgrade(&self.inner), parent })
+    }
+
+    /// A run's way to the budget that it shares, where it was started by another one or can start others.
+    pub(super) fn sharing(&self, head: &Head, plan: &Plan, is_open: &Arc<AtomicBool>) -> Option<SharedBudget> {
+        if head.lineage.is_none() && !delegates(plan) {
+            return None;
+        }
+        let run = head.new.id;
+        let root = head.lineage.as_ref().map_or(run, |lineage| lineage.root);
+        let (reserving, settling) = (self.clone(), self.clone());
+        let reserve = move |wanted| {
+            let runtime = reserving.clone();
+            Box::pin(async move { runtime.patiently(|| runtime.inner.store.reserve(root, run, wanted)).await }) as _
+        };
+        let settle = move |spent, ended| {
+            let runtime = settling.clone();
+            Box::pin(async move { runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await })
+                as _
+        };
+        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
+    }
+
+    /// Asks the store as long as a run may wait for one that went away.
+    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, AppendFailed>
+    where
+        F: Future<Output = Result<T, StoreError>>,
+    {
+        let until = Instant::now() + self.inner.settings.store_patience;
+        loop {
+            match ask().await {
+                Ok(answer) => return Ok(answer),
+                Err(error) if error.is_transient() && Instant::now() < until => tokio::time::sleep(LOOK).await,
+                Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
+                Err(error) => {
+                    tracing::error!(%error, "a shared budget cannot be kept");
+                    return Err(AppendFailed::Refused);
+                }
+            }
+        }
+    }
+
+    /// Where a run stands that was started by another one, from the rows of its ancestors.
+    pub(super) async fn lineage(&self, run: &RunRecord) -> Result<Option<Arc<Lineage>>, StoreError> {
+        if run.parent_run_id.is_none() {
+            return Ok(None);
+        }
+        let mut lineage = Lineage { root: run.id, agents: vec![run.agent.clone()] };
+        let mut next = run.parent_run_id;
+        while let Some(id) = next.filter(|_| lineage.agents.len() <= MAX_DEPTH) {
+            let Some(ancestor) = self.inner.store.run(&run.tenant, id).await? else { break };
+            lineage.root = ancestor.id;
+            lineage.agents.insert(0, ancestor.agent);
+            next = ancestor.parent_run_id;
+        }
+        Ok(Some(Arc::new(lineage)))
+    }
+
+    /// Starts or finds a child and waits for its end, or cancels it once nobody waits any more.
+    async fn accompany(
+        self,
+        parent: Arc<Parent>,
+        call: ChildCall,
+        given_up: CancellationToken,
+    ) -> Result<RunRecord, NoOutput> {
+        let (id, tenant) = (child_id(&call.effect_key), parent.head.caller.tenant.clone());
+        let started = self.start_child(&parent, call, id, &given_up).await?;
+        let ended = given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
+        if let Some(ended) = ended {
+            return ended;
+        }
+        // A parent that goes on elsewhere will wait for it again.
+        while !parent.control.is_lost() {
+            match self.cancel(&tenant, id, Some("the call that waits for it has ended")).await {
+                Err(error) if error.is_transient() => tokio::time::sleep(LOOK).await,
+                Err(error) => {
+                    tracing::error!(run_id = %id, %error, "the child run could not be cancelled");
+                    break;
+                }
+                Ok(_) => break,
+            }
+        }
+        Err(NoOutput("The call was given up.".into()))
+    }
+
+    /// The child, where it is driven here from its start. `None`: it has been started before.
+    async fn start_child(
+        &self,
+        parent: &Arc<Parent>,
+        call: ChildCall,
+        id: Uuid,
+        given_up: &CancellationToken,
+    ) -> Result<Option<Started>, NoOutput> {
+        let lineage = parent.lineage_of(&call.agent)?;
+        loop {
+            match self.try_start(parent, &call, id, lineage.clone()).await {
+                Ok(started) => return Ok(Some(started)),
+                Err(StartError::RunIdTaken(_)) => return Ok(None),
+                Err(StartError::Store(error)) if error.is_transient() && !given_up.is_cancelled() => {
+                    tokio::time::sleep(LOOK).await;
+                }
+                Err(StartError::InvalidInputs(errors)) => return Err(invalid_inputs(&call.agent, &errors)),
+                Err(error) => {
+                    tracing::warn!(run_id = %id, %error, "a child run could not be started");
+                    return Err(NoOutput(format!("The agent {} could not be started: {error}.", call.agent)));
+                }
+            }
+        }
+    }
+
+    async fn try_start(
+        &self,
+        parent: &Parent,
+        call: &ChildCall,
+        id: Uuid,
+        lineage: Lineage,
+    ) -> Result<Started, StartError> {
+        let Head { new, caller, .. } = &parent.head;
+        let (mut now, mut calls_under_way) = (State::new(parent.plan.rules.clone()), HashSet::new());
+        for event in self.journal_of(&caller.tenant, new.id).await? {
+            now.apply(&event).map_err(|e| StoreError::Failed(e.to_string()))?;
+            match &event.what {
+                RunEvent::ToolCallStarted(call) => _ = calls_under_way.insert(call.call_id),
+                RunEvent::ToolCallCompleted(call) => _ = calls_under_way.remove(&call.call_id),
+                _ => {}
+            }
+        }
+        let inputs = match &call.task {
+            Task::Inputs(inputs) => inputs.clone(),
+            Task::Handoff { .. } => Value::clone(&new.inputs),
+        };
+        let request = StartRequest {
+            caller: Arc::clone(caller),
+            agent: call.agent.clone(),
+            kind: RunKind::Iterative,
+            mode: Mode::Stored,
+            idempotency: None,
+            traceparent: Some(parent.head.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string()),
+            run_id: Some(id),
+            inputs,
+            metadata: BTreeMap::new(),
+            session_id: None,
+            overrides: parent.bounds(&now),
+        };
+        let agent = self.held_to(&call.agent, parent.autonomy(&now))?;
+        let mut checked = self.check(agent, request)?;
+        checked.new.parent_run_id = Some(new.id);
+        let Checked { new: child, plan, caller, .. } = &checked;
+        let mut background = self.background(plan, caller, child, &[]).await?;
+        let mut opening = opening(plan, &child.inputs, &background)?;
+        if let Task::Handoff { reason } = &call.task {
+            background.turns = now.conversation().turns().to_vec();
+            opening.user = phrases::handed_over(&new.agent, reason.as_deref());
+        }
+        if !parent.is_open.load(Ordering::Acquire) {
+            let under_way = Amounts { tool_calls: calls_under_way.len() as u64, ..Amounts::default() };
+            let (caps, spent) = (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
+            self.inner.store.open_budget(lineage.root, caps, spent).await?;
+            parent.is_open.store(true, Ordering::Release);
+        }
+        let lineage = Some(Arc::new(lineage));
+        self.launch(Launch { checked, opening, background, lineage, slot: None, mode: Mode::Stored }).await
+    }
+
+    /// An agent as it may act for a run of that autonomy.
+    fn held_to(&self, name: &str, autonomy: Autonomy) -> Result<Arc<Agent>, StartError> {
+        let agent = self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
+        if agent.definition.governance.autonomy <= autonomy {
+            return Ok(agent);
+        }
+        let broken =
+            |e: &dyn std::error::Error| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() };
+        agent.held_to(autonomy).map(Arc::new).map_err(|e| broken(&e))
+    }
+
+    /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits there, which might be
+    /// for the place of its own parent.
+    async fn child_end(&self, parent: &Parent, id: Uuid, started: Option<Started>) -> Result<RunRecord, NoOutput> {
+        if let Some(started) = started
+            && let Ok(ended) = started.finished().await
+        {
+            return Ok(ended);
+        }
+        let Caller { tenant, .. } = &*parent.head.caller;
+        loop {
+            let look = Instant::now() + LOOK;
+            match self.inner.store.run(tenant, id).await {
+                Ok(Some(run)) if run.parent_run_id == Some(parent.head.new.id) => {
+                    if run.status.is_terminal() {
+                        return Ok(run);
+                    }
+                    if run.status == RunStatus::Queued {
+                        self.take_child(id).await;
+                    }
+                    let has_ended = tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq)).await;
+                    if has_ended == Ok(true) {
+                        continue;
+                    }
+                }
+                Ok(_) => return Err(NoOutput("The id of the run that was to be started is taken.".into())),
+                Err(error) if error.is_transient() => {}
+                Err(error) => return Err(NoOutput(format!("The child run cannot be read: {error}."))),
+            }
+            tokio::time::sleep_until(look).await;
+        }
+    }
+
+    /// Whether the end was seen; not where the service is stopping or the journal cannot be read.
+    async fn until_ended(&self, tenant: &str, id: Uuid, seen: i64) -> bool {
+        let mut follower = self.follow(tenant, id, seen);
+        while let Ok(Some(published)) = follower.next().await {
+            if published.news.is_the_end() {
+                return true;
+            }
+        }
+        false
+    }
+
+    async fn take_child(&self, id: Uuid) {
+        if self.is_draining() || !self.inner.lease.holds() {
+            return;
+        }
+        match self.inner.store.claim_run(&self.inner.owner, id).await {
+            Ok(Some(claimed)) => self.resume(claimed, None).await,
+            Ok(None) => {} // somebody else was faster, or its turn has not come
+            Err(error) => tracing::debug!(run_id = %id, %error, "the child run is taken later"),
+        }
+    }
+}
+
+fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> NoOutput {
+    let lines = errors.iter().map(|error| {
+        let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
+        format!("\n- at {at}: {}", error.message)
+    });
+    NoOutput(format!("The inputs do not match the schema of the agent {agent}:{}", lines.collect::<String>()))
+}

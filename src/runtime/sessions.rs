@@ -1,0 +1,101 @@
+//! Which run of a session goes on, and what becomes of one that finds it taken.
+//!
+//! That one run at a time holds a session is decided by the store; here a request is placed by what the session
+//! looks like, and placed anew where that has changed meanwhile. Who waits is claimed from the queue like any other
+//! queued run, so a starter that goes away loses nobody's turn.
+
+use uuid::Uuid;
+
+use super::Runtime;
+use super::start::{Accepted, Checked, Mode, StartError};
+use crate::agents::definition::HistorySection;
+use crate::run::OnSessionBusy;
+use crate::store::{NewRun, SessionPlace, SessionRecord, StoreError};
+
+/// How often a request is placed anew because its session has changed meanwhile.
+const TRIES: usize = 8;
+
+impl Runtime {
+    /// Starts a run in its session: at once where that is free, else by the policy for busy ones.
+    pub(super) async fn begin_in(
+        &self,
+        session_id: &str,
+        checked: Checked,
+        mode: Mode,
+        busy: OnSessionBusy,
+    ) -> Result<Accepted, StartError> {
+        let tenant = checked.caller.tenant.clone();
+        let mut seen = None;
+        for _ in 0..TRIES {
+            let session = self.session_of(&tenant, session_id, checked.plan.agent.definition.history).await?;
+            if seen.as_ref() == Some(&session) {
+                return Err(StartError::RunIdTaken(checked.new.id)); // it is not the session that is taken
+            }
+            if let Some(session) = session.as_ref().filter(|session| session.agent != checked.new.agent) {
+                return Err(StartError::SessionOfOtherAgent(session.agent.clone()));
+            }
+            let live = session.as_ref().map_or(&[][..], |session| &session.live);
+            if live.contains(&checked.new.id) {
+                return Err(StartError::RunIdTaken(checked.new.id));
+            }
+            let mut placed = checked.clone();
+            if let Some(holder) = live.first() {
+                let place = match busy {
+                    OnSessionBusy::Reject => return Err(StartError::SessionBusy(*holder)),
+                    OnSessionBusy::Enqueue => SessionPlace::Waits,
+                    OnSessionBusy::Interrupt => SessionPlace::Next,
+                };
+                placed.new.session_place = Some(place);
+                let accepted = self.admit(placed, Mode::Queued).await?;
+                if place == SessionPlace::Next {
+                    self.interrupt_those_before(&tenant, session_id, checked.new.id).await?;
+                }
+                return Ok(accepted);
+            }
+            let after = session.as_ref().map(|session| session.newest);
+            placed.new.session_place = Some(SessionPlace::Holds { after });
+            placed.earlier = session.as_ref().map(|session| session.ended.clone()).unwrap_or_default();
+            match self.admit(placed, mode).await {
+                Err(StartError::RunIdTaken(_)) => seen = Some(session),
+                outcome => return outcome,
+            }
+        }
+        Err(StartError::Overloaded)
+    }
+
+    /// The runs of a claimed run's session before it, the oldest first.
+    pub(super) async fn earlier_runs(
+        &self,
+        tenant: &str,
+        new: &NewRun,
+        bounds: HistorySection,
+    ) -> Result<Vec<Uuid>, StoreError> {
+        let Some(session_id) = new.session_id.as_deref().filter(|_| new.parent_run_id.is_none()) else {
+            return Ok(Vec::new());
+        };
+        let session = self.session_of(tenant, session_id, bounds).await?;
+        Ok(session.map(|session| session.ended).unwrap_or_default())
+    }
+
+    async fn session_of(
+        &self,
+        tenant: &str,
+        session_id: &str,
+        bounds: HistorySection,
+    ) -> Result<Option<SessionRecord>, StoreError> {
+        let ended = if bounds.max_tokens == 0 { 0 } else { bounds.max_runs };
+        self.inner.store.session(tenant, session_id, ended).await
+    }
+
+    /// Cancels whoever holds the session, and whoever was to hold it before this run.
+    async fn interrupt_those_before(&self, tenant: &str, session_id: &str, run: Uuid) -> Result<(), StoreError> {
+        let session = self.inner.store.session(tenant, session_id, 0).await?;
+        let live = session.map(|session| session.live).unwrap_or_default();
+        let before = live.iter().take_while(|live| **live != run).filter(|_| live.contains(&run));
+        for other in before {
+            self.cancel(tenant, *other, Some(&format!("Interrupted by run {run} of the same session."))).await?;
+        }
+        self.inner.queue.changed.notify_one();
+        Ok(())
+    }
+}

@@ -1,0 +1,153 @@
+//! What a run may consume, it may consume once, however many others it starts.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    sixty_four_children_share_ten_model_calls,
+    calls_of_tools_are_shared,
+    tokens_are_shared_and_balance,
+    a_crash_leaves_the_budget_balanced,
+}
+
+const CHILD: &str = "model: scripted/child\nenable_double_confirmation: false\n";
+
+async fn whole_tree(service: &Service, root: &str) -> Vec<Value> {
+    let mut tree = vec![service.get(&format!("/v1/runs/{root}")).await.body];
+    let children = service.get(&format!("/v1/runs?parent_run_id={root}&limit=200")).await.body;
+    tree.extend(children["data"].as_array().unwrap().iter().cloned());
+    tree
+}
+
+fn sum(tree: &[Value], field: &str) -> u64 {
+    tree.iter().map(|run| run[field].as_u64().unwrap()).sum()
+}
+
+/// The root says what all of them say together.
+fn assert_balanced(tree: &[Value]) {
+    let used = &tree[0]["budget"]["tree"];
+    let expected = json!({
+        "iterations": sum(tree, "iterations"), "tool_calls": sum(tree, "tool_calls_made"),
+        "total_tokens": sum(tree, "tokens_used"), "cost_usd": null,
+    });
+    assert_eq!(*used, expected, "{:#}", tree[0]);
+}
+
+fn refused(run: &Value, limit: &str) -> bool {
+    let error = &run["error"];
+    run["termination_reason"] == "budget_exceeded"
+        && error["code"] == "BUDGET_EXCEEDED"
+        && error["context"]["limit"] == limit
+        && error["context"]["shared"] == true
+}
+
+async fn sixty_four_children_share_ten_model_calls(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+parallel_tool_calls: true
+limits: {max_tool_calls_per_iteration: 128, error_threshold: 1000}
+governance: {budget: {max_iterations: 10}}
+";
+    let call = |number| format!("{{tool: \"agent:child\", arguments: {{number: {number}}}}}");
+    let calls = (0..64).map(call).collect::<Vec<_>>().join(", ");
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario("parent", &format!("steps: [{{tool_calls: [{calls}]}}, {{text: done}}]"))
+        .agent("child", CHILD)
+        .scenario("child", "steps: [{delay_ms: 20, text: fine}]")
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert!(refused(&run, "max_iterations"), "nothing is left for the parent: {run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert_eq!((tree.len(), sum(&tree, "iterations")), (65, 10), "overspend 0");
+    let completed = tree.iter().filter(|run| run["status"] == "completed").count();
+    assert_eq!(completed, 9);
+    assert!(tree[1..].iter().all(|run| run["status"] == "completed" || refused(run, "max_iterations")), "{tree:#?}");
+    assert_balanced(&tree);
+}
+
+async fn calls_of_tools_are_shared(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+governance: {budget: {max_tool_calls: 3}}
+";
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: '{{ results[0] }}'}]")
+        .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
+        .scenario("child", "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}]")
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert!(run["output"]["result"].as_str().unwrap().contains("BUDGET_EXCEEDED"), "{run:#}");
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    assert!(refused(&tree[1], "max_tool_calls"), "{:#}", tree[1]);
+    assert_eq!(sum(&tree, "tool_calls_made"), 3);
+    assert_balanced(&tree);
+}
+
+async fn tokens_are_shared_and_balance(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+limits: {error_threshold: 10}
+governance: {budget: {max_total_tokens: 3000}}
+";
+    let call = "tool_calls: [{tool: \"agent:child\"}], usage: {input_tokens: 50, output_tokens: 50}";
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario("parent", &format!("steps: [{{{call}}}, {{{call}}}, {{{call}}}, {{text: done}}]"))
+        .agent("child", CHILD)
+        .scenario("child", "steps: [{text: fine, usage: {input_tokens: 60, output_tokens: 1340}}]")
+        .agent("alone", CHILD)
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    let tree = whole_tree(&service, run["run_id"].as_str().unwrap()).await;
+    let done = tree[1..].iter().filter(|run| run["status"] == "completed").count();
+    assert_eq!(done, 2, "{tree:#?}");
+    assert!(tree.iter().any(|run| refused(run, "max_total_tokens")), "{tree:#?}");
+    assert!(sum(&tree, "tokens_used") <= 3000, "{tree:#?}");
+    assert_balanced(&tree);
+    let alone = service.run("alone", &json!({})).await;
+    let alone = service.get(&format!("/v1/runs/{}", alone["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(alone["budget"]["tree"], Value::Null, "who starts nobody shares nothing");
+}
+
+async fn a_crash_leaves_the_budget_balanced(db: Db) {
+    let parent = "
+model: scripted/parent
+tools: ['agent:child']
+enable_double_confirmation: false
+governance: {budget: {max_iterations: 4}}
+";
+    let mut service = Setup::new()
+        .config("[runtime]\nlease = \"2s\"")
+        .agent("parent", parent)
+        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: '{{ results[0] }}'}]")
+        .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
+        .scenario(
+            "child",
+            "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}, {delay_ms: 1500, text: fine}]",
+        )
+        .start(db)
+        .await;
+    let root = uuid::Uuid::now_v7().to_string();
+    let request = service.request(Method::POST, "/v1/agents/parent/invoke-iterative").json(&json!({"run_id": root}));
+    tokio::spawn(async move { request.send().await });
+    let path = format!("/v1/runs?parent_run_id={root}");
+    service.until(&path, |runs| runs["data"][0]["tool_calls_made"] == 1).await;
+    service.kill().await; // while the child's second model call is reserved
+    service.restart().await;
+    let run = service.until(&format!("/v1/runs/{root}"), |run| run["finished_at"].is_string()).await;
+    assert_eq!(run["output"], json!({"result": "fine"}), "four model calls are enough, whoever crashed: {run:#}");
+    assert_balanced(&whole_tree(&service, &root).await);
+}

@@ -1,0 +1,293 @@
+//! One run at a time per session, whoever asks for it, and everybody in their turn.
+
+use std::collections::HashMap;
+
+use tokio::task::JoinSet;
+use toolloop::store::{AuditFilter, SessionDeleted, SessionPlace};
+
+use super::*;
+
+on_both! {
+    one_run_holds_a_session,
+    of_many_at_once_one_holds,
+    a_batch_may_hold_the_same_session_twice,
+    whoever_knows_an_older_newest_run_is_refused,
+    those_that_wait_are_claimed_in_their_turn,
+    nobody_overtakes_those_that_wait,
+    whoever_holds_keeps_it_through_crashes_and_parking,
+    a_cancelled_one_does_not_keep_others_waiting,
+    many_claim_at_once_and_each_session_has_one_run,
+    a_session_is_what_its_runs_say,
+    journals_come_in_one_piece,
+    a_session_is_deleted_with_all_its_runs,
+}
+
+const HOLDS: SessionPlace = SessionPlace::Holds { after: None };
+
+fn after(run: &Script) -> SessionPlace {
+    SessionPlace::Holds { after: Some(run.id) }
+}
+
+fn placed(session: &str, place: SessionPlace) -> Script {
+    let waits = !matches!(place, SessionPlace::Holds { .. });
+    let mut script = Script::with(|new| {
+        new.session_id = Some(session.into());
+        new.session_place = Some(place);
+        new.status = if waits { RunStatus::Queued } else { RunStatus::Running };
+    });
+    script.epoch = i64::from(!waits);
+    script
+}
+
+async fn end(db: &Db, script: &mut Script) {
+    db.commit("me", &script.write(vec![responded(1, &[]), completed(json!(1))])).await;
+}
+
+/// Claims for `me`, and goes on with what was claimed.
+async fn claim(db: &Db, scripts: &mut [Script]) -> Vec<Uuid> {
+    let claimed = db.store.claim("me", 10).await.unwrap();
+    for claimed in &claimed {
+        let script = scripts.iter_mut().find(|script| script.id == claimed.run.id).unwrap();
+        script.epoch = claimed.run.epoch;
+    }
+    claimed.into_iter().map(|claimed| claimed.run.id).collect()
+}
+
+async fn live(db: &Db, session: &str) -> Vec<Uuid> {
+    db.store.session(TENANT, session, 0).await.unwrap().unwrap().live
+}
+
+async fn one_run_holds_a_session(db: Db) {
+    let (mut first, mut second) = (placed("s", HOLDS), placed("s", HOLDS));
+    let begin = first.start();
+    db.commit("me", &begin).await;
+    assert_eq!(db.commit_one("me", &second.start()).await, WriteOutcome::IdTaken);
+    assert_eq!(db.store.run(TENANT, second.id).await.unwrap(), None);
+    // Repeated after a lost answer.
+    assert_eq!(db.commit_one("me", &begin).await, WriteOutcome::Committed);
+    // Another session, and the same one of another tenant.
+    db.commit("me", &placed("t", HOLDS).start()).await;
+    let mut other = placed("s", HOLDS);
+    other.caller = Arc::new(Caller { tenant: "other".into(), ..Caller::clone(&other.caller) });
+    db.commit("me", &other.start()).await;
+    // A run that another one delegated to, and one from before sessions were held.
+    let mut child = placed("s", HOLDS);
+    child.new = child.new.map(|new| Arc::new(NewRun { session_place: None, ..NewRun::clone(&new) }));
+    db.commit("me", &child.start()).await;
+    end(&db, &mut first).await;
+    db.commit("me", &placed("u", HOLDS).start()).await;
+}
+
+async fn of_many_at_once_one_holds(db: Db) {
+    let db = Arc::new(db);
+    for round in 0..20 {
+        let session = format!("s{round}");
+        let mut tasks = JoinSet::new();
+        for starter in 0..6 {
+            let (db, mut script) = (db.clone(), placed(&session, HOLDS));
+            tasks.spawn(async move { db.commit_one(&format!("replica-{starter}"), &script.start()).await });
+        }
+        let outcomes = tasks.join_all().await;
+        let count = |outcome| outcomes.iter().filter(|other| **other == outcome).count();
+        assert_eq!((count(WriteOutcome::Committed), count(WriteOutcome::IdTaken)), (1, 5));
+        assert_eq!(live(&db, &session).await.len(), 1);
+    }
+}
+
+async fn a_batch_may_hold_the_same_session_twice(db: Db) {
+    let mut scripts = [placed("s", HOLDS), placed("s", HOLDS), placed("t", HOLDS), Script::owned()];
+    let batch: Vec<RunWrite> = scripts.iter_mut().map(Script::start).collect();
+    let outcomes = db.store.commit("me", &batch).await.unwrap();
+    let held = outcomes[..2].iter().filter(|outcome| **outcome == WriteOutcome::Committed).count();
+    assert_eq!((held, &outcomes[2..]), (1, &[WriteOutcome::Committed; 2][..]));
+}
+
+async fn whoever_knows_an_older_newest_run_is_refused(db: Db) {
+    let mut first = placed("s", HOLDS);
+    db.commit("me", &first.start()).await;
+    end(&db, &mut first).await;
+    assert_eq!(db.commit_one("me", &placed("s", HOLDS).start()).await, WriteOutcome::IdTaken);
+    let mut second = placed("s", after(&first));
+    db.commit("me", &second.start()).await;
+    end(&db, &mut second).await;
+    assert_eq!(db.commit_one("me", &placed("s", after(&first)).start()).await, WriteOutcome::IdTaken);
+    db.commit("me", &placed("s", after(&second)).start()).await;
+}
+
+async fn those_that_wait_are_claimed_in_their_turn(db: Db) {
+    let places = [HOLDS, SessionPlace::Waits, SessionPlace::Waits, SessionPlace::Next];
+    let mut scripts = places.map(|place| placed("s", place));
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    let ids: Vec<Uuid> = scripts.iter().map(|script| script.id).collect();
+    let turns = [ids[0], ids[3], ids[1], ids[2]];
+    assert_eq!(db.store.queued().await.unwrap(), 3);
+    for holder in 0..4 {
+        assert_eq!(live(&db, "s").await, turns[holder..]);
+        assert_eq!(claim(&db, &mut scripts).await.len(), 0, "somebody holds it");
+        end(&db, scripts.iter_mut().find(|script| script.id == turns[holder]).unwrap()).await;
+        assert_eq!(claim(&db, &mut scripts).await, turns[holder + 1..].iter().take(1).copied().collect::<Vec<_>>());
+    }
+    assert_eq!((live(&db, "s").await, db.store.queued().await.unwrap()), (vec![], 0));
+}
+
+async fn nobody_overtakes_those_that_wait(db: Db) {
+    let mut scripts = [placed("s", HOLDS), placed("s", SessionPlace::Waits)];
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    end(&db, &mut scripts[0]).await;
+    let mut late = placed("s", after(&scripts[1]));
+    assert_eq!(db.commit_one("me", &late.start()).await, WriteOutcome::IdTaken);
+    assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
+}
+
+async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
+    let mut scripts = [placed("s", HOLDS), placed("s", SessionPlace::Waits)];
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("gone", &begin).await;
+    }
+    let holder = scripts[0].id;
+    db.store.release("gone", None).await.unwrap();
+    assert_eq!(db.status(holder).await, RunStatus::Queued);
+    assert_eq!(claim(&db, &mut scripts).await, [holder]);
+    let shell = call("shell", "{}");
+    db.commit("me", &scripts[0].write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.store.release("me", None).await.unwrap();
+    assert_eq!(db.status(holder).await, RunStatus::NeedsReview);
+    assert_eq!(claim(&db, &mut scripts).await.len(), 0);
+    db.store.request_cancel(TENANT, holder, None).await.unwrap();
+    assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
+}
+
+async fn a_cancelled_one_does_not_keep_others_waiting(db: Db) {
+    let mut scripts = [HOLDS, SessionPlace::Waits, SessionPlace::Waits].map(|place| placed("s", place));
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    db.store.request_cancel(TENANT, scripts[1].id, None).await.unwrap();
+    assert_eq!(db.status(scripts[1].id).await, RunStatus::Cancelled);
+    end(&db, &mut scripts[0]).await;
+    assert_eq!(claim(&db, &mut scripts).await, [scripts[2].id]);
+}
+
+async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
+    let db = Arc::new(db);
+    let mut scripts: Vec<Script> = Vec::new();
+    for session in 0..5 {
+        for _ in 0..4 {
+            let mut script = placed(&format!("s{session}"), SessionPlace::Waits);
+            db.commit("me", &script.start()).await;
+            scripts.push(script);
+        }
+    }
+    let order: HashMap<Uuid, usize> = scripts.iter().enumerate().map(|(at, script)| (script.id, at)).collect();
+    let mut done: Vec<usize> = Vec::new();
+    while done.len() < scripts.len() {
+        let mut tasks = JoinSet::new();
+        for _ in 0..3 {
+            let db = db.clone();
+            tasks.spawn(async move { db.store.claim("me", 3).await.unwrap() });
+        }
+        let claimed: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
+        let mut sessions: Vec<_> = claimed.iter().map(|claimed| claimed.run.session_id.clone()).collect();
+        sessions.sort();
+        sessions.dedup();
+        assert_eq!(sessions.len(), claimed.len(), "two runs of one session were claimed");
+        for claimed in claimed {
+            let script = scripts.iter_mut().find(|script| script.id == claimed.run.id).unwrap();
+            script.epoch = claimed.run.epoch;
+            end(&db, script).await;
+            done.push(order[&claimed.run.id]);
+        }
+    }
+    for session in 0..5 {
+        let of_session: Vec<usize> = done.iter().copied().filter(|at| at / 4 == session).collect();
+        assert!(of_session.is_sorted(), "{of_session:?}");
+    }
+}
+
+async fn a_session_is_what_its_runs_say(db: Db) {
+    assert_eq!(db.store.session(TENANT, "s", 5).await.unwrap(), None);
+    let mut ended = Vec::new();
+    let mut place = HOLDS;
+    for _ in 0..4 {
+        let mut script = placed("s", place);
+        db.commit("me", &script.start()).await;
+        end(&db, &mut script).await;
+        place = after(&script);
+        ended.push(script);
+    }
+    // Nobody answered in this one.
+    let mut silent = placed("s", place);
+    db.commit("me", &silent.start()).await;
+    db.commit("me", &silent.write(vec![RunEvent::cancelled("iteration", None, String::new(), 1)])).await;
+    let mut holder = placed("s", after(&silent));
+    db.commit("me", &holder.start()).await;
+    let mut child = Script::with(|new| {
+        new.session_id = Some("s".into());
+        new.parent_run_id = Some(ended[0].id);
+        new.agent = "helper".into();
+    });
+    db.commit("me", &child.start()).await;
+    let session = db.store.session(TENANT, "s", 3).await.unwrap().unwrap();
+    assert_eq!((session.agent.as_str(), session.newest, session.live), ("reader", holder.id, vec![holder.id]));
+    assert_eq!(session.ended, ended[1..].iter().map(|script| script.id).collect::<Vec<_>>());
+    assert!(session.created_at < session.last_run_at);
+    assert_eq!(db.store.session("other", "s", 3).await.unwrap(), None);
+}
+
+async fn journals_come_in_one_piece(db: Db) {
+    let mut scripts = [Script::owned(), Script::owned(), Script::owned()];
+    for script in &mut scripts {
+        let begin = script.start();
+        db.commit("me", &begin).await;
+    }
+    for script in &mut scripts {
+        end(&db, script).await;
+    }
+    let wanted = [scripts[2].id, scripts[0].id];
+    let events = db.store.journals(TENANT, &wanted).await.unwrap();
+    let journals: Vec<&[Event]> = events.chunk_by(|a, b| a.run_id == b.run_id).collect();
+    assert_eq!(journals.len(), 2);
+    for journal in journals {
+        assert!(wanted.contains(&journal[0].run_id));
+        assert_eq!(journal, db.journal(journal[0].run_id).await);
+    }
+    assert_eq!(db.store.journals("other", &wanted).await.unwrap(), []);
+    assert_eq!(db.store.journals(TENANT, &[]).await.unwrap(), []);
+}
+
+async fn a_session_is_deleted_with_all_its_runs(db: Db) {
+    let delete = async |tenant: &str| db.store.delete_session(tenant, "s").await.unwrap();
+    assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
+    let (mut first, mut kept) = (placed("s", HOLDS), placed("t", HOLDS));
+    let read = call("file_ops", "{}");
+    db.commit("me", &first.start()).await;
+    let mut called = first.write(vec![responded(1, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)]);
+    called.audit = vec![audited(&read, "allowed")];
+    db.commit("me", &called).await;
+    // Of no session, but part of it.
+    let mut child = Script::with(|new| new.parent_run_id = Some(first.id));
+    db.commit("me", &child.start()).await;
+    end(&db, &mut child).await;
+    db.commit("me", &kept.start()).await;
+    assert_eq!((delete(TENANT).await, delete("other").await), (SessionDeleted::Busy, SessionDeleted::Unknown));
+    assert_eq!(db.status(first.id).await, RunStatus::Running);
+    db.commit("me", &first.write(vec![completed(json!(1))])).await;
+    assert_eq!(delete(TENANT).await, SessionDeleted::Gone);
+    for run in [first.id, child.id] {
+        assert_eq!((db.store.run(TENANT, run).await.unwrap(), db.journal(run).await), (None, vec![]));
+        assert_eq!(db.store.tool_calls(TENANT, run, &page(9, None)).await.unwrap(), []);
+    }
+    assert_eq!(db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap(), []);
+    assert_eq!(db.status(kept.id).await, RunStatus::Running);
+    assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
+    // Its name may be used again.
+    db.commit("me", &placed("s", HOLDS).start()).await;
+}

@@ -30,6 +30,7 @@ use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
+use crate::tools::recall::{Recall, Recollect};
 use crate::tools::registry::Registry;
 
 /// How often agent files are looked at.
@@ -195,7 +196,8 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let (registry, skills) = tools(config);
+    let no_memory: Recollect = Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
+    let (registry, skills) = tools(config, no_memory);
     Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
 }
 
@@ -212,12 +214,12 @@ impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         let telemetry = Arc::new(telemetry(config)?);
         let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
-        let (registry, skills) = tools(config);
+        let store = open_store(config).await?;
+        let (registry, skills) = tools(config, runtime::recollection(Arc::clone(&store)));
         let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
-        let store = open_store(config).await?;
         store.migrate().await?;
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
@@ -338,10 +340,11 @@ async fn keep_up(telemetry: Arc<Telemetry>) {
 }
 
 /// The tools of this configuration, and the skills that one of them reads.
-fn tools(config: &Config) -> (Arc<Registry>, Arc<Skills>) {
+fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
+    registry.add(Arc::new(Recall::new(recollect)));
     (Arc::new(registry), skills)
 }
 

@@ -108,6 +108,9 @@ fn check_tools(d: &Definition) -> Check {
         if d.tools.iter().take(i).any(|earlier| earlier == tool) {
             return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
         }
+        if tool == "recall" && d.memory.is_none() {
+            return Err(DefinitionError::at(key, "needs a memory: nothing is kept of this agent's runs"));
+        }
         if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
             if !is_agent_name(agent) {
                 return Err(DefinitionError::at(key, format!("{agent:?} is not the name of an agent")));

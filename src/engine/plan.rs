@@ -115,6 +115,8 @@ pub struct Plan {
     pub active: Vec<ActiveSkill>,
     /// Seconds that any tool call may take, where the request says so.
     pub longest_call_seconds: Option<u64>,
+    /// Whether later runs may recall what happens in this one.
+    pub is_observed: bool,
     /// The tools that the caller executes.
     pub client_tools: ClientTools,
     /// What the caller should know.
@@ -246,6 +248,7 @@ impl Plan {
                 offered_tokens: 0,
                 windows: Vec::new(),
             },
+            is_observed: definition.memory.is_some() && overrides.private != Some(true),
             client_tools,
             warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
             offers,

@@ -19,7 +19,7 @@ use super::vocabulary::{RunInputs, RunMetadata};
 use crate::run::{Overrides, RunKind};
 
 /// Overrides that make sense for a single model call.
-const SINGLE: [&str; 3] = ["model", "temperature", "active_skills"];
+const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_busy", "private"];
 
 /// What a request asks for.
 #[derive(Debug, PartialEq)]

@@ -96,7 +96,18 @@ fn the_document_lists_exactly_the_fields_that_are_read() {
         assert_eq!(schema["additionalProperties"], false);
         schema["properties"].as_object().unwrap().keys().cloned().collect::<Vec<_>>()
     };
-    let single = ["inputs", "run_id", "session_id", "metadata", "dry_run", "model", "temperature", "active_skills"];
+    let single = [
+        "inputs",
+        "run_id",
+        "session_id",
+        "metadata",
+        "dry_run",
+        "model",
+        "temperature",
+        "on_session_busy",
+        "active_skills",
+        "private",
+    ];
     assert_eq!(names(InvokeRequest::schema()), single);
     for name in names(InvokeIterativeRequest::schema()) {
         let value = if name == "inputs" { json!({}) } else { Value::Null };

@@ -33,6 +33,7 @@ mod runs;
 mod schemas;
 mod server;
 mod sessions;
+mod stats;
 mod stream;
 mod terms;
 mod tools;
@@ -162,6 +163,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(events::list_events))
         .routes(routes!(sessions::get_session))
         .routes(routes!(sessions::delete_session))
+        .routes(routes!(stats::get_tool_stats))
+        .routes(routes!(stats::get_usage_stats))
         .routes(routes!(tools::list_tools))
         .routes(routes!(tools::get_tool))
         .routes(routes!(keys::create_key))

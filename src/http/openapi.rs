@@ -27,11 +27,12 @@ use super::schemas;
 use super::vocabulary::OpenApiDocument;
 
 /// What the operations are about.
-const TAGS: [(&str, &str); 8] = [
+const TAGS: [(&str, &str); 9] = [
     ("agents", "What can be invoked, and invoking it."),
     ("runs", "What invocations have become: the history, one run, its parts and its events."),
     ("approvals", "What runs wait for, and answering it."),
     ("sessions", "Runs that share a conversation."),
+    ("stats", "What runs took, and how their calls went."),
     ("tools", "What agents can be given."),
     ("keys", "Who may call."),
     ("audit", "What was decided about tool calls."),

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 24] = [
+const ALL: [Code; 25] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -20,6 +20,7 @@ const ALL: [Code; 24] = [
     Code::SessionBusy,
     Code::SessionOfOtherAgent,
     Code::IdempotencyMismatch,
+    Code::NotAwaitingApproval,
     Code::PayloadTooLarge,
     Code::UriTooLong,
     Code::UnsupportedMediaType,
@@ -66,6 +67,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     409 SESSION_BUSY Session busy
     409 SESSION_OF_OTHER_AGENT Session of another agent
     422 IDEMPOTENCY_MISMATCH Idempotency mismatch
+    409 NOT_AWAITING_APPROVAL Not awaiting approval
     413 PAYLOAD_TOO_LARGE Payload too large
     414 URI_TOO_LONG URI too long
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type

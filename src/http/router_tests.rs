@@ -110,6 +110,9 @@ impl Store for Away {
     async fn session(&self, _: &str, _: &str, _: u32) -> Result<Option<SessionRecord>, StoreError> {
         away()
     }
+    async fn recall(&self, _: &str, _: &str, _: Uuid, _: &str, _: u32) -> Result<Vec<Observation>, StoreError> {
+        away()
+    }
     async fn delete_session(&self, _: &str, _: &str) -> Result<SessionDeleted, StoreError> {
         away()
     }
@@ -117,6 +120,12 @@ impl Store for Away {
         away()
     }
     async fn tool_calls(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+        away()
+    }
+    async fn tool_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
+        away()
+    }
+    async fn usage_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
         away()
     }
     async fn audit(&self, _: &str, _: &AuditFilter, _: &Page<RunCursor>) -> Result<Vec<AuditRow>, StoreError> {

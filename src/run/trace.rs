@@ -24,6 +24,8 @@ pub struct RunOrigin {
     pub session_id: Option<String>,
     /// When the run was accepted.
     pub created_at: DateTime<Utc>,
+    /// Whether later runs may recall what happens in it.
+    pub is_observed: bool,
     /// Its place in a trace.
     pub trace: TraceContext,
 }

@@ -34,13 +34,7 @@ impl Runtime {
         new: &NewRun,
         earlier: &[Uuid],
     ) -> Result<Background, StoreError> {
-        let skills = plan.agent.definition.skills.iter();
-        let line = |name: &String| Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()));
-        let mut background = Background {
-            skills: skills.filter_map(line).collect(),
-            active: plan.active.clone(),
-            ..Background::default()
-        };
+        let mut background = self.skills_of(plan);
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
             let history = history(&journals, earlier, plan.agent.definition.history);
@@ -50,7 +44,16 @@ impl Runtime {
                 background.turns = history.turns;
             }
         }
+        if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
+            background.memories = self.memories(recall, caller, new).await?;
+        }
         Ok(background)
+    }
+
+    fn skills_of(&self, plan: &Plan) -> Background {
+        let skills = plan.agent.definition.skills.iter();
+        let line = |name: &String| Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()));
+        Background { skills: skills.filter_map(line).collect(), active: plan.active.clone(), ..Background::default() }
     }
 
     /// The skills that are active from the start: those of the definition, then those of the request.

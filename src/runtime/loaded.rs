@@ -17,6 +17,7 @@ use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
+use crate::tools::recall;
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
@@ -122,6 +123,7 @@ pub(super) fn executor(
     let error = |e: &dyn std::error::Error| LoadError(e.to_string());
     let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
     let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
+    tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
     tools.extend(subagents);
     tools.retain(|tool| tool.info().name != use_skill::NAME);
     if !definition.skills.is_empty() {

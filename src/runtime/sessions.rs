@@ -52,8 +52,8 @@ impl Runtime {
                 }
                 return Ok(accepted);
             }
-            let after = session.as_ref().map(|session| session.newest);
-            placed.new.session_place = Some(SessionPlace::Holds { after });
+            let turn = session.as_ref().map_or(0, |session| session.turn) + 1;
+            placed.new.session_place = Some(SessionPlace::Holds { turn });
             placed.earlier = session.as_ref().map(|session| session.ended.clone()).unwrap_or_default();
             match self.admit(placed, mode).await {
                 Err(StartError::RunIdTaken(_)) => seen = Some(session),

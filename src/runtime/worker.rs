@@ -78,6 +78,7 @@ pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64)
         agent: ended.agent.clone(),
         agent_version: ended.agent_version.clone(),
         session_id: ended.session_id.clone(),
+        is_observed: false,
         created_at: ended.created_at,
         trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
     };
@@ -108,6 +109,7 @@ impl Head {
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
             session_id: new.session_id.clone(),
+            is_observed: false, // until its plan is known
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
@@ -118,13 +120,16 @@ impl Head {
 impl Owned {
     pub(super) fn new(
         runtime: &Runtime,
-        head: Head,
+        mut head: Head,
         plan: Arc<Plan>,
         executor: Arc<Executor>,
         workspace: Workspace,
         state: State,
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
+        if plan.is_observed {
+            head.origin = Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&head.origin) });
+        }
         let is_new = state.last_seq() == 0 && head.epoch == 1;
         let driver: &'static dyn Driver = match plan.rules.react {
             None => &Native,
@@ -133,6 +138,7 @@ impl Owned {
         };
         let scope = RunScope {
             run_id: head.new.id,
+            agent: head.new.agent.as_str().into(),
             caller: Arc::clone(&head.caller),
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),

@@ -25,6 +25,8 @@ pub struct Changes<'w> {
     pub calls: Vec<CallChange<'w>>,
     /// The audit log.
     pub audit: Vec<AuditInsert<'w>>,
+    /// What later runs may recall.
+    pub observations: Vec<ObservationInsert<'w>>,
     /// What is asked for.
     pub approvals: Vec<ApprovalInsert<'w>>,
     /// Runs that end while they may be waiting for something.
@@ -87,7 +89,7 @@ pub struct NewColumns<'w> {
     pub overrides: String,
     pub session_id: Option<&'w str>,
     pub session_place: Option<&'static str>,
-    pub session_after: Option<Uuid>,
+    pub session_turn: Option<i64>,
     pub parent_run_id: Option<Uuid>,
     pub metadata: String,
     #[serde(with = "ts_microseconds")]
@@ -193,6 +195,21 @@ pub struct AuditInsert<'w> {
     pub reason: Option<Cow<'w, str>>,
     pub outcome: &'w str,
     pub arguments: Cow<'w, str>,
+}
+
+/// A row of `observations`.
+#[derive(Debug, PartialEq, Serialize)]
+#[expect(missing_docs, reason = "fields mirror the columns of `observations`")]
+pub struct ObservationInsert<'w> {
+    pub run_id: Uuid,
+    pub seq: i64,
+    pub tenant: &'w str,
+    pub agent: &'w str,
+    pub session_id: Option<&'w str>,
+    #[serde(with = "ts_microseconds")]
+    pub at: DateTime<Utc>,
+    pub kind: &'static str,
+    pub content: String,
 }
 
 /// A row of `approvals`.

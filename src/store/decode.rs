@@ -12,8 +12,8 @@ use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
-    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, RateLimit,
-    RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord,
+    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, Observation,
+    RateLimit, RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats, UsageStats,
 };
 use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
@@ -215,10 +215,36 @@ where
         Ok(SessionRecord {
             agent: self.text("agent")?,
             created_at: self.time("created_at")?,
-            newest: self.uuid("newest")?,
             last_run_at: self.time("last_run_at")?,
             live: self.json("live")?.unwrap_or_default(),
+            turn: self.int("turn")?,
             ended: self.json("ended")?.unwrap_or_default(),
+        })
+    }
+
+    pub(super) fn observation(&self) -> Result<Observation, StoreError> {
+        Ok(Observation { at: self.time("at")?, kind: self.text("kind")?, content: self.text("content")? })
+    }
+
+    pub(super) fn tool_stats(&self) -> Result<ToolStats, StoreError> {
+        Ok(ToolStats {
+            tool: self.text("tool")?,
+            calls: self.count("calls")?,
+            errors: self.count("errors")?,
+            blocked: self.count("blocked")?,
+            p50_ms: self.optional_count("p50_ms")?,
+            p95_ms: self.optional_count("p95_ms")?,
+            p99_ms: self.optional_count("p99_ms")?,
+        })
+    }
+
+    pub(super) fn usage_stats(&self) -> Result<UsageStats, StoreError> {
+        Ok(UsageStats {
+            day: self.text("day")?,
+            agent: self.text("agent")?,
+            model: self.text("model")?,
+            runs: self.count("runs")?,
+            usage: self.usage()?,
         })
     }
 

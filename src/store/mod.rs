@@ -11,6 +11,7 @@ mod decode;
 mod definitions;
 mod failure;
 mod listing;
+mod observations;
 pub mod postgres;
 pub mod projection;
 mod rate_limit;
@@ -224,14 +225,28 @@ pub trait Store: Send + Sync {
     ) -> Result<Vec<crate::event::Event>, StoreError>;
     /// The journals of these runs, one after the other.
     async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<crate::event::Event>, StoreError>;
-    /// A session, with its newest `ended` runs in which a model answered. `None`: no such session.
+    /// A session, with the last `ended` runs that held it and in which a model answered. `None`: no such session.
     async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError>;
     /// Deletes a session's runs and those that they delegated to, with their journals and audit records.
     async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError>;
+    /// What other runs of this tenant's agent left that has most in common with a text: at most `limit`, the most
+    /// relevant first.
+    async fn recall(
+        &self,
+        tenant: &str,
+        agent: &str,
+        except: Uuid,
+        text: &str,
+        limit: u32,
+    ) -> Result<Vec<Observation>, StoreError>;
     /// Iterations in order; the cursor is the offset.
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError>;
     /// Tool calls in order, with arguments and results; the cursor is the offset.
     async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError>;
+    /// How calls went, by tool.
+    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError>;
+    /// What models took, the newest day first, then by agent and model.
+    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError>;
     /// Audit records, newest first.
     async fn audit(
         &self,

@@ -21,7 +21,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
 use sqlx::migrate::Migrator;
-use sqlx::postgres::{PgConnectOptions, PgConnection};
+use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{ConnectOptions, Connection, Row};
 use tokio::sync::broadcast;
 use uuid::Uuid;
@@ -31,12 +31,13 @@ use self::statements::DIALECT;
 use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
 use super::decode::Columns;
 use super::definitions::Definitions;
+use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
-    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
-    listing,
+    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
+    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
+    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -113,6 +114,17 @@ impl Postgres {
             self.definitions.note(&missing);
         }
         Ok(())
+    }
+
+    /// Runs one of the statements that count.
+    async fn stats(
+        &self,
+        statement: &'static str,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<PgRow>, StoreError> {
+        let stats = sqlx::query(statement).bind(tenant).bind(filter.since).bind(filter.until);
+        self.reads.fetch(stats.bind(&filter.agent)).await
     }
 }
 
@@ -382,6 +394,23 @@ impl Store for Postgres {
         line.settle(deleted)
     }
 
+    async fn recall(
+        &self,
+        tenant: &str,
+        agent: &str,
+        except: Uuid,
+        text: &str,
+        limit: u32,
+    ) -> Result<Vec<Observation>, StoreError> {
+        let words: Vec<String> = words(text).into_iter().map(|word| format!("'{word}'")).collect();
+        if words.is_empty() {
+            return Ok(Vec::new());
+        }
+        let look = sqlx::query(statements::RECALL).bind(tenant).bind(agent).bind(except);
+        let rows = self.reads.fetch(look.bind(words.join(" | ")).bind(i64::from(limit))).await?;
+        rows.iter().map(|row| Columns(row).observation()).collect()
+    }
+
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
         let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run);
         let rows = self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
@@ -396,6 +425,16 @@ impl Store for Postgres {
         let rows = self.reads.fetch(sqlx::query(statements::EVENTS_AT).bind(run).bind(sources)).await?;
         let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
         Ok(attach_payloads(calls, events))
+    }
+
+    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
+        let rows = self.stats(statements::TOOL_STATS, tenant, filter).await?;
+        rows.iter().map(|row| Columns(row).tool_stats()).collect()
+    }
+
+    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
+        let rows = self.stats(statements::USAGE_STATS, tenant, filter).await?;
+        rows.iter().map(|row| Columns(row).usage_stats()).collect()
     }
 
     async fn audit(

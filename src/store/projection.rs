@@ -18,6 +18,7 @@ use super::changes::{
     ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
     NewColumns, RunChange, VoidedRun, int,
 };
+use super::observations::observation;
 use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
@@ -48,6 +49,7 @@ pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
             calls.apply(event);
         }
         changes.audit.extend(write.audit.iter().map(|record| audit(write, record)));
+        changes.observations.extend(write.events.iter().filter_map(|event| observation(write, event)));
         wait(write, &mut changes)?;
     }
     Ok(changes)
@@ -140,8 +142,8 @@ fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, S
         overrides: json(&new.overrides)?,
         session_id: new.session_id.as_deref(),
         session_place: new.session_place.map(SessionPlace::as_str),
-        session_after: match new.session_place {
-            Some(SessionPlace::Holds { after }) => after,
+        session_turn: match new.session_place {
+            Some(SessionPlace::Holds { turn }) => Some(turn),
             _ => None,
         },
         parent_run_id: new.parent_run_id,

@@ -60,11 +60,10 @@ pub struct NewRun {
 /// claimed before it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionPlace {
-    /// It holds the session. Not stored where another run holds it or waits for it, or where its newest run is not
-    /// this one.
+    /// It holds the session. Not stored where another run holds it or waits for it, or had this turn.
     Holds {
-        /// The newest run of the session, as far as the starter knows.
-        after: Option<Uuid>,
+        /// 1 for the first run that holds the session, 2 for the next, as far as the starter knows.
+        turn: i64,
     },
     /// It is the next to hold it, before those that wait.
     Next,
@@ -90,14 +89,25 @@ pub struct SessionRecord {
     pub agent: String,
     /// When its first run was accepted.
     pub created_at: DateTime<Utc>,
-    /// Its newest run.
-    pub newest: Uuid,
-    /// When that was accepted.
+    /// When its newest run was accepted.
     pub last_run_at: DateTime<Utc>,
     /// The run that holds it, then those that wait, in their order.
     pub live: Vec<Uuid>,
-    /// Ended runs in which a model answered, the oldest first.
+    /// The turn of the run that held it last; 0 where none did.
+    pub turn: i64,
+    /// Ended runs that held it and in which a model answered, in the order of their turns.
     pub ended: Vec<Uuid>,
+}
+
+/// What is remembered of an event of an earlier run.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Observation {
+    /// When it happened.
+    pub at: DateTime<Utc>,
+    /// `model_response tool_call decision error`.
+    pub kind: String,
+    /// In words, at most 2 KiB.
+    pub content: String,
 }
 
 /// What became of a session that was to be deleted.
@@ -142,7 +152,7 @@ pub struct RunWrite {
     pub caller: Arc<Caller>,
     /// The run's row, if this is its first write.
     pub new: Option<Arc<NewRun>>,
-    /// For those who are told of the write once it is durable; no part of what is stored.
+    /// For observations, and for those who are told of the write once it is durable.
     pub origin: Option<Arc<RunOrigin>>,
     /// What happened, consecutive numbers; never empty.
     pub events: Vec<Event>,
@@ -288,6 +298,51 @@ pub struct ApiKeyRecord {
     pub rate_limit_per_minute: Option<u32>,
     /// Burst; the service's default where absent.
     pub rate_limit_burst: Option<u32>,
+}
+
+/// Which runs are counted: those that were accepted in a span of time.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct StatsFilter {
+    /// Inclusive.
+    pub since: DateTime<Utc>,
+    /// Exclusive.
+    pub until: DateTime<Utc>,
+    /// Only this agent's.
+    pub agent: Option<String>,
+}
+
+/// How a tool's calls went.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ToolStats {
+    /// Its name, or the unknown one that was called.
+    pub tool: String,
+    /// Calls, refused and unknown ones included.
+    pub calls: u64,
+    /// Calls that failed.
+    pub errors: u64,
+    /// Calls that were refused.
+    pub blocked: u64,
+    /// Milliseconds within which half of the executed calls ended; none where none was executed.
+    pub p50_ms: Option<u64>,
+    /// The same for 95 of a hundred.
+    pub p95_ms: Option<u64>,
+    /// The same for 99 of a hundred.
+    pub p99_ms: Option<u64>,
+}
+
+/// What one model took for one agent on one day.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct UsageStats {
+    /// When the runs were accepted: `YYYY-MM-DD`, UTC.
+    pub day: String,
+    /// The agent.
+    pub agent: String,
+    /// As `provider/model`.
+    pub model: String,
+    /// Runs in which it answered.
+    pub runs: u64,
+    /// Tokens and cost of its answers.
+    pub usage: Usage,
 }
 
 /// One page of a keyset.

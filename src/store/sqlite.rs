@@ -32,12 +32,13 @@ use uuid::Uuid;
 use self::statements::DIALECT;
 use super::decode::Columns;
 use super::definitions::Definitions;
+use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
     Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Page, RateLimit, RunCursor, RunFilter, RunRecord, RunWrite,
-    SessionDeleted, SessionRecord, SharedBudget, Store, StoreError, Swept, Taken, ToolCallRecord, Wakeup, WriteOutcome,
-    listing,
+    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
+    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
+    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -126,6 +127,20 @@ impl Sqlite {
     fn hint(&self, wakeup: Wakeup) {
         // Nobody listening is nothing to worry about.
         let _ = self.wakeups.send(wakeup);
+    }
+
+    /// Runs one of the statements that count.
+    async fn stats(
+        &self,
+        statement: &'static str,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
+        let stats = sqlx::query(statement)
+            .bind(tenant)
+            .bind(filter.since.timestamp_micros())
+            .bind(filter.until.timestamp_micros());
+        self.read(stats.bind(&filter.agent)).await
     }
 }
 
@@ -417,6 +432,23 @@ impl Store for Sqlite {
         Ok(deleted)
     }
 
+    async fn recall(
+        &self,
+        tenant: &str,
+        agent: &str,
+        except: Uuid,
+        text: &str,
+        limit: u32,
+    ) -> Result<Vec<Observation>, StoreError> {
+        let words: Vec<String> = words(text).into_iter().map(|word| format!("\"{word}\"")).collect();
+        if words.is_empty() {
+            return Ok(Vec::new());
+        }
+        let look = sqlx::query(statements::RECALL).bind(tenant).bind(agent).bind(except.to_string());
+        let rows = self.read(look.bind(words.join(" OR ")).bind(i64::from(limit))).await?;
+        rows.iter().map(|row| Columns(row).observation()).collect()
+    }
+
     async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
         let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run.to_string());
         let rows = self.read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default())).await?;
@@ -432,6 +464,16 @@ impl Store for Sqlite {
         let rows = self.read(sqlx::query(statements::EVENTS_AT).bind(run.to_string()).bind(sources)).await?;
         let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
         Ok(attach_payloads(calls, events))
+    }
+
+    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
+        let rows = self.stats(statements::TOOL_STATS, tenant, filter).await?;
+        rows.iter().map(|row| Columns(row).tool_stats()).collect()
+    }
+
+    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
+        let rows = self.stats(statements::USAGE_STATS, tenant, filter).await?;
+        rows.iter().map(|row| Columns(row).usage_stats()).collect()
     }
 
     async fn audit(

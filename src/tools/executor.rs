@@ -83,6 +83,8 @@ pub struct SchemaError {
 pub struct RunScope {
     /// The run.
     pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
     /// Who started it.
     pub caller: Arc<Caller>,
     /// Where its files lie.
@@ -310,6 +312,8 @@ impl Executor {
         let canonical = canonical_json(arguments.clone());
         let context = ToolContext {
             run_id: scope.run_id,
+            agent: Arc::clone(&scope.agent),
+            caller: Arc::clone(&scope.caller),
             call_id: call.id,
             effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
             workspace: scope.workspace.clone(),

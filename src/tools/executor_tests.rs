@@ -80,6 +80,7 @@ fn bench(policy: &Policy) -> Bench {
     let home = tempfile::tempdir().unwrap();
     let tools = vec![Probe::named("probe"), Probe::named("other")];
     let scope = RunScope {
+        agent: "reader".into(),
         run_id: Uuid::from_u128(7),
         caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
@@ -348,6 +349,7 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
     let bench = bench(&full());
     let key = async |slot: Slot, name: &str, arguments: &str, run: u128| {
         let scope = RunScope {
+            agent: "reader".into(),
             run_id: Uuid::from_u128(run),
             tools: Arc::new(BTreeSet::from(["probe".to_owned(), "other".to_owned()])),
             inputs: Arc::new(json!({})),
@@ -434,7 +436,7 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         let error = registry.resolve(&["file_ops".into(), name.into()]).err().unwrap();
         assert_eq!(error.0, name);
     }
-    assert_eq!(registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["file_ops"]);
+    assert_eq!(registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["file_ops", "recall"]);
 
     for schema in [
         json!({"type": "nonsense"}),

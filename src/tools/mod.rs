@@ -6,6 +6,7 @@ pub mod approval;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
+pub mod recall;
 pub mod registry;
 mod shown;
 pub mod subagent;
@@ -20,7 +21,7 @@ use uuid::Uuid;
 
 use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
-use crate::run::Effect;
+use crate::run::{Caller, Effect};
 
 pub use workspace::Workspace;
 
@@ -60,6 +61,10 @@ impl ToolInfo {
 pub struct ToolContext {
     /// The run.
     pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
+    /// Who started it.
+    pub caller: Arc<Caller>,
     /// The call.
     pub call_id: Uuid,
     /// Stable over crashes and retries; goes to outside services as their idempotency key.

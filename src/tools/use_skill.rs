@@ -40,7 +40,7 @@ impl UseSkill {
             input_schema: Arc::new(input_schema),
             effect: Effect::Read,
             varies: false,
-            concurrent: false,
+            concurrent: true,
             source: "builtin".into(),
         };
         Self { info, lookup }

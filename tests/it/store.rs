@@ -10,10 +10,12 @@ mod group_commit;
 mod idempotency;
 mod journal;
 mod lists;
+mod memory;
 mod ownership;
 mod rate_limits;
 mod retention;
 mod sessions;
+mod stats;
 
 use std::sync::Arc;
 

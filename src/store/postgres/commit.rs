@@ -19,7 +19,7 @@ use uuid::Uuid;
 
 use crate::store::changes::{
     ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
-    NewColumns, RunChange, UsageColumns,
+    NewColumns, ObservationInsert, RunChange, UsageColumns,
 };
 use crate::store::{RunWrite, StoreError};
 
@@ -112,18 +112,14 @@ const NEW_RUNS: Part = Part {
     after: "ON CONFLICT DO NOTHING RETURNING id",
 };
 
-/// Runs with a place in their session. A holder comes after all that wait, and after the run that its starter
-/// knows as the newest; that there is one holder is the index's to say.
+/// Runs with a place in their session. A holder comes after all that wait; that there is one, and that its turn was
+/// nobody's, is the indexes' to say.
 const NEW_SESSION_RUNS: Part = Part {
     name: "placed",
-    before: insert_runs!(", session_place"),
-    columns: concat!(new_columns!(), ", session_place text, session_after uuid"),
-    after: "WHERE w.session_place <> 'holds' OR (
-        NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id
-            AND r.status = 'queued' AND r.session_place <> 'holds')
-        AND (SELECT r.id FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id
-            AND r.parent_run_id IS NULL ORDER BY r.created_at DESC, r.id DESC LIMIT 1
-        ) IS NOT DISTINCT FROM w.session_after)
+    before: insert_runs!(", session_place, session_turn"),
+    columns: concat!(new_columns!(), ", session_place text, session_turn bigint"),
+    after: "WHERE w.session_place <> 'holds' OR NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant
+        AND r.session_id = w.session_id AND r.status = 'queued' AND r.session_place <> 'holds')
     ON CONFLICT DO NOTHING RETURNING id",
 };
 
@@ -183,6 +179,14 @@ const AUDIT: Part = Part {
     SELECT * FROM",
     columns: "tenant text, at timestamptz, id uuid, run_id uuid, call_id uuid, duration_ms bigint, subject text, \
         tool text, rule text, decision text, reason text, outcome text, arguments text",
+    after: PASSED,
+};
+
+const OBSERVATIONS: Part = Part {
+    name: "observed",
+    before: "INSERT INTO observations (run_id, seq, tenant, agent, session_id, at, kind, content) SELECT * FROM",
+    columns: "run_id uuid, seq bigint, tenant text, agent text, session_id text, at timestamptz, kind text, \
+        content text",
     after: PASSED,
 };
 
@@ -268,6 +272,7 @@ pub(super) async fn write(
             (&NEW_CALLS, new_calls.len()),
             (&KNOWN_CALLS, known_calls.len()),
             (&AUDIT, changes.audit.len()),
+            (&OBSERVATIONS, changes.observations.len()),
             (&APPROVALS, changes.approvals.len()),
             (&VOIDED, changes.voided.len()),
         ]),
@@ -281,6 +286,7 @@ pub(super) async fn write(
     statement = bind_new_calls(statement, &new_calls);
     statement = bind_known_calls(statement, &known_calls);
     statement = bind_audit(statement, &changes.audit);
+    statement = bind_observations(statement, &changes.observations);
     statement = bind_approvals(statement, &changes.approvals);
     if !changes.voided.is_empty() {
         statement = statement.bind(changes.voided.iter().map(|v| v.run_id).bind_iter());
@@ -369,7 +375,7 @@ fn bind_session_runs<'q>(statement: Statement<'q>, runs: &[&'q RunChange<'q>]) -
     let new = runs.iter().filter_map(|r| r.new.as_ref());
     bind_new_runs(statement, runs)
         .bind(new.clone().map(|n| n.session_place).bind_iter())
-        .bind(new.map(|n: &NewColumns| n.session_after).bind_iter())
+        .bind(new.map(|n: &NewColumns| n.session_turn).bind_iter())
 }
 
 fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> Statement<'q> {
@@ -490,4 +496,19 @@ fn bind_audit<'q>(statement: Statement<'q>, audit: &'q [AuditInsert<'q>]) -> Sta
         .bind(audit.iter().map(|a| a.reason.as_deref()).bind_iter())
         .bind(audit.iter().map(|a| a.outcome).bind_iter())
         .bind(audit.iter().map(|a| &*a.arguments).bind_iter())
+}
+
+fn bind_observations<'q>(statement: Statement<'q>, observations: &'q [ObservationInsert<'q>]) -> Statement<'q> {
+    if observations.is_empty() {
+        return statement;
+    }
+    statement
+        .bind(observations.iter().map(|o| o.run_id).bind_iter())
+        .bind(observations.iter().map(|o| o.seq).bind_iter())
+        .bind(observations.iter().map(|o| o.tenant).bind_iter())
+        .bind(observations.iter().map(|o| o.agent).bind_iter())
+        .bind(observations.iter().map(|o| o.session_id).bind_iter())
+        .bind(observations.iter().map(|o| o.at).bind_iter())
+        .bind(observations.iter().map(|o| o.kind).bind_iter())
+        .bind(observations.iter().map(|o| o.content.as_str()).bind_iter())
 }

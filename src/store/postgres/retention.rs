@@ -33,6 +33,7 @@ const DELETE: &str = "WITH journal AS (DELETE FROM run_events WHERE run_id = ANY
      responses AS (DELETE FROM iterations WHERE run_id = ANY($1)), \
      calls AS (DELETE FROM tool_calls WHERE run_id = ANY($1)), \
      audited AS (DELETE FROM audit_log WHERE run_id = ANY($1)), \
+     observed AS (DELETE FROM observations WHERE run_id = ANY($1)), \
      asked AS (DELETE FROM approvals WHERE run_id = ANY($1)), \
      held AS (DELETE FROM budget_holds WHERE run_id = ANY($1)), \
      shared AS (DELETE FROM budgets WHERE root_run_id = ANY($1)) \

@@ -123,7 +123,7 @@ pub(super) const JOURNALS: &str = concat!(
 pub(super) const SESSION: &str = concat!(
     "SELECT f.agent, ",
     micros!("f.created_at"),
-    " AS created_at, l.id::text AS newest, ",
+    " AS created_at, ",
     micros!("l.created_at"),
     " AS last_run_at, \
      (SELECT json_agg(id ORDER BY session_place, available_at, id)::text FROM (\
@@ -132,12 +132,65 @@ pub(super) const SESSION: &str = concat!(
      UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 AND ",
     waits!(""),
     ") alive) AS live, \
-     (SELECT json_agg(id ORDER BY created_at, id)::text FROM (SELECT id, created_at FROM runs \
-     WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL AND finished_at IS NOT NULL AND iterations > 0 \
-     ORDER BY created_at DESC, id DESC LIMIT $3) past) AS ended \
+     (SELECT COALESCE(max(session_turn), 0) FROM runs WHERE tenant = $1 AND session_id = $2 \
+     AND session_turn IS NOT NULL) AS turn, \
+     (SELECT json_agg(id ORDER BY session_turn)::text FROM (SELECT id, session_turn FROM runs \
+     WHERE tenant = $1 AND session_id = $2 AND session_turn IS NOT NULL AND finished_at IS NOT NULL AND iterations > 0 \
+     ORDER BY session_turn DESC LIMIT $3) past) AS ended \
      FROM (SELECT agent, created_at FROM runs WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL \
-     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT id, created_at FROM runs WHERE tenant = $1 \
+     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT created_at FROM runs WHERE tenant = $1 \
      AND session_id = $2 AND parent_run_id IS NULL ORDER BY created_at DESC, id DESC LIMIT 1) l"
+);
+
+/// Runs that are counted; `$4` may be NULL for all agents.
+macro_rules! counted {
+    () => {
+        "r.tenant = $1 AND r.created_at >= $2 AND r.created_at < $3 AND ($4::text IS NULL OR r.agent = $4)"
+    };
+}
+
+/// A quantile of the durations of executed calls.
+macro_rules! quantile {
+    ($share:literal) => {
+        concat!(
+            "percentile_disc(",
+            $share,
+            ") WITHIN GROUP (ORDER BY t.duration_ms) FILTER (WHERE t.started_at IS NOT NULL AND NOT t.cached)"
+        )
+    };
+}
+
+pub(super) const TOOL_STATS: &str = concat!(
+    "SELECT t.tool, count(*) AS calls, count(*) FILTER (WHERE t.state IN ('failed', 'unknown')) AS errors, \
+     count(*) FILTER (WHERE t.state = 'denied') AS blocked, ",
+    quantile!("0.5"),
+    " AS p50_ms, ",
+    quantile!("0.95"),
+    " AS p95_ms, ",
+    quantile!("0.99"),
+    " AS p99_ms FROM runs r JOIN tool_calls t ON t.run_id = r.id WHERE ",
+    counted!(),
+    " AND t.state <> 'proposed' GROUP BY t.tool ORDER BY t.tool"
+);
+
+/// A cost is known where that of every answer is.
+pub(super) const USAGE_STATS: &str = concat!(
+    "SELECT to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD') AS day, r.agent, i.provider || '/' || i.model AS model, \
+     count(DISTINCT r.id) AS runs, sum(i.input_tokens)::bigint AS input_tokens, \
+     sum(i.output_tokens)::bigint AS output_tokens, sum(i.cached_input_tokens)::bigint AS cached_input_tokens, \
+     sum(i.cache_write_tokens)::bigint AS cache_write_tokens, sum(i.reasoning_tokens)::bigint AS reasoning_tokens, \
+     CASE WHEN count(*) = count(i.cost_micro_usd) THEN sum(i.cost_micro_usd)::bigint END AS cost_micro_usd, \
+     max(i.estimated::int)::bigint AS estimated FROM runs r JOIN iterations i ON i.run_id = r.id WHERE ",
+    counted!(),
+    " GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3"
+);
+
+/// `$4`: words with operators between them.
+pub(super) const RECALL: &str = concat!(
+    "SELECT kind, content, ",
+    micros!("at"),
+    " AS at FROM observations, to_tsquery('english', $4) q WHERE words @@ q AND tenant = $1 AND agent = $2 \
+     AND run_id <> $3 ORDER BY ts_rank(words, q) DESC, at DESC, seq LIMIT $5"
 );
 
 pub(super) const EVENTS_AT: &str =
@@ -224,7 +277,10 @@ pub(super) const CLAIM: &str = concat!(
      next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned UNION ALL SELECT * FROM due) both_lines \
      ORDER BY available_at, id LIMIT $2) \
      UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL, \
-     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END \
+     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
+     session_turn = CASE WHEN session_place <> 'holds' THEN (SELECT COALESCE(max(r.session_turn), 0) + 1 FROM runs r \
+     WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id AND r.session_turn IS NOT NULL) \
+     ELSE session_turn END \
      FROM next WHERE id = next_id RETURNING ",
     run!(),
     ", scopes::text AS scopes, \

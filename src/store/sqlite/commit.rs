@@ -11,8 +11,8 @@ use uuid::Uuid;
 
 use super::approvals::{INSERT_APPROVALS, VOID_APPROVALS};
 use super::statements::{
-    INSERT_AUDIT, INSERT_CALLS, INSERT_EVENTS, INSERT_ITERATIONS, INSERT_RUNS, STORED_EARLIER, UPDATE_CALLS,
-    UPDATE_RUNS,
+    INSERT_AUDIT, INSERT_CALLS, INSERT_EVENTS, INSERT_ITERATIONS, INSERT_OBSERVATIONS, INSERT_RUNS, STORED_EARLIER,
+    UPDATE_CALLS, UPDATE_RUNS,
 };
 use crate::store::changes::Changes;
 use crate::store::{RunWrite, StoreError};
@@ -42,6 +42,7 @@ pub(super) async fn write(
     insert(connection, INSERT_CALLS, new_calls.into_iter()).await?;
     insert(connection, UPDATE_CALLS, known_calls.into_iter()).await?;
     insert(connection, INSERT_AUDIT, changes.audit.iter().filter(|row| passed(&row.run_id))).await?;
+    insert(connection, INSERT_OBSERVATIONS, changes.observations.iter().filter(|row| passed(&row.run_id))).await?;
     insert(connection, INSERT_APPROVALS, changes.approvals.iter().filter(|row| passed(&row.run_id))).await?;
     insert(connection, VOID_APPROVALS, changes.voided.iter().filter(|row| passed(&row.run_id))).await?;
     Ok(written)

@@ -21,10 +21,11 @@ const ENDED: &str = concat!(
 );
 
 /// `$1`: the ids, a JSON array. The runs themselves go last.
-const DELETE: [&str; 8] = [
+const DELETE: [&str; 9] = [
     "DELETE FROM run_events WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM iterations WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM tool_calls WHERE run_id IN (SELECT value FROM json_each($1))",
+    "DELETE FROM observations WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM audit_log WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM approvals WHERE run_id IN (SELECT value FROM json_each($1))",
     "DELETE FROM budget_holds WHERE run_id IN (SELECT value FROM json_each($1))",

@@ -74,15 +74,16 @@ WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND +runs
     AND runs.next_seq = w.value ->> 'first_seq'
 RETURNING id";
 
-/// A run that holds its session comes after all that wait for it, and after the run that its starter knows as the
-/// newest; that there is one holder is the index's to say.
+/// A run that holds its session comes after all that wait for it; that there is one, and that its turn was nobody's,
+/// is the indexes' to say.
 pub(super) const INSERT_RUNS: &str = "
 INSERT INTO runs (
     id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
     tools_used, warnings, callback_errors, consumption, tenant, subject, input_tokens, output_tokens, cached_input_tokens,
     cache_write_tokens, reasoning_tokens, cost_micro_usd, estimated, output, raw_response, error, termination_reason,
     partial, latency_ms, finished_at, agent, agent_version, definition_hash, kind, scopes, inputs, overrides,
-    session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent, session_place
+    session_id, parent_run_id, metadata, created_at, idempotency_key, request_hash, traceparent, session_place,
+    session_turn
 )
 SELECT
     value ->> 'id', value ->> 'epoch', value ->> 'next_seq', value ->> 'status',
@@ -98,14 +99,12 @@ SELECT
     value ->> '$.new.definition_hash', value ->> '$.new.kind', value ->> '$.new.scopes', value ->> '$.new.inputs',
     value ->> '$.new.overrides', value ->> '$.new.session_id', value ->> '$.new.parent_run_id',
     value ->> '$.new.metadata', value ->> '$.new.created_at', value ->> '$.new.idempotency_key',
-    value ->> '$.new.request_hash', value ->> '$.new.traceparent', value ->> '$.new.session_place'
+    value ->> '$.new.request_hash', value ->> '$.new.traceparent', value ->> '$.new.session_place',
+    value ->> '$.new.session_turn'
 FROM json_each($2) WHERE value ->> '$.new.agent' IS NOT NULL AND (
     value ->> '$.new.session_place' IS NOT 'holds'
     OR NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = value ->> 'tenant'
         AND r.session_id = value ->> '$.new.session_id' AND r.status = 'queued' AND r.session_place <> 'holds')
-    AND (SELECT r.id FROM runs r WHERE r.tenant = value ->> 'tenant' AND r.session_id = value ->> '$.new.session_id'
-        AND r.parent_run_id IS NULL ORDER BY r.created_at DESC, r.id DESC LIMIT 1
-    ) IS value ->> '$.new.session_after'
 )
 ON CONFLICT DO NOTHING
 RETURNING id";
@@ -166,6 +165,52 @@ SELECT
     value ->> 'reason', value ->> 'outcome', value ->> 'arguments'
 FROM json_each($1)";
 
+pub(super) const INSERT_OBSERVATIONS: &str = "
+INSERT INTO observations (run_id, seq, tenant, agent, session_id, at, kind, content)
+SELECT value ->> 'run_id', value ->> 'seq', value ->> 'tenant', value ->> 'agent', value ->> 'session_id', value ->> 'at',
+    value ->> 'kind', value ->> 'content'
+FROM json_each($1)";
+
+/// Runs that are counted; `$4` may be NULL for all agents.
+macro_rules! counted {
+    () => {
+        "r.tenant = $1 AND r.created_at >= $2 AND r.created_at < $3 AND ($4 IS NULL OR r.agent = $4)"
+    };
+}
+
+/// Quantiles are those of the durations of executed calls.
+pub(super) const TOOL_STATS: &str = concat!(
+    "WITH calls AS (SELECT t.* FROM runs r JOIN tool_calls t ON t.run_id = r.id WHERE ",
+    counted!(),
+    " AND t.state <> 'proposed'), \
+     timed AS (SELECT tool, duration_ms, row_number() OVER (PARTITION BY tool ORDER BY duration_ms) AS place, \
+     count(*) OVER (PARTITION BY tool) AS total FROM calls \
+     WHERE started_at IS NOT NULL AND duration_ms IS NOT NULL AND NOT cached), \
+     quantiles AS (SELECT tool, min(duration_ms) FILTER (WHERE place * 100 >= 50 * total) AS p50_ms, \
+     min(duration_ms) FILTER (WHERE place * 100 >= 95 * total) AS p95_ms, \
+     min(duration_ms) FILTER (WHERE place * 100 >= 99 * total) AS p99_ms FROM timed GROUP BY tool) \
+     SELECT c.tool, count(*) AS calls, sum(c.state IN ('failed', 'unknown')) AS errors, \
+     sum(c.state = 'denied') AS blocked, q.p50_ms, q.p95_ms, q.p99_ms \
+     FROM calls c LEFT JOIN quantiles q ON q.tool = c.tool GROUP BY c.tool ORDER BY c.tool"
+);
+
+/// A cost is known where that of every answer is.
+pub(super) const USAGE_STATS: &str = concat!(
+    "SELECT strftime('%Y-%m-%d', r.created_at / 1000000, 'unixepoch') AS day, r.agent, \
+     i.provider || '/' || i.model AS model, count(DISTINCT r.id) AS runs, sum(i.input_tokens) AS input_tokens, \
+     sum(i.output_tokens) AS output_tokens, sum(i.cached_input_tokens) AS cached_input_tokens, \
+     sum(i.cache_write_tokens) AS cache_write_tokens, sum(i.reasoning_tokens) AS reasoning_tokens, \
+     CASE WHEN count(*) = count(i.cost_micro_usd) THEN sum(i.cost_micro_usd) END AS cost_micro_usd, \
+     max(i.estimated) AS estimated FROM runs r JOIN iterations i ON i.run_id = r.id WHERE ",
+    counted!(),
+    " GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3"
+);
+
+/// `$4`: words with operators between them.
+pub(super) const RECALL: &str = "SELECT o.kind, o.content, o.at FROM observation_words w \
+     JOIN observations o ON o.id = w.rowid WHERE observation_words MATCH $4 AND o.tenant = $1 AND o.agent = $2 \
+     AND o.run_id <> $3 ORDER BY bm25(observation_words), o.at DESC, o.seq LIMIT $5";
+
 /// Whether an earlier try has stored a write: its last event is in the journal.
 pub(super) const STORED_EARLIER: &str =
     "SELECT 1 FROM run_events WHERE run_id = $1 AND seq = $2 AND epoch = $3 AND at = $4";
@@ -181,18 +226,20 @@ pub(super) const JOURNALS: &str = "SELECT * FROM run_events WHERE run_id IN \
 
 /// `$3`: how many of the ended runs.
 pub(super) const SESSION: &str = concat!(
-    "SELECT f.agent, f.created_at, l.id AS newest, l.created_at AS last_run_at, \
+    "SELECT f.agent, f.created_at, l.created_at AS last_run_at, \
      (SELECT json_group_array(id) FROM (SELECT id FROM (\
      SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 \
      AND session_place = 'holds' AND finished_at IS NULL \
      UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = $1 AND session_id = $2 AND ",
     waits!(""),
     ") ORDER BY session_place, available_at, id)) AS live, \
-     (SELECT json_group_array(id) FROM (SELECT id FROM (SELECT id, created_at FROM runs \
-     WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL AND finished_at IS NOT NULL AND iterations > 0 \
-     ORDER BY created_at DESC, id DESC LIMIT $3) ORDER BY created_at, id)) AS ended \
+     (SELECT COALESCE(max(session_turn), 0) FROM runs WHERE tenant = $1 AND session_id = $2 \
+     AND session_turn IS NOT NULL) AS turn, \
+     (SELECT json_group_array(id) FROM (SELECT id FROM (SELECT id, session_turn FROM runs \
+     WHERE tenant = $1 AND session_id = $2 AND session_turn IS NOT NULL AND finished_at IS NOT NULL AND iterations > 0 \
+     ORDER BY session_turn DESC LIMIT $3) ORDER BY session_turn)) AS ended \
      FROM (SELECT agent, created_at FROM runs WHERE tenant = $1 AND session_id = $2 AND parent_run_id IS NULL \
-     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT id, created_at FROM runs WHERE tenant = $1 \
+     ORDER BY created_at, id LIMIT 1) f CROSS JOIN (SELECT created_at FROM runs WHERE tenant = $1 \
      AND session_id = $2 AND parent_run_id IS NULL ORDER BY created_at DESC, id DESC LIMIT 1) l"
 );
 
@@ -247,7 +294,10 @@ pub(super) const CLAIM: &str = concat!(
      ORDER BY r.tenant, r.session_id, r.session_place, r.available_at, r.id LIMIT 1) \
      FROM heads JOIN runs h ON h.id = heads.id) \
      UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL, \
-     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END \
+     session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
+     session_turn = CASE WHEN session_place <> 'holds' THEN (SELECT COALESCE(max(r.session_turn), 0) + 1 FROM runs r \
+     WHERE r.tenant = runs.tenant AND r.session_id = runs.session_id AND r.session_turn IS NOT NULL) \
+     ELSE session_turn END \
      WHERE id IN (SELECT id FROM (\
      SELECT id, available_at FROM runs w WHERE id IN (SELECT id FROM heads) \
      AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \

@@ -6,6 +6,7 @@
 use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
@@ -14,7 +15,7 @@ use uuid::Uuid;
 
 use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
-use crate::run::{Autonomy, Effect};
+use crate::run::{Autonomy, Caller, Effect};
 use crate::tools::{Tool, ToolContext, ToolError, Workspace};
 
 /// What lies outside; it must show up in no answer.
@@ -46,7 +47,14 @@ impl World {
         fs::write(home.path().join("outside.txt"), SECRET).unwrap();
         fs::create_dir(home.path().join("tenant-evil")).unwrap();
         fs::write(home.path().join("tenant-evil/secret.txt"), SECRET).unwrap();
-        let context = ToolContext { run_id: Uuid::nil(), call_id: Uuid::nil(), effect_key: String::new(), workspace };
+        let context = ToolContext {
+            run_id: Uuid::nil(),
+            agent: "a".into(),
+            caller: Arc::new(Caller::local()),
+            call_id: Uuid::nil(),
+            effect_key: String::new(),
+            workspace,
+        };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }
     }

@@ -11,7 +11,7 @@ on_both! {
     one_run_holds_a_session,
     of_many_at_once_one_holds,
     a_batch_may_hold_the_same_session_twice,
-    whoever_knows_an_older_newest_run_is_refused,
+    whoever_does_not_know_the_last_run_is_refused,
     those_that_wait_are_claimed_in_their_turn,
     nobody_overtakes_those_that_wait,
     whoever_holds_keeps_it_through_crashes_and_parking,
@@ -22,10 +22,10 @@ on_both! {
     a_session_is_deleted_with_all_its_runs,
 }
 
-const HOLDS: SessionPlace = SessionPlace::Holds { after: None };
+const HOLDS: SessionPlace = SessionPlace::Holds { turn: 1 };
 
-fn after(run: &Script) -> SessionPlace {
-    SessionPlace::Holds { after: Some(run.id) }
+fn turn(turn: i64) -> SessionPlace {
+    SessionPlace::Holds { turn }
 }
 
 fn placed(session: &str, place: SessionPlace) -> Script {
@@ -102,16 +102,16 @@ async fn a_batch_may_hold_the_same_session_twice(db: Db) {
     assert_eq!((held, &outcomes[2..]), (1, &[WriteOutcome::Committed; 2][..]));
 }
 
-async fn whoever_knows_an_older_newest_run_is_refused(db: Db) {
+async fn whoever_does_not_know_the_last_run_is_refused(db: Db) {
     let mut first = placed("s", HOLDS);
     db.commit("me", &first.start()).await;
     end(&db, &mut first).await;
     assert_eq!(db.commit_one("me", &placed("s", HOLDS).start()).await, WriteOutcome::IdTaken);
-    let mut second = placed("s", after(&first));
+    let mut second = placed("s", turn(2));
     db.commit("me", &second.start()).await;
     end(&db, &mut second).await;
-    assert_eq!(db.commit_one("me", &placed("s", after(&first)).start()).await, WriteOutcome::IdTaken);
-    db.commit("me", &placed("s", after(&second)).start()).await;
+    assert_eq!(db.commit_one("me", &placed("s", turn(2)).start()).await, WriteOutcome::IdTaken);
+    db.commit("me", &placed("s", turn(3)).start()).await;
 }
 
 async fn those_that_wait_are_claimed_in_their_turn(db: Db) {
@@ -140,7 +140,7 @@ async fn nobody_overtakes_those_that_wait(db: Db) {
         db.commit("me", &begin).await;
     }
     end(&db, &mut scripts[0]).await;
-    let mut late = placed("s", after(&scripts[1]));
+    let mut late = placed("s", turn(2));
     assert_eq!(db.commit_one("me", &late.start()).await, WriteOutcome::IdTaken);
     assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
 }
@@ -215,19 +215,17 @@ async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
 async fn a_session_is_what_its_runs_say(db: Db) {
     assert_eq!(db.store.session(TENANT, "s", 5).await.unwrap(), None);
     let mut ended = Vec::new();
-    let mut place = HOLDS;
-    for _ in 0..4 {
-        let mut script = placed("s", place);
+    for number in 1..=4 {
+        let mut script = placed("s", turn(number));
         db.commit("me", &script.start()).await;
         end(&db, &mut script).await;
-        place = after(&script);
         ended.push(script);
     }
     // Nobody answered in this one.
-    let mut silent = placed("s", place);
+    let mut silent = placed("s", turn(5));
     db.commit("me", &silent.start()).await;
     db.commit("me", &silent.write(vec![RunEvent::cancelled("iteration", None, String::new(), 1)])).await;
-    let mut holder = placed("s", after(&silent));
+    let mut holder = placed("s", turn(6));
     db.commit("me", &holder.start()).await;
     let mut child = Script::with(|new| {
         new.session_id = Some("s".into());
@@ -236,7 +234,7 @@ async fn a_session_is_what_its_runs_say(db: Db) {
     });
     db.commit("me", &child.start()).await;
     let session = db.store.session(TENANT, "s", 3).await.unwrap().unwrap();
-    assert_eq!((session.agent.as_str(), session.newest, session.live), ("reader", holder.id, vec![holder.id]));
+    assert_eq!((session.agent.as_str(), session.turn, session.live), ("reader", 6, vec![holder.id]));
     assert_eq!(session.ended, ended[1..].iter().map(|script| script.id).collect::<Vec<_>>());
     assert!(session.created_at < session.last_run_at);
     assert_eq!(db.store.session("other", "s", 3).await.unwrap(), None);

@@ -1,0 +1,64 @@
+//! What runs recall of earlier ones: when they are opened, and when their model asks.
+//!
+//! Which observations fit a text is the store's to say; always those of the same tenant and agent.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Runtime;
+use crate::agents::definition::RecallSection;
+use crate::run::Caller;
+use crate::store::{NewRun, Observation, Store, StoreError};
+use crate::tools::recall::{Question, Recollect};
+
+impl Runtime {
+    /// What fits the inputs of a run, the most relevant first.
+    pub(super) async fn memories(
+        &self,
+        recall: RecallSection,
+        caller: &Caller,
+        new: &NewRun,
+    ) -> Result<Vec<String>, StoreError> {
+        let mut text = String::new();
+        tell(&new.inputs, &mut text);
+        let found = self.inner.store.recall(&caller.tenant, &new.agent, new.id, &text, recall.top_k).await?;
+        Ok(found.iter().map(note).collect())
+    }
+}
+
+/// What the tool `recall` asks.
+pub fn recollection(store: Arc<dyn Store>) -> Recollect {
+    Arc::new(move |Question { tenant, agent, run_id, query, top_k }| {
+        let store = Arc::clone(&store);
+        Box::pin(async move {
+            let found = store.recall(&tenant, &agent, run_id, &query, top_k).await.map_err(|error| {
+                tracing::warn!(%run_id, %error, "nothing can be recalled");
+                "the memory cannot be asked at the moment".to_owned()
+            })?;
+            Ok(found.iter().map(note).collect())
+        })
+    })
+}
+
+/// The texts in a value, without the names of its fields.
+fn tell(value: &Value, text: &mut String) {
+    match value {
+        Value::String(said) => {
+            text.push_str(said);
+            text.push(' ');
+        }
+        Value::Array(items) => items.iter().for_each(|item| tell(item, text)),
+        Value::Object(fields) => fields.values().for_each(|field| tell(field, text)),
+        Value::Number(number) => {
+            text.push_str(&number.to_string());
+            text.push(' ');
+        }
+        Value::Null | Value::Bool(_) => {}
+    }
+}
+
+fn note(observation: &Observation) -> String {
+    let Observation { at, kind, content } = observation;
+    format!("[{} {kind}] {}", at.format("%Y-%m-%d"), content.replace('\n', "\n  "))
+}

@@ -1,0 +1,122 @@
+//! What later runs may recall of a run: its events in a few words each.
+//!
+//! Pure. Text that the model or a tool marked as private is left out, values of names that look like secrets are
+//! removed, and what is left is cut to size. Words of a query are taken from it one by one, so that nothing in a text
+//! is ever syntax. Whether a run is observed at all is decided where it is started.
+
+use std::collections::HashSet;
+use std::sync::LazyLock;
+
+use regex::Regex;
+
+use super::RunWrite;
+use super::changes::ObservationInsert;
+use crate::event::{Event, RunEvent, ToolCallCompleted};
+use crate::message::CallTarget;
+
+/// Bytes of an observation.
+const MAX_CONTENT: usize = 2048;
+/// Bytes of a call's arguments in one, so that there is room for its result.
+const MAX_ARGUMENTS: usize = 512;
+/// Different words of a query that are looked for, the first ones.
+const MAX_WORDS: usize = 32;
+/// Bytes of a word; longer ones are none.
+const MAX_WORD: usize = 64;
+/// Bytes of a query that are looked at.
+const MAX_QUERY: usize = 16 * 1024;
+
+/// Words that say nothing about what is looked for.
+const STOP_WORDS: [&str; 46] = [
+    "an", "and", "are", "as", "at", "be", "but", "by", "can", "do", "for", "from", "has", "have", "how", "if", "in",
+    "is", "it", "its", "me", "my", "no", "not", "of", "on", "or", "so", "that", "the", "their", "there", "they",
+    "this", "to", "was", "we", "what", "when", "where", "which", "who", "will", "with", "you", "your",
+];
+
+const OPENING: &str = "<private>";
+const CLOSING: &str = "</private>";
+
+/// The value behind a name that looks like that of a secret.
+#[expect(clippy::unwrap_used, reason = "a constant that a test compiles")]
+static SECRET: LazyLock<Regex> = LazyLock::new(|| {
+    let name = r"token|password|passwd|secret|api[_-]?key|authorization|private[_-]?key";
+    let value = r#"(?:bearer\s+|basic\s+)?(?:"[^"]*"|'[^']*'|[^\s,;}\])]+)"#;
+    Regex::new(&format!(r#"(?i)([\w-]*(?:{name})[\w-]*["']?\s*[:=]\s*){value}"#)).unwrap()
+});
+
+/// What is kept of an event of an observed run, if anything.
+pub(super) fn observation<'w>(write: &'w RunWrite, event: &'w Event) -> Option<ObservationInsert<'w>> {
+    let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
+    let (kind, text) = match &event.what {
+        RunEvent::ModelResponded(response) => ("model_response", response.message.text.clone()),
+        RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => ("tool_call", of_call(write, call)),
+        RunEvent::ToolCallBlocked(call) => ("decision", format!("{} was refused: {}", call.tool, call.reason)),
+        RunEvent::ValidationFailed { errors, .. } => {
+            let errors: Vec<String> = errors.iter().map(|e| format!("{} {}", e.pointer, e.message)).collect();
+            ("decision", format!("The output was not accepted: {}", errors.join("; ")))
+        }
+        RunEvent::RunFailed(ending) => ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default()),
+        _ => return None,
+    };
+    let content = presentable(&text);
+    (!content.is_empty()).then(|| ObservationInsert {
+        run_id: write.run_id,
+        seq: event.seq,
+        tenant: &write.caller.tenant,
+        agent: &origin.agent,
+        session_id: origin.session_id.as_deref(),
+        at: event.at,
+        kind,
+        content,
+    })
+}
+
+/// A call in short; its arguments are those of its audit record, which has no secrets.
+fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
+    let audited = write.audit.iter().find(|record| record.call_id == call.call_id);
+    let arguments = audited.map(|record| without_private(&record.arguments)).unwrap_or_default();
+    let outcome = if call.failure.is_some() { "failed" } else { "brought" };
+    format!("{} {} {outcome}: {}", call.tool, cut(&arguments, MAX_ARGUMENTS), call.content)
+}
+
+/// A text as it is kept.
+fn presentable(text: &str) -> String {
+    let text = without_private(text).replace('\0', "");
+    cut(SECRET.replace_all(&text, "${1}[redacted]").trim(), MAX_CONTENT)
+}
+
+/// A text without what stands between the marks; one that is never closed reaches to the end.
+fn without_private(mut text: &str) -> String {
+    let mut public = String::with_capacity(text.len());
+    while let Some(begin) = find(text, OPENING) {
+        public.push_str(&text[..begin]);
+        let Some(length) = find(&text[begin..], CLOSING) else { return public };
+        text = &text[begin + length + CLOSING.len()..];
+    }
+    public + text
+}
+
+/// Where a mark stands, in capitals or not.
+fn find(text: &str, mark: &str) -> Option<usize> {
+    text.as_bytes().windows(mark.len()).position(|window| window.eq_ignore_ascii_case(mark.as_bytes()))
+}
+
+fn cut(text: &str, bytes: usize) -> String {
+    if text.len() <= bytes {
+        return text.to_owned();
+    }
+    format!("{}…", &text[..text.floor_char_boundary(bytes - '…'.len_utf8())])
+}
+
+/// The words of a text that can be looked for, each once: letters and digits only.
+pub(super) fn words(text: &str) -> Vec<String> {
+    let text = &text[..text.floor_char_boundary(MAX_QUERY)];
+    let mut seen = HashSet::new();
+    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().nth(1).is_some());
+    let words = words.filter(|word| word.len() <= MAX_WORD).map(str::to_lowercase);
+    let words = words.filter(|word| !STOP_WORDS.contains(&word.as_str()));
+    words.filter(|word| seen.insert(word.clone())).take(MAX_WORDS).collect()
+}
+
+#[cfg(test)]
+#[path = "observations_tests.rs"]
+mod tests;

@@ -188,36 +188,7 @@ impl Plan {
             })
             .collect();
         let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
-        let has_tools = !offers.is_empty();
-        let contract = match &definition.output {
-            None => Contract::Text {
-                confirm: has_tools
-                    && overrides.enable_double_confirmation.unwrap_or(definition.enable_double_confirmation),
-            },
-            Some(output) => {
-                if !single {
-                    offers.push(ToolOffer {
-                        name: output.tool.name.clone(),
-                        description: output.tool.description.clone(),
-                        input_schema: Arc::clone(&output.schema),
-                    });
-                }
-                let submit = output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
-                if let Some(submit) = submit {
-                    offers.push(ToolOffer {
-                        name: submit.name.clone(),
-                        description: submit.description.clone(),
-                        input_schema: Arc::new(
-                            json!({"type": "object", "properties": {}, "additionalProperties": false}),
-                        ),
-                    });
-                }
-                Contract::Structured {
-                    tool: output.tool.name.clone(),
-                    submit: submit.map(|submit| submit.name.clone()),
-                }
-            }
-        };
+        let contract = contract(definition, overrides, single, &mut offers);
         let single_shot = single || offers.is_empty();
         let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
@@ -354,6 +325,34 @@ fn client_tools(
     };
     offers.extend(wanted.iter().map(client_tools::offer));
     ClientTools::new(wanted, is_taken).map_err(PlanError)
+}
+
+/// What an acceptable output is; its tools are offered behind the agent's.
+fn contract(definition: &Definition, overrides: &Overrides, single: bool, offers: &mut Vec<ToolOffer>) -> Contract {
+    let has_tools = !offers.is_empty();
+    match &definition.output {
+        None => Contract::Text {
+            confirm: has_tools && overrides.enable_double_confirmation.unwrap_or(definition.enable_double_confirmation),
+        },
+        Some(output) => {
+            if !single {
+                offers.push(ToolOffer {
+                    name: output.tool.name.clone(),
+                    description: output.tool.description.clone(),
+                    input_schema: Arc::clone(&output.schema),
+                });
+            }
+            let submit = output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
+            if let Some(submit) = submit {
+                offers.push(ToolOffer {
+                    name: submit.name.clone(),
+                    description: submit.description.clone(),
+                    input_schema: Arc::new(json!({"type": "object", "properties": {}, "additionalProperties": false})),
+                });
+            }
+            Contract::Structured { tool: output.tool.name.clone(), submit: submit.map(|submit| submit.name.clone()) }
+        }
+    }
 }
 
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {

@@ -19,6 +19,7 @@ use crate::runtime::Rehearsal;
     "tools": [{"name": "file_ops", "description": "Reads and changes files.", "input_schema": {"type": "object"}}],
     "active_skills": [], "policy": {}, "limits": {}, "budget": {}, "warnings": []
 }))]
+#[expect(clippy::struct_field_names, reason = "the names are those of the API")]
 pub(crate) struct DryRun {
     /// Always true.
     dry_run: bool,
@@ -60,6 +61,7 @@ pub(crate) struct DryRunTool {
 /// What would hold for the run.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = DryRunPolicy)]
+#[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct DryRunPolicy {
     /// Whether there would be exactly one model call.
     single_shot: bool,

@@ -402,7 +402,6 @@ pub struct Budget {
     #[schemars(range(min = 0, max = 1_000_000_000))]
     pub max_lines_changed: u64,
     /// What ends, parks or warns besides the caps.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 32))]
     pub stop_conditions: Vec<StopCondition>,
 }

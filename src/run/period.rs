@@ -108,7 +108,8 @@ impl PartialSchema for Period {
     fn schema() -> RefOr<OpenApiSchema> {
         let description = "A length of time, e.g. 90s, 15m, 24h or 7d.";
         let pattern = Some("^[1-9][0-9]*[smhd]$");
-        ObjectBuilder::new().schema_type(Type::String).description(Some(description)).pattern(pattern).into()
+        let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description)).pattern(pattern);
+        text.examples([serde_json::json!("15m")]).into()
     }
 }
 

@@ -426,15 +426,15 @@ async fn what_models_and_callers_write_is_text() {
     browser.open(&service.url("/console")).await;
     browser.until("document.querySelector('[data-run]')").await;
     assert_eq!(browser.eval("document.querySelector('#sign-out').hidden").await, true);
-    for (page, parts) in [
-        (format!("runs/{}", id(&run)), 6),
-        (format!("runs?session_id={}", "%3Cimg%20src%3Dx%20onerror%3D1%3E"), 0),
-        ("agents".into(), 1),
-        ("agents/nasty".into(), 1),
-        ("agents/%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3Dtrue%22%3E".into(), 0),
+    for (page, drawn, parts) in [
+        (format!("runs/{}", id(&run)), ".end", 6),
+        (format!("runs?session_id={}", "%3Cimg%20src%3Dx%20onerror%3D1%3E"), "table tbody td, .notice", 0),
+        ("agents".into(), ".card, table tbody td", 1),
+        ("agents/nasty".into(), ".card, .notice, form", 1),
+        ("agents/%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3Dtrue%22%3E".into(), ".notice", 0),
     ] {
         browser.eval(&format!("location.hash = '#/{page}'")).await;
-        browser.until("document.querySelector('.end, table tbody td, .card, .notice')").await;
+        browser.until(&format!("document.querySelector('{drawn}')")).await;
         browser.eval("document.querySelectorAll('details').forEach((d) => d.open = true)").await;
         assert!(browser.text().await.matches("<img src=x").count() >= parts, "{page}: {}", browser.text().await);
         assert_eq!(browser.eval("document.querySelectorAll('img, script:not([src])').length").await, 0, "{page}");

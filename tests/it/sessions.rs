@@ -377,7 +377,7 @@ async fn a_session_belongs_to_its_agent_and_its_tenant(db: Db) {
     assert_eq!(loaded(&service, &run).await, None);
     assert_eq!(service.get("/v1/sessions/s").await.body["agent"], "other");
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
-    service.key = service::ADMIN_KEY.to_owned();
+    service::ADMIN_KEY.clone_into(&mut service.key);
     assert_eq!(service.get("/v1/sessions/s").await.body["agent"], "chat");
     let key = service.post("/v1/keys", &json!({"name": "k", "scopes": ["runs:read", "sessions:read"]})).await;
     service.key = key.body["key"].as_str().unwrap().to_owned();

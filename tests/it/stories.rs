@@ -438,7 +438,7 @@ async fn history_filters_and_pages(db: Db) {
         service
             .run(
                 agent,
-                &json!({"inputs": {"task": "x"}, "metadata": metadata, "session_id": format!("s{}", number / 2)}),
+                &json!({"inputs": {"task": "x"}, "metadata": metadata, "session_id": format!("{agent}-{}", number / 3)}),
             )
             .await;
     }
@@ -450,7 +450,7 @@ async fn history_filters_and_pages(db: Db) {
     assert_eq!(count("status=failed").await, 0);
     assert_eq!(count("metadata.odd=true").await, 2);
     assert_eq!(count("metadata.odd=true&metadata.number=3").await, 1);
-    assert_eq!(count("session_id=s1").await, 2);
+    assert_eq!(count("session_id=reader-0").await, 2);
     assert_eq!(count("termination_reason=completed").await, 5);
     assert_eq!(count("created_after=2100-01-01T00:00:00Z").await, 0);
     assert_eq!(count("created_before=2100-01-01T00:00:00Z").await, 5);

@@ -44,11 +44,9 @@ pub enum Cache {
 #[serde(default, deny_unknown_fields)]
 pub struct Interceptors {
     /// Before the gate judges a call.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub before: Vec<BeforeInterceptor>,
     /// Before the model reads a result.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 64))]
     pub after: Vec<AfterInterceptor>,
 }

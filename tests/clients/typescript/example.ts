@@ -51,6 +51,7 @@ async function aRunThatIsWaitedFor(): Promise<void> {
     body: { inputs: { path: "note.txt" }, metadata: { ticket: "ts 42" }, budget: { max_tool_calls: 5 }, tool_choice: "auto" },
   });
   const run = expect(invoked, 200);
+  assert.ok("run_id" in run); // and no dry run
   assert.equal(invoked.response.headers.get("x-run-id"), run.run_id);
   assert.equal(run.status, "completed");
   assert.deepEqual(run.output, { text: "hello" });
@@ -83,6 +84,7 @@ async function aRunThatIsNot(): Promise<void> {
     body: {},
   });
   const run = expect(started, 202);
+  assert.ok("run_id" in run);
   assert.equal(started.response.headers.get("location"), `/v1/runs/${run.run_id}`);
   const path = { id: run.run_id };
   const early = expect(await client.GET("/runs/{id}/wait", { params: { path, query: { timeout: 0 } } }), 200);

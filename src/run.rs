@@ -15,7 +15,7 @@ use std::collections::BTreeSet;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Value, json};
 use utoipa::ToSchema;
 
 use crate::message::Usage;
@@ -580,6 +580,7 @@ pub struct Overrides {
 
 /// Consumption caps of a request; the smaller of two wins.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(example = json!({"max_tool_calls": 20, "max_duration_seconds": 600}))]
 #[serde(default, deny_unknown_fields)]
 pub struct BudgetOverrides {
     /// Model responses in the run.

@@ -14,6 +14,7 @@ use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
+use super::definition::GovernanceSection;
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -66,13 +67,23 @@ impl Agent {
         Self::compile(definition, json.to_owned())
     }
 
-    /// This agent where it may do no more unasked than that.
+    /// This agent where it may do no more unasked than that, and what its parent forbids or asks for holds too.
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
-    pub fn held_to(&self, autonomy: Autonomy) -> Result<Self, DefinitionError> {
+    pub fn held_to(&self, autonomy: Autonomy, parent: &GovernanceSection) -> Result<Self, DefinitionError> {
         let mut definition = self.definition.clone();
-        definition.governance.autonomy = definition.governance.autonomy.min(autonomy);
+        let rules = &mut definition.governance;
+        rules.autonomy = rules.autonomy.min(autonomy);
+        for (tools, policy) in &parent.tool_policies {
+            let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
+            *own = (*own).max(*policy);
+        }
+        for path in &parent.paths.deny {
+            if !rules.paths.deny.contains(path) {
+                rules.paths.deny.push(path.clone());
+            }
+        }
         let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json)
     }

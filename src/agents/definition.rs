@@ -328,8 +328,8 @@ impl Default for PathsSection {
     }
 }
 
-/// How a tool is treated.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+/// How a tool is treated, from the mildest to the strictest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = ToolPolicy)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPolicySetting {

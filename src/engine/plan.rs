@@ -179,6 +179,11 @@ impl Plan {
             use_skill::NAME => definition.skills.len() > active.len(),
             _ => wanted.is_none_or(|wanted| wanted.iter().any(|w| w == tool)) && use_skill::leaves(&bounds, tool),
         };
+        let is_unknown = |name: &&String| !infos().any(|tool| tool.name == **name);
+        let unknown = wanted.unwrap_or_default().iter().filter(is_unknown);
+        let mut warnings: Vec<String> = unknown
+            .map(|name| format!("The request names the tool {name:?}, which this agent does not have."))
+            .collect();
         let mut offers: Vec<ToolOffer> = infos()
             .filter(|tool| !single && is_offered(&tool.name))
             .map(|tool| ToolOffer {
@@ -190,6 +195,9 @@ impl Plan {
         let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
         let contract = contract(definition, overrides, single, &mut offers);
         let single_shot = single || offers.is_empty();
+        if single_shot && !single {
+            warnings.push(DEGRADED.to_owned());
+        }
         let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         Ok(Self {
@@ -221,7 +229,7 @@ impl Plan {
             },
             is_observed: definition.memory.is_some() && overrides.private != Some(true),
             client_tools,
-            warnings: if single_shot && !single { vec![DEGRADED.to_owned()] } else { Vec::new() },
+            warnings,
             offers,
             active,
             agent,
@@ -273,6 +281,15 @@ impl Plan {
         let Rules { single_shot, limits, budget, .. } = &self.rules;
         let terms = Terms { single_shot: *single_shot, has_tools: self.tools().next().is_some(), limits, budget };
         prompt::opening(&self.agent, inputs, &terms, background)
+    }
+
+    /// Seconds that a call may take which leaves work to another agent: as long as the run, unless the agent says for
+    /// how long its calls may take.
+    pub fn delegation_seconds(&self) -> u64 {
+        match self.rules.limits.tool_call_timeout_seconds {
+            usual if usual == Limits::default().tool_call_timeout_seconds => self.rules.budget.max_duration_seconds,
+            set => set,
+        }
     }
 
     /// The names of the tools that the run may call.
@@ -405,7 +422,7 @@ fn at_least<T: PartialOrd + Copy + std::fmt::Display>(
     least: T,
 ) -> Result<(), PlanError> {
     match wanted {
-        Some(wanted) if wanted < least => Err(refused(field, format!("{} must be at least {least}", &field[1..]))),
+        Some(wanted) if wanted < least => Err(refused(field, format!("must be at least {least}"))),
         _ => Ok(()),
     }
 }

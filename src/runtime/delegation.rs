@@ -23,6 +23,7 @@ use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, ope
 use super::worker::Head;
 use super::{Inner, Runtime};
 use crate::agents::Agent;
+use crate::agents::definition::GovernanceSection;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
 use crate::event::{RunEvent, ValidationError};
@@ -323,7 +324,7 @@ impl Runtime {
             session_id: None,
             overrides: parent.bounds(&now),
         };
-        let agent = self.held_to(&call.agent, parent.autonomy(&now))?;
+        let agent = self.held_to(&call.agent, parent.autonomy(&now), &parent.plan.agent.definition.governance)?;
         let mut checked = self.check(agent, request)?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
@@ -343,15 +344,16 @@ impl Runtime {
         self.launch(Launch { checked, opening, background, lineage, slot: None, mode: Mode::Stored }).await
     }
 
-    /// An agent as it may act for a run of that autonomy.
-    fn held_to(&self, name: &str, autonomy: Autonomy) -> Result<Arc<Agent>, StartError> {
+    /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there holds here too.
+    fn held_to(&self, name: &str, autonomy: Autonomy, parent: &GovernanceSection) -> Result<Arc<Agent>, StartError> {
         let agent = self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
-        if agent.definition.governance.autonomy <= autonomy {
+        let adds_nothing = parent.tool_policies.is_empty() && parent.paths.deny.is_empty();
+        if adds_nothing && agent.definition.governance.autonomy <= autonomy {
             return Ok(agent);
         }
         let broken =
             |e: &dyn std::error::Error| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() };
-        agent.held_to(autonomy).map(Arc::new).map_err(|e| broken(&e))
+        agent.held_to(autonomy, parent).map(Arc::new).map_err(|e| broken(&e))
     }
 
     /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits there, which might be

@@ -142,6 +142,7 @@ impl Owned {
             caller: Arc::clone(&head.caller),
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
+            delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&head.new.inputs),

@@ -48,6 +48,8 @@ pub(super) fn observation<'w>(write: &'w RunWrite, event: &'w Event) -> Option<O
     let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
     let (kind, text) = match &event.what {
         RunEvent::ModelResponded(response) => ("model_response", response.message.text.clone()),
+        // What was recalled or read of a skill is known already.
+        RunEvent::ToolCallCompleted(call) if ["recall", "use_skill"].contains(&call.tool.as_str()) => return None,
         RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => ("tool_call", of_call(write, call)),
         RunEvent::ToolCallBlocked(call) => ("decision", format!("{} was refused: {}", call.tool, call.reason)),
         RunEvent::ValidationFailed { errors, .. } => {

@@ -91,6 +91,8 @@ pub struct RunScope {
     pub workspace: Workspace,
     /// How long one call may take, where its tool's options say nothing else.
     pub timeout: Duration,
+    /// The same for calls that leave work to another agent, which has bounds of its own.
+    pub delegation_timeout: Duration,
     /// How long any call may take, whatever options say.
     pub longest: Option<Duration>,
     /// Names of the tools that it may use; others are unknown to it.
@@ -452,7 +454,11 @@ impl Executor {
         let Some(Offered { tool, options, .. }) = self.tools.get(ready.tool) else {
             return Err(Failure::Fatal("the call was prepared by another executor".into()));
         };
-        let limit = options.timeout.unwrap_or(scope.timeout).min(scope.longest.unwrap_or(Duration::MAX));
+        let usual = match Delegation::of_tool(&ready.started.tool) {
+            Some(_) => scope.delegation_timeout,
+            None => scope.timeout,
+        };
+        let limit = options.timeout.unwrap_or(usual).min(scope.longest.unwrap_or(Duration::MAX));
         let retries = if ready.effect() == Effect::Once { 0 } else { options.retries };
         let mut pause = FIRST_PAUSE;
         for _ in 0..retries {

@@ -3,6 +3,8 @@
 //! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once, to see
 //! that the whole way holds.
 
+use std::sync::atomic::{AtomicU32, Ordering};
+
 use async_trait::async_trait;
 use serde_json::json;
 
@@ -85,6 +87,7 @@ fn bench(policy: &Policy) -> Bench {
         caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
         timeout: Duration::from_mins(1),
+        delegation_timeout: Duration::from_secs(3600),
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
@@ -283,6 +286,82 @@ async fn errors_panics_and_timeouts_are_results() {
     for (what, failure, content) in [("panic early", Panicked, crashed), ("hang early", Timeout, late)] {
         let answer = bench.answered("probe", &json!({"do": what}).to_string()).await;
         assert_eq!(answer, (content.to_owned(), Some(failure), None), "{what}");
+    }
+}
+
+/// Fails so often, and then works.
+struct Flaky {
+    info: ToolInfo,
+    effect: Effect,
+    failures: u32,
+    calls: AtomicU32,
+}
+
+#[async_trait]
+impl Tool for Flaky {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        let what = ActionKind::Call("flaky".into());
+        Ok(vec![Action { what, effect: self.effect, destructive: false, lines: 0 }])
+    }
+
+    async fn execute(&self, _: Permit, _: Value, _: &ToolContext) -> Result<String, ToolError> {
+        let calls = self.calls.fetch_add(1, Ordering::SeqCst);
+        if calls < self.failures { Err(ToolError::ForModel("not yet".into())) } else { Ok("done".into()) }
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn calls_that_may_be_repeated_are_repeated() {
+    let table = [
+        (Effect::Read, 2, 2, 3, true),
+        (Effect::Read, 3, 2, 3, false),
+        (Effect::Idempotent, 1, 1, 2, true),
+        (Effect::Idempotent, 1, 0, 1, false),
+        (Effect::Once, 1, 2, 1, false),
+    ];
+    for (effect, failures, retries, calls, works) in table {
+        let mut bench = bench(&full());
+        let info = Probe::named("probe").info().clone();
+        let flaky = Arc::new(Flaky { info, effect, failures, calls: AtomicU32::new(0) });
+        let options = move |_: &str| CallOptions { retries, ..CallOptions::default() };
+        let tools: Vec<Arc<dyn Tool>> = vec![Arc::<Flaky>::clone(&flaky)];
+        bench.executor = Executor::new(tools, Gate::new(&full()).unwrap(), options).unwrap();
+        let (_, failure, audit) = bench.executed("work").await;
+        assert_eq!(
+            (flaky.calls.load(Ordering::SeqCst), failure.is_none()),
+            (calls, works),
+            "{effect:?} {failures} {retries}"
+        );
+        let outcome = if works { "succeeded" } else { "failed" };
+        assert_eq!(audit.unwrap().outcome, outcome, "one record, however often it was tried");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn how_long_a_call_may_take() {
+    let second = Duration::from_secs(1);
+    let table = [
+        ("probe", None, None, 60_000),
+        ("probe", Some(90 * second), None, 90_000),
+        ("probe", Some(90 * second), Some(5 * second), 5_000),
+        ("agent:probe", None, None, 3_600_000),
+        ("agent:probe", None, Some(5 * second), 5_000),
+        ("agent:probe", Some(7 * second), None, 7_000),
+    ];
+    for (name, timeout, longest, expected) in table {
+        let mut bench = bench(&full());
+        let options = move |_: &str| CallOptions { timeout, ..CallOptions::default() };
+        bench.executor = Executor::new(vec![Probe::named(name)], Gate::new(&full()).unwrap(), options).unwrap();
+        bench.scope.longest = longest;
+        bench.scope.tools = Arc::new(BTreeSet::from([name.to_owned()]));
+        let Prepared::Ready(ready) = bench.prepare(name, r#"{"do": "hang"}"#).await else { panic!("{name}") };
+        let finished = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
+        let (_, failure, audit) = outcome(finished);
+        assert_eq!((failure, audit.unwrap().duration_ms), (Some(CallFailure::Timeout), Some(expected)), "{name}");
     }
 }
 

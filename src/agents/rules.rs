@@ -97,7 +97,8 @@ fn compile_condition(place: usize, condition: &StopCondition) -> Result<Expressi
         DefinitionError::at(format!("governance.budget.stop_conditions[{place}].when"), e.to_string())
     };
     let compiled = Expression::compile(&condition.when, &OF_RUNS).map_err(|e| wrong(&e))?;
-    let usage = json!({"input_tokens": 1, "output_tokens": 1, "total_tokens": 1, "cost_usd": 1.0});
+    let usage = json!({"input_tokens": 1, "output_tokens": 1, "cached_input_tokens": 1, "cache_write_tokens": 1,
+        "reasoning_tokens": 1, "total_tokens": 1, "cost_usd": 1.0});
     let counters = json!({"iterations": 1, "attempts": 1, "tool_calls": 1, "files_read": 1, "files_written": 1,
         "files_modified": 1, "lines_changed": 1, "commands": 1, "network_requests": 1});
     match compiled.is_true(&[("usage", &usage), ("counters", &counters), ("elapsed", &json!(1))]) {

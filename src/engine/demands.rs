@@ -6,7 +6,7 @@
 use crate::agents::Definition;
 use crate::agents::definition::DriverKind;
 use crate::providers::router::Router;
-use crate::run::{Thinking, ToolChoicePolicy, Usd};
+use crate::run::{Budget, Thinking, ToolChoicePolicy};
 
 /// What is demanded of models.
 #[derive(Debug, Clone, Copy)]
@@ -19,15 +19,15 @@ pub struct Demands<'a> {
     pub tool_choice: &'a ToolChoicePolicy,
     /// Whether that must be enforced.
     pub strict_tool_choice: bool,
-    /// What they may cost.
-    pub max_cost_usd: Option<Usd>,
+    /// The setting that needs to know what they cost, if there is one.
+    pub needs_price: Option<&'static str>,
 }
 
 /// A demand that cannot be met: the setting it is about, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unmet {
-    /// `model`, `fallback_models`, `strict_tool_choice` or `max_cost_usd`.
+    /// `model`, `fallback_models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
     pub setting: &'static str,
     /// A clause for a person.
     pub reason: String,
@@ -45,10 +45,19 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
             thinking: definition.thinking,
             tool_choice: &definition.tool_choice,
             strict_tool_choice: definition.strict_tool_choice && definition.driver == DriverKind::Native,
-            max_cost_usd: definition.governance.budget.max_cost_usd,
+            needs_price: needs_price(&definition.governance.budget),
         },
         router,
     )
+}
+
+/// The setting of a budget that needs to know what models cost, if there is one.
+pub fn needs_price(budget: &Budget) -> Option<&'static str> {
+    let weighs_cost = || budget.stop_conditions.iter().any(|condition| condition.when.contains("cost_usd"));
+    match budget.max_cost_usd {
+        Some(_) => Some("max_cost_usd"),
+        None => weighs_cost().then_some("stop_conditions"),
+    }
 }
 
 /// Checks demands.
@@ -68,10 +77,10 @@ pub fn check(demands: Demands<'_>, router: &Router) -> Result<(), Unmet> {
             let reason = format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
             return Err(Unmet { setting: "strict_tool_choice", reason });
         }
-        if demands.max_cost_usd.is_some() && route.price.is_none() {
+        if let Some(setting) = demands.needs_price.filter(|_| route.price.is_none()) {
             let reason =
                 format!("{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]");
-            return Err(Unmet { setting: "max_cost_usd", reason });
+            return Err(Unmet { setting, reason });
         }
     }
     Ok(())
@@ -117,7 +126,7 @@ mod tests {
         for (models, tool_choice, strict_tool_choice, budget, expected) in table {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
             let thinking = budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
-            let demands = Demands { models: &names, thinking, tool_choice, strict_tool_choice, max_cost_usd: None };
+            let demands = Demands { models: &names, thinking, tool_choice, strict_tool_choice, needs_price: None };
             let found = check(demands, &router).err().map(|unmet| unmet.setting);
             assert_eq!(found, expected, "{models} {tool_choice:?} {budget:?}");
         }
@@ -125,9 +134,9 @@ mod tests {
             [("gpt/x", None), ("llama/y", Some("max_cost_usd")), ("gpt/x llama/y", Some("max_cost_usd"))]
         {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
-            let max_cost_usd = Some(Usd::from_micro(1));
+            let needs_price = Some("max_cost_usd");
             let demands =
-                Demands { models: &names, thinking: None, tool_choice: &auto, strict_tool_choice: false, max_cost_usd };
+                Demands { models: &names, thinking: None, tool_choice: &auto, strict_tool_choice: false, needs_price };
             assert_eq!(check(demands, &router).err().map(|unmet| unmet.setting), expected, "{models}");
         }
     }

@@ -6,6 +6,7 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
+use globset::Glob;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -18,7 +19,7 @@ use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
-use crate::run::{Budget, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
+use crate::run::{Budget, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
 
@@ -71,6 +72,8 @@ pub struct Rules {
     pub cached: BTreeSet<String>,
     /// Tools that the caller executes.
     pub client_tools: BTreeSet<String>,
+    /// Whether there are tools besides those that hand the conversation to another agent.
+    pub has_tools_of_its_own: bool,
     /// What the dearest of the models costs, where there is a budget in dollars. Known to this service
     /// only; a run that goes on elsewhere is judged by the prices there.
     pub price: Option<Price>,
@@ -147,6 +150,7 @@ impl Default for Rules {
             concurrent: BTreeSet::new(),
             cached: BTreeSet::new(),
             client_tools: BTreeSet::new(),
+            has_tools_of_its_own: true,
             price: None,
             offered_tokens: 0,
             windows: Vec::new(),
@@ -176,10 +180,13 @@ impl Plan {
         let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let is_offered = |tool: &str| match tool {
-            use_skill::NAME => definition.skills.len() > active.len(),
-            _ => wanted.is_none_or(|wanted| wanted.iter().any(|w| w == tool)) && use_skill::leaves(&bounds, tool),
+            use_skill::NAME => definition.skills.len() > active.len() && wanted.is_none_or(|wanted| !wanted.is_empty()),
+            _ => {
+                wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool)))
+                    && use_skill::leaves(&bounds, tool)
+            }
         };
-        let is_unknown = |name: &&String| !infos().any(|tool| tool.name == **name);
+        let is_unknown = |name: &&String| !infos().any(|tool| means(name, &tool.name));
         let unknown = wanted.unwrap_or_default().iter().filter(is_unknown);
         let mut warnings: Vec<String> = unknown
             .map(|name| format!("The request names the tool {name:?}, which this agent does not have."))
@@ -222,6 +229,9 @@ impl Plan {
                 stop_on_tool_block: definition.stop_on_tool_block || overrides.stop_on_tool_block == Some(true),
                 concurrent: concurrent.map(|tool| tool.name.clone()).collect(),
                 cached: executor.cached().map(str::to_owned).collect(),
+                has_tools_of_its_own: offers
+                    .iter()
+                    .any(|offer| !matches!(Delegation::of_tool(&offer.name), Some(Delegation::Handoff(_)))),
                 client_tools: client_tools.names().map(str::to_owned).collect(),
                 price: None,
                 offered_tokens: 0,
@@ -247,7 +257,10 @@ impl Plan {
         let tokens = |model: &str| router.resolve(model).ok()?.capabilities.context_window;
         let windows = self.models.iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
         self.rules.windows = windows.collect();
-        if has_cost || self.rules.windows.iter().any(|window| window.tokens.is_some()) {
+        if has_cost
+            || self.rules.budget.max_total_tokens.is_some()
+            || self.rules.windows.iter().any(|window| window.tokens.is_some())
+        {
             self.rules.offered_tokens = estimate::of_tools(&self.offers);
         }
         self
@@ -264,7 +277,7 @@ impl Plan {
             tool_choice: &self.rules.tool_choice,
             // Decisions are held to it by the driver, whatever the models can do.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
-            max_cost_usd: self.rules.budget.max_cost_usd,
+            needs_price: demands::needs_price(&self.rules.budget),
         };
         demands::check(demands, router).map_err(|unmet| match unmet.setting {
             "max_cost_usd" => refused("/budget/max_cost_usd", unmet.reason),
@@ -374,6 +387,11 @@ fn contract(definition: &Definition, overrides: &Overrides, single: bool, offers
 
 fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
     PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
+}
+
+/// Whether a name or glob of a request means a tool.
+fn means(name: &str, tool: &str) -> bool {
+    name == tool || name.contains('*') && Glob::new(name).is_ok_and(|glob| glob.compile_matcher().is_match(tool))
 }
 
 /// A model and those that may take over, each once.

@@ -13,7 +13,7 @@ mod skill;
 mod tool_policy;
 
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect};
+use crate::run::{Autonomy, Consumption, Effect};
 
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
 
@@ -46,6 +46,23 @@ pub enum ActionKind {
     Call(String),
     /// Has another agent do something; whatever that does is judged in its own run.
     Delegate(String),
+}
+
+/// What actions take of a run's budget.
+pub fn consumption(actions: &[Action]) -> Consumption {
+    let mut consumed = Consumption::default();
+    for Action { what, lines, .. } in actions {
+        match what {
+            ActionKind::Read(_) => consumed.files_read += 1,
+            ActionKind::Write(path) => {
+                consumed.files_written += 1;
+                consumed.lines_changed += lines;
+                consumed.files_modified.insert(path.clone());
+            }
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
+        }
+    }
+    consumed
 }
 
 /// How a definition treats a tool.

@@ -33,7 +33,7 @@ pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
 #[schema(as = Page)]
 pub(crate) struct Listing<T> {
     /// The rows.
-    data: Vec<T>,
+    pub(super) data: Vec<T>,
     /// Give it as `cursor` to get the next page; null on the last one.
     #[schema(example = json!(null))]
     next_cursor: Option<String>,

@@ -23,6 +23,7 @@ use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::problem::{Code, Problem};
 use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
+use crate::agents::Definition;
 use crate::message::Usage;
 use crate::run::{Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
 use crate::store::{
@@ -178,7 +179,7 @@ pub(crate) struct Pending {
 pub(crate) struct BudgetView {
     /// What the run has consumed.
     used: BudgetUsed,
-    /// What it must not exceed; null where the definition has changed since the run started.
+    /// What it must not exceed; null in lists where the definition has changed since the run started.
     limits: Option<Budget>,
     /// What it has consumed together with the runs that it started, and that those started; null where it started none.
     tree: Option<TreeUsed>,
@@ -387,7 +388,15 @@ pub(crate) async fn list_runs(
     params.finish()?;
     let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
     let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
-    Ok(Json(Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app))))
+    let parked: Vec<RunRecord> = runs.iter().filter(|run| run.status.is_parked()).cloned().collect();
+    let mut listing = Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app));
+    for run in parked {
+        let detail = detail(&app, run).await?;
+        if let Some(row) = listing.data.iter_mut().find(|row| row.run.run_id == detail.run.run_id) {
+            *row = detail;
+        }
+    }
+    Ok(Json(listing))
 }
 
 fn run_filter(params: &mut Params) -> Result<RunFilter, Problem> {
@@ -431,9 +440,15 @@ pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Pr
         pending = app.store.approvals(&run.tenant, &filter, &Page { limit: MAX_PENDING, after: None }).await?;
         pending.sort_by_key(|asked| asked.seq);
     }
-    let tree = tree(app, &run).await?;
+    let (tree, hash) = (tree(app, &run).await?, run.definition_hash.clone());
     let mut detail = RunDetail { pending: pending.into_iter().map(Pending::from).collect(), ..RunDetail::of(run, app) };
     detail.budget.tree = tree;
+    if detail.budget.limits.is_none() {
+        let snapshot = app.store.definition(&hash).await?;
+        let definition = snapshot.and_then(|json| serde_json::from_str::<Definition>(&json).ok());
+        let asked = Overrides::deserialize(&detail.overrides).unwrap_or_default().budget.unwrap_or_default();
+        detail.budget.limits = definition.map(|definition| definition.governance.budget.narrowed_by(&asked));
+    }
     Ok(detail)
 }
 

@@ -9,7 +9,8 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopCondition {
-    /// CEL, true where the condition is met: `usage.{input_tokens, output_tokens, total_tokens, cost_usd}`,
+    /// CEL, true where the condition is met: `usage.{input_tokens, output_tokens, cached_input_tokens,
+    /// cache_write_tokens, reasoning_tokens, total_tokens, cost_usd}`,
     /// `counters.{iterations, attempts, tool_calls, files_read, files_written, files_modified, lines_changed, commands,
     /// network_requests}`, `elapsed` in seconds.
     pub when: String,

@@ -153,6 +153,8 @@ impl Parent {
         let is_private = self.head.new.overrides.get("private").and_then(Value::as_bool);
         let left = now.deadline().map(|deadline| (deadline - Utc::now()).num_seconds());
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
+        let used = &now.totals().consumption;
+        let files = used.files_modified.len() as u64;
         Overrides {
             private: is_private.filter(|is_private| *is_private),
             budget: Some(BudgetOverrides {
@@ -160,6 +162,8 @@ impl Parent {
                 // Of what is counted in calls the tree's budget says enough; these make the child know its prices.
                 max_total_tokens: self.plan.rules.budget.max_total_tokens,
                 max_cost_usd: self.plan.rules.budget.max_cost_usd,
+                max_files_modified: Some(self.plan.rules.budget.max_files_modified.saturating_sub(files)),
+                max_lines_changed: Some(self.plan.rules.budget.max_lines_changed.saturating_sub(used.lines_changed)),
                 ..BudgetOverrides::default()
             }),
             ..Overrides::default()

@@ -40,8 +40,10 @@ impl Runtime {
     /// # Errors
     /// [`StartError`], as of a start.
     pub async fn rehearse(&self, request: StartRequest) -> Result<Rehearsal, StartError> {
+        let busy = request.overrides.on_session_busy;
         let Checked { new, caller, plan, .. } = self.check(self.agent(&request.agent)?, request)?;
-        let earlier = self.earlier_runs(&caller.tenant, &new, plan.agent.definition.history).await?;
+        let busy = busy.unwrap_or(plan.agent.definition.on_session_busy);
+        let earlier = self.runs_before(&caller.tenant, &new, plan.agent.definition.history, busy).await?;
         let background = self.background(&plan, &caller, &new, &earlier).await?;
         let opening = opening(&plan, &new.inputs, &background)?;
         let history = background.turns.len();

@@ -77,6 +77,23 @@ impl Runtime {
         Ok(session.map(|session| session.ended).unwrap_or_default())
     }
 
+    /// The runs of a session that a run could begin in now, as a start would find them.
+    pub(super) async fn runs_before(
+        &self,
+        tenant: &str,
+        new: &NewRun,
+        bounds: HistorySection,
+        busy: OnSessionBusy,
+    ) -> Result<Vec<Uuid>, StartError> {
+        let Some(session_id) = new.session_id.as_deref() else { return Ok(Vec::new()) };
+        let Some(session) = self.session_of(tenant, session_id, bounds).await? else { return Ok(Vec::new()) };
+        match session.live.first() {
+            _ if session.agent != new.agent => Err(StartError::SessionOfOtherAgent(session.agent)),
+            Some(holder) if busy == OnSessionBusy::Reject => Err(StartError::SessionBusy(*holder)),
+            _ => Ok(session.ended),
+        }
+    }
+
     async fn session_of(
         &self,
         tenant: &str,

@@ -29,9 +29,9 @@ use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
     ValidationError,
 };
-use crate::governance::{Action, ActionKind, Call, Decision, Gate, Permit, Verdict};
+use crate::governance::{self, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
+use crate::run::{Caller, Delegation, Effect, OnUnknownOutcome};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -332,7 +332,7 @@ impl Executor {
         };
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
-        let consumes = consumption(&actions);
+        let consumes = governance::consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
         let approved_by = approval.map(|granted| granted.by);
         let question = Call { tool: &call.name, effect: declared, actions, approved_by, skills: &scope.skills };
@@ -471,23 +471,6 @@ impl Executor {
         }
         guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context)).await
     }
-}
-
-/// What actions take of a run's budget.
-fn consumption(actions: &[Action]) -> Consumption {
-    let mut consumed = Consumption::default();
-    for Action { what, lines, .. } in actions {
-        match what {
-            ActionKind::Read(_) => consumed.files_read += 1,
-            ActionKind::Write(path) => {
-                consumed.files_written += 1;
-                consumed.lines_changed += lines;
-                consumed.files_modified.insert(path.clone());
-            }
-            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
-        }
-    }
-    consumed
 }
 
 /// A tool's work, bounded in time and with its panics caught.

@@ -87,7 +87,7 @@ fn bench(policy: &Policy) -> Bench {
         caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
         timeout: Duration::from_mins(1),
-        delegation_timeout: Duration::from_secs(3600),
+        delegation_timeout: Duration::from_hours(1),
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),

@@ -13,6 +13,7 @@ on_both_stores! {
     files_and_lines_are_counted_and_bounded,
     reads_are_executed_together_and_answered_in_order,
     the_same_read_is_made_once,
+    a_budget_of_tokens_pays_for_the_input_too,
     a_request_narrows_and_never_widens,
 }
 
@@ -158,6 +159,15 @@ async fn the_same_read_is_made_once(db: Db) {
     assert!(calls[3]["result"].as_str().unwrap().contains("more"), "what was changed is read again");
     let used = &service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body["budget"]["used"];
     assert_eq!((&used["files_read"], &used["tool_calls"]), (&json!(2), &json!(4)));
+}
+
+async fn a_budget_of_tokens_pays_for_the_input_too(db: Db) {
+    let service = worker("", "  - text: done\n").start(db).await;
+    let long = "word ".repeat(8000);
+    let run = service.run("worker", &json!({"inputs": {"task": long}, "budget": {"max_total_tokens": 5000}})).await;
+    assert_eq!((&run["error"]["code"], &run["tokens_used"]), (&json!("BUDGET_EXCEEDED"), &json!(0)), "{run:#}");
+    let enough = service.run("worker", &json!({"inputs": {"task": "x"}, "budget": {"max_total_tokens": 5000}})).await;
+    assert_eq!(enough["status"], "completed", "{enough:#}");
 }
 
 async fn a_request_narrows_and_never_widens(db: Db) {

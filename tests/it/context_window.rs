@@ -101,10 +101,11 @@ async fn old_turns_are_summarised(db: Db) {
 }
 
 async fn a_summary_counts_against_the_budget(db: Db) {
-    let service = setup(&summarised()).config(WINDOW).start(db).await;
-    let run = service.run("reader", &json!({"budget": {"max_total_tokens": 16_000}})).await;
+    let long = [read(1000), read(2000), read(12_000), say("it says seventeen", 18_000), say("done", 100)];
+    let service = setup(&long).config(WINDOW).start(db).await;
+    let run = service.run("reader", &json!({"budget": {"max_total_tokens": 32_000}})).await;
     assert_eq!((&run["termination_reason"], &run["iterations"]), (&json!("budget_exceeded"), &json!(3)), "{run:#}");
-    assert_eq!(run["error"]["context"]["used"], 18_040);
+    assert_eq!(run["error"]["context"]["used"], 33_040);
 }
 
 fn refused_once() -> Vec<String> {

@@ -16,6 +16,7 @@ on_both_stores! {
     work_is_passed_on_three_times_and_never_in_a_circle,
     agents_that_are_named_must_be_there,
     permissions_only_narrow,
+    what_a_parent_forbids_or_asks_for_holds_for_its_children,
     a_child_needs_no_place_of_its_own,
     cancelling_a_parent_cancels_what_it_started,
     a_call_that_is_given_up_leaves_no_child,
@@ -430,4 +431,24 @@ async fn a_cancel_reaches_children_on_other_replicas() {
     assert_eq!(until_ended(&other, &child).await["status"], "cancelled");
     assert_eq!(until_ended(&other, &parent).await["status"], "cancelled");
     tokio::time::timeout(Duration::from_secs(10), mock.wait_for_abort()).await.unwrap();
+}
+
+async fn what_a_parent_forbids_or_asks_for_holds_for_its_children(db: Db) {
+    let writes = r#"steps: [{tool_calls: [{tool: file_ops, arguments: {operation: write, path: "{{ inputs.task }}", content: x}}]}, {text: "{{ results[0] }}"}]"#;
+    let files = format!("{RESEARCHER}tools: [file_ops]\ngovernance: {{autonomy: full, paths: {{write: ['./**']}}}}\n");
+    let parent = |rules: &str| format!("{PARENT}governance: {{autonomy: full, {rules}}}\n");
+    let service = Setup::new()
+        .agent("researcher", &files)
+        .scenario("researcher", writes)
+        .scenario("parent", &ASKS.replace("weigh {{ inputs.what | default('it') }}", "a.txt"))
+        .agent("free", &parent("tool_policies: {'agent:*': allow}"))
+        .agent("strict", &parent("tool_policies: {file_ops: deny}"))
+        .agent("guarded", &parent("paths: {deny: ['a.*']}"))
+        .start(db)
+        .await;
+    for (agent, told) in [("free", "Wrote 1 bytes"), ("strict", "tool_policy rule"), ("guarded", "path rule")] {
+        let run = service.run(agent, &json!({})).await;
+        let output = run["output"]["result"].as_str().unwrap();
+        assert!(output.contains(told), "{agent}: {output}");
+    }
 }

@@ -490,10 +490,17 @@ fn limits() -> Vec<Row> {
         ),
         (
             "tokens",
-            limited(text(), |_, b| b.max_total_tokens = Some(285)),
+            limited(text(), |_, b| b.max_total_tokens = Some(300)),
             vec![Calls(vec!["a"])],
             "budget_exceeded",
             (1, 2, 2),
+        ),
+        (
+            "tokens: what the model would read counts before it is read",
+            limited(text(), |_, b| b.max_total_tokens = Some(370)),
+            vec![Calls(vec!["long"])],
+            "budget_exceeded",
+            (1, 1, 1),
         ),
         ("dollars", in_dollars(Some(PRICE)), vec![Calls(vec!["a"])], "budget_exceeded", (1, 8, 8)),
         ("dollars without a price", in_dollars(None), vec![Calls(vec!["a"])], "budget_exceeded", (1, 0, 0)),

@@ -89,8 +89,8 @@ async fn a_model_recalls_by_itself(db: Db) {
     service.run("fish", &say("learn")).await;
     let found = asked(&service, "fish", "\"pelicans\" OR ('").await;
     assert!(found.contains("model_response] The pelicans of Neptune are blue."), "{found}");
-    let calls = asked(&service, "fish", "pelicans").await;
-    assert!(calls.contains("tool_call] recall {\"query\":"), "calls are remembered too: {calls}");
+    let again = asked(&service, "fish", "pelicans").await;
+    assert!(!again.contains("tool_call] recall"), "what was recalled is not remembered once more: {again}");
     let tools = service.get("/v1/tools/recall").await.body;
     assert_eq!((&tools["effect"], &tools["source"]), (&json!("read"), &json!("builtin")));
     let stone = service.get("/v1/agents/stone").await;

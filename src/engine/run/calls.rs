@@ -134,6 +134,9 @@ impl Run {
 
     /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
     fn results(&mut self, results: Vec<Result<Finished, FatalToolError>>) -> Result<(), FoldError> {
+        if let Some(requested) = self.control.requested().filter(|_| !self.state.is_cancel_requested()) {
+            self.record(requested)?; // while the calls are open, so that it is known what it met
+        }
         let mut faulty = None;
         for result in results {
             match result {

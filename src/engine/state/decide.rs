@@ -7,7 +7,7 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::{OpenTurn, Phase, Proposal, State, Step, Wish};
+use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
@@ -218,11 +218,18 @@ impl State {
                     && !turn.is_answered(call)
                     && !turn.resolved.contains_key(&call.id)
                     && self.has_tool_calls_left(turn, *index)
+                    && !self.is_repeated(turn, *index, call)
             });
             let left = usize::try_from(left - 1).unwrap_or(usize::MAX);
             calls.extend(fit.take(left).map(|(index, call)| self.pending(index, call, None)));
         }
         Step::CallTools(calls)
+    }
+
+    /// Whether the call is that of an earlier one of the response, whose result is used again.
+    fn is_repeated(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> bool {
+        let earlier = turn.message.tool_calls.iter().take(index);
+        self.rules.cached.contains(&call.name) && earlier.map(same_call).any(|earlier| earlier == same_call(call))
     }
 
     /// The end of a run whose model submits without an output.
@@ -364,18 +371,30 @@ impl State {
     }
 
     fn cancelled(&self, now: DateTime<Utc>) -> Step {
-        let phase = match &self.phase {
-            Phase::Opening => "queued",
-            _ if !self.waiting.is_empty() => "approval",
-            Phase::Calling => "model_call",
-            Phase::Acting(turn) if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) => "tool_call",
-            Phase::Acting(_) => "validation",
-            _ => "iteration",
-        };
-        let reason = self.cancel.as_ref().and_then(|request| request.reason.as_deref());
+        let request = self.cancel.as_ref();
+        let phase = request.map_or("iteration", |request| request.phase.as_str());
+        let reason = request.and_then(|request| request.reason.as_deref());
         let raw = self.raw_response.clone();
         let end = RunEvent::cancelled(phase, reason, raw, self.elapsed_ms(now));
         self.end_mid_turn("the run was cancelled", end)
+    }
+
+    /// What the run is doing, in the words of a cancelled run's error.
+    pub(super) fn doing(&self) -> &'static str {
+        match &self.phase {
+            Phase::Opening => "queued",
+            _ if !self.waiting.is_empty() => "approval",
+            Phase::Calling => "model_call",
+            Phase::Acting(turn) if self.is_reflected() && turn.proposal.is_some() => "validation",
+            Phase::Acting(turn) if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) => "tool_call",
+            Phase::Acting(_) => "validation",
+            Phase::Answered { .. }
+                if self.single_shot && matches!(self.rules.contract, Contract::Structured { .. }) =>
+            {
+                "validation"
+            }
+            _ => "iteration",
+        }
     }
 
     /// Answers the calls that are still open, then ends the run.

@@ -104,7 +104,8 @@ impl State {
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
             RunEvent::RunCancelRequested { reason } => {
-                self.cancel = Some(super::CancelRequest { reason: reason.clone() });
+                let phase = self.doing().to_owned();
+                self.cancel = Some(super::CancelRequest { reason: reason.clone(), phase });
             }
             RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
@@ -287,6 +288,7 @@ impl State {
     fn only_hands_over(&self, message: &AssistantMessage) -> bool {
         let is_handoff = |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
         self.rules.tool_choice == ToolChoicePolicy::FirstRequired
+            && self.rules.has_tools_of_its_own
             && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 

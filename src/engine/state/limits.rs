@@ -123,10 +123,10 @@ impl State {
         self.tokens_left().into_iter().chain(self.affordable_output()).min()
     }
 
-    /// What the token budget leaves; `None` without one.
+    /// What the token budget leaves for the next answer, once the model has read the conversation; `None` without one.
     pub(super) fn tokens_left(&self) -> Option<u64> {
         let max = self.rules.budget.max_total_tokens?;
-        Some(max.saturating_sub(self.totals.usage.total_tokens()))
+        Some(max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(self.next_input()))
     }
 
     /// Tokens of output that the budget in dollars pays for in the next call; `None` without one. Where
@@ -222,12 +222,15 @@ impl State {
     pub fn facts(&self, now: DateTime<Utc>) -> Value {
         let (totals, usage, used) = (&self.totals, &self.totals.usage, &self.totals.consumption);
         let cost = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
+        let waited = u64::try_from(self.parked_ms).unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
-        let elapsed = self.elapsed_ms(now) as f64 / 1000.0;
+        let elapsed = self.elapsed_ms(now).saturating_sub(waited) as f64 / 1000.0;
         json!({
             "usage": {
                 "input_tokens": usage.input_tokens, "output_tokens": usage.output_tokens,
-                "total_tokens": usage.total_tokens(), "cost_usd": cost.map(|cost| Usd::from_micro(cost).dollars()),
+                "cached_input_tokens": usage.cached_input_tokens, "cache_write_tokens": usage.cache_write_tokens,
+                "reasoning_tokens": usage.reasoning_tokens, "total_tokens": usage.total_tokens(),
+                "cost_usd": cost.map(|cost| Usd::from_micro(cost).dollars()),
             },
             "counters": {
                 "iterations": totals.iterations, "attempts": totals.attempts, "tool_calls": totals.tool_calls_made,

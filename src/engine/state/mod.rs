@@ -145,6 +145,8 @@ struct FailedCall {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct CancelRequest {
     reason: Option<String>,
+    /// What the run was doing.
+    phase: String,
 }
 
 /// What has become of the tool call that an attempt must begin with, where it must.

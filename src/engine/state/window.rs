@@ -43,7 +43,7 @@ impl State {
 
     /// Tokens that the next model call would read: what the last one took and what was added since, else all
     /// of it by its size.
-    fn next_input(&self) -> u64 {
+    pub(super) fn next_input(&self) -> u64 {
         if self.last_tokens == 0 {
             return estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
         }

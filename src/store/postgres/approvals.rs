@@ -26,6 +26,13 @@ const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = clock_times
 const AUDIT: &str = "INSERT INTO audit_log (tenant, at, id, run_id, call_id, subject, tool, rule, decision, reason, \
      outcome, arguments, duration_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
+/// A run that still waits is in the status of what it waits for: a review before a decision before a result.
+const STILL_WAITS: &str = "UPDATE runs SET status = (SELECT CASE min(CASE a.kind WHEN 'review' THEN 0 WHEN 'client' THEN 2 ELSE 1 END) \
+     WHEN 0 THEN 'needs_review' WHEN 1 THEN 'awaiting_approval' ELSE 'awaiting_tool_results' END \
+     FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending') \
+     WHERE id = ANY($1) AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
+     AND EXISTS (SELECT 1 FROM approvals w WHERE w.run_id = runs.id AND w.status = 'pending')";
+
 /// A parked run that waits for nothing any more, or is to be cancelled, goes on.
 const GO_ON: &str = "UPDATE runs r SET status = 'queued', available_at = clock_timestamp() WHERE id = ANY($1) \
      AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
@@ -81,6 +88,7 @@ pub(super) async fn answer(
 
 /// Queues those of these parked runs that wait for nothing any more; their rows are locked. How many.
 pub(super) async fn go_on(connection: &mut PgConnection, runs: &[Uuid]) -> Result<u64, StoreError> {
+    sqlx::query(STILL_WAITS).bind(runs).execute(&mut *connection).await?;
     Ok(sqlx::query(GO_ON).bind(runs).execute(connection).await?.rows_affected())
 }
 

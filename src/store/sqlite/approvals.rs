@@ -31,6 +31,13 @@ const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = $5, decided
      resolution = $8 WHERE run_id = $1 AND call_id = $2 AND status = 'pending' \
      AND kind IN (SELECT value FROM json_each($3)) AND (expires_at IS NULL OR expires_at > $5)";
 
+/// A run that still waits is in the status of what it waits for: a review before a decision before a result.
+const STILL_WAITS: &str = "UPDATE runs SET status = (SELECT CASE min(CASE a.kind WHEN 'review' THEN 0 WHEN 'client' THEN 2 ELSE 1 END) \
+     WHEN 0 THEN 'needs_review' WHEN 1 THEN 'awaiting_approval' ELSE 'awaiting_tool_results' END \
+     FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending') \
+     WHERE id IN (SELECT value FROM json_each($1)) AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
+     AND EXISTS (SELECT 1 FROM approvals w WHERE w.run_id = runs.id AND w.status = 'pending')";
+
 /// A parked run that waits for nothing any more, or is to be cancelled, goes on.
 const GO_ON: &str = "UPDATE runs SET status = 'queued', available_at = $2 \
      WHERE id IN (SELECT value FROM json_each($1)) \
@@ -84,6 +91,7 @@ pub(super) async fn go_on(
     runs: &[String],
     now: DateTime<Utc>,
 ) -> Result<(), StoreError> {
+    sqlx::query(STILL_WAITS).bind(json(runs)?).execute(&mut *connection).await?;
     sqlx::query(GO_ON).bind(json(runs)?).bind(now.timestamp_micros()).execute(connection).await?;
     Ok(())
 }

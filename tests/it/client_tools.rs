@@ -133,9 +133,15 @@ steps:
         let approve = (format!("{}/approve", calls[0]), json!({}));
         let result = (format!("{}/result", calls[1]), json!({"content": "because"}));
         let in_order = if first == "result" { [result, approve] } else { [approve, result] };
-        for (path, body) in in_order {
+        let waits = if first == "result" { "awaiting_approval" } else { "awaiting_tool_results" };
+        for ((path, body), left) in in_order.into_iter().zip([Some(waits), None]) {
             let taken = service.post(&path, &body).await;
             assert_eq!(taken.status, 200, "{taken:?}");
+            if let Some(left) = left {
+                assert_eq!(taken.body["status"], left, "what is left to wait for says in which status it waits");
+                let listed = service.get(&format!("/v1/runs?status={left}")).await.body;
+                assert_eq!(listed["data"][0]["pending"].as_array().map(Vec::len), Some(1), "{listed:#}");
+            }
         }
         let done = ended(&service, &run).await;
         assert_eq!((&done["output"], file(&service, "notes.txt").as_str()), (&json!({"result": "because"}), "new"));

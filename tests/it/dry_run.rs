@@ -7,6 +7,7 @@ use crate::service::{Db, Service, Setup, command, on_both_stores};
 on_both_stores! {
     a_dry_run_shows_what_a_run_would_be_and_starts_none,
     a_dry_run_is_refused_like_a_run,
+    a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to,
 }
 
 const AGENT: &str = "
@@ -99,4 +100,18 @@ async fn the_command_line_rehearses_too() {
     let dry: Value = serde_json::from_slice(&done.stdout).unwrap();
     assert_eq!(dry["dry_run"], true, "{dry:#}");
     assert!(dry["messages"][0]["content"].as_str().unwrap().contains("You work on this."));
+}
+
+async fn a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to(db: Db) {
+    let other = "model: scripted/worker\nenable_double_confirmation: false";
+    let service = setup().agent("other", other).start(db).await;
+    let begun = service.post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s"})).await;
+    assert_eq!(begun.status, 200);
+    let (status, refused) =
+        invoke(&service, "invoke-iterative", json!({"inputs": {"task": "x"}, "session_id": "s", "dry_run": true}))
+            .await;
+    assert_eq!((status, &refused["code"]), (409, &json!("SESSION_OF_OTHER_AGENT")), "{refused:#}");
+    assert!(!refused.to_string().contains("never"), "nothing of what was said is told");
+    let own = service.post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s", "dry_run": true})).await;
+    assert_eq!(own.body["messages"].as_array().unwrap().len(), 4, "history, and the next message: {:#}", own.body);
 }

@@ -615,3 +615,25 @@ fn cancelling_a_run_that_waits_ends_it() {
     assert_eq!(bench.reason(), "cancelled");
     check_journal(&bench, "cancelled while it waits");
 }
+
+#[test]
+fn a_cancelled_run_tells_what_it_was_doing_when_it_was_asked_to_end() {
+    for answered in [false, true] {
+        let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
+        let turns = vec![Turn::User("x".into())];
+        let (system, warnings) = ("s".into(), vec![]);
+        bench.record(RunEvent::RunStarted { system, turns, single_shot: false, history: 0, warnings });
+        bench.record(RunEvent::AttemptStarted { attempt: 1 });
+        bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None });
+        bench.model();
+        let Step::CallTools(pending) = bench.state.next(bench.now) else { panic!() };
+        bench.record(RunEvent::RunCancelRequested { reason: None });
+        if answered {
+            bench.tool(&pending[0]);
+        }
+        bench.run(false);
+        let error = bench.state.ending().unwrap().0.outcome.error().unwrap();
+        assert_eq!(error.context["phase"], "tool_call", "answered: {answered}");
+        check_journal(&bench, "cancelled during a call");
+    }
+}

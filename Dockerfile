@@ -13,6 +13,7 @@ COPY --from=build /usr/local/bin/toolloop /usr/local/bin/toolloop
 WORKDIR /home/toolloop
 COPY --chown=toolloop agents agents
 COPY --chown=toolloop scenarios scenarios
+COPY --chown=toolloop skills skills
 COPY --chown=toolloop workspace workspace
 RUN chown toolloop /home/toolloop
 USER toolloop

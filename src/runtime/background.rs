@@ -63,9 +63,10 @@ impl Runtime {
         overrides: &Overrides,
     ) -> Result<Vec<ActiveSkill>, SkillError> {
         let wanted = overrides.active_skills.as_deref().unwrap_or_default();
+        let refused =
+            |message: String| SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message });
         if let Some(foreign) = wanted.iter().find(|name| !definition.skills.contains(name)) {
-            let message = format!("{foreign:?} is not one of this agent's skills");
-            return Err(SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message }));
+            return Err(refused(format!("{foreign:?} is not one of this agent's skills")));
         }
         let mut names: Vec<&String> = Vec::new();
         for name in definition.active_skills.iter().chain(wanted) {
@@ -77,6 +78,7 @@ impl Runtime {
             Some(Skill { bounds, instructions, .. }) => {
                 Ok(ActiveSkill { bounds: bounds.clone(), instructions: instructions.clone() })
             }
+            None if wanted.contains(name) => Err(refused(format!("the file of the skill {name:?} is gone"))),
             None => Err(SkillError::Missing(name.clone())),
         };
         names.into_iter().map(skill).collect()

@@ -168,4 +168,10 @@ async fn skills_are_read_again_without_a_restart() {
     assert!(ready["definitions"][0]["error"].as_str().unwrap().contains("line 3"), "{ready:#}");
     let run = service.run("worker", &json!({})).await;
     assert!(system_prompt(&service, &run).await.contains("Be very brief."), "the last good version stays");
+
+    std::fs::remove_dir_all(service.dir.path().join("skills/later")).unwrap();
+    service.until("/readyz", |ready| ready.to_string().contains("there is no skill named \\\"later\\\"")).await;
+    let gone = service.post("/v1/agents/waiting/invoke-iterative", &json!({"active_skills": ["later"]})).await;
+    assert_eq!((gone.status.as_u16(), &gone.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{:#}", gone.body);
+    assert_eq!(service.run("waiting", &json!({})).await["status"], "completed", "the last good version goes on");
 }

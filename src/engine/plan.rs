@@ -19,7 +19,9 @@ use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
-use crate::run::{Budget, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd};
+use crate::run::{
+    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd,
+};
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
 
@@ -199,7 +201,7 @@ impl Plan {
                 input_schema: Arc::clone(&tool.input_schema),
             })
             .collect();
-        let client_tools = client_tools(overrides, executor, definition, &mut offers)?;
+        let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
         let contract = contract(definition, overrides, single, &mut offers);
         let single_shot = single || offers.is_empty();
         if single_shot && !single {
@@ -344,17 +346,20 @@ fn client_tools(
     overrides: &Overrides,
     executor: &Executor,
     definition: &Definition,
+    bounds: &[SkillActivated],
     offers: &mut Vec<ToolOffer>,
 ) -> Result<ClientTools, PlanError> {
-    let Some(wanted) = &overrides.client_tools else { return Ok(ClientTools::default()) };
+    let wanted = overrides.client_tools.as_deref().unwrap_or_default();
     let output = definition.output.as_ref();
     let is_taken = |name: &str| {
         executor.infos().any(|tool| tool.name == name)
             || output.is_some_and(|output| output.tool.name == name)
             || output.and_then(|output| output.reflection.as_ref()).is_some_and(|it| it.submit.name == name)
     };
-    offers.extend(wanted.iter().map(client_tools::offer));
-    ClientTools::new(wanted, is_taken).map_err(PlanError)
+    let tools = ClientTools::new(wanted, is_taken).map_err(PlanError)?;
+    let left: Vec<&ClientTool> = wanted.iter().filter(|tool| use_skill::leaves(bounds, &tool.name)).collect();
+    offers.extend(left.iter().map(|tool| client_tools::offer(tool)));
+    Ok(tools.only(|name| left.iter().any(|tool| tool.name == name)))
 }
 
 /// What an acceptable output is; its tools are offered behind the agent's.

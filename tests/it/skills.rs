@@ -51,6 +51,8 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
         .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
         .skill("careful", "autonomy: read-only\nallowed_tools: ['file_*']\n", "Never write anything.")
         .skill("house-style", "", "Be brief.")
+        .agent("filer", &agent("worker", "skills: [files]"))
+        .skill("files", "allowed_tools: [file_ops]\n", "Only files.")
         .start(db)
         .await;
     let run = service.run("worker", &json!({})).await;
@@ -107,6 +109,18 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
         let foreign = service.post(&format!("/v1/agents/worker/{route}"), &json!({"active_skills": ["other"]})).await;
         assert_eq!((foreign.status.as_u16(), &foreign.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{foreign:?}");
         assert_eq!(foreign.body["errors"][0]["pointer"], "/active_skills");
+    }
+    let ask = json!({"name": "ask", "input_schema": {"type": "object"}});
+    for (agent, skills, tools) in [
+        ("worker", json!([]), vec!["file_ops", "use_skill", "ask"]),
+        ("worker", json!(["careful"]), vec!["ask"]),
+        ("filer", json!(["files"]), vec!["file_ops"]),
+    ] {
+        let body = json!({"active_skills": skills, "client_tools": [ask], "dry_run": true});
+        let dry = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &body).await.body;
+        let offered: Vec<&str> =
+            dry["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+        assert_eq!(offered, tools, "{skills}");
     }
     let detail = service.get(&format!("/v1/runs/{}", narrowed["run_id"].as_str().unwrap())).await.body;
     assert_eq!(detail["overrides"]["active_skills"], json!(["careful"]));

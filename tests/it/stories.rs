@@ -217,6 +217,8 @@ async fn limits_end_a_run_with_their_names(db: Db) {
         assert_eq!(run["error"]["code"], code);
         assert!(run["latency_ms"].is_u64() && run["usage"]["total_tokens"].is_u64(), "{run:#}");
     }
+    let run = service.run("failing", &json!({"inputs": {"task": "x"}})).await;
+    assert_eq!(run["error"]["context"]["last_failure"]["result"], "Error: Unknown tool nothing", "{run:#}");
     let run = service.run("looping", &json!({"inputs": {"task": "x"}, "max_iterations": 4})).await;
     assert_eq!(run["error"]["context"], json!({"attempt": 1, "iteration_count": 4, "max_iterations": 4}));
 }

@@ -41,7 +41,9 @@ impl State {
             return Some(("an earlier call failed", end));
         }
         if self.failures_in_a_row >= threshold {
-            let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold});
+            let last = self.failed_call.as_ref().map(|failed| json!({"tool": failed.tool, "result": failed.content}));
+            let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold,
+                "last_failure": last});
             let message = format!("{threshold} tool calls failed in a row.");
             let end = self.failed(now, TerminationReason::Error, message, context);
             return Some(("the error threshold was reached", end));

@@ -51,8 +51,6 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
         .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
         .skill("careful", "autonomy: read-only\nallowed_tools: ['file_*']\n", "Never write anything.")
         .skill("house-style", "", "Be brief.")
-        .agent("filer", &agent("worker", "skills: [files]"))
-        .skill("files", "allowed_tools: [file_ops]\n", "Only files.")
         .start(db)
         .await;
     let run = service.run("worker", &json!({})).await;
@@ -87,6 +85,8 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
         .scenario("worker", &format!("steps: [{}, {{text: done}}]", call("file_ops", LIST)))
         .skill("careful", "disallowed_tools: [file_ops]\n", "Touch no file.")
         .skill("house-style", "", "Be brief.")
+        .agent("filer", &agent("worker", "skills: [files]"))
+        .skill("files", "allowed_tools: [file_ops]\n", "Only files.")
         .start(db)
         .await;
     let run = service.run("worker", &json!({})).await;

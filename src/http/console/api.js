@@ -65,7 +65,7 @@ export async function* follow(run, signal) {
       const answer = await request("GET", `runs/${run}/events`, { headers, signal });
       ended = answer.status === 204;
       for await (const event of ended ? [] : frames(answer.body)) {
-        seen = event.seq;
+        seen = event.seq ?? seen; // pieces of an answer have no number
         ended = ENDINGS.includes(event.type);
         yield event;
       }

@@ -215,7 +215,7 @@ impl State {
             return;
         }
         let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned() else { return };
-        self.streak.add(&call, content);
+        self.streak = self.streak.with(&call, content);
         self.failures_in_a_row = if failure.is_some() { self.failures_in_a_row + 1 } else { 0 };
         if failure.is_some() {
             self.failed_call = Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });

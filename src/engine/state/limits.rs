@@ -59,8 +59,10 @@ impl State {
 
     /// What is added to a result that this call has had before.
     pub fn stuck_note(&self, call_id: Uuid, result: &str) -> Option<String> {
-        let call = self.call(call_id)?;
-        let times = self.streak.next(call, result);
+        if self.streak.times + 1 < STUCK_NOTE {
+            return None; // whatever the result: nothing need be compared
+        }
+        let times = self.streak.with(self.call(call_id)?, result).times;
         (times >= STUCK_NOTE).then(|| phrases::stuck(times))
     }
 

@@ -366,6 +366,9 @@ impl State {
 
     /// The result of the same call, made before in this attempt by a tool whose results are used again.
     pub fn cached_result(&self, call: &ToolCall) -> Option<&str> {
+        if self.cache.is_empty() {
+            return None; // as of every agent that caches nothing
+        }
         self.cache.get(&same_call(call)).map(String::as_str)
     }
 

@@ -17,15 +17,11 @@ pub(super) struct Streak {
 }
 
 impl Streak {
-    /// How often it will be with this result.
-    pub(super) fn next(&self, call: &ToolCall, result: &str) -> u32 {
-        if self.fingerprint == fingerprint(call, result) { self.times + 1 } else { 1 }
-    }
-
-    /// Adds a result.
-    pub(super) fn add(&mut self, call: &ToolCall, result: &str) {
-        *self =
-            Self { times: self.next(call, result), tool: call.name.clone(), fingerprint: fingerprint(call, result) };
+    /// The streak with this result.
+    pub(super) fn with(&self, call: &ToolCall, result: &str) -> Self {
+        let fingerprint = fingerprint(call, result);
+        let times = if self.fingerprint == fingerprint { self.times + 1 } else { 1 };
+        Self { times, tool: call.name.clone(), fingerprint }
     }
 }
 

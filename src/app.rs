@@ -93,7 +93,9 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     let signals = Signals::listen()?;
     parts.join(&config).await?;
     let first_key = match config.auth.mode {
-        AuthMode::ApiKey => keys::bootstrap(parts.store.as_ref(), config.admin_key.as_ref()).await?,
+        AuthMode::ApiKey => {
+            keys::bootstrap(parts.store.as_ref(), config.admin_key.as_ref()).await?
+        }
         AuthMode::None => None,
     };
     let stop = CancellationToken::new();
@@ -184,9 +186,11 @@ impl Local {
 /// What is wrong with the agents and models of this configuration, one line each.
 pub fn check(config: &Config) -> Vec<String> {
     match agents(config) {
-        Ok(agents) => {
-            agents.problems().into_iter().map(|problem| format!("{}: {}", problem.file, problem.error)).collect()
-        }
+        Ok(agents) => agents
+            .problems()
+            .into_iter()
+            .map(|problem| format!("{}: {}", problem.file, problem.error))
+            .collect(),
         Err(error) => vec![error.to_string()],
     }
 }
@@ -196,7 +200,8 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let no_memory: Recollect = Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
+    let no_memory: Recollect =
+        Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
     let (registry, skills) = tools(config, no_memory);
     Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
 }
@@ -230,10 +235,21 @@ impl Parts {
             max_crashes: config.runtime.max_crashes,
             retention: config.runtime.retention,
             workspace: config.tools.workspace.clone(),
-            sample_ratio: config.telemetry.otlp_endpoint.as_ref().map_or(0.0, |_| config.telemetry.sample_ratio),
+            sample_ratio: config
+                .telemetry
+                .otlp_endpoint
+                .as_ref()
+                .map_or(0.0, |_| config.telemetry.sample_ratio),
         };
         let (shared, tools) = (Arc::clone(&store), Arc::clone(&registry));
-        let runtime = Runtime::new(shared, Arc::clone(&catalogue), router, tools, settings, on_durable(&telemetry));
+        let runtime = Runtime::new(
+            shared,
+            Arc::clone(&catalogue),
+            router,
+            tools,
+            settings,
+            on_durable(&telemetry),
+        );
         Ok(Self { store, catalogue, registry, runtime, telemetry })
     }
 
@@ -291,11 +307,10 @@ impl Parts {
 }
 
 fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
-    let settings = config
-        .telemetry
-        .otlp_endpoint
-        .clone()
-        .map(|endpoint| TraceSettings { endpoint, service_name: config.telemetry.service_name.clone() });
+    let settings = config.telemetry.otlp_endpoint.clone().map(|endpoint| TraceSettings {
+        endpoint,
+        service_name: config.telemetry.service_name.clone(),
+    });
     Telemetry::start(settings.as_ref())
 }
 
@@ -327,7 +342,9 @@ fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
 fn meters(telemetry: &Arc<Telemetry>) -> Meters {
     let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
     Meters {
-        on_answer: Box::new(move |route, method, status| counting.http_answered(route, method, status.as_u16())),
+        on_answer: Box::new(move |route, method, status| {
+            counting.http_answered(route, method, status.as_u16())
+        }),
         scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
     }
 }
@@ -348,7 +365,12 @@ fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) 
     (Arc::new(registry), skills)
 }
 
-fn load_agents(config: &Config, router: &Arc<Router>, registry: &Arc<Registry>, skills: &Arc<Skills>) -> Catalogue {
+fn load_agents(
+    config: &Config,
+    router: &Arc<Router>,
+    registry: &Arc<Registry>,
+    skills: &Arc<Skills>,
+) -> Catalogue {
     let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
     Catalogue::load(
         &config.agents_dir,
@@ -388,11 +410,13 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
         };
         providers.insert(name.clone(), entry);
     }
-    Ok(Router::new(providers).with_tables(model_tables::capabilities(config), model_tables::prices(config)))
+    Ok(Router::new(providers)
+        .with_tables(model_tables::capabilities(config), model_tables::prices(config)))
 }
 
 fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
-    let headers = server.headers.iter().map(|(key, value)| (key.clone(), value.expose_secret().to_owned()));
+    let headers =
+        server.headers.iter().map(|(key, value)| (key.clone(), value.expose_secret().to_owned()));
     let settings = WireSettings {
         name: name.to_owned(),
         base_url: server.base_url.parse().map_err(|e| format!("base_url: {e}"))?,
@@ -426,7 +450,8 @@ fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {
 
 /// What a person who has just started the service wants to know.
 fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
-    let agents: Vec<String> = parts.catalogue.agents().iter().map(|a| a.definition.name.clone()).collect();
+    let agents: Vec<String> =
+        parts.catalogue.agents().iter().map(|a| a.definition.name.clone()).collect();
     tracing::info!(%address, store = parts.store.kind(), agents = agents.join(" "), "listening");
     if let Some(key) = first_key {
         println!(
@@ -447,7 +472,10 @@ struct Signals {
 impl Signals {
     fn listen() -> Result<Self, AppError> {
         let hear = |kind| signal(kind).map_err(AppError::Serve);
-        Ok(Self { terminate: hear(SignalKind::terminate())?, interrupt: hear(SignalKind::interrupt())? })
+        Ok(Self {
+            terminate: hear(SignalKind::terminate())?,
+            interrupt: hear(SignalKind::interrupt())?,
+        })
     }
 
     async fn first(mut self) {

@@ -333,8 +333,8 @@ struct Settings {
     /// What models cost; provider/model, where the model may be a glob.
     #[serde(default)]
     prices: BTreeMap<String, ModelPrice>,
-    /// What models can be asked for, where the shipped table is wrong; provider/model, where the model may
-    /// be a glob.
+    /// What models can be asked for, where the shipped table is wrong; provider/model, where the
+    /// model may be a glob.
     #[serde(default)]
     capabilities: BTreeMap<String, ModelCapabilities>,
 }
@@ -403,20 +403,25 @@ impl Config {
             None => Some(Path::new(DEFAULT_FILE)).filter(|file| file.exists()),
         };
         let text = match file {
-            Some(file) => Some(std::fs::read_to_string(file).map_err(|e| ConfigError::Unreadable {
-                file: file.to_owned(),
-                message: format!("cannot be read: {e}"),
-            })?),
+            Some(file) => {
+                Some(std::fs::read_to_string(file).map_err(|e| ConfigError::Unreadable {
+                    file: file.to_owned(),
+                    message: format!("cannot be read: {e}"),
+                })?)
+            }
             None => None,
         };
-        let env = std::env::vars_os().filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
+        let env = std::env::vars_os()
+            .filter_map(|(k, v)| Some((k.into_string().ok()?, v.into_string().ok()?)));
         let (config, sources) = resolve(file.zip(text.as_deref()), env, flags)?;
         let scenarios = config.models.iter().filter_map(|(name, model)| match model {
             Model::Scripted { dir } => Some((format!("models.{name}.dir"), dir)),
             Model::Server(_) => None,
         });
-        let definitions =
-            [("agents_dir".to_owned(), &config.agents_dir), ("skills_dir".to_owned(), &config.skills_dir)];
+        let definitions = [
+            ("agents_dir".to_owned(), &config.agents_dir),
+            ("skills_dir".to_owned(), &config.skills_dir),
+        ];
         for (key, dir) in definitions.into_iter().chain(scenarios) {
             if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
                 return Err(sources.error(&key, format!("there is no directory {}", dir.display())));
@@ -435,8 +440,8 @@ impl Config {
     }
 }
 
-/// The JSON Schema (2020-12) of `toolloop.toml`, made from what it is parsed into. Nothing is required,
-/// because a file is laid over the built-in values.
+/// The JSON Schema (2020-12) of `toolloop.toml`, made from what it is parsed into. Nothing is
+/// required, because a file is laid over the built-in values.
 pub fn schema() -> serde_json::Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
@@ -469,8 +474,10 @@ fn resolve(
 
     let settings: Settings = sources.read()?;
     if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
-        let message =
-            format!("\"none\" is for loopback addresses only, and server.listen is {}", settings.server.listen);
+        let message = format!(
+            "\"none\" is for loopback addresses only, and server.listen is {}",
+            settings.server.listen
+        );
         return Err(sources.error("auth.mode", message));
     }
     let mut models = BTreeMap::new();
@@ -482,12 +489,17 @@ fn resolve(
     let notices = [("tools_dir", &settings.tools_dir)]
         .into_iter()
         .filter(|(key, _)| *sources.origin(key) != Origin::BuiltIn)
-        .map(|(key, dir)| format!("{key} is set to {}, but this version does not read it", dir.display()))
+        .map(|(key, dir)| {
+            format!("{key} is set to {}, but this version does not read it", dir.display())
+        })
         .collect();
     let config = Config {
         file: file.map(|(path, _)| path.to_owned()),
         server: settings.server,
-        database: Database { url: resolve_database(&settings.database.url, &sources)?, ..settings.database },
+        database: Database {
+            url: resolve_database(&settings.database.url, &sources)?,
+            ..settings.database
+        },
         auth: settings.auth,
         runtime: settings.runtime,
         agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
@@ -505,9 +517,9 @@ fn resolve(
     Ok((config, sources))
 }
 
-/// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a setting only if it is one of the keys
-/// outside sections: other such names (`TOOLLOOP_ADMIN_KEY`, a provider's key, what a container
-/// platform injects) are none of ours.
+/// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a
+/// setting only if it is one of the keys outside sections: other such names (`TOOLLOOP_ADMIN_KEY`,
+/// a provider's key, what a container platform injects) are none of ours.
 fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
     for (name, segments) in [
         ("DATABASE_URL", "DATABASE__URL"),
@@ -549,7 +561,8 @@ fn resolve_database(url: &SecretString, sources: &Sources) -> Result<SecretStrin
         return Ok(url.clone());
     }
     let (path, query) = path.find('?').map_or((path, ""), |at| path.split_at(at));
-    Ok(format!("sqlite://{}{query}", sources.resolve("database.url", Path::new(path)).display()).into())
+    Ok(format!("sqlite://{}{query}", sources.resolve("database.url", Path::new(path)).display())
+        .into())
 }
 
 fn resolve_model(
@@ -564,7 +577,10 @@ fn resolve_model(
     if !characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
         || !characters.all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
     {
-        return Err(sources.error(&format!("models.{name}"), "a provider's name has letters, digits, - and _ only"));
+        return Err(sources.error(
+            &format!("models.{name}"),
+            "a provider's name has letters, digits, - and _ only",
+        ));
     }
     let api = match model.kind {
         ModelKind::Openai => ModelApi::Openai,
@@ -584,16 +600,24 @@ fn resolve_model(
                 ("headers", !model.headers.is_empty()),
                 ("num_ctx", model.num_ctx.is_some()),
             ];
-            if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
-                return Err(sources.error(&key(setting), "has no meaning where kind is \"scripted\""));
+            if let Some((setting, _)) =
+                foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting))
+            {
+                return Err(
+                    sources.error(&key(setting), "has no meaning where kind is \"scripted\"")
+                );
             }
             let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
             return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
         }
     };
-    let foreign =
-        [("dir", model.dir.is_some()), ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. }))];
-    if let Some((setting, _)) = foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting)) {
+    let foreign = [
+        ("dir", model.dir.is_some()),
+        ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. })),
+    ];
+    if let Some((setting, _)) =
+        foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting))
+    {
         let message = format!("has no meaning where kind is {:?}", api.as_str());
         return Err(sources.error(&key(setting), message));
     }
@@ -602,7 +626,8 @@ fn resolve_model(
         return Err(sources.error(&key("base_url"), "must be an http or https URL without a query"));
     }
     if !base_url.username().is_empty() || base_url.password().is_some() {
-        return Err(sources.error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
+        return Err(sources
+            .error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
     }
     for (header, value) in &model.headers {
         let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
@@ -629,7 +654,9 @@ fn resolve_model(
 fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {
     let text = String::deserialize(deserializer)?;
     text.parse().map_err(|_| {
-        serde::de::Error::custom(format!("{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""))
+        serde::de::Error::custom(format!(
+            "{text:?} is not an address with a port; write e.g. \"127.0.0.1:8080\""
+        ))
     })
 }
 
@@ -639,8 +666,11 @@ fn endpoint<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<
     if text.is_empty() {
         return Ok(None);
     }
-    let complaint =
-        || serde::de::Error::custom("must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty");
+    let complaint = || {
+        serde::de::Error::custom(
+            "must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty",
+        )
+    };
     let url: Url = text.parse().map_err(|_| complaint())?;
     if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(complaint()) }
 }

@@ -13,7 +13,9 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
-use crate::run::{Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals};
+use crate::run::{
+    Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals,
+};
 
 mod waiting;
 
@@ -255,7 +257,8 @@ pub struct DecisionFailed {
     pub feedback: String,
 }
 
-/// What was taken from the conversation so that the next model call fits the model's context window.
+/// What was taken from the conversation so that the next model call fits the model's context
+/// window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContextCompacted {
     /// The attempt, 1-based.
@@ -545,7 +548,8 @@ impl ModelDelta {
             return Err(later);
         }
         match (&mut self.piece, &later.piece) {
-            (Piece::Text(text), Piece::Text(more)) | (Piece::Thinking(text), Piece::Thinking(more)) => {
+            (Piece::Text(text), Piece::Text(more))
+            | (Piece::Thinking(text), Piece::Thinking(more)) => {
                 text.push_str(more);
             }
             (
@@ -576,13 +580,19 @@ impl RunEvent {
     }
 
     /// The terminal event of a run that is cancelled outside the loop, in the given phase.
-    pub fn cancelled(phase: &str, reason: Option<&str>, raw_response: String, latency_ms: u64) -> Self {
+    pub fn cancelled(
+        phase: &str,
+        reason: Option<&str>,
+        raw_response: String,
+        latency_ms: u64,
+    ) -> Self {
         let mut context = serde_json::json!({ "phase": phase });
         if let Some(reason) = reason {
             context["reason"] = reason.into();
         }
         let code = TerminationReason::Cancelled.code().unwrap_or_default().to_owned();
-        let error = RunError { code, message: format!("The run was cancelled (phase: {phase})."), context };
+        let error =
+            RunError { code, message: format!("The run was cancelled (phase: {phase})."), context };
         Self::ended(Outcome::Cancelled { error, raw_response }, latency_ms)
     }
 
@@ -656,7 +666,9 @@ impl Totals {
                 self.consumption.add(&c.consumes);
             }
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
-            RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => self.tool_calls_made += 1,
+            RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
+                self.tool_calls_made += 1
+            }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             _ => {}
         }

@@ -1,9 +1,10 @@
 //! Expressions that operators write: CEL, compiled once, evaluated over JSON.
 //!
-//! What an expression means (an output rule, a stop condition, an interceptor) is decided by whoever evaluates it. Here
-//! it is decided what an expression may be, and that its evaluation ends: CEL has no loops but those over data and no
-//! limit of its own, so the source and the data are capped, and every turn of a loop is counted and timed. Variables
-//! and functions that do not exist are found when it is compiled.
+//! What an expression means (an output rule, a stop condition, an interceptor) is decided by
+//! whoever evaluates it. Here it is decided what an expression may be, and that its evaluation
+//! ends: CEL has no loops but those over data and no limit of its own, so the source and the data
+//! are capped, and every turn of a loop is counted and timed. Variables and functions that do not
+//! exist are found when it is compiled.
 
 use std::collections::{BTreeSet, HashMap};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -12,7 +13,8 @@ use std::sync::{Arc, LazyLock};
 use std::time::{Duration, Instant};
 
 use cel::common::ast::{
-    CallExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SourceInfo, StructExpr, operators,
+    CallExpr, EntryExpr, Expr, IdedExpr, ListExpr, LiteralValue, MapExpr, SourceInfo, StructExpr,
+    operators,
 };
 use cel::{Context, Env, ExecutionError, Program};
 use serde_json::Value;
@@ -41,8 +43,20 @@ const MAX_MESSAGE: usize = 400;
 /// What every turn of a loop calls. No source can: it is no identifier.
 const TURN: &str = "@turn";
 /// Names of types, which are values.
-const TYPES: [&str; 12] =
-    ["bool", "bytes", "double", "duration", "dyn", "int", "list", "map", "null_type", "string", "timestamp", "uint"];
+const TYPES: [&str; 12] = [
+    "bool",
+    "bytes",
+    "double",
+    "duration",
+    "dyn",
+    "int",
+    "list",
+    "map",
+    "null_type",
+    "string",
+    "timestamp",
+    "uint",
+];
 
 static ENVIRONMENT: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
 
@@ -94,8 +108,13 @@ impl Expression {
         }
         let program = parsed(source)?;
         let mut tree = program.expression().clone();
-        let mut names =
-            Names { variables, places: program.source_info(), scope: Vec::new(), uses: BTreeSet::new(), loops: 0 };
+        let mut names = Names {
+            variables,
+            places: program.source_info(),
+            scope: Vec::new(),
+            uses: BTreeSet::new(),
+            loops: 0,
+        };
         names.check(&mut tree)?;
         let Names { uses, loops, .. } = names;
         let levels = depth_of(&tree);
@@ -124,15 +143,20 @@ impl Expression {
     /// Any but [`ExpressionError::Invalid`] and [`ExpressionError::NotBoolean`].
     pub fn value(&self, variables: &[(&str, &Value)]) -> Result<Value, ExpressionError> {
         let value = self.evaluate(variables)?;
-        let mut json = value.json().map_err(|e| ExpressionError::Failed(shortened(e.to_string())))?;
+        let mut json =
+            value.json().map_err(|e| ExpressionError::Failed(shortened(e.to_string())))?;
         take(&json, &mut { MAX_DATA }).ok_or(ExpressionError::TooLarge)?;
         json.sort_all_objects();
         Ok(json)
     }
 
     fn evaluate(&self, variables: &[(&str, &Value)]) -> Result<cel::Value, ExpressionError> {
-        let is_quick = self.levels <= SHALLOW && self.loops < 2 && (self.loops == 0 || self.is_small(variables));
-        if !is_quick && Handle::try_current().is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
+        let is_quick = self.levels <= SHALLOW
+            && self.loops < 2
+            && (self.loops == 0 || self.is_small(variables));
+        if !is_quick
+            && Handle::try_current()
+                .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
         {
             return tokio::task::block_in_place(|| self.evaluate_here(variables));
         }
@@ -142,15 +166,24 @@ impl Expression {
     fn evaluate_here(&self, variables: &[(&str, &Value)]) -> Result<cel::Value, ExpressionError> {
         let meter = Arc::new(Meter { turns: AtomicU64::new(0), until: Instant::now() + MAX_TIME });
         let resolve = || self.resolve(variables, &meter);
-        let resolved =
-            if self.levels > SHALLOW { on_large_stack(resolve) } else { catch_unwind(AssertUnwindSafe(resolve)).ok() };
+        let resolved = if self.levels > SHALLOW {
+            on_large_stack(resolve)
+        } else {
+            catch_unwind(AssertUnwindSafe(resolve)).ok()
+        };
         if meter.is_used_up() {
             return Err(ExpressionError::TooLong); // whatever came of it
         }
-        resolved.unwrap_or_else(|| Err(ExpressionError::Failed("the data are out of every range".to_owned())))
+        resolved.unwrap_or_else(|| {
+            Err(ExpressionError::Failed("the data are out of every range".to_owned()))
+        })
     }
 
-    fn resolve(&self, variables: &[(&str, &Value)], meter: &Arc<Meter>) -> Result<cel::Value, ExpressionError> {
+    fn resolve(
+        &self,
+        variables: &[(&str, &Value)],
+        meter: &Arc<Meter>,
+    ) -> Result<cel::Value, ExpressionError> {
         let mut context = Context::with_env(Arc::clone(&ENVIRONMENT));
         let mut room = MAX_DATA;
         for (name, value) in self.used(variables) {
@@ -162,12 +195,17 @@ impl Expression {
             declared.map_err(|e| ExpressionError::Failed(e.to_string()))?;
         }
         cel::Value::resolve(&self.tree, &context).map_err(|error| match error {
-            ExecutionError::NoSuchKey(key) => ExpressionError::MissingKey(shortened(key.to_string())),
+            ExecutionError::NoSuchKey(key) => {
+                ExpressionError::MissingKey(shortened(key.to_string()))
+            }
             error => ExpressionError::Failed(shortened(error.to_string())),
         })
     }
 
-    fn used<'a>(&'a self, variables: &'a [(&str, &Value)]) -> impl Iterator<Item = (&'a str, &'a Value)> {
+    fn used<'a>(
+        &'a self,
+        variables: &'a [(&str, &Value)],
+    ) -> impl Iterator<Item = (&'a str, &'a Value)> {
         variables.iter().copied().filter(|(name, _)| self.uses.contains(*name))
     }
 
@@ -198,17 +236,21 @@ fn parsed(source: &str) -> Result<Program, ExpressionError> {
         nesting > MAX_NESTING
     });
     if is_too_deep {
-        return Err(ExpressionError::Invalid(format!("it is nested more than {MAX_NESTING} levels deep")));
+        return Err(ExpressionError::Invalid(format!(
+            "it is nested more than {MAX_NESTING} levels deep"
+        )));
     }
     let unread = || ExpressionError::Invalid("it cannot be read".to_owned());
     let read = || {
         let program = ENVIRONMENT.compile(source).map_err(|errors| {
             let first = errors.errors.first();
-            let message = first.map(|e| format!("at line {}, column {}: {}", e.pos.0, e.pos.1, e.msg));
+            let message =
+                first.map(|e| format!("at line {}, column {}: {}", e.pos.0, e.pos.1, e.msg));
             message.map_or_else(unread, |message| ExpressionError::Invalid(shortened(message)))
         })?;
         let levels = depth_of(program.expression());
-        let too_deep = || ExpressionError::Invalid(format!("it has {levels} levels, more than {MAX_DEPTH}"));
+        let too_deep =
+            || ExpressionError::Invalid(format!("it has {levels} levels, more than {MAX_DEPTH}"));
         (levels <= MAX_DEPTH).then_some(program).ok_or_else(too_deep)
     };
     on_large_stack(read).unwrap_or_else(|| Err(unread()))
@@ -216,7 +258,8 @@ fn parsed(source: &str) -> Result<Program, ExpressionError> {
 
 /// Levels of a tree.
 fn depth_of(expr: &IdedExpr) -> usize {
-    let deepest = |inner: &mut dyn Iterator<Item = &IdedExpr>| inner.map(depth_of).max().unwrap_or(0);
+    let deepest =
+        |inner: &mut dyn Iterator<Item = &IdedExpr>| inner.map(depth_of).max().unwrap_or(0);
     1 + match &expr.expr {
         Expr::Unspecified | Expr::Literal(_) | Expr::Ident(_) => 0,
         Expr::Select(select) => depth_of(&select.operand),
@@ -230,7 +273,8 @@ fn depth_of(expr: &IdedExpr) -> usize {
         }
         Expr::Call(call) => deepest(&mut call.target.iter().map(AsRef::as_ref).chain(&call.args)),
         Expr::Comprehension(made) => {
-            let parts = [&made.iter_range, &made.accu_init, &made.loop_cond, &made.loop_step, &made.result];
+            let parts =
+                [&made.iter_range, &made.accu_init, &made.loop_cond, &made.loop_step, &made.result];
             deepest(&mut parts.into_iter())
         }
     }
@@ -314,7 +358,9 @@ impl Names<'_> {
             Expr::Literal(_) => Ok(()),
             Expr::Ident(name) => self.variable(id, name),
             Expr::Select(select) => self.check(&mut select.operand),
-            Expr::List(list) => list.elements.iter_mut().try_for_each(|element| self.check(element)),
+            Expr::List(list) => {
+                list.elements.iter_mut().try_for_each(|element| self.check(element))
+            }
             Expr::Map(map) => map.entries.iter_mut().try_for_each(|entry| match &mut entry.expr {
                 EntryExpr::MapEntry(entry) => {
                     self.check(&mut entry.key)?;
@@ -385,20 +431,27 @@ impl Names<'_> {
     }
 
     fn wrong(&self, id: u64, message: &str) -> ExpressionError {
-        let place = self.places.offset_for(id).map(|(start, _)| format!("at character {}: ", start + 1));
+        let place =
+            self.places.offset_for(id).map(|(start, _)| format!("at character {}: ", start + 1));
         ExpressionError::Invalid(format!("{}{message}", place.unwrap_or_default()))
     }
 }
 
-/// Has a turn of a loop begin with being counted: where the macros of CEL put what the author wrote. The rest of the
-/// step keeps its form, by which the evaluation knows how to be quick.
+/// Has a turn of a loop begin with being counted: where the macros of CEL put what the author
+/// wrote. The rest of the step keeps its form, by which the evaluation knows how to be quick.
 fn counted(step: &mut IdedExpr, result: &str) -> Option<()> {
     let Expr::Call(call) = &mut step.expr else { return None };
     let is_result = |expr: &IdedExpr| matches!(&expr.expr, Expr::Ident(name) if name == result);
     let written = match (call.func_name.as_str(), call.args.as_mut_slice()) {
-        (operators::LOGICAL_AND | operators::LOGICAL_OR, [so_far, written]) if is_result(so_far) => written,
+        (operators::LOGICAL_AND | operators::LOGICAL_OR, [so_far, written])
+            if is_result(so_far) =>
+        {
+            written
+        }
         (operators::CONDITIONAL, [written, _, otherwise]) if is_result(otherwise) => written,
-        (operators::ADD, [so_far, IdedExpr { expr: Expr::List(added), .. }]) if is_result(so_far) => {
+        (operators::ADD, [so_far, IdedExpr { expr: Expr::List(added), .. }])
+            if is_result(so_far) =>
+        {
             added.elements.first_mut()?
         }
         _ => return None,
@@ -408,7 +461,8 @@ fn counted(step: &mut IdedExpr, result: &str) -> Option<()> {
     let id = written.id;
     let body = std::mem::take(&mut written.expr);
     let args = [turn, body, never].map(|expr| IdedExpr { id, expr }).into();
-    written.expr = Expr::Call(CallExpr { func_name: operators::CONDITIONAL.to_owned(), target: None, args });
+    written.expr =
+        Expr::Call(CallExpr { func_name: operators::CONDITIONAL.to_owned(), target: None, args });
     Some(())
 }
 

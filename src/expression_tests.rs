@@ -36,7 +36,11 @@ fn expressions_are_true_or_false_of_json() {
         ("timestamp('2026-01-01T00:00:00Z') < timestamp('2026-01-02T00:00:00Z')", true),
     ] {
         let inputs = json!({"name": "a"});
-        assert_eq!(compiled(source).is_true(&[("output", &output), ("inputs", &inputs)]), Ok(expected), "{source}");
+        assert_eq!(
+            compiled(source).is_true(&[("output", &output), ("inputs", &inputs)]),
+            Ok(expected),
+            "{source}"
+        );
     }
 }
 
@@ -68,10 +72,11 @@ fn what_does_not_exist_is_found_when_it_is_compiled() {
 
 #[test]
 fn no_source_is_too_deep_for_a_stack() {
-    let of =
-        |opening: &str, closing: &str, times: usize| format!("{}1{}", opening.repeat(times), closing.repeat(times));
-    for (source, levels) in
-        [("(", ")"), ("[", "]"), ("{1: ", "}"), ("true ? 1 : ", "")].map(|(o, c)| (of(o, c, 300), o))
+    let of = |opening: &str, closing: &str, times: usize| {
+        format!("{}1{}", opening.repeat(times), closing.repeat(times))
+    };
+    for (source, levels) in [("(", ")"), ("[", "]"), ("{1: ", "}"), ("true ? 1 : ", "")]
+        .map(|(o, c)| (of(o, c, 300), o))
     {
         assert!(refused(&source).contains("nested more than 64"), "{levels}");
     }
@@ -97,13 +102,17 @@ fn no_source_is_too_deep_for_a_stack() {
 
 #[test]
 fn data_that_do_not_fit_are_errors() {
-    let of = |source: &str, output: Value| compiled(source).is_true(&[("output", &output)]).unwrap_err();
+    let of =
+        |source: &str, output: Value| compiled(source).is_true(&[("output", &output)]).unwrap_err();
     assert_eq!(of("output.n > 1", json!({})), ExpressionError::MissingKey("n".into()));
     assert!(matches!(of("output.n > 'x'", json!({"n": 1})), ExpressionError::Failed(_)));
     assert!(matches!(of("output.n", json!({"n": 1})), ExpressionError::NotBoolean(_)));
     assert!(matches!(of("output.n / 0 == 1", json!({"n": 1})), ExpressionError::Failed(_)));
     assert!(matches!(of("output.n * 2 == 1", json!({"n": i64::MAX})), ExpressionError::Failed(_)));
-    assert!(matches!(of("inputs.n == 1", json!({})), ExpressionError::Failed(_)), "a variable that is not given");
+    assert!(
+        matches!(of("inputs.n == 1", json!({})), ExpressionError::Failed(_)),
+        "a variable that is not given"
+    );
     let long = "x".repeat(10_000);
     let message = of("output.n > 1", json!({"n": long})).to_string();
     assert!(message.len() < 2 * MAX_MESSAGE, "{message}");
@@ -114,10 +123,14 @@ fn data_are_counted_only_where_they_are_used() {
     let large = json!({"text": "x".repeat(MAX_DATA)});
     let error = compiled("output.text == ''").is_true(&[("output", &large)]);
     assert_eq!(error, Err(ExpressionError::TooLarge));
-    let unused = compiled("output.n == 1").is_true(&[("inputs", &large), ("output", &json!({"n": 1}))]);
+    let unused =
+        compiled("output.n == 1").is_true(&[("inputs", &large), ("output", &json!({"n": 1}))]);
     assert_eq!(unused, Ok(true));
     let half = json!("x".repeat(MAX_DATA / 2));
-    assert_eq!(compiled("output + output + output").value(&[("output", &half)]), Err(ExpressionError::TooLarge));
+    assert_eq!(
+        compiled("output + output + output").value(&[("output", &half)]),
+        Err(ExpressionError::TooLarge)
+    );
 }
 
 #[test]
@@ -131,23 +144,32 @@ fn loops_end_whatever_they_are_made_of() {
         "output.all(a, output.all(b, output.all(c, true))) || true",
         "[1].all(one, output.map(a, output.map(b, output.map(c, c))).size() > 0)",
     ] {
-        assert_eq!(compiled(source).is_true(&[("output", &many)]), Err(ExpressionError::TooLong), "{source}");
+        assert_eq!(
+            compiled(source).is_true(&[("output", &many)]),
+            Err(ExpressionError::TooLong),
+            "{source}"
+        );
     }
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 1)]
 async fn a_long_evaluation_leaves_its_thread_to_others() {
     let many = json!(vec![1; 1000]);
-    let long =
-        tokio::spawn(async move { compiled("output.all(a, output.all(b, true))").is_true(&[("output", &many)]) });
+    let long = tokio::spawn(async move {
+        compiled("output.all(a, output.all(b, true))").is_true(&[("output", &many)])
+    });
     tokio::spawn(async {}).await.unwrap();
     assert_eq!(long.await.unwrap(), Err(ExpressionError::TooLong));
 }
 
 #[test]
 fn data_are_as_deep_as_json_gets() {
-    let deep: Value = serde_json::from_str(&format!("{}1{}", "[".repeat(127), "]".repeat(127))).unwrap();
-    assert_eq!(compiled("output == inputs").is_true(&[("output", &deep), ("inputs", &deep)]), Ok(true));
+    let deep: Value =
+        serde_json::from_str(&format!("{}1{}", "[".repeat(127), "]".repeat(127))).unwrap();
+    assert_eq!(
+        compiled("output == inputs").is_true(&[("output", &deep), ("inputs", &deep)]),
+        Ok(true)
+    );
     assert_eq!(compiled("output").value(&[("output", &deep)]), Ok(deep));
 }
 

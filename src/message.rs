@@ -11,7 +11,8 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// JSON text with sorted keys and no white space: the same for equal values, so that it can be hashed.
+/// JSON text with sorted keys and no white space: the same for equal values, so that it can be
+/// hashed.
 pub fn canonical_json(mut value: Value) -> String {
     value.sort_all_objects();
     value.to_string()
@@ -158,8 +159,8 @@ impl Conversation {
         self.history = self.turns.len();
     }
 
-    /// How many of the turns come from earlier runs; 0 also where a summary that stands for them covers turns of
-    /// this run as well.
+    /// How many of the turns come from earlier runs; 0 also where a summary that stands for them
+    /// covers turns of this run as well.
     pub fn history(&self) -> usize {
         self.history
     }
@@ -188,7 +189,11 @@ impl Conversation {
     ///
     /// # Errors
     /// [`OrphanedCall`] unless there is exactly one result per call, in call order.
-    pub fn push_turn(&mut self, message: AssistantMessage, results: Vec<ToolResult>) -> Result<(), OrphanedCall> {
+    pub fn push_turn(
+        &mut self,
+        message: AssistantMessage,
+        results: Vec<ToolResult>,
+    ) -> Result<(), OrphanedCall> {
         let expected = message.tool_calls.iter().map(|c| c.id);
         if !expected.clone().eq(results.iter().map(|r| r.call_id)) {
             return Err(OrphanedCall {
@@ -200,8 +205,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// The turns that something may be taken from, the oldest first: all but the run's first message and the last
-    /// two.
+    /// The turns that something may be taken from, the oldest first: all but the run's first
+    /// message and the last two.
     pub fn replaceable(&self) -> impl Iterator<Item = &Turn> + Clone {
         self.places().map(move |place| &self.turns[place])
     }
@@ -209,7 +214,9 @@ impl Conversation {
     /// The last turns, which nothing is taken from; without the run's first message.
     pub fn last_turns(&self) -> impl Iterator<Item = &Turn> + Clone {
         let first = self.turns.len().saturating_sub(LAST_TURNS);
-        (first..self.turns.len()).filter(move |place| *place != self.history).map(move |place| &self.turns[place])
+        (first..self.turns.len())
+            .filter(move |place| *place != self.history)
+            .map(move |place| &self.turns[place])
     }
 
     fn places(&self) -> impl Iterator<Item = usize> + Clone + use<> {
@@ -217,7 +224,8 @@ impl Conversation {
         (0..self.turns.len().saturating_sub(LAST_TURNS)).filter(move |place| *place != history)
     }
 
-    /// Replaces what calls in replaceable turns brought by a note of its size; other calls keep their results.
+    /// Replaces what calls in replaceable turns brought by a note of its size; other calls keep
+    /// their results.
     pub fn clear_results(&mut self, calls: &[Uuid]) {
         let calls: HashSet<_> = calls.iter().collect();
         for place in self.places() {
@@ -228,12 +236,16 @@ impl Conversation {
         }
     }
 
-    /// Replaces the oldest so many replaceable turns by something said to the model. It stands where they stood;
-    /// where they are more than the history, after the run's first message.
+    /// Replaces the oldest so many replaceable turns by something said to the model. It stands
+    /// where they stood; where they are more than the history, after the run's first message.
     ///
     /// # Errors
     /// [`NotReplaceable`] where there are fewer, or none are to be replaced.
-    pub fn summarise(&mut self, turns: usize, summary: impl Into<String>) -> Result<(), NotReplaceable> {
+    pub fn summarise(
+        &mut self,
+        turns: usize,
+        summary: impl Into<String>,
+    ) -> Result<(), NotReplaceable> {
         let replaceable = self.places().count();
         if turns == 0 || turns > replaceable {
             return Err(NotReplaceable { turns, replaceable });
@@ -322,7 +334,8 @@ impl Usage {
         let first = self.total_tokens() == 0;
         self.input_tokens = self.input_tokens.saturating_add(other.input_tokens);
         self.output_tokens = self.output_tokens.saturating_add(other.output_tokens);
-        self.cached_input_tokens = self.cached_input_tokens.saturating_add(other.cached_input_tokens);
+        self.cached_input_tokens =
+            self.cached_input_tokens.saturating_add(other.cached_input_tokens);
         self.cache_write_tokens = self.cache_write_tokens.saturating_add(other.cache_write_tokens);
         self.reasoning_tokens = self.reasoning_tokens.saturating_add(other.reasoning_tokens);
         self.estimated |= other.estimated;

@@ -25,7 +25,9 @@ pub use consumption::Consumption;
 pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
-pub use policies::{ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition};
+pub use policies::{
+    ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition,
+};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -49,7 +51,9 @@ impl RunKind {
 }
 
 /// How much a model thinks before it answers. Without a budget and an effort the model decides.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(default, deny_unknown_fields)]
 pub struct Thinking {
     /// Tokens; providers want at least 1024.
@@ -137,7 +141,10 @@ impl RunStatus {
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names are the documentation; the table is in the loop's specification")]
+#[expect(
+    missing_docs,
+    reason = "the names are the documentation; the table is in the loop's specification"
+)]
 pub enum TerminationReason {
     Completed,
     MaxIterations,
@@ -247,9 +254,18 @@ pub enum Outcome {
 
 impl Outcome {
     /// A failure with the code that belongs to its reason.
-    pub fn failed(reason: TerminationReason, message: impl Into<String>, context: Value, raw_response: String) -> Self {
+    pub fn failed(
+        reason: TerminationReason,
+        message: impl Into<String>,
+        context: Value,
+        raw_response: String,
+    ) -> Self {
         let code = reason.code().unwrap_or("INTERNAL").to_owned();
-        Self::Failed { reason, error: RunError { code, message: message.into(), context }, raw_response }
+        Self::Failed {
+            reason,
+            error: RunError { code, message: message.into(), context },
+            raw_response,
+        }
     }
 
     /// The terminal status.
@@ -301,7 +317,9 @@ impl Outcome {
 }
 
 /// What a tool call does to the world; decides what may be repeated after a crash.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum Effect {
     /// Changes nothing.
@@ -324,7 +342,20 @@ impl Effect {
 }
 
 /// How much an agent may do unasked, from the least.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    JsonSchema,
+)]
 #[serde(rename_all = "kebab-case")]
 pub enum Autonomy {
     /// Only calls that change nothing.
@@ -425,12 +456,18 @@ impl Budget {
     /// The smaller of two caps, one by one.
     #[must_use]
     pub fn narrowed_by(self, wanted: &BudgetOverrides) -> Self {
-        let least = |defined: u64, wanted: Option<u64>| wanted.map_or(defined, |wanted| wanted.min(defined));
+        let least = |defined: u64, wanted: Option<u64>| {
+            wanted.map_or(defined, |wanted| wanted.min(defined))
+        };
         Self {
             max_iterations: least(self.max_iterations, wanted.max_iterations),
             max_duration_seconds: least(self.max_duration_seconds, wanted.max_duration_seconds),
             max_tool_calls: least(self.max_tool_calls, wanted.max_tool_calls),
-            max_total_tokens: self.max_total_tokens.into_iter().chain(wanted.max_total_tokens).min(),
+            max_total_tokens: self
+                .max_total_tokens
+                .into_iter()
+                .chain(wanted.max_total_tokens)
+                .min(),
             max_cost_usd: self.max_cost_usd.into_iter().chain(wanted.max_cost_usd).min(),
             max_files_modified: least(self.max_files_modified, wanted.max_files_modified),
             max_lines_changed: least(self.max_lines_changed, wanted.max_lines_changed),
@@ -447,8 +484,8 @@ pub struct Totals {
     pub attempts: u32,
     /// Model responses received.
     pub iterations: u32,
-    /// Calls of tools that were made, blocked and unknown ones included; not those that a limit or a
-    /// cancellation kept from being tried.
+    /// Calls of tools that were made, blocked and unknown ones included; not those that a limit or
+    /// a cancellation kept from being tried.
     pub tool_calls_made: u32,
     /// Names of the tools that executed.
     pub tools_used: BTreeSet<String>,
@@ -567,7 +604,8 @@ pub struct Overrides {
     /// Whether the calls after a blocked one are not executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_on_tool_block: Option<bool>,
-    /// Skills whose instructions and bounds hold from the start, of those that the definition names.
+    /// Skills whose instructions and bounds hold from the start, of those that the definition
+    /// names.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_skills: Option<Vec<String>>,
     /// Whether nothing of the run is kept for `recall`.

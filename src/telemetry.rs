@@ -1,9 +1,10 @@
-//! What the process says about itself: logs on standard error, metrics for Prometheus, traces for an
-//! OpenTelemetry collector.
+//! What the process says about itself: logs on standard error, metrics for Prometheus, traces for
+//! an OpenTelemetry collector.
 //!
-//! All of it is made from the durable events of runs, as [`Observed`], and from what model calls and
-//! HTTP exchanges report. Nothing here decides anything, holds a run up or waits for a reader: what
-//! cannot be delivered is dropped. No contents of conversations and no secrets leave by this door.
+//! All of it is made from the durable events of runs, as [`Observed`], and from what model calls
+//! and HTTP exchanges report. Nothing here decides anything, holds a run up or waits for a reader:
+//! what cannot be delivered is dropped. No contents of conversations and no secrets leave by this
+//! door.
 
 mod logs;
 mod metrics;
@@ -77,8 +78,8 @@ pub enum TelemetryError {
 }
 
 impl Telemetry {
-    /// Collects metrics from now on, for the whole process, and sends traces where there is somebody
-    /// to send them to. Handles of metrics that were made before collect nothing.
+    /// Collects metrics from now on, for the whole process, and sends traces where there is
+    /// somebody to send them to. Handles of metrics that were made before collect nothing.
     ///
     /// # Errors
     /// [`TelemetryError`]; a collector that does not answer is none.

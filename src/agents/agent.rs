@@ -50,7 +50,8 @@ impl Agent {
     /// What is wrong, with line, column and key.
     pub fn from_yaml(name: &str, text: &str) -> Result<Self, DefinitionError> {
         let definition: Definition = yaml::read(text)?;
-        let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        let json = serde_json::to_string(&definition)
+            .map_err(|e| DefinitionError::at("", e.to_string()))?;
         if definition.name != name {
             let message = format!("{:?} does not equal the file's name, {name:?}", definition.name);
             return Err(DefinitionError::at("name", message).located_in(text));
@@ -63,15 +64,21 @@ impl Agent {
     /// # Errors
     /// What is wrong: the snapshot is damaged, or was made by an incompatible version.
     pub fn from_json(json: &str) -> Result<Self, DefinitionError> {
-        let definition = serde_json::from_str(json).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        let definition =
+            serde_json::from_str(json).map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json.to_owned())
     }
 
-    /// This agent where it may do no more unasked than that, and what its parent forbids or asks for holds too.
+    /// This agent where it may do no more unasked than that, and what its parent forbids or asks
+    /// for holds too.
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
-    pub fn held_to(&self, autonomy: Autonomy, parent: &GovernanceSection) -> Result<Self, DefinitionError> {
+    pub fn held_to(
+        &self,
+        autonomy: Autonomy,
+        parent: &GovernanceSection,
+    ) -> Result<Self, DefinitionError> {
         let mut definition = self.definition.clone();
         let rules = &mut definition.governance;
         rules.autonomy = rules.autonomy.min(autonomy);
@@ -84,15 +91,20 @@ impl Agent {
                 rules.paths.deny.push(path.clone());
             }
         }
-        let json = serde_json::to_string(&definition).map_err(|e| DefinitionError::at("", e.to_string()))?;
+        let json = serde_json::to_string(&definition)
+            .map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json)
     }
 
     fn compile(definition: Definition, json: String) -> Result<Self, DefinitionError> {
         checks::check(&definition)?;
-        let inputs_validator = definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
-        let output_validator =
-            definition.output.as_ref().map(|o| compile_schema("output.schema", &o.schema)).transpose()?;
+        let inputs_validator =
+            definition.inputs.as_ref().map(|s| compile_schema("inputs", s)).transpose()?;
+        let output_validator = definition
+            .output
+            .as_ref()
+            .map(|o| compile_schema("output.schema", &o.schema))
+            .transpose()?;
         let rules = Rules::compile(&definition)?;
         let templates = Templates::compile(&definition)?;
         if json.contains("\\u0000") {
@@ -100,7 +112,16 @@ impl Agent {
         }
         let hash = sha256_hex(&json);
         let loaded_at = Utc::now();
-        Ok(Self { definition, json, hash, loaded_at, inputs_validator, output_validator, rules, templates })
+        Ok(Self {
+            definition,
+            json,
+            hash,
+            loaded_at,
+            inputs_validator,
+            output_validator,
+            rules,
+            templates,
+        })
     }
 
     /// Checks a request's inputs. Without a schema any object will do.
@@ -123,16 +144,21 @@ impl Agent {
         self.output_validator.as_ref().map_or(Ok(()), |schema| validate(schema, output))
     }
 
-    /// What the rules of the contract say against an output that its schema accepts; a rule that cannot be evaluated
-    /// is broken.
+    /// What the rules of the contract say against an output that its schema accepts; a rule that
+    /// cannot be evaluated is broken.
     pub fn rules_broken_by(&self, output: &Value, inputs: &Value) -> Vec<ValidationError> {
         self.rules.broken_by(output, inputs)
     }
 
-    /// The place of the first stop condition that is met and is not among those that were `already`, and why it counts
-    /// as met where it cannot be evaluated: a check that cannot decide denies. `facts` holds `usage`, `counters`
-    /// and `elapsed`, as documented on [`crate::run::StopCondition`].
-    pub fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<(usize, Option<String>)> {
+    /// The place of the first stop condition that is met and is not among those that were
+    /// `already`, and why it counts as met where it cannot be evaluated: a check that cannot decide
+    /// denies. `facts` holds `usage`, `counters` and `elapsed`, as documented on
+    /// [`crate::run::StopCondition`].
+    pub fn condition_met(
+        &self,
+        already: &BTreeSet<usize>,
+        facts: &Value,
+    ) -> Option<(usize, Option<String>)> {
         self.rules.condition_met(already, facts)
     }
 
@@ -154,7 +180,8 @@ impl Agent {
             return workspace;
         }
         let is_name = |id: &str| {
-            (1..=64).contains(&id.len()) && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+            (1..=64).contains(&id.len())
+                && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         let session = match session {
             None => run.to_string(),

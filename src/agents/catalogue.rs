@@ -1,9 +1,10 @@
 //! The loaded agents, and what is wrong with the files that did not load.
 //!
 //! One file an agent, `<name>.yaml`. Files are read again when they change; a broken file keeps its
-//! last good version and is reported. Runs are not touched by any of this: each holds the version it
-//! started with. A missing directory is an empty catalogue, so that it can be filled later. Agents may name one
-//! another: whether those are there is judged when all files have been read, and again at every look.
+//! last good version and is reported. Runs are not touched by any of this: each holds the version
+//! it started with. A missing directory is an empty catalogue, so that it can be filled later.
+//! Agents may name one another: whether those are there is judged when all files have been read,
+//! and again at every look.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
@@ -129,9 +130,12 @@ impl Catalogue {
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let known = old.files.get(&file);
             let last_good = || old.agents.get(&stem).map(Arc::clone);
-            let unchanged = known.filter(|seen| seen.stamp == stamp && stamp.settled && same_skills);
+            let unchanged =
+                known.filter(|seen| seen.stamp == stamp && stamp.settled && same_skills);
             let (agent, problem) = match unchanged {
-                _ if defined.contains(&stem) => (None, Some(format!("another file defines {stem:?} already"))),
+                _ if defined.contains(&stem) => {
+                    (None, Some(format!("another file defines {stem:?} already")))
+                }
                 Some(seen) => (last_good(), seen.problem.as_ref().map(|p| p.error.clone())),
                 None => match self.read(&stem, &file) {
                     Ok(read) => match last_good() {
@@ -157,7 +161,9 @@ impl Catalogue {
             }
             let known = old.files.get(&file);
             let problem = problem.map(|error| DefinitionProblem { file: file.clone(), error });
-            if let Some(problem) = problem.as_ref().filter(|p| known.and_then(|k| k.problem.as_ref()) != Some(*p)) {
+            if let Some(problem) =
+                problem.as_ref().filter(|p| known.and_then(|k| k.problem.as_ref()) != Some(*p))
+            {
                 changes.push(Change::Broken(problem.clone()));
             }
             new.files.insert(file, Seen { stamp, problem });
@@ -170,7 +176,9 @@ impl Catalogue {
 
     fn read(&self, stem: &str, file: &str) -> Result<Agent, String> {
         if !is_agent_name(stem) {
-            return Err(format!("the file's name, {stem:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"));
+            return Err(format!(
+                "the file's name, {stem:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
+            ));
         }
         let path = self.dir.join(file);
         let size = path.metadata().map_err(|e| e.to_string())?.len();
@@ -182,7 +190,10 @@ impl Catalogue {
         let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
         let is_unknown = |skill: &String| self.skills.skill(skill).is_none();
         if let Some(i) = agent.definition.skills.iter().position(is_unknown) {
-            return Err(format!("skills[{i}]: there is no skill named {:?}", agent.definition.skills[i]));
+            return Err(format!(
+                "skills[{i}]: there is no skill named {:?}",
+                agent.definition.skills[i]
+            ));
         }
         (self.check)(&agent.definition)?;
         Ok(agent)
@@ -206,7 +217,10 @@ impl Catalogue {
     /// Files that are broken now.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
         let state = self.state();
-        let own = state.unreadable.iter().chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
+        let own = state
+            .unreadable
+            .iter()
+            .chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
         own.cloned().chain(self.skills.problems()).collect()
     }
 
@@ -219,12 +233,16 @@ impl Catalogue {
     }
 }
 
-/// Whoever names an agent that is not there has a problem, and is not loaded anew; a version that was good once
-/// stays. Such a file is read again at the next look, by when the other one may have come.
+/// Whoever names an agent that is not there has a problem, and is not loaded anew; a version that
+/// was good once stays. Such a file is read again at the next look, by when the other one may have
+/// come.
 fn judge_references(found: &mut [Found], old: &State) {
-    let delegates = |f: &Found| f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some());
+    let delegates = |f: &Found| {
+        f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some())
+    };
     while found.iter().any(delegates) {
-        let there: BTreeSet<String> = found.iter().filter(|f| f.agent.is_some()).map(|f| f.stem.clone()).collect();
+        let there: BTreeSet<String> =
+            found.iter().filter(|f| f.agent.is_some()).map(|f| f.stem.clone()).collect();
         let mut lost_one = false;
         for f in found.iter_mut() {
             let missing = |agent: &Arc<Agent>| {
@@ -234,7 +252,8 @@ fn judge_references(found: &mut [Found], old: &State) {
             f.problem.get_or_insert_with(|| format!("tools: there is no agent named {missing:?}"));
             f.stamp.settled = false;
             let last_good = old.agents.get(&f.stem).map(Arc::clone);
-            let is_last_good = f.agent.as_ref().zip(last_good.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b));
+            let is_last_good =
+                f.agent.as_ref().zip(last_good.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b));
             if !is_last_good {
                 lost_one |= last_good.is_none();
                 f.agent = last_good;

@@ -82,7 +82,10 @@ fn inputs_and_outputs_are_checked_with_pointers() {
     assert_eq!(errors[0].message, r#"5 is not of type "string""#);
     assert_eq!(agent.check_inputs(&json!([])).unwrap_err()[0].message, "inputs must be an object");
     let errors = agent.check_output(&json!({"notes": [1, "x".repeat(1000), 2]})).unwrap_err();
-    assert_eq!(errors.iter().map(|e| e.pointer.as_str()).collect::<Vec<_>>(), ["/notes/0", "/notes/2"]);
+    assert_eq!(
+        errors.iter().map(|e| e.pointer.as_str()).collect::<Vec<_>>(),
+        ["/notes/0", "/notes/2"]
+    );
     let long = agent.check_inputs(&json!({"project": ["x".repeat(1000)]})).unwrap_err();
     assert!(long[0].message.len() < 410);
 
@@ -113,7 +116,11 @@ fn errors_name_line_column_and_key() {
     let with = |extra: &str| error(&format!("name: repo-guide\nmodel: a/b\n{extra}"));
     let mut bomb = String::from("inputs:\n  l0: &l0 [x, x]\n");
     for level in 1..12 {
-        let _ = writeln!(bomb, "  l{level}: &l{level} [{}]", vec![format!("*l{}", level - 1); 9].join(", "));
+        let _ = writeln!(
+            bomb,
+            "  l{level}: &l{level} [{}]",
+            vec![format!("*l{}", level - 1); 9].join(", ")
+        );
     }
     let messages: Vec<String> = vec![
         error(""),
@@ -165,7 +172,10 @@ fn files_come_and_go_and_break() {
     fs::write(file(".good.yaml"), "hidden").unwrap();
     let catalogue = catalogue(dir.path());
     assert_eq!(catalogue.agents().len(), 1);
-    assert_eq!(catalogue.problems().iter().map(|p| p.file.as_str()).collect::<Vec<_>>(), ["bad.yaml"]);
+    assert_eq!(
+        catalogue.problems().iter().map(|p| p.file.as_str()).collect::<Vec<_>>(),
+        ["bad.yaml"]
+    );
     assert!(catalogue.refresh().is_empty(), "nothing has changed");
 
     let first = catalogue.agent("good").unwrap();
@@ -175,9 +185,15 @@ fn files_come_and_go_and_break() {
     assert_eq!(first.definition.version, "1.0.0", "who holds the old version keeps it");
 
     fs::write(file("good.yaml"), "name: good\nmodel: nonsense\n").unwrap();
-    assert!(matches!(&catalogue.refresh()[..], [Change::Broken(problem)] if problem.file == "good.yaml"));
+    assert!(
+        matches!(&catalogue.refresh()[..], [Change::Broken(problem)] if problem.file == "good.yaml")
+    );
     assert!(catalogue.refresh().is_empty(), "a problem is news once");
-    assert_eq!(catalogue.agent("good").unwrap().definition.version, "1.1.0", "the last good version stays");
+    assert_eq!(
+        catalogue.agent("good").unwrap().definition.version,
+        "1.1.0",
+        "the last good version stays"
+    );
     assert_eq!(catalogue.problems().len(), 2);
 
     fs::write(file("good.yaml"), minimal("good", "1.1.0")).unwrap();
@@ -199,7 +215,8 @@ fn names_that_cannot_be_agents_and_doubles_are_problems() {
     fs::write(dir.path().join("binary.yaml"), [0xff, 0xfe]).unwrap();
     let catalogue = catalogue(dir.path());
     assert_eq!(catalogue.agent("twice").unwrap().definition.version, "1");
-    let problems: Vec<_> = catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
+    let problems: Vec<_> =
+        catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
     insta::assert_snapshot!(problems.join("\n"));
 }
 
@@ -230,7 +247,8 @@ async fn watching_picks_up_changes_until_it_is_stopped() {
     let dir = tempfile::tempdir().unwrap();
     let catalogue = Arc::new(catalogue(dir.path()));
     let stop = CancellationToken::new();
-    let watcher = tokio::spawn(watch(Arc::clone(&catalogue), Duration::from_millis(1), stop.clone()));
+    let watcher =
+        tokio::spawn(watch(Arc::clone(&catalogue), Duration::from_millis(1), stop.clone()));
     fs::write(dir.path().join("fresh.yaml"), minimal("fresh", "1")).unwrap();
     let seen = async {
         while catalogue.agent("fresh").is_none() {
@@ -258,18 +276,27 @@ proptest! {
 fn agents_may_name_one_another_and_must_be_there() {
     let dir = tempfile::tempdir().unwrap();
     let file = |name: &str| dir.path().join(format!("{name}.yaml"));
-    let naming = |name: &str, tool: &str| fs::write(file(name), minimal(name, "1") + &format!("tools: ['{tool}']\n"));
-    for (name, tool) in
-        [("ping", "agent:pong"), ("pong", "transfer_to_ping"), ("far", "agent:near"), ("near", "agent:gone")]
-    {
+    let naming = |name: &str, tool: &str| {
+        fs::write(file(name), minimal(name, "1") + &format!("tools: ['{tool}']\n"))
+    };
+    for (name, tool) in [
+        ("ping", "agent:pong"),
+        ("pong", "transfer_to_ping"),
+        ("far", "agent:near"),
+        ("near", "agent:gone"),
+    ] {
         naming(name, tool).unwrap();
     }
     let catalogue = catalogue(dir.path());
-    let names = || catalogue.agents().iter().map(|agent| agent.definition.name.clone()).collect::<Vec<_>>();
+    let names =
+        || catalogue.agents().iter().map(|agent| agent.definition.name.clone()).collect::<Vec<_>>();
     assert_eq!(names(), ["ping", "pong"], "whatever the order in which they are read");
-    let problems: Vec<_> = catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
-    let expected =
-        ["far.yaml: tools: there is no agent named \"near\"", "near.yaml: tools: there is no agent named \"gone\""];
+    let problems: Vec<_> =
+        catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
+    let expected = [
+        "far.yaml: tools: there is no agent named \"near\"",
+        "near.yaml: tools: there is no agent named \"gone\"",
+    ];
     assert_eq!(problems, expected);
     assert!(catalogue.refresh().is_empty(), "a problem is news once");
 

@@ -50,7 +50,10 @@ pub fn tool_choice_conflict(choice: &ToolChoicePolicy, structured: bool) -> Opti
 pub(super) fn check(definition: &Definition) -> Check {
     let d = definition;
     if !is_agent_name(&d.name) {
-        return Err(DefinitionError::at("name", format!("{:?} does not match ^[a-z][a-z0-9-]{{1,63}}$", d.name)));
+        return Err(DefinitionError::at(
+            "name",
+            format!("{:?} does not match ^[a-z][a-z0-9-]{{1,63}}$", d.name),
+        ));
     }
     if d.version.is_empty() || d.version.len() > 64 {
         return Err(DefinitionError::at("version", "must have 1 to 64 characters"));
@@ -78,16 +81,22 @@ pub(super) fn check(definition: &Definition) -> Check {
 
 fn check_model(key: &str, name: &str) -> Check {
     let model = name.split_once('/');
-    if model.is_some_and(|(provider, model)| is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)) {
+    if model.is_some_and(|(provider, model)| {
+        is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)
+    }) {
         return Ok(());
     }
-    let message = format!("{name:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini");
+    let message =
+        format!("{name:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini");
     Err(DefinitionError::at(key, message))
 }
 
 fn check_fallbacks(d: &Definition) -> Check {
     if d.fallback_models.len() > MAX_FALLBACKS {
-        return Err(DefinitionError::at("fallback_models", format!("has more than {MAX_FALLBACKS} entries")));
+        return Err(DefinitionError::at(
+            "fallback_models",
+            format!("has more than {MAX_FALLBACKS} entries"),
+        ));
     }
     for (i, model) in d.fallback_models.iter().enumerate() {
         let key = format!("fallback_models[{i}]");
@@ -109,11 +118,17 @@ fn check_tools(d: &Definition) -> Check {
             return Err(DefinitionError::at(key, format!("{tool:?} is listed twice")));
         }
         if tool == "recall" && d.memory.is_none() {
-            return Err(DefinitionError::at(key, "needs a memory: nothing is kept of this agent's runs"));
+            return Err(DefinitionError::at(
+                key,
+                "needs a memory: nothing is kept of this agent's runs",
+            ));
         }
         if let Some(agent) = Delegation::of_tool(tool).map(Delegation::agent) {
             if !is_agent_name(agent) {
-                return Err(DefinitionError::at(key, format!("{agent:?} is not the name of an agent")));
+                return Err(DefinitionError::at(
+                    key,
+                    format!("{agent:?} is not the name of an agent"),
+                ));
             }
             if agent == d.name {
                 return Err(DefinitionError::at(key, "an agent cannot leave work to itself"));
@@ -123,7 +138,10 @@ fn check_tools(d: &Definition) -> Check {
     if let ToolChoicePolicy::Tool(name) = &d.tool_choice {
         let is_output = d.output.as_ref().is_some_and(|o| o.tool.name == *name);
         if !is_output && !d.tools.contains(name) {
-            return Err(DefinitionError::at("tool_choice.tool", format!("{name:?} is not one of this agent's tools")));
+            return Err(DefinitionError::at(
+                "tool_choice.tool",
+                format!("{name:?} is not one of this agent's tools"),
+            ));
         }
     }
     match tool_choice_conflict(&d.tool_choice, d.output.is_some()) {
@@ -152,9 +170,17 @@ fn check_ranges(d: &Definition) -> Check {
     within("governance.budget.max_iterations", budget.max_iterations, 1..=1_000_000)?;
     within("governance.budget.max_duration_seconds", budget.max_duration_seconds, 1..=31_536_000)?;
     within("governance.budget.max_tool_calls", budget.max_tool_calls, 0..=1_000_000)?;
-    within("governance.budget.max_total_tokens", budget.max_total_tokens.unwrap_or(1), 1..=1_000_000_000_000)?;
+    within(
+        "governance.budget.max_total_tokens",
+        budget.max_total_tokens.unwrap_or(1),
+        1..=1_000_000_000_000,
+    )?;
     let (least, million) = (Usd::from_micro(1), Usd::from_micro(1_000_000_000_000));
-    within("governance.budget.max_cost_usd", budget.max_cost_usd.unwrap_or(million), least..=million)?;
+    within(
+        "governance.budget.max_cost_usd",
+        budget.max_cost_usd.unwrap_or(million),
+        least..=million,
+    )?;
     within("governance.budget.max_files_modified", budget.max_files_modified, 0..=1_000_000)?;
     within("governance.budget.max_lines_changed", budget.max_lines_changed, 0..=1_000_000_000)?;
     within("history.max_runs", d.history.max_runs, 0..=1_000)?;
@@ -176,7 +202,9 @@ fn check_conditions(d: &Definition) -> Check {
 /// A relative directory; `{run_id}` and `{session_id}` are the only braces.
 fn check_workspace(workspace: &str) -> Check {
     let plain = workspace.replace("{run_id}", "x").replace("{session_id}", "x");
-    let inside = Path::new(&plain).components().all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
+    let inside = Path::new(&plain)
+        .components()
+        .all(|c| matches!(c, Component::Normal(_) | Component::CurDir));
     if plain.is_empty() || !inside || plain.contains(['{', '}', '\\', '\0']) {
         let message = format!(
             "{workspace:?} is not a relative directory without `..`; the placeholders are {{run_id}} and {{session_id}}"
@@ -188,18 +216,23 @@ fn check_workspace(workspace: &str) -> Check {
 
 fn check_path_glob(key: &str, glob: &str) -> Check {
     if glob.is_empty() || glob.starts_with('/') || glob.split('/').any(|part| part == "..") {
-        return Err(DefinitionError::at(key, format!("{glob:?} must be relative to the workspace, without `..`")));
+        return Err(DefinitionError::at(
+            key,
+            format!("{glob:?} must be relative to the workspace, without `..`"),
+        ));
     }
     Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
 }
 
-/// Compiles a JSON Schema 2020-12. References to other documents are refused, and so are patterns that cannot be
-/// matched in linear time.
+/// Compiles a JSON Schema 2020-12. References to other documents are refused, and so are patterns
+/// that cannot be matched in linear time.
 ///
 /// # Errors
 /// What is wrong; `key` is where the schema stands.
 pub fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
-    let options = jsonschema::options().with_draft(Draft::Draft202012).with_pattern_options(PatternOptions::regex());
+    let options = jsonschema::options()
+        .with_draft(Draft::Draft202012)
+        .with_pattern_options(PatternOptions::regex());
     options.build(schema).map_err(|error| {
         if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
             return DefinitionError::at(

@@ -12,7 +12,10 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-use crate::run::{Autonomy, Budget, Delegation, Limits, OnLimit, OnSessionBusy, Period, Thinking, ToolChoicePolicy};
+use crate::run::{
+    Autonomy, Budget, Delegation, Limits, OnLimit, OnSessionBusy, Period, Thinking,
+    ToolChoicePolicy,
+};
 
 mod contract;
 mod tooling;
@@ -88,7 +91,8 @@ pub struct Definition {
     /// When the model must call a tool.
     #[serde(default)]
     pub tool_choice: ToolChoicePolicy,
-    /// Whether a tool choice that a model cannot be held to is refused instead of asked for in words.
+    /// Whether a tool choice that a model cannot be held to is refused instead of asked for in
+    /// words.
     #[serde(default)]
     pub strict_tool_choice: bool,
     /// Passed through to providers that have it.
@@ -126,7 +130,9 @@ pub struct Definition {
     pub client_tool_timeout: Period,
     /// Directory beneath the tenant's workspace; `{run_id}` and `{session_id}` are replaced.
     #[serde(default = "default_workspace")]
-    #[schemars(regex(pattern = r"^([^/\\{}]|\{run_id\}|\{session_id\})([^\\{}]|\{run_id\}|\{session_id\})*$"))]
+    #[schemars(regex(
+        pattern = r"^([^/\\{}]|\{run_id\}|\{session_id\})([^\\{}]|\{run_id\}|\{session_id\})*$"
+    ))]
     pub workspace: String,
     /// What tools may do.
     #[serde(default)]
@@ -184,13 +190,16 @@ impl Default for OutputTool {
     fn default() -> Self {
         Self {
             name: "output".into(),
-            description: "Give your final output. Call this once, when the task is complete.".into(),
+            description: "Give your final output. Call this once, when the task is complete."
+                .into(),
         }
     }
 }
 
 /// How a model acts.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum DriverKind {
     /// By the function calling of its provider.
@@ -207,7 +216,8 @@ pub struct ReactSection {
     /// How often a decision that cannot be used is asked for again.
     #[schemars(range(min = 0, max = 20))]
     pub max_retries: u32,
-    /// Whether the final answer is written in a model call of its own, without the form of a decision.
+    /// Whether the final answer is written in a model call of its own, without the form of a
+    /// decision.
     pub final_via_inference: bool,
 }
 
@@ -281,7 +291,9 @@ impl Default for HistorySection {
 }
 
 /// What is kept of runs, and recalled.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[schema(as = AgentMemory)]
 #[serde(default, deny_unknown_fields)]
 pub struct MemorySection {
@@ -329,7 +341,9 @@ impl Default for PathsSection {
 }
 
 /// How a tool is treated, from the mildest to the strictest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[schema(as = ToolPolicy)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPolicySetting {

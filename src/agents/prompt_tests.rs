@@ -46,7 +46,9 @@ fn a_text_agent_without_tools() {
 
 #[test]
 fn a_single_shot_with_a_schema() {
-    let agent = agent("output: {schema: {type: object, required: [n], properties: {n: {type: integer}}}}\n");
+    let agent = agent(
+        "output: {schema: {type: object, required: [n], properties: {n: {type: integer}}}}\n",
+    );
     let opening = open(&agent, &json!({}), false).unwrap();
     insta::assert_snapshot!(format!("{}\n=== user\n{}", opening.system, opening.user));
 }
@@ -54,7 +56,8 @@ fn a_single_shot_with_a_schema() {
 #[test]
 fn inputs_have_a_stable_order() {
     let agent = agent("");
-    let one = open(&agent, &json!({"b": {"d": 1, "c": [{"z": 1, "y": 2}]}, "a": 2}), false).unwrap();
+    let one =
+        open(&agent, &json!({"b": {"d": 1, "c": [{"z": 1, "y": 2}]}, "a": 2}), false).unwrap();
     assert_eq!(one.user, r#"{"a":2,"b":{"c":[{"y":2,"z":1}],"d":1}}"#);
 }
 
@@ -65,8 +68,9 @@ fn templates_fail_by_name_and_line() {
     assert_eq!(error.part, "instructions");
     assert!(error.message.starts_with("line 2: undefined value"), "{error}");
 
-    let runaway =
-        agent("prompt: '{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}'\n");
+    let runaway = agent(
+        "prompt: '{% for i in range(100000) %}{% for j in range(100000) %}x{% endfor %}{% endfor %}'\n",
+    );
     let error = open(&runaway, &json!({}), false).unwrap_err();
     assert_eq!(error.part, "prompt");
     assert!(error.message.contains("fuel"), "{error}");

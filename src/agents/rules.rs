@@ -1,7 +1,9 @@
-//! What a definition says in expressions: of outputs that are acceptable, and of runs that have gone on long enough.
+//! What a definition says in expressions: of outputs that are acceptable, and of runs that have
+//! gone on long enough.
 //!
-//! Compiled with the definition, which is refused where an expression means nothing, or where one of its examples is
-//! not judged as its author expects. What follows from a broken rule or a condition that is met is the engine's.
+//! Compiled with the definition, which is refused where an expression means nothing, or where one
+//! of its examples is not judged as its author expects. What follows from a broken rule or a
+//! condition that is met is the engine's.
 
 use std::collections::BTreeSet;
 
@@ -43,7 +45,8 @@ impl Rules {
             output.push(Rule { holds, message: rule.message.clone() });
         }
         let conditions = &definition.governance.budget.stop_conditions;
-        let stop = conditions.iter().enumerate().map(|(i, condition)| compile_condition(i, condition));
+        let stop =
+            conditions.iter().enumerate().map(|(i, condition)| compile_condition(i, condition));
         Ok(Self { output, stop: stop.collect::<Result<_, _>>()? })
     }
 
@@ -53,38 +56,60 @@ impl Rules {
             let message = match rule.holds.is_true(&[("output", output), ("inputs", inputs)]) {
                 Ok(true) => return None,
                 Ok(false) => rule.message.clone(),
-                Err(reason) => format!("{} (The rule {} fails: {reason}.)", rule.message, rule.holds.source()),
+                Err(reason) => {
+                    format!("{} (The rule {} fails: {reason}.)", rule.message, rule.holds.source())
+                }
             };
             Some(ValidationError { pointer: String::new(), message })
         });
         broken.collect()
     }
 
-    /// The place of the first condition that is met and was not before, and why it could not be evaluated.
-    pub(super) fn condition_met(&self, already: &BTreeSet<usize>, facts: &Value) -> Option<(usize, Option<String>)> {
+    /// The place of the first condition that is met and was not before, and why it could not be
+    /// evaluated.
+    pub(super) fn condition_met(
+        &self,
+        already: &BTreeSet<usize>,
+        facts: &Value,
+    ) -> Option<(usize, Option<String>)> {
         let variables = OF_RUNS.map(|name| (name, &facts[name]));
-        self.stop.iter().enumerate().filter(|(place, _)| !already.contains(place)).find_map(|(place, condition)| {
-            match condition.is_true(&variables) {
+        self.stop.iter().enumerate().filter(|(place, _)| !already.contains(place)).find_map(
+            |(place, condition)| match condition.is_true(&variables) {
                 Ok(false) => None,
                 Ok(true) => Some((place, None)),
                 Err(reason) => Some((place, Some(reason.to_string()))),
-            }
-        })
+            },
+        )
     }
 }
 
 /// Examples are judged without inputs.
-fn check_examples(rule: &Expression, key: &str, examples: &[Value], expected: bool) -> Result<(), DefinitionError> {
+fn check_examples(
+    rule: &Expression,
+    key: &str,
+    examples: &[Value],
+    expected: bool,
+) -> Result<(), DefinitionError> {
     let inputs = Value::Object(Map::new());
     for (i, example) in examples.iter().enumerate() {
         let key = format!("{key}[{i}]");
         match rule.is_true(&[("output", example), ("inputs", &inputs)]) {
             Ok(judged) if judged == expected => {}
-            Ok(true) => return Err(DefinitionError::at(key, "the rule accepts this example, which it must not")),
-            Ok(false) => return Err(DefinitionError::at(key, "the rule does not accept this example")),
+            Ok(true) => {
+                return Err(DefinitionError::at(
+                    key,
+                    "the rule accepts this example, which it must not",
+                ));
+            }
+            Ok(false) => {
+                return Err(DefinitionError::at(key, "the rule does not accept this example"));
+            }
             Err(_) if !expected => {}
             Err(reason) => {
-                return Err(DefinitionError::at(key, format!("the rule does not accept this example: {reason}")));
+                return Err(DefinitionError::at(
+                    key,
+                    format!("the rule does not accept this example: {reason}"),
+                ));
             }
         }
     }
@@ -92,9 +117,15 @@ fn check_examples(rule: &Expression, key: &str, examples: &[Value], expected: bo
 }
 
 /// The names of all facts are known, so that a condition on another one is found now.
-fn compile_condition(place: usize, condition: &StopCondition) -> Result<Expression, DefinitionError> {
+fn compile_condition(
+    place: usize,
+    condition: &StopCondition,
+) -> Result<Expression, DefinitionError> {
     let wrong = |e: &ExpressionError| {
-        DefinitionError::at(format!("governance.budget.stop_conditions[{place}].when"), e.to_string())
+        DefinitionError::at(
+            format!("governance.budget.stop_conditions[{place}].when"),
+            e.to_string(),
+        )
     };
     let compiled = Expression::compile(&condition.when, &OF_RUNS).map_err(|e| wrong(&e))?;
     let usage = json!({"input_tokens": 1, "output_tokens": 1, "cached_input_tokens": 1, "cache_write_tokens": 1,
@@ -102,7 +133,9 @@ fn compile_condition(place: usize, condition: &StopCondition) -> Result<Expressi
     let counters = json!({"iterations": 1, "attempts": 1, "tool_calls": 1, "files_read": 1, "files_written": 1,
         "files_modified": 1, "lines_changed": 1, "commands": 1, "network_requests": 1});
     match compiled.is_true(&[("usage", &usage), ("counters", &counters), ("elapsed", &json!(1))]) {
-        Err(error @ (ExpressionError::MissingKey(_) | ExpressionError::NotBoolean(_))) => Err(wrong(&error)),
+        Err(error @ (ExpressionError::MissingKey(_) | ExpressionError::NotBoolean(_))) => {
+            Err(wrong(&error))
+        }
         _ => Ok(compiled),
     }
 }

@@ -23,7 +23,10 @@ fn broken_rules_say_their_messages() {
     );
     let broken = |output: Value, inputs: Value| messages(&agent, &output, &inputs);
     assert!(broken(json!({"notes": ["ab"]}), json!({"max": 1})).is_empty());
-    assert_eq!(broken(json!({"notes": ["abc", "d"]}), json!({"max": 1})), ["Short notes.", "Few notes."]);
+    assert_eq!(
+        broken(json!({"notes": ["abc", "d"]}), json!({"max": 1})),
+        ["Short notes.", "Few notes."]
+    );
     assert_eq!(
         broken(json!({"notes": []}), json!({})),
         ["Few notes. (The rule size(output.notes) <= inputs.max fails: there is no key \"max\".)"]
@@ -39,9 +42,18 @@ fn examples_are_judged_when_a_rule_is_loaded() {
     };
     agent(&rule("match: [{n: 2}, {n: 3}]\n    no_match: [{n: 1}, {}]"));
     for (examples, expected) in [
-        ("match: [{n: 2}, {n: 1}]", "output.rules[0].match[1]: the rule does not accept this example"),
-        ("match: [{}]", "output.rules[0].match[0]: the rule does not accept this example: there is no key \"n\""),
-        ("no_match: [{n: 2}]", "output.rules[0].no_match[0]: the rule accepts this example, which it must not"),
+        (
+            "match: [{n: 2}, {n: 1}]",
+            "output.rules[0].match[1]: the rule does not accept this example",
+        ),
+        (
+            "match: [{}]",
+            "output.rules[0].match[0]: the rule does not accept this example: there is no key \"n\"",
+        ),
+        (
+            "no_match: [{n: 2}]",
+            "output.rules[0].no_match[0]: the rule accepts this example, which it must not",
+        ),
     ] {
         let error = error(&rule(examples));
         assert!(error.ends_with(expected) && error.starts_with("line 8, column"), "{error}");
@@ -52,7 +64,11 @@ fn examples_are_judged_when_a_rule_is_loaded() {
 fn what_is_wrong_with_a_contract_is_found_at_its_key() {
     let output = "output:\n  schema: {type: object}\n";
     for (section, key, words) in [
-        ("  rules: [{rule: 'ouput.n > 1', message: m}]", "output.rules[0].rule", "unknown variable \"ouput\""),
+        (
+            "  rules: [{rule: 'ouput.n > 1', message: m}]",
+            "output.rules[0].rule",
+            "unknown variable \"ouput\"",
+        ),
         (
             "  rules: [{rule: 'output.n >', message: m}]",
             "output.rules[0].rule",
@@ -61,16 +77,48 @@ fn what_is_wrong_with_a_contract_is_found_at_its_key() {
         ("  rules: [{rule: 'true', message: ''}]", "output.rules[0].message", "1 to 4096"),
         ("  validator: {url: 'ftp://x'}", "output.validator.url", "http://"),
         ("  validator: {url: 'http://me:secret@x/'}", "output.validator.url", "user name"),
-        ("  validator: {url: 'http://x', timeout_seconds: 0}", "output.validator.timeout_seconds", "between 1 and 600"),
+        (
+            "  validator: {url: 'http://x', timeout_seconds: 0}",
+            "output.validator.timeout_seconds",
+            "between 1 and 600",
+        ),
         ("  reflection: {}", "output.reflection", "either `template` or `url`"),
-        ("  reflection: {template: t, url: 'http://x'}", "output.reflection", "either `template` or `url`"),
+        (
+            "  reflection: {template: t, url: 'http://x'}",
+            "output.reflection",
+            "either `template` or `url`",
+        ),
         ("  reflection: {url: nowhere}", "output.reflection.url", "is not a URL"),
-        ("  reflection: {url: 'http://x', timeout_seconds: 601}", "output.reflection.timeout_seconds", "601"),
-        ("  reflection: {template: '{{ outputs }}'}", "output.reflection.template", "unknown variable \"outputs\""),
-        ("  reflection: {template: '{{ output'}", "output.reflection.template", "is not a valid template"),
-        ("  reflection: {template: t, submit: {name: output}}", "output.reflection.submit.name", "output tool"),
-        ("  reflection: {template: t, submit: {name: a b}}", "output.reflection.submit.name", "does not match"),
-        ("  reflection: {template: t, submit: {name: file_ops}}\ntools: [file_ops]", "submit.name", "agent's tools"),
+        (
+            "  reflection: {url: 'http://x', timeout_seconds: 601}",
+            "output.reflection.timeout_seconds",
+            "601",
+        ),
+        (
+            "  reflection: {template: '{{ outputs }}'}",
+            "output.reflection.template",
+            "unknown variable \"outputs\"",
+        ),
+        (
+            "  reflection: {template: '{{ output'}",
+            "output.reflection.template",
+            "is not a valid template",
+        ),
+        (
+            "  reflection: {template: t, submit: {name: output}}",
+            "output.reflection.submit.name",
+            "output tool",
+        ),
+        (
+            "  reflection: {template: t, submit: {name: a b}}",
+            "output.reflection.submit.name",
+            "does not match",
+        ),
+        (
+            "  reflection: {template: t, submit: {name: file_ops}}\ntools: [file_ops]",
+            "submit.name",
+            "agent's tools",
+        ),
         ("  tool: {name: use_skill}\nskills: [style]", "output.tool.name", "use_skill"),
     ] {
         let error = error(&format!("{output}{section}\n"));
@@ -86,13 +134,28 @@ fn what_is_wrong_with_tool_settings_is_found_at_its_key() {
         ("tool_options: {a: {retries: 11}}", "tool_options.a.retries"),
         ("tool_options: {a: {timeout_seconds: 0}}", "tool_options.a.timeout_seconds"),
         ("interceptors: {before: [{tool: a}]}", "interceptors.before[0]"),
-        ("interceptors: {before: [{tool: a, block: no, rewrite: {/x: '1'}}]}", "interceptors.before[0]"),
+        (
+            "interceptors: {before: [{tool: a, block: no, rewrite: {/x: '1'}}]}",
+            "interceptors.before[0]",
+        ),
         ("interceptors: {before: [{tool: a, rewrite: {}}]}", "interceptors.before[0]"),
         ("interceptors: {before: [{tool: '[', block: 'no'}]}", "interceptors.before[0].tool"),
-        ("interceptors: {before: [{tool: a, when: 'arg.x', block: 'no'}]}", "interceptors.before[0].when"),
-        ("interceptors: {before: [{tool: a, rewrite: {x: '1'}}]}", "interceptors.before[0].rewrite.x"),
-        ("interceptors: {before: [{tool: a, rewrite: {/x~2: '1'}}]}", "interceptors.before[0].rewrite./x~2"),
-        ("interceptors: {before: [{tool: a, rewrite: {/x: '1 +'}}]}", "interceptors.before[0].rewrite./x"),
+        (
+            "interceptors: {before: [{tool: a, when: 'arg.x', block: 'no'}]}",
+            "interceptors.before[0].when",
+        ),
+        (
+            "interceptors: {before: [{tool: a, rewrite: {x: '1'}}]}",
+            "interceptors.before[0].rewrite.x",
+        ),
+        (
+            "interceptors: {before: [{tool: a, rewrite: {/x~2: '1'}}]}",
+            "interceptors.before[0].rewrite./x~2",
+        ),
+        (
+            "interceptors: {before: [{tool: a, rewrite: {/x: '1 +'}}]}",
+            "interceptors.before[0].rewrite./x",
+        ),
         ("interceptors: {after: [{tool: a, redact: '('}]}", "interceptors.after[0].redact"),
         ("interceptors: {after: [{tool: a, redact: '(?<=x)y'}]}", "interceptors.after[0].redact"),
         ("skills: [Style]", "skills[0]"),
@@ -114,7 +177,9 @@ fn stop_conditions_are_met_once_and_in_order() {
         json!({"usage": {"input_tokens": input, "output_tokens": 6, "total_tokens": 6, "cost_usd": cost},
             "counters": {"tool_calls": calls}, "elapsed": 11})
     };
-    let met = |already: &[usize], facts: &Value| agent.condition_met(&already.iter().copied().collect(), facts);
+    let met = |already: &[usize], facts: &Value| {
+        agent.condition_met(&already.iter().copied().collect(), facts)
+    };
     let sure = |place| Some((place, None));
     assert_eq!(met(&[], &facts(json!(0.5), 2, 5)), None);
     assert_eq!(met(&[], &facts(json!(1.5), 3, 1)), sure(0));
@@ -123,7 +188,10 @@ fn stop_conditions_are_met_once_and_in_order() {
     assert_eq!(met(&[0, 1, 2], &facts(json!(1.5), 3, 1)), None);
     let (place, undecided) = met(&[0, 1], &facts(json!(0), 0, 0)).unwrap();
     assert_eq!(place, 2);
-    assert!(undecided.unwrap().starts_with("it cannot be evaluated: "), "a check that cannot decide denies");
+    assert!(
+        undecided.unwrap().starts_with("it cannot be evaluated: "),
+        "a check that cannot decide denies"
+    );
 }
 
 #[test]
@@ -134,8 +202,12 @@ fn stop_conditions_know_the_names_of_all_facts() {
         ("counters.iterations", "neither true nor false"),
         ("elapsed >", "at line 1"),
     ] {
-        let error = error(&format!("governance: {{budget: {{stop_conditions: [{{when: '{when}'}}]}}}}\n"));
-        assert!(error.contains("governance.budget.stop_conditions[0].when: ") && error.contains(words), "{error}");
+        let error =
+            error(&format!("governance: {{budget: {{stop_conditions: [{{when: '{when}'}}]}}}}\n"));
+        assert!(
+            error.contains("governance.budget.stop_conditions[0].when: ") && error.contains(words),
+            "{error}"
+        );
     }
 }
 
@@ -144,17 +216,26 @@ fn an_output_is_shown_by_its_template() {
     let agent = agent(
         "output:\n  schema: {type: object}\n  reflection:\n    template: '{% for n in output.notes %}* {{ n }} of {{ inputs.who }}\n\n      {% endfor %}'\n",
     );
-    let shown = agent.reflected(&json!({"notes": ["a", "b"]}), &json!({"who": "me"})).unwrap().unwrap();
-    assert_eq!(shown.split_whitespace().collect::<Vec<_>>(), ["*", "a", "of", "me", "*", "b", "of", "me"]);
+    let shown =
+        agent.reflected(&json!({"notes": ["a", "b"]}), &json!({"who": "me"})).unwrap().unwrap();
+    assert_eq!(
+        shown.split_whitespace().collect::<Vec<_>>(),
+        ["*", "a", "of", "me", "*", "b", "of", "me"]
+    );
     let error = agent.reflected(&json!({}), &json!({})).unwrap().unwrap_err().to_string();
     assert!(error.contains("output.reflection.template"), "{error}");
     let plain = "output:\n  schema: {type: object}\n  reflection: {template: Look again.}\n";
-    assert_eq!(super::tests::agent(plain).reflected(&json!({}), &json!({})), Some(Ok("Look again.".to_owned())));
+    assert_eq!(
+        super::tests::agent(plain).reflected(&json!({}), &json!({})),
+        Some(Ok("Look again.".to_owned()))
+    );
 }
 
 #[test]
 fn schemas_refer_to_nothing_outside_and_explode_at_nothing() {
-    let schema = |schema: &str| format!("output:\n  schema: {{type: object, properties: {{a: {schema}}}}}\n");
+    let schema = |schema: &str| {
+        format!("output:\n  schema: {{type: object, properties: {{a: {schema}}}}}\n")
+    };
     for (broken, words) in [
         ("{$ref: 'https://example.com/schema.json'}", "references to other documents"),
         ("{$ref: 'file:///etc/passwd'}", "references to other documents"),

@@ -1,7 +1,8 @@
 //! Skills: instructions that an agent reads when it needs them, and what it may do meanwhile.
 //!
-//! One directory a skill, `<name>/SKILL.md`: YAML front matter, then the instructions. Files are read again when they
-//! change; a broken one keeps its last good version and is reported. Which runs use which skill is not known here.
+//! One directory a skill, `<name>/SKILL.md`: YAML front matter, then the instructions. Files are
+//! read again when they change; a broken one keeps its last good version and is reported. Which
+//! runs use which skill is not known here.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -85,7 +86,8 @@ impl Skill {
 
 /// Front matter and body.
 fn parted(text: &str) -> Result<(&str, &str), DefinitionError> {
-    let wrong = |message: &str| DefinitionError { place: Some((1, 1)), ..DefinitionError::at("", message) };
+    let wrong =
+        |message: &str| DefinitionError { place: Some((1, 1)), ..DefinitionError::at("", message) };
     let rest = text.strip_prefix(FENCE).and_then(|rest| rest.strip_prefix('\n'));
     let rest = rest.ok_or_else(|| wrong("must begin with front matter between two lines `---`"))?;
     let mut at = 0;
@@ -106,7 +108,10 @@ impl FrontMatter {
         }
         let description = self.description.split_whitespace().collect::<Vec<_>>().join(" ");
         if !(1..=MAX_DESCRIPTION).contains(&description.chars().count()) {
-            return Err(DefinitionError::at("description", format!("must have 1 to {MAX_DESCRIPTION} characters")));
+            return Err(DefinitionError::at(
+                "description",
+                format!("must have 1 to {MAX_DESCRIPTION} characters"),
+            ));
         }
         let approval_required = match self.approval_required {
             ApprovalRequired::Every(false) => Vec::new(),
@@ -120,7 +125,8 @@ impl FrontMatter {
             ("approval_required", &approval_required),
         ] {
             for (i, glob) in globs.iter().enumerate() {
-                Glob::new(glob).map_err(|e| DefinitionError::at(format!("{key}[{i}]"), e.to_string()))?;
+                Glob::new(glob)
+                    .map_err(|e| DefinitionError::at(format!("{key}[{i}]"), e.to_string()))?;
             }
         }
         let instructions = body.trim().to_owned();
@@ -159,7 +165,8 @@ struct State {
 }
 
 impl Skills {
-    /// Reads all skills beneath a directory, which may be missing. Broken files are problems, not errors.
+    /// Reads all skills beneath a directory, which may be missing. Broken files are problems, not
+    /// errors.
     pub fn load(dir: &Path) -> Self {
         let skills = Self { dir: Some(dir.to_owned()), state: RwLock::default() };
         skills.refresh();
@@ -187,11 +194,17 @@ impl Skills {
             let known = old.files.get(&name);
             let last_good = old.skills.get(&name);
             let (skill, problem) = match known {
-                Some((seen, problem)) if *seen == stamp && stamp.settled => (last_good.cloned(), problem.clone()),
+                Some((seen, problem)) if *seen == stamp && stamp.settled => {
+                    (last_good.cloned(), problem.clone())
+                }
                 _ => match read(dir, &name) {
-                    Ok(read) => (last_good.filter(|same| ***same == read).cloned().or(Some(Arc::new(read))), None),
+                    Ok(read) => (
+                        last_good.filter(|same| ***same == read).cloned().or(Some(Arc::new(read))),
+                        None,
+                    ),
                     Err(error) => {
-                        let problem = DefinitionProblem { file: format!("skills/{name}/{FILE}"), error };
+                        let problem =
+                            DefinitionProblem { file: format!("skills/{name}/{FILE}"), error };
                         (last_good.cloned(), Some(problem))
                     }
                 },
@@ -202,7 +215,9 @@ impl Skills {
                 }
                 new.skills.insert(name.clone(), skill);
             }
-            if let Some(problem) = problem.as_ref().filter(|p| known.and_then(|(_, k)| k.as_ref()) != Some(*p)) {
+            if let Some(problem) =
+                problem.as_ref().filter(|p| known.and_then(|(_, k)| k.as_ref()) != Some(*p))
+            {
                 changes.push(Change::Broken(problem.clone()));
             }
             new.files.insert(name, (stamp, problem));
@@ -260,7 +275,9 @@ fn list(dir: &Path) -> std::io::Result<BTreeMap<String, Stamp>> {
 
 fn read(dir: &Path, name: &str) -> Result<Skill, String> {
     if !is_agent_name(name) {
-        return Err(format!("the directory's name, {name:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"));
+        return Err(format!(
+            "the directory's name, {name:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
+        ));
     }
     let path = dir.join(name).join(FILE);
     let size = path.metadata().map_err(|e| e.to_string())?.len();

@@ -26,8 +26,15 @@ fn a_skill_is_its_front_matter_and_its_body() {
         };
         assert_eq!(skill.bounds, expected);
     }
-    let small = Skill::from_markdown("ab", "---\nname: ab\ndescription: d\napproval_required: true\n---\nx").unwrap();
-    assert_eq!((small.bounds.allowed_tools, small.bounds.approval_required), (None, vec!["*".to_owned()]));
+    let small = Skill::from_markdown(
+        "ab",
+        "---\nname: ab\ndescription: d\napproval_required: true\n---\nx",
+    )
+    .unwrap();
+    assert_eq!(
+        (small.bounds.allowed_tools, small.bounds.approval_required),
+        (None, vec!["*".to_owned()])
+    );
 }
 
 #[test]
@@ -37,8 +44,14 @@ fn what_is_wrong_is_found_at_its_place() {
         ("---\nname: house-style\n", "line 1, column 1: the front matter has no end"),
         ("---\nname: house-style\n---\nx", "missing field `description`"),
         ("---\nname: house-style\ndescription: d\nallowed-tools: []\n---\nx", "line 4, column "),
-        ("---\nname: other\ndescription: d\n---\nx", "line 2, column 1: name: \"other\" does not equal"),
-        ("---\nname: house-style\ndescription: ''\n---\nx", "line 3, column 1: description: must have 1 to 1024"),
+        (
+            "---\nname: other\ndescription: d\n---\nx",
+            "line 2, column 1: name: \"other\" does not equal",
+        ),
+        (
+            "---\nname: house-style\ndescription: ''\n---\nx",
+            "line 3, column 1: description: must have 1 to 1024",
+        ),
         ("---\nname: house-style\ndescription: d\nautonomy: total\n---\nx", "line 4, column "),
         (
             "---\nname: house-style\ndescription: d\ndisallowed_tools: ['[']\n---\nx",
@@ -63,7 +76,10 @@ fn skills_are_read_again_and_broken_ones_keep_their_last_good_version() {
     fs::create_dir(dir.path().join("empty")).unwrap();
     let skills = Skills::load(dir.path());
     assert_eq!(skills.skill("house-style").unwrap().instructions, "# Style\n\n---\nBe brief.");
-    assert_eq!(skills.problems().iter().map(|p| p.file.as_str()).collect::<Vec<_>>(), ["skills/Bad Name/SKILL.md"]);
+    assert_eq!(
+        skills.problems().iter().map(|p| p.file.as_str()).collect::<Vec<_>>(),
+        ["skills/Bad Name/SKILL.md"]
+    );
     assert!(skills.refresh().is_empty());
 
     write("house-style", &STYLE.replace("brief", "long"));

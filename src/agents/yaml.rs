@@ -1,7 +1,7 @@
 //! YAML to typed values, with errors that name line, column and key.
 //!
-//! Booleans are `true` and `false` only, a bomb of aliases is refused early, and complaints that are
-//! made after parsing (a limit out of range) can still be traced to where the key stands.
+//! Booleans are `true` and `false` only, a bomb of aliases is refused early, and complaints that
+//! are made after parsing (a limit out of range) can still be traced to where the key stands.
 
 use std::fmt;
 
@@ -54,12 +54,14 @@ impl std::error::Error for DefinitionError {}
 /// Reads one YAML document.
 pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, DefinitionError> {
     let mut track = serde_path_to_error::Track::new();
-    let result = serde_saphyr::with_deserializer_from_str_with_options(yaml, options(), |deserializer| {
-        T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
-    });
+    let result =
+        serde_saphyr::with_deserializer_from_str_with_options(yaml, options(), |deserializer| {
+            T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
+        });
     result.map_err(|error| {
         let error = error.without_snippet();
-        let message = UserMessageFormatter.format_message(error).replace("unknown field", "unknown key");
+        let message =
+            UserMessageFormatter.format_message(error).replace("unknown field", "unknown key");
         let place = error.location().map(|l| (l.line(), l.column()));
         let key = track.path().to_string();
         DefinitionError { place, key: if key == "." { String::new() } else { key }, message }
@@ -104,7 +106,9 @@ fn locate(root: &Spanned<Node>, key: &str) -> (u64, u64) {
                 .ok()
                 .and_then(|i| items.get(i))
                 .map(|n| (n.referenced, n)),
-            Node::Table(entries) => entries.iter().find(|(k, _)| k.value == segment).map(|(k, n)| (k.referenced, n)),
+            Node::Table(entries) => {
+                entries.iter().find(|(k, _)| k.value == segment).map(|(k, n)| (k.referenced, n))
+            }
         };
         match next {
             Some((at, inner)) => (place, node) = (at, inner),

@@ -1,17 +1,20 @@
 //! The operator's words about models in the words of the providers.
 //!
-//! Pure renaming: the configuration knows nothing of providers, and they nothing of it. Keys were checked
-//! when the configuration was read.
+//! Pure renaming: the configuration knows nothing of providers, and they nothing of it. Keys were
+//! checked when the configuration was read.
 
 use crate::config::tables::{
-    ForcedToolChoice, ForcedToolChoiceWord, ModelCapabilities, ModelPrice, OutputCapField, ThinkingStyleName,
+    ForcedToolChoice, ForcedToolChoiceWord, ModelCapabilities, ModelPrice, OutputCapField,
+    ThinkingStyleName,
 };
 use crate::config::{Config, Model, ModelApi, ModelServer};
-use crate::providers::capabilities::{CapabilityTable, Corrections, Forcing, ModelPattern, OutputCap, ThinkingStyle};
+use crate::providers::capabilities::{
+    CapabilityTable, Corrections, Forcing, ModelPattern, OutputCap, ThinkingStyle,
+};
 use crate::providers::prices::{Price, PriceTable};
 
-/// The shipped table, corrected. A window that stands with a price is a correction, too, as is the one that
-/// a provider's models are loaded with, but one in `[capabilities]` counts more.
+/// The shipped table, corrected. A window that stands with a price is a correction, too, as is the
+/// one that a provider's models are loaded with, but one in `[capabilities]` counts more.
 pub(super) fn capabilities(config: &Config) -> CapabilityTable {
     let window = |key: &str, window: u64| {
         let context_window = Some(window);
@@ -24,18 +27,26 @@ pub(super) fn capabilities(config: &Config) -> CapabilityTable {
         _ => None,
     });
     let priced = config.prices.iter().filter_map(|(key, price)| window(key, price.context_window?));
-    let rows = config.capabilities.iter().filter_map(|(key, row)| Some((ModelPattern::parse(key)?, corrections(row))));
+    let rows = config
+        .capabilities
+        .iter()
+        .filter_map(|(key, row)| Some((ModelPattern::parse(key)?, corrections(row))));
     CapabilityTable::new(loaded.chain(priced).chain(rows).collect())
 }
 
 /// The price table.
 pub(super) fn prices(config: &Config) -> PriceTable {
-    let rows = config.prices.iter().filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));
+    let rows =
+        config.prices.iter().filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));
     PriceTable::new(rows.collect())
 }
 
 fn price(row: &ModelPrice) -> Price {
-    #[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "0 to 10^6 dollars, checked")]
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 10^6 dollars, checked"
+    )]
     let micro = |dollars: f64| (dollars * 1e6).round() as u64;
     Price {
         input: micro(row.input),
@@ -48,9 +59,15 @@ fn price(row: &ModelPrice) -> Price {
 fn corrections(row: &ModelCapabilities) -> Corrections {
     Corrections {
         forced_tool_choice: row.forced_tool_choice.map(|forced| match forced {
-            ForcedToolChoice::Switch(false) | ForcedToolChoice::Word(ForcedToolChoiceWord::No) => Forcing::No,
-            ForcedToolChoice::Switch(true) | ForcedToolChoice::Word(ForcedToolChoiceWord::Yes) => Forcing::Yes,
-            ForcedToolChoice::Word(ForcedToolChoiceWord::WithoutThinking) => Forcing::WithoutThinking,
+            ForcedToolChoice::Switch(false) | ForcedToolChoice::Word(ForcedToolChoiceWord::No) => {
+                Forcing::No
+            }
+            ForcedToolChoice::Switch(true) | ForcedToolChoice::Word(ForcedToolChoiceWord::Yes) => {
+                Forcing::Yes
+            }
+            ForcedToolChoice::Word(ForcedToolChoiceWord::WithoutThinking) => {
+                Forcing::WithoutThinking
+            }
         }),
         named_tool_choice: row.named_tool_choice,
         parallel_switch: row.parallel_switch,

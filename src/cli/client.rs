@@ -1,4 +1,5 @@
-//! The one way from the command line to the API: over the network, or to the service in this process.
+//! The one way from the command line to the API: over the network, or to the service in this
+//! process.
 //!
 //! Both answer the same JSON and the same problems to the same paths, so commands do not know which
 //! it is. What a refusal means is the server's to say; what to do about it is said here.
@@ -33,7 +34,8 @@ const SILENCE: Duration = Duration::from_mins(1);
 /// Which service is asked.
 #[derive(Debug, Clone, Args)]
 pub(super) struct TargetArgs {
-    /// A running service, e.g. http://127.0.0.1:8080 [default: work in this process, on the configured database]
+    /// A running service, e.g. http://127.0.0.1:8080 [default: work in this process, on the
+    /// configured database]
     #[arg(long, value_name = "URL", env = "TOOLLOOP_SERVER", hide_env_values = true)]
     server: Option<String>,
     /// The API key for --server
@@ -56,7 +58,9 @@ impl TargetArgs {
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
     /// Nothing answers at that address, or the connection broke.
-    #[error("{address} cannot be reached: {reason}\n  Is the service running there? `toolloop serve` starts one.")]
+    #[error(
+        "{address} cannot be reached: {reason}\n  Is the service running there? `toolloop serve` starts one."
+    )]
     Unreachable {
         /// Where.
         address: String,
@@ -100,12 +104,24 @@ struct Fault {
 fn refusal(refusal: &Refusal) -> String {
     let mut lines = vec![harmless(refusal.detail.trim_end_matches('.')).into_owned()];
     if refusal.errors.len() > 1 {
-        lines.extend(refusal.errors.iter().map(|e| format!("  {} {}", harmless(&e.pointer), harmless(&e.message))));
+        lines.extend(
+            refusal
+                .errors
+                .iter()
+                .map(|e| format!("  {} {}", harmless(&e.pointer), harmless(&e.message))),
+        );
     }
     let advice = match refusal.code.as_str() {
-        "UNAUTHENTICATED" => "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` makes one.".to_owned(),
-        "FORBIDDEN" => "  Use a key that has it: `toolloop keys create --name … --scope …`.".to_owned(),
-        "RATE_LIMITED" | "OVERLOADED" | "DRAINING" | "STORE_UNAVAILABLE" => "  Try again in a moment.".to_owned(),
+        "UNAUTHENTICATED" => {
+            "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` makes one."
+                .to_owned()
+        }
+        "FORBIDDEN" => {
+            "  Use a key that has it: `toolloop keys create --name … --scope …`.".to_owned()
+        }
+        "RATE_LIMITED" | "OVERLOADED" | "DRAINING" | "STORE_UNAVAILABLE" => {
+            "  Try again in a moment.".to_owned()
+        }
         "INTERNAL" => match &refusal.request_id {
             Some(id) => format!("  The service's log says why, under request id {}.", harmless(id)),
             None => "  The service's log says why.".to_owned(),
@@ -132,9 +148,13 @@ pub(super) struct Remote {
 }
 
 impl Client {
-    /// Opens what the arguments name. `tenant` is whose administrator asks in this process; elsewhere
-    /// the key decides.
-    pub(super) async fn open(target: &TargetArgs, flags: &Flags, tenant: &str) -> anyhow::Result<Self> {
+    /// Opens what the arguments name. `tenant` is whose administrator asks in this process;
+    /// elsewhere the key decides.
+    pub(super) async fn open(
+        target: &TargetArgs,
+        flags: &Flags,
+        tenant: &str,
+    ) -> anyhow::Result<Self> {
         if let Some(server) = target.server() {
             return Ok(Self::Remote(Remote::new(server, target.key())?));
         }
@@ -180,12 +200,17 @@ impl Client {
     }
 
     /// Up to `limit` rows of a list, and the cursor behind them. `path` has a query already.
-    pub(super) async fn list(&self, path: &str, limit: usize) -> Result<(Vec<Value>, Value), ClientError> {
+    pub(super) async fn list(
+        &self,
+        path: &str,
+        limit: usize,
+    ) -> Result<(Vec<Value>, Value), ClientError> {
         const PAGE: usize = 200;
         let (mut rows, mut cursor) = (Vec::new(), Value::Null);
         while rows.len() < limit {
             let size = PAGE.min(limit - rows.len());
-            let after = cursor.as_str().map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
+            let after =
+                cursor.as_str().map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
             let mut page = self.get(&format!("{path}&limit={size}{after}")).await?;
             let Some(Value::Array(data)) = page.get_mut("data").map(Value::take) else {
                 return Err(ClientError::Strange("a list without data".to_owned()));
@@ -199,7 +224,12 @@ impl Client {
         Ok((rows, cursor))
     }
 
-    async fn ask(&self, method: Method, path: &str, body: Option<&Value>) -> Result<Value, ClientError> {
+    async fn ask(
+        &self,
+        method: Method,
+        path: &str,
+        body: Option<&Value>,
+    ) -> Result<Value, ClientError> {
         let bytes = self.send(method, path, body, &[]).await?.into_body().collect().await;
         let bytes = bytes.map_err(|e| self.broken(&e))?.to_bytes();
         if bytes.is_empty() {
@@ -217,7 +247,9 @@ impl Client {
         last_event: Option<i64>,
     ) -> Result<Body, ClientError> {
         let mut headers = vec![(ACCEPT, EVENT_STREAM.to_owned())];
-        headers.extend(last_event.map(|seq| (http::HeaderName::from_static("last-event-id"), seq.to_string())));
+        headers.extend(
+            last_event.map(|seq| (http::HeaderName::from_static("last-event-id"), seq.to_string())),
+        );
         let response = self.send(method, path, body, &headers).await?;
         if response.status() == StatusCode::NO_CONTENT {
             return Err(ClientError::Strange("there are no events behind the last one".to_owned()));
@@ -249,7 +281,11 @@ impl Client {
                 Err(never) => match never {},
             },
         };
-        if response.status().is_success() { Ok(response) } else { Err(self.refused(response).await) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(self.refused(response).await)
+        }
     }
 
     async fn refused(&self, response: Response<Body>) -> ClientError {
@@ -279,7 +315,9 @@ impl ClientError {
     pub(super) fn may_pass(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
-            Self::Refused(refusal) => refusal.status >= 500 || refusal.status == StatusCode::TOO_MANY_REQUESTS,
+            Self::Refused(refusal) => {
+                refusal.status >= 500 || refusal.status == StatusCode::TOO_MANY_REQUESTS
+            }
             Self::Strange(_) => false,
         }
     }
@@ -292,9 +330,14 @@ impl ClientError {
 
 impl Remote {
     fn new(server: &str, key: Option<SecretString>) -> anyhow::Result<Self> {
-        let wrong = |why: &str| UsageError(format!("--server: {server:?} {why}; write e.g. http://127.0.0.1:8080"));
+        let wrong = |why: &str| {
+            UsageError(format!("--server: {server:?} {why}; write e.g. http://127.0.0.1:8080"))
+        };
         let url = Url::parse(server).map_err(|e| wrong(&format!("is not a URL ({e})")))?;
-        if !matches!(url.scheme(), "http" | "https") || url.query().is_some() || url.fragment().is_some() {
+        if !matches!(url.scheme(), "http" | "https")
+            || url.query().is_some()
+            || url.fragment().is_some()
+        {
             return Err(wrong("is not an http or https URL of a service").into());
         }
         if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose_secret()).is_err()) {

@@ -1,8 +1,8 @@
 //! `toolloop doctor`: what is set up and reachable, what is not, and what to do about it.
 //!
-//! Every check says one line and changes nothing: no database is made, no schema brought up to date,
-//! no run started. A warning is something that works and may surprise; only a failure makes the exit
-//! code 1. Secrets are never printed, only whether and where they are set.
+//! Every check says one line and changes nothing: no database is made, no schema brought up to
+//! date, no run started. A warning is something that works and may surprise; only a failure makes
+//! the exit code 1. Secrets are never printed, only whether and where they are set.
 
 mod database;
 mod machine;
@@ -87,7 +87,11 @@ async fn examine(config: &Config) -> Vec<Finding> {
             findings.extend(definitions(config, agents));
             findings.extend(providers::examine(config, agents).await);
         }
-        Err(error) => findings.push(Finding::fail("models", error.to_string(), "correct the section that it names")),
+        Err(error) => findings.push(Finding::fail(
+            "models",
+            error.to_string(),
+            "correct the section that it names",
+        )),
     }
     findings.push(machine::listen(config.server.listen).await);
     findings.extend(access(config, database.has_keys));
@@ -107,13 +111,15 @@ fn configuration(config: &Config) -> Vec<Finding> {
         names => format!("; overridden by {}", names.join(", ")),
     };
     let read = Finding::ok("configuration", format!("{file}{overrides}"));
-    let unused = config.notices.iter().map(|notice| Finding::warn("configuration", notice, "leave it out"));
+    let unused =
+        config.notices.iter().map(|notice| Finding::warn("configuration", notice, "leave it out"));
     std::iter::once(read).chain(unused).collect()
 }
 
 fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
     let dir = config.agents_dir.display();
-    let names: Vec<String> = agents.agents().iter().map(|agent| agent.definition.name.clone()).collect();
+    let names: Vec<String> =
+        agents.agents().iter().map(|agent| agent.definition.name.clone()).collect();
     let loaded = if names.is_empty() {
         Finding::warn(
             "agents",
@@ -152,23 +158,29 @@ fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
         }
         (Some(_), _) => Finding::ok("administrator", "TOOLLOOP_ADMIN_KEY is set"),
         (None, Some(true)) => Finding::ok("administrator", "the database holds keys"),
-        (None, Some(false)) => {
-            Finding::ok("administrator", "no key yet: the first `toolloop serve` makes one and prints it once")
-        }
+        (None, Some(false)) => Finding::ok(
+            "administrator",
+            "no key yet: the first `toolloop serve` makes one and prints it once",
+        ),
         (None, None) => Finding::ok("administrator", "unknown: the database was not asked"),
     };
     vec![Finding::ok("authentication", "API keys"), key]
 }
 
 fn text(findings: &[Finding]) -> String {
-    let width = findings.iter().map(|finding| finding.check.chars().count()).max().unwrap_or_default();
+    let width =
+        findings.iter().map(|finding| finding.check.chars().count()).max().unwrap_or_default();
     let line = |finding: &Finding| {
         let status = match finding.status {
             Health::Ok => "ok  ",
             Health::Warn => "warn",
             Health::Fail => "FAIL",
         };
-        let next = finding.next.as_ref().map(|next| format!("\n      {:<width$}  → {next}", "")).unwrap_or_default();
+        let next = finding
+            .next
+            .as_ref()
+            .map(|next| format!("\n      {:<width$}  → {next}", ""))
+            .unwrap_or_default();
         format!("{status}  {:<width$}  {}{next}", finding.check, finding.detail)
     };
     findings.iter().map(line).collect::<Vec<_>>().join("\n")
@@ -183,7 +195,11 @@ mod tests {
         let findings = [
             Finding::ok("configuration", "toolloop.toml; overridden by --listen"),
             Finding::warn("model openai", "OPENAI_API_KEY is not set", "export OPENAI_API_KEY=…"),
-            Finding::fail("listen", "127.0.0.1:80: permission denied", "choose another with --listen"),
+            Finding::fail(
+                "listen",
+                "127.0.0.1:80: permission denied",
+                "choose another with --listen",
+            ),
         ];
         insta::assert_snapshot!(text(&findings));
     }

@@ -70,7 +70,10 @@ impl<'c> Following<'c> {
         match client.stream(Method::POST, path, Some(body), None).await {
             Ok(stream) => following.attach(stream),
             // It may have arrived; if it has, the run is there.
-            Err(lost @ ClientError::Unreachable { sent: true, .. }) => match following.connect().await {
+            Err(lost @ ClientError::Unreachable { sent: true, .. }) => match following
+                .connect()
+                .await
+            {
                 Err(ClientError::Refused(refusal)) if refusal.status == 404 => return Err(lost),
                 other => other?,
             },
@@ -93,7 +96,8 @@ impl<'c> Following<'c> {
             };
             match stream.next().await {
                 Some(Ok(bytes)) => {
-                    let read = parser.push(&bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
+                    let read =
+                        parser.push(&bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
                     self.ready.extend(read);
                 }
                 Some(Err(_)) | None => self.stream = None,
@@ -107,14 +111,15 @@ impl<'c> Following<'c> {
         if seq <= self.seen {
             return Ok(None);
         }
-        let event = serde_json::from_str(&message.data).map_err(|e| ClientError::Strange(e.to_string()))?;
+        let event =
+            serde_json::from_str(&message.data).map_err(|e| ClientError::Strange(e.to_string()))?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
         Ok(Some(Entry(event)))
     }
 
-    /// Tries once, after a pause unless it is the first time. A service that was there before may be
-    /// away for a while.
+    /// Tries once, after a pause unless it is the first time. A service that was there before may
+    /// be away for a while.
     async fn reconnect(&mut self) -> Result<(), ClientError> {
         tokio::time::sleep(self.pause).await;
         let was_there = !self.pause.is_zero();

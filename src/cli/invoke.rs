@@ -158,7 +158,8 @@ async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Va
 /// Asks for the end of the run, unless a second interrupt comes first.
 async fn cancel(client: &Client, run_id: Uuid, interrupts: &mut Signal, progress: &Progress) {
     progress.say("cancelling the run; Ctrl-C again leaves at once");
-    let (path, reason) = (format!("/runs/{run_id}/cancel"), json!({"reason": "interrupted at the terminal"}));
+    let (path, reason) =
+        (format!("/runs/{run_id}/cancel"), json!({"reason": "interrupted at the terminal"}));
     tokio::select! {
         asked = client.post(&path, &reason) => {
             if let Err(error) = asked {
@@ -181,7 +182,9 @@ async fn explained(client: &Client, agent: &str, error: ClientError) -> anyhow::
         return error.into();
     }
     let names = match client.list("/agents?", usize::MAX).await {
-        Ok((agents, _)) => agents.iter().filter_map(|a| a.get("name")?.as_str().map(str::to_owned)).collect(),
+        Ok((agents, _)) => {
+            agents.iter().filter_map(|a| a.get("name")?.as_str().map(str::to_owned)).collect()
+        }
         Err(_) => Vec::new(),
     };
     let hint = if names.is_empty() {
@@ -197,14 +200,19 @@ pub(super) fn exit_code(answer: &Value) -> ExitCode {
     match answer.get("status").and_then(Value::as_str) {
         Some("completed") => ExitCode::SUCCESS,
         Some("cancelled") => ExitCode::from(INTERRUPTED),
-        Some("awaiting_approval" | "awaiting_tool_results" | "needs_review") => ExitCode::from(WAITING),
+        Some("awaiting_approval" | "awaiting_tool_results" | "needs_review") => {
+            ExitCode::from(WAITING)
+        }
         _ => ExitCode::from(1),
     }
 }
 
 /// Text as text, anything else as indented JSON.
 pub(super) fn for_a_person(output: &Value) -> String {
-    let text = output.as_object().filter(|object| object.len() == 1).and_then(|object| object.get("result")?.as_str());
+    let text = output
+        .as_object()
+        .filter(|object| object.len() == 1)
+        .and_then(|object| object.get("result")?.as_str());
     match text {
         Some(text) => harmless(text).into_owned(),
         None => harmless(&format!("{output:#}")).into_owned(),
@@ -221,7 +229,8 @@ pub(super) fn parse_inputs(object: Option<&str>, pairs: &[String]) -> anyhow::Re
         Some(Err(error)) => return Err(wrong(format!("--inputs: not JSON: {error}"))),
     };
     for pair in pairs {
-        let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !matches!(*key, "" | ":")) else {
+        let Some((key, value)) = pair.split_once('=').filter(|(key, _)| !matches!(*key, "" | ":"))
+        else {
             return Err(wrong(format!("--input: {pair:?} is neither KEY=TEXT nor KEY:=JSON")));
         };
         let (key, value) = match key.strip_suffix(':') {

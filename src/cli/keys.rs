@@ -69,7 +69,9 @@ pub(super) struct AccessArgs {
 impl KeysCommand {
     fn access(&self) -> &AccessArgs {
         match self {
-            Self::Create { access, .. } | Self::List { access } | Self::Revoke { access, .. } => access,
+            Self::Create { access, .. } | Self::List { access } | Self::Revoke { access, .. } => {
+                access
+            }
         }
     }
 
@@ -78,21 +80,24 @@ impl KeysCommand {
         let wrong = |message: String| Err(UsageError(message));
         let AccessArgs { tenant, target, .. } = self.access();
         if let Some(tenant) = tenant.as_ref().filter(|tenant| !is_tenant(tenant)) {
-            return wrong(format!("--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$"));
+            return wrong(format!(
+                "--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$"
+            ));
         }
         match self {
             Self::Create { scopes, .. } => match scopes.iter().find(|scope| !is_scope(scope)) {
-                Some(scope) => {
-                    wrong(format!("--scope: there is no {scope:?}; there are {} and tools:<name>", SCOPES.join(", ")))
-                }
+                Some(scope) => wrong(format!(
+                    "--scope: there is no {scope:?}; there are {} and tools:<name>",
+                    SCOPES.join(", ")
+                )),
                 None => Ok(()),
             },
             _ if tenant.is_some() && target.server().is_some() => {
                 wrong("--tenant: with --server the key decides whose keys are seen".to_owned())
             }
-            Self::Revoke { id, .. } if !is_id(id) => {
-                wrong(format!("{id:?} is not the id of a key: it is the part between tl_ and the secret"))
-            }
+            Self::Revoke { id, .. } if !is_id(id) => wrong(format!(
+                "{id:?} is not the id of a key: it is the part between tl_ and the secret"
+            )),
             _ => Ok(()),
         }
     }
@@ -135,7 +140,9 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
         KeysCommand::Revoke { id, .. } => {
             match client.delete(&format!("/keys/{id}")).await {
                 Err(error) if error.code() == Some("NOT_FOUND") => {
-                    bail!("there is no key {id}\n  `toolloop keys list` shows those that there are");
+                    bail!(
+                        "there is no key {id}\n  `toolloop keys list` shows those that there are"
+                    );
                 }
                 deleted => deleted?,
             };
@@ -151,7 +158,9 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
 }
 
 fn key_table(keys: &[Value], now: DateTime<Utc>) -> String {
-    let text = |key: &Value, field: &str| key.get(field).and_then(Value::as_str).unwrap_or_default().to_owned();
+    let text = |key: &Value, field: &str| {
+        key.get(field).and_then(Value::as_str).unwrap_or_default().to_owned()
+    };
     let row = |key: &Value| {
         let expired = text(key, "expires_at").parse::<DateTime<Utc>>().is_ok_and(|end| end <= now);
         let state = if key.get("revoked_at").is_some_and(|at| !at.is_null()) {

@@ -213,8 +213,14 @@ fn check(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
     if json {
         output::print_json(&json!({ "problems": problems }))?;
     } else if problems.is_empty() {
-        let file = config.file.as_ref().map_or("built-in settings".into(), |file| file.display().to_string());
-        output::print(&format!("{file} and the agents in {} are in order.", config.agents_dir.display()))?;
+        let file = config
+            .file
+            .as_ref()
+            .map_or("built-in settings".into(), |file| file.display().to_string());
+        output::print(&format!(
+            "{file} and the agents in {} are in order.",
+            config.agents_dir.display()
+        ))?;
     } else {
         output::print(&problems.join("\n"))?;
     }

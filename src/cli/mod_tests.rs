@@ -17,7 +17,8 @@ fn serving_is_the_default_and_flags_stand_anywhere() {
     assert!(bare.command.is_none());
     assert_eq!(bare.settings.listen.as_deref(), Some("127.0.0.1:1"));
     assert_eq!(bare.settings.log_format, LogFormat::Text);
-    let full = parse("toolloop serve --database-url sqlite://x --agents-dir a --log-format json").unwrap();
+    let full =
+        parse("toolloop serve --database-url sqlite://x --agents-dir a --log-format json").unwrap();
     assert!(matches!(full.command, Some(Command::Serve)));
     assert_eq!(full.settings.database_url.as_deref(), Some("sqlite://x"));
     assert_eq!(full.settings.agents_dir.as_deref(), Some("a"));
@@ -51,21 +52,32 @@ fn what_is_no_command_line() {
 
 #[test]
 fn keys_take_many_scopes() {
-    let cli = parse("toolloop keys create --name ci --scope runs:read --scope tools:file_ops --json").unwrap();
-    let Some(Command::Keys(keys::KeysCommand::Create { scopes, .. })) = cli.command else { panic!("not keys create") };
+    let cli =
+        parse("toolloop keys create --name ci --scope runs:read --scope tools:file_ops --json")
+            .unwrap();
+    let Some(Command::Keys(keys::KeysCommand::Create { scopes, .. })) = cli.command else {
+        panic!("not keys create")
+    };
     assert_eq!(scopes, ["runs:read", "tools:file_ops"]);
 }
 
 #[test]
 fn inputs_are_merged() {
     let pairs = |list: &[&str]| list.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();
-    let inputs = invoke::parse_inputs(Some(r#"{"a": 1, "b": 2}"#), &pairs(&["b=3", "c:=[1]", "d=x=y"])).unwrap();
+    let inputs =
+        invoke::parse_inputs(Some(r#"{"a": 1, "b": 2}"#), &pairs(&["b=3", "c:=[1]", "d=x=y"]))
+            .unwrap();
     assert_eq!(inputs, json!({"a": 1, "b": "3", "c": [1], "d": "x=y"}));
     assert_eq!(invoke::parse_inputs(None, &[]).unwrap(), json!({}));
-    for (object, pair) in
-        [(Some("[]"), None), (Some("{"), None), (None, Some("a")), (None, Some("=b")), (None, Some("a:=x"))]
-    {
-        let error = invoke::parse_inputs(object, &pairs(&pair.into_iter().collect::<Vec<_>>())).unwrap_err();
+    for (object, pair) in [
+        (Some("[]"), None),
+        (Some("{"), None),
+        (None, Some("a")),
+        (None, Some("=b")),
+        (None, Some("a:=x")),
+    ] {
+        let error = invoke::parse_inputs(object, &pairs(&pair.into_iter().collect::<Vec<_>>()))
+            .unwrap_err();
         assert!(error.is::<UsageError>(), "{error}");
     }
 }
@@ -85,7 +97,8 @@ fn help() {
 fn collect_help(command: &mut clap::Command, pages: &mut Vec<String>) {
     for subcommand in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
         let page = subcommand.render_help().to_string();
-        let paragraphs: Vec<&str> = page.split("\n\n").filter(|part| !part.starts_with("Settings:")).collect();
+        let paragraphs: Vec<&str> =
+            page.split("\n\n").filter(|part| !part.starts_with("Settings:")).collect();
         pages.push(paragraphs.join("\n\n"));
         collect_help(subcommand, pages);
     }

@@ -1,5 +1,5 @@
-//! `toolloop models`: the model providers that are configured, the models that agents use, what they cost
-//! and what they can be asked for.
+//! `toolloop models`: the model providers that are configured, the models that agents use, what
+//! they cost and what they can be asked for.
 //!
 //! Tells whether a key is set, never the key. Whether a provider answers is `doctor`'s to find out.
 
@@ -25,25 +25,33 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
         }
     }
     let router = app::router(config)?;
-    let rows = || capabilities::shipped().map(|(kind, pattern, row)| (json!(kind), pattern, json!(row)));
+    let rows =
+        || capabilities::shipped().map(|(kind, pattern, row)| (json!(kind), pattern, json!(row)));
     if as_json {
-        let providers: Vec<Value> = config.models.iter().map(|(name, model)| provider_json(name, model)).collect();
-        let models: Vec<Value> = users.iter().map(|(model, agents)| model_json(&router, model, agents)).collect();
+        let providers: Vec<Value> =
+            config.models.iter().map(|(name, model)| provider_json(name, model)).collect();
+        let models: Vec<Value> =
+            users.iter().map(|(model, agents)| model_json(&router, model, agents)).collect();
         let shipped: Vec<Value> =
             rows().map(|(kind, pattern, row)| json!({"kind": kind, "pattern": pattern, "capabilities": row})).collect();
-        return Ok(print_json(&json!({"providers": providers, "models": models, "shipped": shipped}))?);
+        return Ok(print_json(
+            &json!({"providers": providers, "models": models, "shipped": shipped}),
+        )?);
     }
-    let providers: Vec<Vec<String>> = config.models.iter().map(|(name, model)| provider_row(name, model)).collect();
+    let providers: Vec<Vec<String>> =
+        config.models.iter().map(|(name, model)| provider_row(name, model)).collect();
     print(&table(&["PROVIDER", "KIND", "KEY", "TIMEOUT", "RETRIES", "AT"], &providers))?;
     if !users.is_empty() {
-        let models: Vec<Vec<String>> = users.iter().map(|(model, agents)| model_row(&router, model, agents)).collect();
+        let models: Vec<Vec<String>> =
+            users.iter().map(|(model, agents)| model_row(&router, model, agents)).collect();
         print(&format!("\n{}", table(&["MODEL", "INPUT $/M", "OUTPUT $/M", "AGENTS"], &models)))?;
     }
     let used = users.keys().filter_map(|model| {
         let route = router.resolve(model).ok()?;
         Some(capability_row(model.clone(), &json!(route.capabilities)))
     });
-    let shipped = rows().map(|(kind, pattern, row)| capability_row(format!("{}: {pattern}", text(&kind)), &row));
+    let shipped = rows()
+        .map(|(kind, pattern, row)| capability_row(format!("{}: {pattern}", text(&kind)), &row));
     print(&format!("\n{}", table(&CAPABILITIES, &used.chain(shipped).collect::<Vec<_>>())))?;
     Ok(())
 }
@@ -94,7 +102,9 @@ fn model_json(router: &Router, model: &str, agents: &[String]) -> Value {
 
 fn model_row(router: &Router, model: &str, agents: &[String]) -> Vec<String> {
     let price = router.resolve(model).ok().and_then(|route| route.price);
-    let cell = |part: fn(Price) -> u64| price.map_or_else(|| "-".to_owned(), |price| dollars(part(price)).to_string());
+    let cell = |part: fn(Price) -> u64| {
+        price.map_or_else(|| "-".to_owned(), |price| dollars(part(price)).to_string())
+    };
     vec![model.to_owned(), cell(|price| price.input), cell(|price| price.output), agents.join(" ")]
 }
 
@@ -130,15 +140,30 @@ fn provider_row(name: &str, model: &Model) -> Vec<String> {
     match model {
         Model::Scripted { dir } => {
             let place = dir.display().to_string();
-            vec![name.to_owned(), "scripted".into(), "none".into(), String::new(), String::new(), place]
+            vec![
+                name.to_owned(),
+                "scripted".into(),
+                "none".into(),
+                String::new(),
+                String::new(),
+                place,
+            ]
         }
         Model::Server(model) => {
             let key = match (key_state(model), &model.api_key_env) {
                 ("not set", Some(variable)) => format!("not set: {variable}"),
                 (state, _) => state.to_owned(),
             };
-            let (timeout, retries) = (format!("{:?}", model.timeout), model.max_retries.to_string());
-            vec![name.to_owned(), model.api.as_str().into(), key, timeout, retries, model.base_url.clone()]
+            let (timeout, retries) =
+                (format!("{:?}", model.timeout), model.max_retries.to_string());
+            vec![
+                name.to_owned(),
+                model.api.as_str().into(),
+                key,
+                timeout,
+                retries,
+                model.base_url.clone(),
+            ]
         }
     }
 }

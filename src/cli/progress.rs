@@ -1,8 +1,8 @@
 //! What a person sees of a run while it happens.
 //!
-//! On a terminal one line that changes, and a line that stays for each tool call and each thing that
-//! went wrong; elsewhere plain lines. Events that this version does not know are passed over, so an
-//! older command line can watch a newer service.
+//! On a terminal one line that changes, and a line that stays for each tool call and each thing
+//! that went wrong; elsewhere plain lines. Events that this version does not know are passed over,
+//! so an older command line can watch a newer service.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -103,7 +103,9 @@ impl Standing {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
             RunEvent::ModelResponded(r) => self.took(&r.usage),
-            RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => self.took(&call.usage),
+            RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
+                self.took(&call.usage)
+            }
             RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
             RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,
             _ => {}
@@ -140,13 +142,18 @@ pub(super) fn describe(event: &Event) -> Option<String> {
     Some(match &event.what {
         RunEvent::RunStarted { warnings, .. } => {
             let mut lines = vec![format!("run {}", event.run_id)];
-            lines.extend(warnings.iter().map(|warning| format!("  warning: {}", one_line(warning, REASON))));
+            lines.extend(
+                warnings.iter().map(|warning| format!("  warning: {}", one_line(warning, REASON))),
+            );
             lines.join("\n")
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
-        RunEvent::IterationStarted { attempt, iteration, .. } => format!("attempt {attempt}, iteration {iteration}"),
+        RunEvent::IterationStarted { attempt, iteration, .. } => {
+            format!("attempt {attempt}, iteration {iteration}")
+        }
         RunEvent::ModelResponded(r) => {
-            let cost = r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
+            let cost =
+                r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
             let mut line = format!(
                 "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
                 harmless(&r.provider),
@@ -156,11 +163,19 @@ pub(super) fn describe(event: &Event) -> Option<String> {
                 r.latency_ms,
                 r.message.tool_calls.len()
             );
-            line.extend(r.warnings.iter().map(|warning| format!("\n  warning: {}", one_line(warning, REASON))));
+            line.extend(
+                r.warnings
+                    .iter()
+                    .map(|warning| format!("\n  warning: {}", one_line(warning, REASON))),
+            );
             line
         }
-        RunEvent::ToolChoiceUnmet { prompt: Some(_), .. } => "  no tool call: asked for once more".to_owned(),
-        RunEvent::ToolChoiceUnmet { warning: Some(warning), .. } => format!("  warning: {}", one_line(warning, REASON)),
+        RunEvent::ToolChoiceUnmet { prompt: Some(_), .. } => {
+            "  no tool call: asked for once more".to_owned()
+        }
+        RunEvent::ToolChoiceUnmet { warning: Some(warning), .. } => {
+            format!("  warning: {}", one_line(warning, REASON))
+        }
         RunEvent::ToolCallCompleted(c) => {
             let outcome = if c.failure.is_some() { "failed" } else { "ok" };
             format!("  {}: {outcome}, {} ms", one_line(&c.tool, 60), c.duration_ms)
@@ -174,30 +189,43 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         RunEvent::ApprovalResolved(resolved) => {
             let by = resolved.decided_by.as_deref().unwrap_or("nobody in time");
-            let why = resolved.reason.as_ref().map(|why| format!(": {}", one_line(why, REASON))).unwrap_or_default();
+            let why = resolved
+                .reason
+                .as_ref()
+                .map(|why| format!(": {}", one_line(why, REASON)))
+                .unwrap_or_default();
             format!("  {} answered by {}{why}", resolved.kind.as_str(), one_line(by, 60))
         }
         RunEvent::ValidationFailed { attempt, errors, .. } => {
             let mut lines = vec![format!("attempt {attempt} was not accepted")];
-            lines.extend(
-                errors.iter().map(|e| format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))),
-            );
+            lines.extend(errors.iter().map(|e| {
+                format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))
+            }));
             lines.join("\n")
         }
         RunEvent::ContextCompacted(c) => {
             let turns = c.summary.as_ref().map_or(0, |summary| summary.turns);
             let (before, after, results) = (c.tokens_before, c.tokens_after, c.cleared.len());
-            format!("  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised")
+            format!(
+                "  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised"
+            )
         }
         RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
             format!("  no usable decision: {}", one_line(&failed.error, REASON))
         }
         RunEvent::RunCancelRequested { reason } => {
-            let reason = reason.as_ref().map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default();
+            let reason = reason
+                .as_ref()
+                .map(|reason| format!(": {}", one_line(reason, REASON)))
+                .unwrap_or_default();
             format!("cancel requested{reason}")
         }
         RunEvent::RunCompleted(end) | RunEvent::RunFailed(end) | RunEvent::RunCancelled(end) => {
-            let reason = end.outcome.error().map(|e| format!(": {}", one_line(&e.message, REASON))).unwrap_or_default();
+            let reason = end
+                .outcome
+                .error()
+                .map(|e| format!(": {}", one_line(&e.message, REASON)))
+                .unwrap_or_default();
             format!("{} after {} ms{reason}", end.outcome.status().as_str(), end.latency_ms)
         }
         _ => return None,

@@ -25,14 +25,20 @@ fn completed(failure: Option<&str>) -> Value {
 #[test]
 fn an_event_is_one_thing_to_say() {
     let line = |event: &Value| describe(&known(event).unwrap_or_else(|| panic!("{event}")));
-    assert_eq!(line(&completed(Some("timeout"))).as_deref(), Some("  file_ops\\u{1b}[2J: failed, 12 ms"));
+    assert_eq!(
+        line(&completed(Some("timeout"))).as_deref(),
+        Some("  file_ops\\u{1b}[2J: failed, 12 ms")
+    );
     assert_eq!(line(&completed(None)).as_deref(), Some("  file_ops\\u{1b}[2J: ok, 12 ms"));
     assert_eq!(line(&responded(3, None)).as_deref(), Some("  p/m: 4 tokens, 5 ms, 0 tool call(s)"));
     assert_eq!(line(&event("run.queued", &json!({}))), None);
     let end = json!({"status": "cancelled", "error": {"code": "EXECUTION_CANCELLED", "message": "Over.", "context": {}},
         "raw_response": "", "latency_ms": 7, "run": {"run_id": "x", "status": "cancelled"}});
     assert_eq!(line(&event("run.cancelled", &end)).as_deref(), Some("cancelled after 7 ms: Over."));
-    assert!(known(&event("run.teleported", &json!({}))).is_none(), "a newer service's event is passed over");
+    assert!(
+        known(&event("run.teleported", &json!({}))).is_none(),
+        "a newer service's event is passed over"
+    );
 }
 
 #[test]
@@ -47,7 +53,13 @@ fn the_changing_line_tells_where_the_run_stands() {
     assert_eq!(see(&responded(10, None)), "attempt 2, iteration 3 · model · 11 tokens");
     let call = json!({"call_id": uuid::Uuid::nil(), "tool": "file_ops", "effect": "read", "effect_key": "k",
         "decision": "allowed", "reason": null});
-    assert_eq!(see(&event("tool_call.started", &call)), "attempt 2, iteration 3 · file_ops · 11 tokens");
+    assert_eq!(
+        see(&event("tool_call.started", &call)),
+        "attempt 2, iteration 3 · file_ops · 11 tokens"
+    );
     see(&completed(None));
-    assert_eq!(see(&responded(20, Some(1_500_042))), "attempt 2, iteration 3 · model · 32 tokens · $1.500042");
+    assert_eq!(
+        see(&responded(20, Some(1_500_042))),
+        "attempt 2, iteration 3 · model · 32 tokens · $1.500042"
+    );
 }

@@ -57,24 +57,36 @@ fn fields(run: &Value) -> String {
     add("Agent", format!("{} {}", text(run, "/agent"), text(run, "/agent_version")));
     let reason = text(run, "/termination_reason");
     let status = text(run, "/status");
-    add("Status", if reason.is_empty() || reason == status { status } else { format!("{status}: {reason}") });
+    add(
+        "Status",
+        if reason.is_empty() || reason == status { status } else { format!("{status}: {reason}") },
+    );
     if run.get("error").is_some_and(|error| !error.is_null()) {
         add("Error", format!("{}: {}", text(run, "/error/code"), text(run, "/error/message")));
     }
     add("Model", text(run, "/model"));
-    let cost = run.pointer("/usage/cost_usd").and_then(Value::as_f64).map(|usd| format!(", ${usd:.6}"));
+    let cost =
+        run.pointer("/usage/cost_usd").and_then(Value::as_f64).map(|usd| format!(", ${usd:.6}"));
     let (input, output) = (text(run, "/usage/input_tokens"), text(run, "/usage/output_tokens"));
     let cost = cost.unwrap_or_default();
     add("Tokens", format!("{} ({input} in, {output} out{cost})", text(run, "/tokens_used")));
     let (attempts, iterations) = (text(run, "/attempts"), text(run, "/iterations"));
-    add("Loop", format!("{attempts} attempts, {iterations} iterations, {} tool calls", text(run, "/tool_calls_made")));
+    add(
+        "Loop",
+        format!(
+            "{attempts} attempts, {iterations} iterations, {} tool calls",
+            text(run, "/tool_calls_made")
+        ),
+    );
     add("Created", time(run, "/created_at"));
     add("Started", time(run, "/started_at"));
     add("Finished", time(run, "/finished_at"));
     add("Duration", duration(run, "/latency_ms"));
     add("Session", text(run, "/session_id"));
     add("Parent", text(run, "/parent_run_id"));
-    for (name, pointer) in [("Metadata", "/metadata"), ("Overrides", "/overrides"), ("Inputs", "/inputs")] {
+    for (name, pointer) in
+        [("Metadata", "/metadata"), ("Overrides", "/overrides"), ("Inputs", "/inputs")]
+    {
         add(name, object(run, pointer));
     }
     for warning in list(run, "/warnings") {
@@ -93,7 +105,8 @@ pub(super) fn pending_text(run: &Value) -> String {
     for call in list(run, "/pending") {
         lines.push(format!("  {}", one_line(&pending_line(call), usize::MAX)));
         let reason = text(call, "/reason");
-        lines.extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
+        lines
+            .extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
         if matches!(text(call, "/kind").as_str(), "approval" | "escalation") {
             lines.push(format!("    toolloop runs approve {id} {}", text(call, "/call_id")));
         }
@@ -102,7 +115,12 @@ pub(super) fn pending_text(run: &Value) -> String {
 }
 
 fn pending_line(call: &Value) -> String {
-    let of = format!("{} of {} {}", text(call, "/kind"), text(call, "/tool"), object(call, "/arguments"));
+    let of = format!(
+        "{} of {} {}",
+        text(call, "/kind"),
+        text(call, "/tool"),
+        object(call, "/arguments")
+    );
     format!("{} ({})", of.trim_end(), text(call, "/call_id"))
 }
 
@@ -126,8 +144,14 @@ fn call_text(call: &Value) -> String {
     let arguments = call.get("arguments").map(Value::to_string).unwrap_or_default();
     let place = format!("{}.{}", text(call, "/attempt"), text(call, "/iteration"));
     let mut lines = vec![
-        format!("{place}  {} {}", one_line(&text(call, "/tool"), 60), one_line(&arguments, PAYLOAD)),
-        format!("     {} {}", text(call, "/state"), duration(call, "/duration_ms")).trim_end().to_owned(),
+        format!(
+            "{place}  {} {}",
+            one_line(&text(call, "/tool"), 60),
+            one_line(&arguments, PAYLOAD)
+        ),
+        format!("     {} {}", text(call, "/state"), duration(call, "/duration_ms"))
+            .trim_end()
+            .to_owned(),
     ];
     let decision = text(call, "/decision");
     if !decision.is_empty() && decision != "allowed" {
@@ -151,7 +175,9 @@ fn text(value: &Value, pointer: &str) -> String {
 
 /// An object that is not empty, as JSON.
 fn object(value: &Value, pointer: &str) -> String {
-    let object = value.pointer(pointer).filter(|value| value.as_object().is_some_and(|object| !object.is_empty()));
+    let object = value
+        .pointer(pointer)
+        .filter(|value| value.as_object().is_some_and(|object| !object.is_empty()));
     object.map(Value::to_string).unwrap_or_default()
 }
 

@@ -124,24 +124,32 @@ fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }
-    let ago =
-        parse_duration(text).ok().and_then(|ago| Utc::now().checked_sub_signed(chrono::Duration::from_std(ago).ok()?));
-    ago.ok_or_else(|| "write a time like 2026-01-31T08:00:00Z, or how long ago it is: 30m, 24h, 7d".to_owned())
+    let ago = parse_duration(text)
+        .ok()
+        .and_then(|ago| Utc::now().checked_sub_signed(chrono::Duration::from_std(ago).ok()?));
+    ago.ok_or_else(|| {
+        "write a time like 2026-01-31T08:00:00Z, or how long ago it is: 30m, 24h, 7d".to_owned()
+    })
 }
 
 pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<ExitCode> {
     let target = match &command {
         RunsCommand::List(args) => &args.target,
-        RunsCommand::Show(run) | RunsCommand::Watch(run) | RunsCommand::Cancel { run, .. } => &run.target,
+        RunsCommand::Show(run) | RunsCommand::Watch(run) | RunsCommand::Cancel { run, .. } => {
+            &run.target
+        }
         RunsCommand::Approve { decision, .. } | RunsCommand::Deny(decision) => &decision.run.target,
     };
-    let query = if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
+    let query =
+        if let RunsCommand::List(args) = &command { list_query(args)? } else { String::new() };
     let client = Client::open(target, flags, DEFAULT_TENANT).await?;
     let outcome = match &command {
         RunsCommand::List(args) => list(&client, args, &query).await,
         RunsCommand::Show(run) => show(&client, run).await,
         RunsCommand::Watch(run) => watch(&client, run).await,
-        RunsCommand::Approve { decision, arguments } => decide(&client, decision, "approve", arguments.as_ref()).await,
+        RunsCommand::Approve { decision, arguments } => {
+            decide(&client, decision, "approve", arguments.as_ref()).await
+        }
         RunsCommand::Deny(decision) => decide(&client, decision, "deny", None).await,
         RunsCommand::Cancel { run, reason } => cancel(&client, run, reason.as_deref()).await,
     };
@@ -152,7 +160,9 @@ pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<
 fn list_query(args: &ListArgs) -> Result<String, UsageError> {
     let mut query = Serializer::new(String::new());
     let times = [("created_after", args.since), ("created_before", args.until)];
-    let times = times.map(|(name, time)| (name, time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true))));
+    let times = times.map(|(name, time)| {
+        (name, time.map(|time| time.to_rfc3339_opts(SecondsFormat::Micros, true)))
+    });
     for (name, value) in times {
         query.extend_pairs(value.map(|value| (name, value)));
     }
@@ -167,8 +177,9 @@ fn list_query(args: &ListArgs) -> Result<String, UsageError> {
         query.extend_pairs(value.as_ref().map(|value| (name, value)));
     }
     for label in &args.metadata {
-        let (key, value) =
-            label.split_once('=').ok_or_else(|| UsageError(format!("--metadata: {label:?} is not KEY=VALUE")))?;
+        let (key, value) = label
+            .split_once('=')
+            .ok_or_else(|| UsageError(format!("--metadata: {label:?} is not KEY=VALUE")))?;
         query.append_pair(&format!("metadata.{key}"), value);
     }
     Ok(query.finish())
@@ -188,7 +199,8 @@ async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<E
 
 async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
     let mut run = client.get(&format!("/runs/{}", args.id)).await?;
-    let (iterations, _) = client.list(&format!("/runs/{}/iterations?", args.id), usize::MAX).await?;
+    let (iterations, _) =
+        client.list(&format!("/runs/{}/iterations?", args.id), usize::MAX).await?;
     let (calls, _) = client.list(&format!("/runs/{}/tool-calls?", args.id), usize::MAX).await?;
     if args.output.json {
         run["parts"] = json!({"iterations": iterations, "tool_calls": calls});
@@ -214,11 +226,16 @@ async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
 /// Number, time, type, and what there is to say.
 fn event_line(event: &Value) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
-    let time = DateTime::parse_from_rfc3339(text("at")).map(|at| at.format("%H:%M:%S%.3f").to_string());
+    let time =
+        DateTime::parse_from_rfc3339(text("at")).map(|at| at.format("%H:%M:%S%.3f").to_string());
     let seq = event.get("seq").and_then(Value::as_i64).unwrap_or_default();
     let said = known(event).and_then(|event| describe(&event)).unwrap_or_default();
     let said = said.trim().replace('\n', "; ");
-    let shown = format!("{seq:>4}  {}  {:<22}  {said}", time.unwrap_or_default(), one_line(text("type"), 40));
+    let shown = format!(
+        "{seq:>4}  {}  {:<22}  {said}",
+        time.unwrap_or_default(),
+        one_line(text("type"), 40)
+    );
     shown.trim_end().to_owned()
 }
 
@@ -229,7 +246,9 @@ async fn decide(
     arguments: Option<&Value>,
 ) -> anyhow::Result<ExitCode> {
     let mut body = json!({});
-    for (field, value) in [("reason", args.reason.clone().map(Value::from)), ("arguments", arguments.cloned())] {
+    for (field, value) in
+        [("reason", args.reason.clone().map(Value::from)), ("arguments", arguments.cloned())]
+    {
         if let Some(value) = value {
             body[field] = value;
         }
@@ -243,8 +262,12 @@ async fn decide(
     let waiting = pending_text(&run);
     print(&match (waiting.is_empty(), client) {
         (false, _) => format!("Taken. The run still waits:\n{waiting}"),
-        (true, Client::Local(_)) => format!("Taken. Run {id} goes on when the service runs: `toolloop serve`."),
-        (true, Client::Remote(_)) => format!("Taken. Run {id} goes on: `toolloop runs watch {id}`."),
+        (true, Client::Local(_)) => {
+            format!("Taken. Run {id} goes on when the service runs: `toolloop serve`.")
+        }
+        (true, Client::Remote(_)) => {
+            format!("Taken. Run {id} goes on: `toolloop runs watch {id}`.")
+        }
     })?;
     Ok(ExitCode::SUCCESS)
 }
@@ -258,7 +281,9 @@ async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow
     }
     print(&match run.get("status").and_then(Value::as_str) {
         Some("cancelled") => format!("Run {} is cancelled.", args.id),
-        Some(status @ ("completed" | "failed")) => format!("Run {} had ended already: {status}.", args.id),
+        Some(status @ ("completed" | "failed")) => {
+            format!("Run {} had ended already: {status}.", args.id)
+        }
         _ => format!("Run {} will end in a moment: `toolloop runs watch {}`.", args.id, args.id),
     })?;
     Ok(ExitCode::SUCCESS)

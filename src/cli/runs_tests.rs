@@ -28,8 +28,10 @@ fn a_table_of_runs() {
 
 #[test]
 fn a_page_of_one_run() {
-    let iterations = [json!({"attempt": 1, "number": 1, "provider": "openai", "model": "gpt-4.1-mini",
-        "finish_reason": "tool_calls", "usage": {"total_tokens": 620}, "latency_ms": 320, "retries": 1})];
+    let iterations = [
+        json!({"attempt": 1, "number": 1, "provider": "openai", "model": "gpt-4.1-mini",
+        "finish_reason": "tool_calls", "usage": {"total_tokens": 620}, "latency_ms": 320, "retries": 1}),
+    ];
     let calls = [
         json!({"attempt": 1, "iteration": 1, "tool": "file_ops", "arguments": {"operation": "list", "path": "."},
             "decision": "allowed", "reason": null, "state": "succeeded", "result": "README.md\ndocs/", "duration_ms": 2}),
@@ -46,15 +48,20 @@ fn a_page_of_one_run() {
 fn a_line_of_an_event() {
     let event = json!({"seq": 12, "type": "iteration.started", "at": "2026-01-02T03:04:05.678901Z",
         "run_id": Uuid::nil(), "data": {"attempt": 1, "iteration": 2}});
-    assert_eq!(event_line(&event), "  12  03:04:05.678  iteration.started       attempt 1, iteration 2");
-    let new =
-        json!({"seq": 13, "type": "scan.warned", "at": "2026-01-02T03:04:06Z", "run_id": Uuid::nil(), "data": {}});
+    assert_eq!(
+        event_line(&event),
+        "  12  03:04:05.678  iteration.started       attempt 1, iteration 2"
+    );
+    let new = json!({"seq": 13, "type": "scan.warned", "at": "2026-01-02T03:04:06Z", "run_id": Uuid::nil(), "data": {}});
     assert_eq!(event_line(&new), "  13  03:04:06.000  scan.warned");
 }
 
 #[test]
 fn times_are_instants_or_ages() {
-    assert_eq!(instant("2026-01-31T09:00:00+01:00").unwrap().to_rfc3339(), "2026-01-31T08:00:00+00:00");
+    assert_eq!(
+        instant("2026-01-31T09:00:00+01:00").unwrap().to_rfc3339(),
+        "2026-01-31T08:00:00+00:00"
+    );
     let day = chrono::Duration::days(1);
     let earliest = Utc::now() - day;
     let read = instant("24h").unwrap();

@@ -12,7 +12,8 @@ fn validator(what: SchemaCommand) -> Validator {
 }
 
 fn yaml(text: &str) -> Value {
-    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true }).unwrap()
+    serde_saphyr::from_str_with_options(text, serde_saphyr::options! { strict_booleans: true })
+        .unwrap()
 }
 
 /// Every number with bounds beneath a schema, as `(keys, minimum, maximum)`.
@@ -45,8 +46,10 @@ fn every_shipped_agent_fits_and_broken_ones_do_not() {
     let mut fitting = 0;
     for file in agents.read_dir().unwrap() {
         let path = file.unwrap().path();
-        let errors: Vec<_> =
-            schema.iter_errors(&yaml(&std::fs::read_to_string(&path).unwrap())).map(|e| e.to_string()).collect();
+        let errors: Vec<_> = schema
+            .iter_errors(&yaml(&std::fs::read_to_string(&path).unwrap()))
+            .map(|e| e.to_string())
+            .collect();
         assert!(errors.is_empty(), "{}: {errors:?}", path.display());
         fitting += 1;
     }
@@ -71,7 +74,9 @@ fn every_shipped_agent_fits_and_broken_ones_do_not() {
         assert!(!schema.is_valid(&yaml(broken)), "the schema takes {broken}");
         assert!(Agent::from_yaml("ab", broken).is_err(), "the parser takes {broken}");
     }
-    for fine in ["{name: ab, model: m/x}", "{name: ab, model: m/x:y/z, tools: [a], tool_choice: {tool: a}}"] {
+    for fine in
+        ["{name: ab, model: m/x}", "{name: ab, model: m/x:y/z, tools: [a], tool_choice: {tool: a}}"]
+    {
         assert!(schema.is_valid(&yaml(fine)) && Agent::from_yaml("ab", fine).is_ok(), "{fine}");
     }
 }
@@ -89,7 +94,11 @@ fn the_bounds_of_an_agent_are_those_that_are_checked() {
             agent["model"] = "m/x".into();
             let parsed = Agent::from_yaml("ab", &agent.to_string());
             let fits = (min..=max).contains(&number);
-            assert_eq!((schema.is_valid(&agent), parsed.is_ok()), (fits, fits), "{agent}: {parsed:?}");
+            assert_eq!(
+                (schema.is_valid(&agent), parsed.is_ok()),
+                (fits, fits),
+                "{agent}: {parsed:?}"
+            );
         }
     }
 }
@@ -97,11 +106,16 @@ fn the_bounds_of_an_agent_are_those_that_are_checked() {
 #[test]
 fn the_built_in_settings_fit_and_broken_ones_do_not() {
     let schema = validator(SchemaCommand::Config);
-    let read = |text: &str| serde_json::to_value(toml::from_str::<toml::Value>(text).unwrap()).unwrap();
-    let errors: Vec<_> =
-        schema.iter_errors(&read(DEFAULT_TOML)).map(|e| format!("{e} {}", e.instance_path())).collect();
+    let read =
+        |text: &str| serde_json::to_value(toml::from_str::<toml::Value>(text).unwrap()).unwrap();
+    let errors: Vec<_> = schema
+        .iter_errors(&read(DEFAULT_TOML))
+        .map(|e| format!("{e} {}", e.instance_path()))
+        .collect();
     assert!(errors.is_empty(), "{errors:?}");
-    let load = |text: &str| Config::load(Some((Path::new("t.toml"), text)), std::iter::empty(), &Flags::default());
+    let load = |text: &str| {
+        Config::load(Some((Path::new("t.toml"), text)), std::iter::empty(), &Flags::default())
+    };
     for broken in [
         "[server]\nlissen = 1",
         "[server]\nlisten = \"here\"",
@@ -116,7 +130,9 @@ fn the_built_in_settings_fit_and_broken_ones_do_not() {
         assert!(!schema.is_valid(&read(broken)), "the schema takes {broken}");
         assert!(load(broken).is_err(), "the parser takes {broken}");
     }
-    for fine in ["", "[models.openai]\nbase_url = \"http://127.0.0.1:1/v1\"", "[server]\nbody_limit = 2048"] {
+    for fine in
+        ["", "[models.openai]\nbase_url = \"http://127.0.0.1:1/v1\"", "[server]\nbody_limit = 2048"]
+    {
         assert!(schema.is_valid(&read(fine)) && load(fine).is_ok(), "{fine}");
     }
 }
@@ -131,9 +147,18 @@ fn the_bounds_of_settings_are_those_that_are_checked() {
         for number in around(min, max) {
             let settings = nested(&path, number);
             let text = toml::to_string(&settings).unwrap();
-            let loaded = Config::load(Some((Path::new("t.toml"), &text)), std::iter::empty(), &Flags::default());
+            let loaded = Config::load(
+                Some((Path::new("t.toml"), &text)),
+                std::iter::empty(),
+                &Flags::default(),
+            );
             let fits = (min..=max).contains(&number);
-            assert_eq!((schema.is_valid(&settings), loaded.is_ok()), (fits, fits), "{text}: {:?}", loaded.err());
+            assert_eq!(
+                (schema.is_valid(&settings), loaded.is_ok()),
+                (fits, fits),
+                "{text}: {:?}",
+                loaded.err()
+            );
         }
     }
 }

@@ -47,7 +47,11 @@ impl Parser {
             bytes = rest.get(1..).unwrap_or_default();
         }
         self.line.extend_from_slice(bytes);
-        if self.line.len() + self.message.data.len() > MAX_MESSAGE { Err(TooLong) } else { Ok(messages) }
+        if self.line.len() + self.message.data.len() > MAX_MESSAGE {
+            Err(TooLong)
+        } else {
+            Ok(messages)
+        }
     }
 
     fn take_line(&mut self, line: &str) -> Option<Message> {

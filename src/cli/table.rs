@@ -10,14 +10,21 @@ const WIDEST: usize = 60;
 /// Rows beneath a head. Every row has as many cells as the head.
 pub(super) fn table(head: &[&str], rows: &[Vec<String>]) -> String {
     let last = head.len().saturating_sub(1);
-    let cell = |column: usize, text: &str| one_line(text, if column == last { usize::MAX } else { WIDEST });
+    let cell = |column: usize, text: &str| {
+        one_line(text, if column == last { usize::MAX } else { WIDEST })
+    };
     let head: Vec<String> = head.iter().map(|title| (*title).to_owned()).collect();
     let lines: Vec<Vec<String>> = std::iter::once(&head)
         .chain(rows)
         .map(|row| row.iter().enumerate().map(|(column, text)| cell(column, text)).collect())
         .collect();
     let width = |column: usize| {
-        lines.iter().filter_map(|row: &Vec<String>| row.get(column)).map(|cell| cell.chars().count()).max().unwrap_or(0)
+        lines
+            .iter()
+            .filter_map(|row: &Vec<String>| row.get(column))
+            .map(|cell| cell.chars().count())
+            .max()
+            .unwrap_or(0)
     };
     let widths: Vec<usize> = (0..=last).map(width).collect();
     let shown = lines.iter().map(|row| {
@@ -33,8 +40,14 @@ mod tests {
 
     #[test]
     fn columns_fit_their_cells() {
-        let rows = [vec!["1".into(), "ä".into(), "x".repeat(70)], vec!["22".into(), "b\nc".into(), String::new()]];
+        let rows = [
+            vec!["1".into(), "ä".into(), "x".repeat(70)],
+            vec!["22".into(), "b\nc".into(), String::new()],
+        ];
         let long = "x".repeat(70);
-        assert_eq!(table(&["N", "NAME", "REST"], &rows), format!("N   NAME  REST\n1   ä     {long}\n22  b c"));
+        assert_eq!(
+            table(&["N", "NAME", "REST"], &rows),
+            format!("N   NAME  REST\n1   ä     {long}\n22  b c")
+        );
     }
 }

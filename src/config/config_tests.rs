@@ -31,14 +31,20 @@ fn nothing_is_required() {
     let Model::Server(openai) = &config.models["openai"] else { panic!("openai is not openai") };
     assert_eq!(openai.base_url, "https://api.openai.com/v1");
     assert!(openai.api_key.is_none());
-    let Model::Scripted { dir } = &config.models["scripted"] else { panic!("scripted is not scripted") };
+    let Model::Scripted { dir } = &config.models["scripted"] else {
+        panic!("scripted is not scripted")
+    };
     assert_eq!(dir, Path::new("scenarios"));
 }
 
 #[test]
 fn a_provider_of_ones_own_has_the_documented_defaults() {
-    let config = from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"").unwrap();
-    let (Model::Server(own), Model::Server(documented)) = (&config.models["own"], &config.models["openai"]) else {
+    let config =
+        from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"")
+            .unwrap();
+    let (Model::Server(own), Model::Server(documented)) =
+        (&config.models["own"], &config.models["openai"])
+    else {
         panic!("both are openai")
     };
     assert_eq!(own.base_url, "http://127.0.0.1:1/v1");
@@ -113,11 +119,14 @@ fn the_environment_beats_the_file_and_flags_beat_both() {
 
 #[test]
 fn paths_are_relative_to_what_names_them() {
-    let config = from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();
+    let config =
+        from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();
     assert_eq!(config.tools.workspace, Path::new("conf/w"));
     assert_eq!(config.agents_dir, Path::new("conf/agents"));
     assert_eq!(config.database.url.expose_secret(), "sqlite://conf/toolloop.db");
-    assert!(matches!(&config.models["scripted"], Model::Scripted { dir } if dir == Path::new("/abs")));
+    assert!(
+        matches!(&config.models["scripted"], Model::Scripted { dir } if dir == Path::new("/abs"))
+    );
 
     for (written, meant) in [
         ("sqlite://d/x.db?mode=rw", "sqlite://conf/d/x.db?mode=rw"),
@@ -166,7 +175,9 @@ fn names_that_are_no_settings_are_left_alone() {
 fn secrets_do_not_print() {
     let file = "[database]\nurl = \"postgres://u:hunter2@h/d\"\n\
                 [models.own]\nkind = \"openai\"\nbase_url = \"http://x/v1\"\napi_key_env = \"OWN\"\nheaders = {a = \"hunter2\"}";
-    let config = load(file, &[("OWN", "hunter2"), ("TOOLLOOP_ADMIN_KEY", "hunter2")], &Flags::default()).unwrap();
+    let config =
+        load(file, &[("OWN", "hunter2"), ("TOOLLOOP_ADMIN_KEY", "hunter2")], &Flags::default())
+            .unwrap();
     let Model::Server(own) = &config.models["own"] else { panic!("own is not openai") };
     assert_eq!(own.api_key.as_ref().unwrap().expose_secret(), "hunter2");
     assert!(!format!("{config:?}").contains("hunter2"));
@@ -192,8 +203,14 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[server]\n\nlisten = \"localhost\"",
             "conf/toolloop.toml:3: server.listen: \"localhost\" is not an address with a port",
         ),
-        ("[server]\nbody_limit = \"1MB\"", "conf/toolloop.toml:2: server.body_limit: \"1MB\" is not a size"),
-        ("[server]\nbody_limit = 10", "conf/toolloop.toml:2: server.body_limit: 10 is not between 1024 and 1073741824"),
+        (
+            "[server]\nbody_limit = \"1MB\"",
+            "conf/toolloop.toml:2: server.body_limit: \"1MB\" is not a size",
+        ),
+        (
+            "[server]\nbody_limit = 10",
+            "conf/toolloop.toml:2: server.body_limit: 10 is not between 1024 and 1073741824",
+        ),
         (
             "[server]\nrequest_timeout = \"0s\"",
             "conf/toolloop.toml:2: server.request_timeout: \"0s\" is not between 1s and 604800s",
@@ -206,9 +223,18 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[runtime]\nlease = \"1999ms\"",
             "conf/toolloop.toml:2: runtime.lease: \"1999ms\" is not between 2s and 3600s",
         ),
-        ("[runtime]\nqueue_workers = -1", "conf/toolloop.toml:2: runtime.queue_workers: invalid value"),
-        ("[runtime]\nmax_crashes = 0", "conf/toolloop.toml:2: runtime.max_crashes: 0 is not between 1 and 100"),
-        ("[database]\nmax_connections = \"16\"", "conf/toolloop.toml:2: database.max_connections: invalid type"),
+        (
+            "[runtime]\nqueue_workers = -1",
+            "conf/toolloop.toml:2: runtime.queue_workers: invalid value",
+        ),
+        (
+            "[runtime]\nmax_crashes = 0",
+            "conf/toolloop.toml:2: runtime.max_crashes: 0 is not between 1 and 100",
+        ),
+        (
+            "[database]\nmax_connections = \"16\"",
+            "conf/toolloop.toml:2: database.max_connections: invalid type",
+        ),
         (
             "[database]\nurl = \"mysql://x\"",
             "conf/toolloop.toml:2: database.url: must start with sqlite:// or postgres://",
@@ -224,14 +250,26 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[server]\nlisten = \"0.0.0.0:1\"\n[auth]\nmode = \"none\"",
             "conf/toolloop.toml:4: auth.mode: \"none\" is for loopback addresses only, and server.listen is 0.0.0.0:1",
         ),
-        ("[runtime]\nretention = \"10ms\"", "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s"),
-        ("[governance]\nrate_limit_burst = 0", "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between"),
-        ("[models.x]\nkind = \"gemini\"", "conf/toolloop.toml:2: models.x.kind: unknown variant `gemini`"),
+        (
+            "[runtime]\nretention = \"10ms\"",
+            "conf/toolloop.toml:2: runtime.retention: \"10ms\" is not between 1s",
+        ),
+        (
+            "[governance]\nrate_limit_burst = 0",
+            "conf/toolloop.toml:2: governance.rate_limit_burst: 0 is not between",
+        ),
+        (
+            "[models.x]\nkind = \"gemini\"",
+            "conf/toolloop.toml:2: models.x.kind: unknown variant `gemini`",
+        ),
         (
             "[models.anthropic]\nnum_ctx = 4096",
             "conf/toolloop.toml:2: models.anthropic.num_ctx: has no meaning where kind is \"anthropic\"",
         ),
-        ("[models.x]\nbase_url = \"http://x\"", "conf/toolloop.toml:1: models.x: missing field `kind`"),
+        (
+            "[models.x]\nbase_url = \"http://x\"",
+            "conf/toolloop.toml:1: models.x: missing field `kind`",
+        ),
         ("[models.x]\nkind = \"openai\"", "conf/toolloop.toml:1: models.x.base_url: is missing"),
         (
             "[models.x]\nkind = \"openai\"\nbase_url = \"ftp://x\"",
@@ -241,7 +279,10 @@ fn errors_in_the_file_name_file_line_and_key() {
             "[models.x]\nkind = \"openai\"\nbase_url = \"http://u:p@x\"",
             "conf/toolloop.toml:3: models.x.base_url: must not hold credentials",
         ),
-        ("[models.x]\nkind = \"openai\"\nbase_url = \"x\"", "conf/toolloop.toml:3: models.x.base_url: "),
+        (
+            "[models.x]\nkind = \"openai\"\nbase_url = \"x\"",
+            "conf/toolloop.toml:3: models.x.base_url: ",
+        ),
         (
             "[models.openai]\ndir = \"x\"",
             "conf/toolloop.toml:2: models.openai.dir: has no meaning where kind is \"openai\"",
@@ -251,7 +292,10 @@ fn errors_in_the_file_name_file_line_and_key() {
             "conf/toolloop.toml:2: models.scripted.base_url: has no meaning",
         ),
         ("[models.x]\nkind = \"scripted\"", "conf/toolloop.toml:1: models.x.dir: is missing"),
-        ("[models.\"a/b\"]\nkind = \"scripted\"\ndir = \"x\"", "conf/toolloop.toml:1: models.a/b: a provider's name"),
+        (
+            "[models.\"a/b\"]\nkind = \"scripted\"\ndir = \"x\"",
+            "conf/toolloop.toml:1: models.a/b: a provider's name",
+        ),
         (
             "[models.openai]\n\nheaders = {\"a b\" = \"x\"}",
             "conf/toolloop.toml:3: models.openai.headers: \"a b\" is not a valid header",
@@ -274,7 +318,10 @@ fn errors_elsewhere_name_the_variable_or_the_flag() {
             ("TOOLLOOP_SERVER__LISTEN", "x"),
             "environment variable TOOLLOOP_SERVER__LISTEN: server.listen: \"x\" is not an address",
         ),
-        (("TOOLLOOP_SERVER__LISTN", "x"), "environment variable TOOLLOOP_SERVER__LISTN: server.listn: unknown key"),
+        (
+            ("TOOLLOOP_SERVER__LISTN", "x"),
+            "environment variable TOOLLOOP_SERVER__LISTN: server.listn: unknown key",
+        ),
         (
             ("TOOLLOOP_RUNTIME__QUEUE_WORKERS", "many"),
             "environment variable TOOLLOOP_RUNTIME__QUEUE_WORKERS: runtime.queue_workers: invalid type",
@@ -287,7 +334,10 @@ fn errors_elsewhere_name_the_variable_or_the_flag() {
             ("TOOLLOOP_MODELS__X__DIR", "d"),
             "environment variable TOOLLOOP_MODELS__X__DIR: models.x: missing field `kind`",
         ),
-        (("DATABASE_URL", "mysql://u:hunter2@h/d"), "environment variable DATABASE_URL: database.url: must start with"),
+        (
+            ("DATABASE_URL", "mysql://u:hunter2@h/d"),
+            "environment variable DATABASE_URL: database.url: must start with",
+        ),
     ];
     for ((name, value), expected) in table {
         let error = from_env(&[(name, value)]).unwrap_err().to_string();
@@ -296,7 +346,10 @@ fn errors_elsewhere_name_the_variable_or_the_flag() {
     }
     let flags = Flags { listen: Some("x".into()), ..Flags::default() };
     let error = load("", &[], &flags).unwrap_err().to_string();
-    assert_eq!(error, "--listen: \"x\" is not an address with a port; write e.g. \"127.0.0.1:8080\"");
+    assert_eq!(
+        error,
+        "--listen: \"x\" is not an address with a port; write e.g. \"127.0.0.1:8080\""
+    );
 }
 
 #[test]
@@ -310,7 +363,10 @@ fn directories_that_were_named_must_exist() {
     std::fs::write(&file, "\nagents_dir = \"a\"\n").unwrap();
     let error = Config::read(&flags).unwrap_err().to_string();
     let agents = dir.path().join("a");
-    assert_eq!(error, format!("{}:2: agents_dir: there is no directory {}", file.display(), agents.display()));
+    assert_eq!(
+        error,
+        format!("{}:2: agents_dir: there is no directory {}", file.display(), agents.display())
+    );
 
     std::fs::create_dir(&agents).unwrap();
     assert_eq!(Config::read(&flags).unwrap().agents_dir, agents);
@@ -322,10 +378,16 @@ fn what_opentelemetry_itself_reads_counts_less_than_our_own_variables() {
     let telemetry = from_env(&[otel, ("OTEL_SERVICE_NAME", "orders")]).unwrap().telemetry;
     assert_eq!(telemetry.otlp_endpoint, Some("http://collector:4318".parse().unwrap()));
     assert_eq!(telemetry.service_name, "orders");
-    let ours =
-        [otel, ("TOOLLOOP_TELEMETRY__OTLP_ENDPOINT", "http://ours:4318"), ("TOOLLOOP_TELEMETRY__SAMPLE_RATIO", "0.5")];
+    let ours = [
+        otel,
+        ("TOOLLOOP_TELEMETRY__OTLP_ENDPOINT", "http://ours:4318"),
+        ("TOOLLOOP_TELEMETRY__SAMPLE_RATIO", "0.5"),
+    ];
     let telemetry = from_env(&ours).unwrap().telemetry;
-    assert_eq!((telemetry.otlp_endpoint.unwrap().as_str(), telemetry.sample_ratio), ("http://ours:4318/", 0.5));
+    assert_eq!(
+        (telemetry.otlp_endpoint.unwrap().as_str(), telemetry.sample_ratio),
+        ("http://ours:4318/", 0.5)
+    );
     for (file, complaint) in [
         ("[telemetry]\nsample_ratio = 1.5", "1.5 is not between 0 and 1"),
         ("[telemetry]\notlp_endpoint = \"collector:4318\"", "must be an http or https URL"),

@@ -1,7 +1,7 @@
 //! The layers that settings come from, and where each value was written.
 //!
-//! Values are merged into one tree, and every key remembers its origin, so that a complaint can name
-//! file and line, variable or flag. What the keys mean is [`super`]'s.
+//! Values are merged into one tree, and every key remembers its origin, so that a complaint can
+//! name file and line, variable or flag. What the keys mean is [`super`]'s.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -94,7 +94,11 @@ pub(super) struct Sources {
 impl Sources {
     /// Starts with the built-in values, `text` being TOML that lies in no file of the user's.
     pub(super) fn built_in(text: &str) -> Result<Self, ConfigError> {
-        let mut sources = Self { root: Value::Object(Map::new()), origins: BTreeMap::new(), file: PathBuf::new() };
+        let mut sources = Self {
+            root: Value::Object(Map::new()),
+            origins: BTreeMap::new(),
+            file: PathBuf::new(),
+        };
         sources.add(text, |_| Origin::BuiltIn)?;
         Ok(sources)
     }
@@ -116,7 +120,12 @@ impl Sources {
         Ok(())
     }
 
-    fn add_table(&mut self, path: &mut Vec<String>, table: &DeTable<'_>, origin: &dyn Fn(usize) -> Origin) {
+    fn add_table(
+        &mut self,
+        path: &mut Vec<String>,
+        table: &DeTable<'_>,
+        origin: &dyn Fn(usize) -> Origin,
+    ) {
         for (key, value) in table {
             path.push(key.get_ref().to_string());
             let origin_here = origin(key.span().start);
@@ -138,7 +147,8 @@ impl Sources {
         let mut here = Some(&self.root);
         for segment in segments.split("__") {
             let object = here.and_then(Value::as_object);
-            let known = object.and_then(|o| o.keys().find(|k| k.replace('-', "_").eq_ignore_ascii_case(segment)));
+            let known = object
+                .and_then(|o| o.keys().find(|k| k.replace('-', "_").eq_ignore_ascii_case(segment)));
             let key = known.cloned().unwrap_or_else(|| segment.to_ascii_lowercase());
             here = object.and_then(|o| o.get(&key));
             path.push(key);
@@ -148,7 +158,8 @@ impl Sources {
 
     /// Lays one flag over what is there.
     pub(super) fn add_flag(&mut self, flag: &'static str, path: [&str; 2], text: &str) {
-        let path: Vec<String> = path.iter().filter(|p| !p.is_empty()).map(|p| (*p).to_owned()).collect();
+        let path: Vec<String> =
+            path.iter().filter(|p| !p.is_empty()).map(|p| (*p).to_owned()).collect();
         self.set(&path, Value::String(text.to_owned()), Origin::Flag(flag));
     }
 
@@ -173,8 +184,8 @@ impl Sources {
         self.origins.insert(path.join("."), origin);
     }
 
-    /// Reads the tree as `T`. Variables are text; where text does not fit, the variable is read as a
-    /// TOML value (a number, a list, a table) instead.
+    /// Reads the tree as `T`. Variables are text; where text does not fit, the variable is read as
+    /// a TOML value (a number, a list, a table) instead.
     pub(super) fn read<T: DeserializeOwned>(&mut self) -> Result<T, ConfigError> {
         let mut reinterpreted: Vec<String> = Vec::new();
         loop {
@@ -187,14 +198,20 @@ impl Sources {
             let node = self.root.pointer_mut(&format!("/{}", path.join("/")));
             match (self.origins.get(&key), node) {
                 (Some(Origin::Variable(_)), Some(node)) if !reinterpreted.contains(&key) => {
-                    if let Some(value) =
-                        node.as_str().and_then(|text| DeValue::parse(text).ok().map(|v| to_json(v.get_ref())))
+                    if let Some(value) = node
+                        .as_str()
+                        .and_then(|text| DeValue::parse(text).ok().map(|v| to_json(v.get_ref())))
                     {
                         *node = value;
                     }
                     reinterpreted.push(key);
                 }
-                _ => return Err(self.error(&key, error.inner().to_string().replace("unknown field", "unknown key"))),
+                _ => {
+                    return Err(self.error(
+                        &key,
+                        error.inner().to_string().replace("unknown field", "unknown key"),
+                    ));
+                }
             }
         }
     }
@@ -228,8 +245,12 @@ impl Sources {
         let (key, message) = (key.to_owned(), message.into());
         match self.origin(&key) {
             Origin::BuiltIn => ConfigError::BuiltIn { key, message },
-            Origin::File(line) => ConfigError::File { file: self.file.clone(), line: *line, key, message },
-            Origin::Variable(variable) => ConfigError::Variable { variable: variable.clone(), key, message },
+            Origin::File(line) => {
+                ConfigError::File { file: self.file.clone(), line: *line, key, message }
+            }
+            Origin::Variable(variable) => {
+                ConfigError::Variable { variable: variable.clone(), key, message }
+            }
             Origin::Flag(flag) => ConfigError::Flag { flag, message },
         }
     }
@@ -247,15 +268,18 @@ impl Sources {
 fn to_json(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.to_string()),
-        DeValue::Integer(i) => {
-            i64::from_str_radix(i.as_str(), i.radix()).map_or_else(|_| Value::String(i.to_string()), Value::from)
+        DeValue::Integer(i) => i64::from_str_radix(i.as_str(), i.radix())
+            .map_or_else(|_| Value::String(i.to_string()), Value::from),
+        DeValue::Float(f) => {
+            f.as_str().parse::<f64>().map_or_else(|_| Value::String(f.to_string()), Value::from)
         }
-        DeValue::Float(f) => f.as_str().parse::<f64>().map_or_else(|_| Value::String(f.to_string()), Value::from),
         DeValue::Boolean(b) => Value::Bool(*b),
         DeValue::Datetime(d) => Value::String(d.to_string()),
-        DeValue::Array(items) => Value::Array(items.iter().map(|item| to_json(item.get_ref())).collect()),
-        DeValue::Table(table) => {
-            Value::Object(table.iter().map(|(k, v)| (k.get_ref().to_string(), to_json(v.get_ref()))).collect())
+        DeValue::Array(items) => {
+            Value::Array(items.iter().map(|item| to_json(item.get_ref())).collect())
         }
+        DeValue::Table(table) => Value::Object(
+            table.iter().map(|(k, v)| (k.get_ref().to_string(), to_json(v.get_ref()))).collect(),
+        ),
     }
 }

@@ -1,8 +1,8 @@
 //! `[prices]` and `[capabilities]`: what the operator knows of models.
 //!
-//! A key is `provider/model`, where the model may be a glob. Only the shape, the ranges and that the
-//! provider exists is checked here; what a row means, and which of several counts, is decided in
-//! `providers/`.
+//! A key is `provider/model`, where the model may be a glob. Only the shape, the ranges and that
+//! the provider exists is checked here; what a row means, and which of several counts, is decided
+//! in `providers/`.
 
 use std::collections::BTreeMap;
 
@@ -119,7 +119,9 @@ pub(super) fn check_keys<'a>(
 ) -> Result<(), ConfigError> {
     for key in keys {
         let wrong = match key.split_once('/') {
-            Some((provider, _)) if !models.contains_key(provider) => format!("there is no provider {provider:?}"),
+            Some((provider, _)) if !models.contains_key(provider) => {
+                format!("there is no provider {provider:?}")
+            }
             Some((_, model)) if !model.is_empty() && Glob::new(model).is_ok() => continue,
             _ => "is not of the form provider/model, where the model may be a glob".to_owned(),
         };

@@ -21,10 +21,18 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         "m" => 60_000,
         "h" => 3_600_000,
         "d" => 86_400_000,
-        _ => return Err(format!("{text:?} is not a duration; write e.g. \"500ms\", \"15s\", \"10m\" or \"24h\"")),
+        _ => {
+            return Err(format!(
+                "{text:?} is not a duration; write e.g. \"500ms\", \"15s\", \"10m\" or \"24h\""
+            ));
+        }
     };
-    let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
-    number.checked_mul(unit_ms).map(Duration::from_millis).ok_or_else(|| format!("{text:?} is too long"))
+    let number: u64 =
+        number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
+    number
+        .checked_mul(unit_ms)
+        .map(Duration::from_millis)
+        .ok_or_else(|| format!("{text:?} is too long"))
 }
 
 /// Reads `64KiB`, `1MiB`, `1GiB`, `512B` or a plain number of bytes.
@@ -35,9 +43,14 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
         "KiB" => 1 << 10,
         "MiB" => 1 << 20,
         "GiB" => 1 << 30,
-        _ => return Err(format!("{text:?} is not a size; write e.g. \"64KiB\", \"1MiB\" or a number of bytes")),
+        _ => {
+            return Err(format!(
+                "{text:?} is not a size; write e.g. \"64KiB\", \"1MiB\" or a number of bytes"
+            ));
+        }
     };
-    let number: u64 = number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
+    let number: u64 =
+        number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
     number.checked_mul(unit_bytes).ok_or_else(|| format!("{text:?} is too large"))
 }
 
@@ -49,7 +62,9 @@ fn split_unit(text: &str) -> (&str, &str) {
 }
 
 /// A duration between `MIN_MS` and `MAX_S`.
-pub(super) fn duration<'de, const MIN_MS: u64, const MAX_S: u64, D>(deserializer: D) -> Result<Duration, D::Error>
+pub(super) fn duration<'de, const MIN_MS: u64, const MAX_S: u64, D>(
+    deserializer: D,
+) -> Result<Duration, D::Error>
 where
     D: Deserializer<'de>,
 {
@@ -73,12 +88,16 @@ where
 }
 
 /// A size in bytes between `MIN` and `MAX`, as text or as a number.
-pub(super) fn size<'de, const MIN: u64, const MAX: u64, D>(deserializer: D) -> Result<usize, D::Error>
+pub(super) fn size<'de, const MIN: u64, const MAX: u64, D>(
+    deserializer: D,
+) -> Result<usize, D::Error>
 where
     D: Deserializer<'de>,
 {
     let bytes = match Value::deserialize(deserializer)? {
-        Value::Number(n) => n.as_u64().ok_or_else(|| D::Error::custom(format!("{n} is not a size")))?,
+        Value::Number(n) => {
+            n.as_u64().ok_or_else(|| D::Error::custom(format!("{n} is not a size")))?
+        }
         Value::String(text) => parse_size(&text).map_err(D::Error::custom)?,
         other => return Err(D::Error::custom(format!("{other} is not a size"))),
     };
@@ -86,7 +105,9 @@ where
 }
 
 /// A count between `MIN` and `MAX`.
-pub(super) fn count<'de, const MIN: u64, const MAX: u64, T, D>(deserializer: D) -> Result<T, D::Error>
+pub(super) fn count<'de, const MIN: u64, const MAX: u64, T, D>(
+    deserializer: D,
+) -> Result<T, D::Error>
 where
     T: TryFrom<u64>,
     D: Deserializer<'de>,
@@ -95,7 +116,9 @@ where
 }
 
 /// As [`count`], for settings that may be absent.
-pub(super) fn some_count<'de, const MIN: u64, const MAX: u64, T, D>(deserializer: D) -> Result<Option<T>, D::Error>
+pub(super) fn some_count<'de, const MIN: u64, const MAX: u64, T, D>(
+    deserializer: D,
+) -> Result<Option<T>, D::Error>
 where
     T: TryFrom<u64>,
     D: Deserializer<'de>,
@@ -142,18 +165,34 @@ mod tests {
 
     #[test]
     fn durations() {
-        for (text, ms) in [("500ms", 500), ("15s", 15_000), ("10m", 600_000), ("24h", 86_400_000), ("7 d", 604_800_000)]
-        {
+        for (text, ms) in [
+            ("500ms", 500),
+            ("15s", 15_000),
+            ("10m", 600_000),
+            ("24h", 86_400_000),
+            ("7 d", 604_800_000),
+        ] {
             assert_eq!(parse_duration(text), Ok(Duration::from_millis(ms)), "{text}");
         }
-        for text in ["", "15", "s", "1.5s", "-1s", "15 seconds", "99999999999999999999s", "9999999999999999999h"] {
+        for text in [
+            "",
+            "15",
+            "s",
+            "1.5s",
+            "-1s",
+            "15 seconds",
+            "99999999999999999999s",
+            "9999999999999999999h",
+        ] {
             assert!(parse_duration(text).is_err(), "{text}");
         }
     }
 
     #[test]
     fn sizes() {
-        for (text, bytes) in [("0", 0), ("512B", 512), ("64KiB", 65_536), ("1MiB", 1_048_576), ("2 GiB", 1 << 31)] {
+        for (text, bytes) in
+            [("0", 0), ("512B", 512), ("64KiB", 65_536), ("1MiB", 1_048_576), ("2 GiB", 1 << 31)]
+        {
             assert_eq!(parse_size(text), Ok(bytes), "{text}");
         }
         for text in ["", "KiB", "1kb", "1MB", "-1", "1.5MiB", "99999999999GiB"] {

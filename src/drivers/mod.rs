@@ -83,12 +83,23 @@ pub enum Undecided {
 
 /// One way of letting a model act.
 pub trait Driver: Send + Sync {
-    /// Completes a request whose conversation, offers and sampling are set. A conversation that has to
-    /// be told in other words is written into `retold`.
-    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, retold: &'a mut Conversation) -> ModelRequest<'a>;
+    /// Completes a request whose conversation, offers and sampling are set. A conversation that has
+    /// to be told in other words is written into `retold`.
+    fn request<'a>(
+        &self,
+        base: ModelRequest<'a>,
+        ask: &Ask<'a>,
+        retold: &'a mut Conversation,
+    ) -> ModelRequest<'a>;
 
     /// What the model said to the request that was made of `base`.
-    fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Reading;
+    fn parse(
+        &self,
+        completion: Completion,
+        base: &ModelRequest<'_>,
+        ask: &Ask<'_>,
+        check: Check<'_>,
+    ) -> Reading;
 }
 
 /// Our id of a call: the same for the same place, so that recovery makes no new ones.
@@ -104,7 +115,8 @@ fn call_id(place: Place, index: usize) -> Uuid {
     uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// The text beside calls; empty where it only repeats the arguments of one of them, as some models do.
+/// The text beside calls; empty where it only repeats the arguments of one of them, as some models
+/// do.
 fn beside(text: String, calls: &[ToolCall]) -> String {
     if calls.is_empty() || !text.trim_start().starts_with('{') {
         return text;
@@ -136,7 +148,10 @@ mod tests {
             (" {\"path\": \".\", \"deep\": [1, 2]}\n", ""),
             ("{}", ""),
             (r#"{"path": "."}"#, r#"{"path": "."}"#),
-            (r#"I call it with {"path": ".", "deep": [1, 2]}"#, r#"I call it with {"path": ".", "deep": [1, 2]}"#),
+            (
+                r#"I call it with {"path": ".", "deep": [1, 2]}"#,
+                r#"I call it with {"path": ".", "deep": [1, 2]}"#,
+            ),
             ("{oops", "{oops"),
             ("", ""),
         ];

@@ -1,9 +1,9 @@
-//! Tool use for models without function calling: the model writes one JSON decision a response, and reads
-//! the result of a call as an observation.
+//! Tool use for models without function calling: the model writes one JSON decision a response, and
+//! reads the result of a call as an observation.
 //!
-//! Nothing about tools goes over the wire. [`prompt`] tells the model what there is, [`extraction`] finds
-//! its decision, and this file checks that the decision is allowed. What a bad one means for the run, and
-//! how often it is asked for again, is the engine's business.
+//! Nothing about tools goes over the wire. [`prompt`] tells the model what there is, [`extraction`]
+//! finds its decision, and this file checks that the decision is allowed. What a bad one means for
+//! the run, and how often it is asked for again, is the engine's business.
 
 mod extraction;
 mod prompt;
@@ -26,7 +26,12 @@ pub struct React {
 }
 
 impl Driver for React {
-    fn request<'a>(&self, base: ModelRequest<'a>, ask: &Ask<'a>, retold: &'a mut Conversation) -> ModelRequest<'a> {
+    fn request<'a>(
+        &self,
+        base: ModelRequest<'a>,
+        ask: &Ask<'a>,
+        retold: &'a mut Conversation,
+    ) -> ModelRequest<'a> {
         *retold = prompt::retold(&base, ask, self.final_via_inference);
         ModelRequest {
             conversation: retold,
@@ -38,14 +43,23 @@ impl Driver for React {
         }
     }
 
-    fn parse(&self, completion: Completion, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Reading {
+    fn parse(
+        &self,
+        completion: Completion,
+        base: &ModelRequest<'_>,
+        ask: &Ask<'_>,
+        check: Check<'_>,
+    ) -> Reading {
         let text = match ask.unfinished {
             Some(beginning) => Cow::Owned([beginning, &completion.text].concat()),
             None => Cow::Borrowed(completion.text.as_str()),
         };
         if ask.answer_only {
             let message = answer(&text, ask, &completion);
-            return Reading { message: message.unwrap_or_else(|| plain(completion)), undecided: None };
+            return Reading {
+                message: message.unwrap_or_else(|| plain(completion)),
+                undecided: None,
+            };
         }
         let decided = first_decision(&text).map_err(Undecided::NotFound).and_then(|decision| {
             let act = act(&decision, base, ask, check).map_err(Undecided::NotValid)?;
@@ -65,7 +79,10 @@ impl Driver for React {
                     completion.finish_reason,
                     FinishReason::Length | FinishReason::Pause | FinishReason::Refusal
                 );
-                Reading { message: plain(completion), undecided: is_whole.then(|| undecided.without_nul()) }
+                Reading {
+                    message: plain(completion),
+                    undecided: is_whole.then(|| undecided.without_nul()),
+                }
             }
         }
     }
@@ -82,7 +99,13 @@ enum Act {
 }
 
 impl React {
-    fn message(self, decision: &Decision<'_>, act: Act, ask: &Ask<'_>, thinking: Option<String>) -> AssistantMessage {
+    fn message(
+        self,
+        decision: &Decision<'_>,
+        act: Act,
+        ask: &Ask<'_>,
+        thinking: Option<String>,
+    ) -> AssistantMessage {
         let thought = without_nul(decision.thought.as_str().unwrap_or_default());
         let decided = Some(decision.text.to_owned());
         let call = match (act, ask.final_output()) {
@@ -94,7 +117,8 @@ impl React {
                 call(ask.place, tool.to_owned(), object_in(answer), CallTarget::Output)
             }
             (Act::Answer(answer), _) => {
-                let thinking = thinking.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
+                let thinking =
+                    thinking.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
                 return AssistantMessage {
                     text: text_of(answer),
                     thinking,
@@ -131,16 +155,28 @@ fn output_schema<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> Option<&'a Value
 }
 
 /// What a decision is, if it may be.
-fn act(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Result<Act, String> {
+fn act(
+    decision: &Decision<'_>,
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+    check: Check<'_>,
+) -> Result<Act, String> {
     match decision.r#type.as_str() {
         Some("call_tool") => tool_call(decision, base, ask, check),
         Some("final_answer") => final_answer(decision, base, ask),
-        Some(other) => Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\"")),
+        Some(other) => {
+            Err(format!("`type` is {other:?}; it must be \"call_tool\" or \"final_answer\""))
+        }
         None => Err("`type` is missing; it must be \"call_tool\" or \"final_answer\"".to_owned()),
     }
 }
 
-fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, check: Check<'_>) -> Result<Act, String> {
+fn tool_call(
+    decision: &Decision<'_>,
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+    check: Check<'_>,
+) -> Result<Act, String> {
     if ask.choice == ToolChoice::None {
         return Err("no tool may be called; give a `final_answer`".to_owned());
     }
@@ -149,7 +185,9 @@ fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, ch
     };
     let on_the_wire = base.names.to_ours(named);
     let tool = callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == named);
-    let tool = tool.or_else(|| callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire));
+    let tool = tool.or_else(|| {
+        callable(base, ask).map(|tool| tool.name.as_str()).find(|name| *name == on_the_wire)
+    });
     let Some(tool) = tool else {
         let all: Vec<&str> = callable(base, ask).map(|tool| tool.name.as_str()).collect();
         return Err(match all.as_slice() {
@@ -163,7 +201,8 @@ fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, ch
         return Err(demand(demanded, ask));
     }
     let args = decision.args.map_or("{}", RawValue::get);
-    let value: Value = serde_json::from_str(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
+    let value: Value =
+        serde_json::from_str(args).map_err(|error| format!("`args` cannot be read: {error}"))?;
     if !value.is_object() {
         return Err("`args` must be an object".to_owned());
     }
@@ -171,7 +210,11 @@ fn tool_call(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>, ch
     Ok(Act::Call { tool: tool.to_owned(), args: args.to_owned() })
 }
 
-fn final_answer(decision: &Decision<'_>, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Result<Act, String> {
+fn final_answer(
+    decision: &Decision<'_>,
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+) -> Result<Act, String> {
     match &ask.choice {
         ToolChoice::Required if callable(base, ask).next().is_some() => {
             return Err("a tool must be called before the final answer".to_owned());
@@ -194,10 +237,12 @@ fn demand(tool: &str, ask: &Ask<'_>) -> String {
     }
 }
 
-/// What the model wrote when nothing but the answer was wanted: an output, or the text of a decision
-/// that it made all the same. Otherwise the text is what it is.
+/// What the model wrote when nothing but the answer was wanted: an output, or the text of a
+/// decision that it made all the same. Otherwise the text is what it is.
 fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<AssistantMessage> {
-    if completion.finish_reason == FinishReason::Length || completion.finish_reason == FinishReason::Refusal {
+    if completion.finish_reason == FinishReason::Length
+        || completion.finish_reason == FinishReason::Refusal
+    {
         return None;
     }
     let decision = first_decision(text).ok().filter(|decision| decision.r#type == "final_answer");
@@ -207,13 +252,24 @@ fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<Assistan
     let thinking = completion.thinking.clone();
     let Some(tool) = output else {
         let text = text_of(answer?.get().to_owned());
-        return Some(AssistantMessage { text, thinking, decision: Some(written.to_owned()), ..Default::default() });
+        return Some(AssistantMessage {
+            text,
+            thinking,
+            decision: Some(written.to_owned()),
+            ..Default::default()
+        });
     };
     let object = object_in(said.to_owned());
     let object = first_object(&object)?;
     let call = call(ask.place, tool.to_owned(), object.to_owned(), CallTarget::Output);
     let decision = Some(written.to_owned());
-    Some(AssistantMessage { text: String::new(), thinking, tool_calls: vec![call], opaque: None, decision })
+    Some(AssistantMessage {
+        text: String::new(),
+        thinking,
+        tool_calls: vec![call],
+        opaque: None,
+        decision,
+    })
 }
 
 /// What the model wrote, without a decision. Only a pause has to go back as the provider had it.
@@ -239,7 +295,9 @@ fn text_of(answer: String) -> String {
 /// An answer as the arguments of the output tool. Some models put the object into a string.
 fn object_in(answer: String) -> String {
     match serde_json::from_str::<String>(&answer) {
-        Ok(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) => text,
+        Ok(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) => {
+            text
+        }
         _ => answer,
     }
 }

@@ -25,7 +25,11 @@ fn agent(structured: bool) -> Agent {
         description: format!("Does {name}."),
         input_schema: Arc::new(json!({"type": "object", "title": format!("schema of {name}")})),
     };
-    let names = if structured { vec!["file_ops", "mcp:time/now", "output"] } else { vec!["file_ops", "mcp:time/now"] };
+    let names = if structured {
+        vec!["file_ops", "mcp:time/now", "output"]
+    } else {
+        vec!["file_ops", "mcp:time/now"]
+    };
     let mut conversation = Conversation::new("You help.");
     conversation.push_user("{}");
     Agent {
@@ -73,7 +77,13 @@ impl Agent {
         request.conversation.clone()
     }
 
-    fn read(&self, driver: React, ask: &Ask<'_>, text: &str, finish_reason: FinishReason) -> Reading {
+    fn read(
+        &self,
+        driver: React,
+        ask: &Ask<'_>,
+        text: &str,
+        finish_reason: FinishReason,
+    ) -> Reading {
         let completion = Completion {
             text: text.into(),
             thinking: None,
@@ -108,17 +118,36 @@ fn decisions_are_read_and_checked() {
     use FinishReason::{Length, Pause, Refusal, Stop};
     let b = || ToolChoice::Tool("file_ops".into());
     let (auto, required, none) = (ToolChoice::Auto, ToolChoice::Required, ToolChoice::None);
-    let call = r#"{"thought": "t", "type": "call_tool", "tool": "file_ops", "args": {"path": "."}}"#;
+    let call =
+        r#"{"thought": "t", "type": "call_tool", "tool": "file_ops", "args": {"path": "."}}"#;
     let answer = r#"{"type": "final_answer", "answer": "done"}"#;
     let object = r#"{"type": "final_answer", "answer": {"n": 1}}"#;
     let table = [
         (false, &auto, Stop, call, r#"Tool file_ops {"path": "."}"#),
-        (false, &auto, Stop, r#"{"type": "call_tool", "tool": "mcp__time__now"}"#, "Tool mcp:time/now {}"),
-        (false, &auto, Stop, r#"{"type": "call_tool", "tool": "mcp:time/now", "args": null}"#, "Tool mcp:time/now {}"),
+        (
+            false,
+            &auto,
+            Stop,
+            r#"{"type": "call_tool", "tool": "mcp__time__now"}"#,
+            "Tool mcp:time/now {}",
+        ),
+        (
+            false,
+            &auto,
+            Stop,
+            r#"{"type": "call_tool", "tool": "mcp:time/now", "args": null}"#,
+            "Tool mcp:time/now {}",
+        ),
         (false, &auto, Stop, answer, "answer done"),
         (false, &auto, Stop, object, r#"answer {"n": 1}"#),
         (true, &auto, Stop, object, r#"Output output {"n": 1}"#),
-        (true, &auto, Stop, r#"{"type": "final_answer", "answer": "{\"n\": 1}"}"#, r#"Output output {"n": 1}"#),
+        (
+            true,
+            &auto,
+            Stop,
+            r#"{"type": "final_answer", "answer": "{\"n\": 1}"}"#,
+            r#"Output output {"n": 1}"#,
+        ),
         (true, &auto, Stop, answer, r#"Output output "done""#),
         (false, &auto, Stop, "hello", "not found: it holds no JSON object"),
         (false, &auto, Stop, r#"{"type": "muse"}"#, "not valid: `type` is \"muse\"; it must be"),
@@ -131,7 +160,13 @@ fn decisions_are_read_and_checked() {
             r#"{"type": "call_tool", "tool": "rm\u0000"}"#,
             "not valid: there is no tool \"rm\\0\"; `tool` must be one of: file_ops, mcp:time/now",
         ),
-        (true, &auto, Stop, r#"{"type": "call_tool", "tool": "output"}"#, "not valid: there is no tool"),
+        (
+            true,
+            &auto,
+            Stop,
+            r#"{"type": "call_tool", "tool": "output"}"#,
+            "not valid: there is no tool",
+        ),
         (
             false,
             &auto,
@@ -146,7 +181,13 @@ fn decisions_are_read_and_checked() {
             r#"{"type": "call_tool", "tool": "file_ops", "args": {"bad": 1}}"#,
             "not valid: file_ops wants something else",
         ),
-        (false, &auto, Stop, r#"{"type": "final_answer", "answer": null}"#, "not valid: `answer` is missing"),
+        (
+            false,
+            &auto,
+            Stop,
+            r#"{"type": "final_answer", "answer": null}"#,
+            "not valid: `answer` is missing",
+        ),
         (false, &required, Stop, call, "Tool"),
         (false, &required, Stop, answer, "not valid: a tool must be called before"),
         (true, &required, Stop, object, "not valid: a tool must be called before"),
@@ -154,8 +195,20 @@ fn decisions_are_read_and_checked() {
         (false, &none, Stop, answer, "answer done"),
         (false, &b(), Stop, call, "Tool"),
         (false, &b(), Stop, answer, "not valid: it must be a `call_tool` of file_ops"),
-        (false, &b(), Stop, r#"{"type": "call_tool", "tool": "mcp:time/now"}"#, "not valid: it must be a `call_tool`"),
-        (true, &ToolChoice::Tool("output".into()), Stop, call, "not valid: it must be a `final_answer`"),
+        (
+            false,
+            &b(),
+            Stop,
+            r#"{"type": "call_tool", "tool": "mcp:time/now"}"#,
+            "not valid: it must be a `call_tool`",
+        ),
+        (
+            true,
+            &ToolChoice::Tool("output".into()),
+            Stop,
+            call,
+            "not valid: it must be a `final_answer`",
+        ),
         (true, &ToolChoice::Tool("output".into()), Stop, object, "Output output"),
         // What is cut off is not judged; the loop asks for the rest, or says that it was cut off.
         (false, &auto, Length, &answer[..20], "text {\"type\": \"final_ans"),
@@ -175,7 +228,8 @@ fn decisions_are_read_and_checked() {
 #[test]
 fn a_decision_is_kept_as_it_was_written_and_its_thought_as_text() {
     let agent = agent(false);
-    let decision = r#"{ "thought":"a\u0000b", "type":"call_tool","tool":"file_ops","args":{ "n": 1e400 } }"#;
+    let decision =
+        r#"{ "thought":"a\u0000b", "type":"call_tool","tool":"file_ops","args":{ "n": 1e400 } }"#;
     let text = format!("Well:\n```json\n{decision}\n```");
     let ask = agent.ask(ToolChoice::Auto);
     let reading = agent.read(REACT, &ask, &text, FinishReason::Stop);
@@ -190,7 +244,8 @@ fn a_decision_is_kept_as_it_was_written_and_its_thought_as_text() {
     let again = agent.read(REACT, &ask, &text, FinishReason::Stop);
     assert_eq!(reading, again, "the same place gives the same ids");
 
-    let leaked = r#"{"thought": "{\"n\": 1}", "type": "call_tool", "tool": "file_ops", "args": {"n": 1}}"#;
+    let leaked =
+        r#"{"thought": "{\"n\": 1}", "type": "call_tool", "tool": "file_ops", "args": {"n": 1}}"#;
     assert_eq!(agent.read(REACT, &ask, leaked, FinishReason::Stop).message.text, "");
 }
 
@@ -200,7 +255,10 @@ fn the_rest_of_a_cut_off_decision_is_read_with_its_beginning() {
     let whole = r#"{"type": "final_answer", "answer": "forty-two"}"#;
     let ask = Ask { unfinished: Some(&whole[..30]), ..agent.ask(ToolChoice::Auto) };
     let reading = agent.read(REACT, &ask, &whole[30..], FinishReason::Stop);
-    assert_eq!((reading.message.text.as_str(), reading.message.decision.as_deref()), ("forty-two", Some(whole)));
+    assert_eq!(
+        (reading.message.text.as_str(), reading.message.decision.as_deref()),
+        ("forty-two", Some(whole))
+    );
 }
 
 #[test]
@@ -208,7 +266,8 @@ fn an_answer_may_be_written_afterwards() {
     let text = agent(false);
     let object = r#"{"type": "final_answer", "answer": {"n": 1}}"#;
     let structured = agent(true);
-    let decided = structured.read(LATER, &structured.ask(ToolChoice::Auto), object, FinishReason::Stop);
+    let decided =
+        structured.read(LATER, &structured.ask(ToolChoice::Auto), object, FinishReason::Stop);
     assert_eq!(told_of(&decided), r#"answer {"n": 1}"#, "nothing is proposed yet");
 
     let table = [
@@ -236,11 +295,20 @@ fn the_prompt_describes_tools_and_decisions() {
     insta::assert_snapshot!(text.system());
     let structured = agent(true);
     let told = structured.told(REACT, &structured.ask(ToolChoice::Required));
-    assert!(told.system().contains("JSON Schema: {\"type\":\"object\",\"title\":\"schema of output\"}"));
+    assert!(
+        told.system().contains("JSON Schema: {\"type\":\"object\",\"title\":\"schema of output\"}")
+    );
     assert!(!told.system().contains("- output:"), "the output is no tool");
-    assert_eq!(told.turns(), [Turn::User("{}\n\nYour next decision must be a `call_tool`.".into())]);
+    assert_eq!(
+        told.turns(),
+        [Turn::User("{}\n\nYour next decision must be a `call_tool`.".into())]
+    );
     let none = agent(false).told(REACT, &agent(false).ask(ToolChoice::None));
-    assert!(!none.system().contains("file_ops") && none.system().contains("final_answer"), "{}", none.system());
+    assert!(
+        !none.system().contains("file_ops") && none.system().contains("final_answer"),
+        "{}",
+        none.system()
+    );
 }
 
 #[test]
@@ -249,7 +317,11 @@ fn the_conversation_reads_as_decisions_and_observations() {
     let ask = agent.ask(ToolChoice::Auto);
     let decision = r#"{"type": "call_tool", "tool": "file_ops"}"#;
     let message = agent.read(REACT, &ask, decision, FinishReason::Stop).message;
-    let result = ToolResult { call_id: message.tool_calls[0].id, content: "notes.txt".into(), is_error: false };
+    let result = ToolResult {
+        call_id: message.tool_calls[0].id,
+        content: "notes.txt".into(),
+        is_error: false,
+    };
     let native = AssistantMessage { decision: None, text: "Again.".into(), ..message.clone() };
     let silent = AssistantMessage { tool_calls: Vec::new(), ..AssistantMessage::default() };
     agent.conversation.push_turn(message, vec![result.clone()]).unwrap();
@@ -270,7 +342,8 @@ fn the_conversation_reads_as_decisions_and_observations() {
         "user: {}".to_owned(),
         format!("assistant: {decision}"),
         "user: Observation: notes.txt\n\nGo on.\n\nSay something.".to_owned(),
-        r#"assistant: {"thought":"Again.","type":"call_tool","tool":"file_ops","args":{}}"#.to_owned(),
+        r#"assistant: {"thought":"Again.","type":"call_tool","tool":"file_ops","args":{}}"#
+            .to_owned(),
         "user: Observation: notes.txt".to_owned(),
     ];
     assert_eq!(told, expected);

@@ -1,8 +1,10 @@
-//! A run's way to the budget that it shares with the run that started it, and with those that it starts.
+//! A run's way to the budget that it shares with the run that started it, and with those that it
+//! starts.
 //!
-//! What a call may take is reserved before the call is made, and settled afterwards by stating the run's totals. How
-//! much that is, and what a refusal means, is decided in [`super::run`] and [`super::state`]; where budgets are kept is
-//! the runtime's business. A run that starts no other and was started by none has none of this.
+//! What a call may take is reserved before the call is made, and settled afterwards by stating the
+//! run's totals. How much that is, and what a refusal means, is decided in [`super::run`] and
+//! [`super::state`]; where budgets are kept is the runtime's business. A run that starts no other
+//! and was started by none has none of this.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};

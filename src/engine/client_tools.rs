@@ -1,7 +1,8 @@
 //! The tools that a caller brings along and executes itself.
 //!
-//! Pure, like the plan that they are part of. They are offered like others; the gate does not judge their calls, because
-//! nothing is executed here: what a call says is checked, and the rest is the caller's.
+//! Pure, like the plan that they are part of. They are offered like others; the gate does not judge
+//! their calls, because nothing is executed here: what a call says is checked, and the rest is the
+//! caller's.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -27,16 +28,24 @@ impl ClientTools {
     ///
     /// # Errors
     /// What is wrong, with a pointer into the request.
-    pub fn new(wanted: &[ClientTool], taken: impl Fn(&str) -> bool) -> Result<Self, ValidationError> {
+    pub fn new(
+        wanted: &[ClientTool],
+        taken: impl Fn(&str) -> bool,
+    ) -> Result<Self, ValidationError> {
         let mut tools = BTreeMap::new();
         if wanted.len() > MOST {
             return Err(wrong("/client_tools".into(), format!("must have at most {MOST} entries")));
         }
         for (index, ClientTool { name, input_schema, .. }) in wanted.iter().enumerate() {
             let at = |field: &str| format!("/client_tools/{index}/{field}");
-            let is_word = name.bytes().all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
+            let is_word = name
+                .bytes()
+                .all(|byte| byte.is_ascii_alphanumeric() || byte == b'_' || byte == b'-');
             if !is_word || !(1..=64).contains(&name.len()) {
-                return Err(wrong(at("name"), format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$")));
+                return Err(wrong(
+                    at("name"),
+                    format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$"),
+                ));
             }
             if taken(name) || tools.contains_key(name) {
                 return Err(wrong(at("name"), format!("{name:?} is the name of another tool")));
@@ -45,7 +54,10 @@ impl ClientTools {
                 return Err(wrong(at("input_schema"), "must have `type: object`".into()));
             }
             let schema = compile_schema("input_schema", input_schema);
-            tools.insert(name.clone(), schema.map_err(|error| wrong(at("input_schema"), error.to_string()))?);
+            tools.insert(
+                name.clone(),
+                schema.map_err(|error| wrong(at("input_schema"), error.to_string()))?,
+            );
         }
         Ok(Self(tools))
     }
@@ -67,7 +79,8 @@ impl ClientTools {
         self.0.keys().map(String::as_str)
     }
 
-    /// The arguments of a call, or what is wrong with them; nothing where the tool is none of these.
+    /// The arguments of a call, or what is wrong with them; nothing where the tool is none of
+    /// these.
     pub fn arguments(&self, tool: &str, text: &str) -> Option<Result<Value, String>> {
         self.0.get(tool).map(|schema| arguments_of(text, schema))
     }
@@ -107,8 +120,14 @@ mod tests {
             (vec![tool("ask", object()), tool("ask", object())], "/client_tools/1/name"),
             (vec![tool("ask", json!({"type": "string"}))], "/client_tools/0/input_schema"),
             (vec![tool("ask", json!(true))], "/client_tools/0/input_schema"),
-            (vec![tool("ask", json!({"type": "object", "required": 1}))], "/client_tools/0/input_schema"),
-            (vec![tool("ask", json!({"type": "object", "$ref": "http://a.b/c"}))], "/client_tools/0/input_schema"),
+            (
+                vec![tool("ask", json!({"type": "object", "required": 1}))],
+                "/client_tools/0/input_schema",
+            ),
+            (
+                vec![tool("ask", json!({"type": "object", "$ref": "http://a.b/c"}))],
+                "/client_tools/0/input_schema",
+            ),
             ((0..129).map(|n| tool(&format!("t{n}"), object())).collect(), "/client_tools"),
         ];
         for (tools, pointer) in table {

@@ -1,9 +1,10 @@
 //! Making a conversation fit a context window: what is taken from it, and what that gained.
 //!
-//! First the oldest tool results give way to a note of their size. Where that is not enough, the oldest turns
-//! give way to a summary, which a model writes from a plain-text record of them, without tools. System prompt,
-//! the run's first message and last turns stay, and a turn goes only as a whole, with its calls, its results and what
-//! only its provider can read. Pure; when this is due is decided in `state`, the model is called by the shell.
+//! First the oldest tool results give way to a note of their size. Where that is not enough, the
+//! oldest turns give way to a summary, which a model writes from a plain-text record of them,
+//! without tools. System prompt, the run's first message and last turns stay, and a turn goes only
+//! as a whole, with its calls, its results and what only its provider can read. Pure; when this is
+//! due is decided in `state`, the model is called by the shell.
 
 use std::fmt::Write as _;
 
@@ -14,7 +15,8 @@ use crate::event::{CompactionCause, ContextCompacted, Summary, SummaryCall};
 use crate::message::{Conversation, Turn};
 use crate::providers::estimate;
 
-/// Smaller results are not cleared, in bytes: little is gained, and a note must not be cleared again.
+/// Smaller results are not cleared, in bytes: little is gained, and a note must not be cleared
+/// again.
 const WORTH_CLEARING: usize = 64;
 
 /// Tokens of a summary.
@@ -78,8 +80,9 @@ pub struct Written {
     pub call: SummaryCall,
 }
 
-/// Chooses what to take away; nothing where there is nothing to take. A window that is nearly full is emptied
-/// to a half. A call that was refused is halved: its real size is not known, and it is repeated only once.
+/// Chooses what to take away; nothing where there is nothing to take. A window that is nearly full
+/// is emptied to a half. A call that was refused is halved: its real size is not known, and it is
+/// repeated only once.
 pub fn plan(
     conversation: &Conversation,
     load: Load,
@@ -95,7 +98,11 @@ pub fn plan(
     let mut smaller = conversation.clone();
     smaller.clear_results(&cleared);
     let freed = estimate::bytes(conversation) - estimate::bytes(&smaller);
-    let summarised = if load.without(freed) > enough { oldest_turns(&smaller, load.bytes_of(goal / 2)) } else { 0 };
+    let summarised = if load.without(freed) > enough {
+        oldest_turns(&smaller, load.bytes_of(goal / 2))
+    } else {
+        0
+    };
     let compaction = Compaction { cause, cleared, summarised, failed_tries: 0, window, load, goal };
     (!compaction.cleared.is_empty() || summarised > 0).then_some(compaction)
 }
@@ -116,10 +123,11 @@ fn oldest_results(conversation: &Conversation, load: Load, goal: u64) -> Vec<Uui
     needed.map(|result| result.call_id).collect()
 }
 
-/// How many of the replaceable turns are summarised: all but the last ones, as many of those as have room. An
-/// answer stays together with what was said to it.
+/// How many of the replaceable turns are summarised: all but the last ones, as many of those as
+/// have room. An answer stays together with what was said to it.
 fn oldest_turns(conversation: &Conversation, room: usize) -> usize {
-    let (middle, mut last) = (conversation.replaceable().collect::<Vec<_>>(), conversation.last_turns());
+    let (middle, mut last) =
+        (conversation.replaceable().collect::<Vec<_>>(), conversation.last_turns());
     let mut end = middle.len();
     let mut kept: usize = last.clone().map(estimate::turn_bytes).sum();
     while end > 1 {
@@ -155,20 +163,23 @@ impl Compaction {
         u32::try_from((self.goal / 4).clamp(SHORTEST_CAP, LONGEST_CAP)).unwrap_or(u32::MAX)
     }
 
-    /// What came of it, in this attempt and iteration. A summary that is empty or no smaller than what it
-    /// replaces is not used.
+    /// What came of it, in this attempt and iteration. A summary that is empty or no smaller than
+    /// what it replaces is not used.
     pub fn settled(
         self,
         conversation: &Conversation,
         (attempt, iteration): (u32, u32),
         written: Option<Written>,
     ) -> ContextCompacted {
-        let (text, call) = written.map_or((String::new(), None), |written| (written.text, Some(written.call)));
+        let (text, call) =
+            written.map_or((String::new(), None), |written| (written.text, Some(written.call)));
         let summary = self.summary(conversation, text.trim());
         let mut smaller = conversation.clone();
         smaller.clear_results(&self.cleared);
-        let summary = summary.filter(|summary| smaller.summarise(summary.turns, summary.text.as_str()).is_ok());
-        let gone = conversation.replaceable().take(summary.as_ref().map_or(0, |summary| summary.turns));
+        let summary = summary
+            .filter(|summary| smaller.summarise(summary.turns, summary.text.as_str()).is_ok());
+        let gone =
+            conversation.replaceable().take(summary.as_ref().map_or(0, |summary| summary.turns));
         let gone: Vec<Uuid> = gone.flat_map(calls_of).collect();
         let (before, after) = (estimate::bytes(conversation), estimate::bytes(&smaller));
         ContextCompacted {
@@ -222,8 +233,13 @@ fn record<'t>(turns: impl Iterator<Item = &'t Turn> + Clone, room: usize) -> Str
                 }
                 for (call, result) in turn.message().tool_calls.iter().zip(turn.results()) {
                     let outcome = if result.is_error { "Failed" } else { "Result" };
-                    let (arguments, content) = (excerpt(&call.arguments, share), excerpt(&result.content, share));
-                    let _ = writeln!(text, "Call of {}: {arguments}\n{outcome}: {content}\n", call.name);
+                    let (arguments, content) =
+                        (excerpt(&call.arguments, share), excerpt(&result.content, share));
+                    let _ = writeln!(
+                        text,
+                        "Call of {}: {arguments}\n{outcome}: {content}\n",
+                        call.name
+                    );
                 }
             }
         }

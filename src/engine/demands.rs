@@ -1,7 +1,7 @@
 //! Whether the models of an agent can do what it demands of them, before anything is started.
 //!
-//! Asked when a definition loads and when a request arrives; never of a run that has begun, which goes on
-//! with what there is. A demand that is a preference is not checked: it degrades.
+//! Asked when a definition loads and when a request arrives; never of a run that has begun, which
+//! goes on with what there is. A demand that is a preference is not checked: it degrades.
 
 use crate::agents::Definition;
 use crate::agents::definition::DriverKind;
@@ -38,13 +38,15 @@ pub struct Unmet {
 /// # Errors
 /// The first one that cannot be met.
 pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unmet> {
-    let models: Vec<String> = std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
+    let models: Vec<String> =
+        std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
     check(
         Demands {
             models: &models,
             thinking: definition.thinking,
             tool_choice: &definition.tool_choice,
-            strict_tool_choice: definition.strict_tool_choice && definition.driver == DriverKind::Native,
+            strict_tool_choice: definition.strict_tool_choice
+                && definition.driver == DriverKind::Native,
             needs_price: needs_price(&definition.governance.budget),
         },
         router,
@@ -53,7 +55,8 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
 
 /// The setting of a budget that needs to know what models cost, if there is one.
 pub fn needs_price(budget: &Budget) -> Option<&'static str> {
-    let weighs_cost = || budget.stop_conditions.iter().any(|condition| condition.when.contains("cost_usd"));
+    let weighs_cost =
+        || budget.stop_conditions.iter().any(|condition| condition.when.contains("cost_usd"));
     match budget.max_cost_usd {
         Some(_) => Some("max_cost_usd"),
         None => weighs_cost().then_some("stop_conditions"),
@@ -67,19 +70,32 @@ pub fn needs_price(budget: &Budget) -> Option<&'static str> {
 pub fn check(demands: Demands<'_>, router: &Router) -> Result<(), Unmet> {
     let demands_call = match demands.tool_choice {
         ToolChoicePolicy::Auto | ToolChoicePolicy::None => false,
-        ToolChoicePolicy::Required | ToolChoicePolicy::FirstRequired | ToolChoicePolicy::Tool(_) => true,
+        ToolChoicePolicy::Required
+        | ToolChoicePolicy::FirstRequired
+        | ToolChoicePolicy::Tool(_) => true,
     };
     for (place, model) in demands.models.iter().enumerate() {
         let setting = if place == 0 { "model" } else { "fallback_models" };
-        let route = router.resolve(model).map_err(|unknown| Unmet { setting, reason: unknown.to_string() })?;
-        if demands.strict_tool_choice && demands_call && !route.capabilities.can_force(demands.thinking) {
-            let so = if route.capabilities.can_force(None) { " while it thinks within a budget" } else { "" };
-            let reason = format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
+        let route = router
+            .resolve(model)
+            .map_err(|unknown| Unmet { setting, reason: unknown.to_string() })?;
+        if demands.strict_tool_choice
+            && demands_call
+            && !route.capabilities.can_force(demands.thinking)
+        {
+            let so = if route.capabilities.can_force(None) {
+                " while it thinks within a budget"
+            } else {
+                ""
+            };
+            let reason =
+                format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
             return Err(Unmet { setting: "strict_tool_choice", reason });
         }
         if let Some(setting) = demands.needs_price.filter(|_| route.price.is_none()) {
-            let reason =
-                format!("{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]");
+            let reason = format!(
+                "{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]"
+            );
             return Err(Unmet { setting, reason });
         }
     }
@@ -99,13 +115,20 @@ mod tests {
     use crate::providers::scripted::Scripted;
 
     fn router() -> Router {
-        let entry = |kind| ProviderEntry { kind, ..ProviderEntry::new(Arc::new(Scripted::new("nowhere".into()))) };
-        let providers =
-            [("gpt", ProviderKind::Openai), ("claude", ProviderKind::Anthropic), ("llama", ProviderKind::Ollama)];
+        let entry = |kind| ProviderEntry {
+            kind,
+            ..ProviderEntry::new(Arc::new(Scripted::new("nowhere".into())))
+        };
+        let providers = [
+            ("gpt", ProviderKind::Openai),
+            ("claude", ProviderKind::Anthropic),
+            ("llama", ProviderKind::Ollama),
+        ];
         let providers: BTreeMap<String, ProviderEntry> =
             providers.into_iter().map(|(name, kind)| (name.to_owned(), entry(kind))).collect();
         let priced = ModelPattern::parse("gpt/*").map(|pattern| (pattern, Price::default()));
-        Router::new(providers).with_tables(CapabilityTable::default(), PriceTable::new(priced.into_iter().collect()))
+        Router::new(providers)
+            .with_tables(CapabilityTable::default(), PriceTable::new(priced.into_iter().collect()))
     }
 
     #[test]
@@ -125,19 +148,37 @@ mod tests {
         ];
         for (models, tool_choice, strict_tool_choice, budget, expected) in table {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
-            let thinking = budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
-            let demands = Demands { models: &names, thinking, tool_choice, strict_tool_choice, needs_price: None };
+            let thinking =
+                budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
+            let demands = Demands {
+                models: &names,
+                thinking,
+                tool_choice,
+                strict_tool_choice,
+                needs_price: None,
+            };
             let found = check(demands, &router).err().map(|unmet| unmet.setting);
             assert_eq!(found, expected, "{models} {tool_choice:?} {budget:?}");
         }
-        for (models, expected) in
-            [("gpt/x", None), ("llama/y", Some("max_cost_usd")), ("gpt/x llama/y", Some("max_cost_usd"))]
-        {
+        for (models, expected) in [
+            ("gpt/x", None),
+            ("llama/y", Some("max_cost_usd")),
+            ("gpt/x llama/y", Some("max_cost_usd")),
+        ] {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
             let needs_price = Some("max_cost_usd");
-            let demands =
-                Demands { models: &names, thinking: None, tool_choice: &auto, strict_tool_choice: false, needs_price };
-            assert_eq!(check(demands, &router).err().map(|unmet| unmet.setting), expected, "{models}");
+            let demands = Demands {
+                models: &names,
+                thinking: None,
+                tool_choice: &auto,
+                strict_tool_choice: false,
+                needs_price,
+            };
+            assert_eq!(
+                check(demands, &router).err().map(|unmet| unmet.setting),
+                expected,
+                "{models}"
+            );
         }
     }
 }

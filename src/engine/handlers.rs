@@ -1,8 +1,9 @@
 //! Endpoints that an operator wrote: validators and reflections of outputs.
 //!
-//! They get `{output, inputs, run_id}` and are trusted as far as their answer goes, not with the service's time or
-//! memory: no redirect is followed, nothing comes from the environment, an answer has a deadline and a size. What goes
-//! wrong is told to the model in words; addresses and causes go to the log.
+//! They get `{output, inputs, run_id}` and are trusted as far as their answer goes, not with the
+//! service's time or memory: no redirect is followed, nothing comes from the environment, an answer
+//! has a deadline and a size. What goes wrong is told to the model in words; addresses and causes
+//! go to the log.
 
 use std::time::Duration;
 
@@ -145,7 +146,13 @@ impl Handlers {
     }
 
     /// The answer to a request, and whether it says that it is JSON.
-    async fn ask(&self, url: &str, timeout: u64, body: &Value, run_id: Uuid) -> Result<(bool, Vec<u8>), HandlerError> {
+    async fn ask(
+        &self,
+        url: &str,
+        timeout: u64,
+        body: &Value,
+        run_id: Uuid,
+    ) -> Result<(bool, Vec<u8>), HandlerError> {
         let request = self.client.as_ref().ok_or(HandlerError::Unreachable)?.post(url).json(body);
         let exchange = async {
             let response = request.send().await.map_err(|error| {
@@ -157,14 +164,18 @@ impl Handlers {
                 tracing::warn!(%run_id, url, status, "the endpoint refused");
                 return Err(HandlerError::Status(status));
             }
-            let content_type = response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
-            let is_json = content_type.is_some_and(|value| value.to_ascii_lowercase().contains("json"));
+            let content_type =
+                response.headers().get(CONTENT_TYPE).and_then(|value| value.to_str().ok());
+            let is_json =
+                content_type.is_some_and(|value| value.to_ascii_lowercase().contains("json"));
             Ok((is_json, read(response, url, run_id).await?))
         };
-        tokio::time::timeout(Duration::from_secs(timeout), exchange).await.unwrap_or_else(|_elapsed| {
-            tracing::warn!(%run_id, url, timeout, "the endpoint did not answer in time");
-            Err(HandlerError::Late(timeout))
-        })
+        tokio::time::timeout(Duration::from_secs(timeout), exchange).await.unwrap_or_else(
+            |_elapsed| {
+                tracing::warn!(%run_id, url, timeout, "the endpoint did not answer in time");
+                Err(HandlerError::Late(timeout))
+            },
+        )
     }
 }
 

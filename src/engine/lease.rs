@@ -1,8 +1,8 @@
 //! Whether this replica may still start something that cannot be taken back.
 //!
-//! Other replicas take over after the lease has run out on the database's clock. Here the time since
-//! the last good heartbeat is measured on the monotonic clock, and after two thirds of the lease
-//! nothing new is started: a process that was stopped for a while learns it before it acts.
+//! Other replicas take over after the lease has run out on the database's clock. Here the time
+//! since the last good heartbeat is measured on the monotonic clock, and after two thirds of the
+//! lease nothing new is started: a process that was stopped for a while learns it before it acts.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
@@ -26,7 +26,8 @@ impl Lease {
 
     /// A heartbeat that was sent at `sent` has been accepted.
     pub fn renewed(&self, sent: Instant) {
-        let ms = u64::try_from(sent.saturating_duration_since(self.since).as_millis()).unwrap_or(u64::MAX);
+        let ms = u64::try_from(sent.saturating_duration_since(self.since).as_millis())
+            .unwrap_or(u64::MAX);
         self.renewed_ms.fetch_max(ms, Ordering::Relaxed);
     }
 

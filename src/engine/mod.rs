@@ -1,8 +1,8 @@
 //! The loop: what a run does, step by step.
 //!
 //! [`state`] decides and remembers, without I/O; [`run`] performs the steps and journals what
-//! happened; [`plan`] is what a request and a definition agree on, [`demands`] whether the models can
-//! keep it. Who may start a run, where it is
+//! happened; [`plan`] is what a request and a definition agree on, [`demands`] whether the models
+//! can keep it. Who may start a run, where it is
 //! stored and who hears of it is not known here.
 
 pub mod budget;

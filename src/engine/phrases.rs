@@ -37,11 +37,14 @@ pub fn handed_over(supervisor: &str, reason: Option<&str>) -> String {
 
 /// The result of one call too many.
 pub fn too_many_calls(limit: u32) -> String {
-    format!("Error: not executed, only {limit} tool calls are executed per response. Call again in the next response.")
+    format!(
+        "Error: not executed, only {limit} tool calls are executed per response. Call again in the next response."
+    )
 }
 
 /// The result of a call after one that was blocked.
-pub const AFTER_A_BLOCK: &str = "Error: not executed, an earlier call of this response was blocked.";
+pub const AFTER_A_BLOCK: &str =
+    "Error: not executed, an earlier call of this response was blocked.";
 
 /// Asks for the answer that a run may still give at a limit.
 pub const ANSWER_NOW: &str = "A limit of this run was reached: no more tools can be called. Answer now, as completely as what \
@@ -66,14 +69,24 @@ pub fn errors(errors: &[ValidationError]) -> String {
 }
 
 /// The request for another attempt.
-pub fn another_attempt(list: &[ValidationError], output_tool: &str, submit_tool: Option<&str>) -> String {
+pub fn another_attempt(
+    list: &[ValidationError],
+    output_tool: &str,
+    submit_tool: Option<&str>,
+) -> String {
     let then = submit_tool.map(|submit| format!(", then call `{submit}`")).unwrap_or_default();
-    format!("{}\nCorrect every point and call `{output_tool}` again with the complete output{then}.", errors(list))
+    format!(
+        "{}\nCorrect every point and call `{output_tool}` again with the complete output{then}.",
+        errors(list)
+    )
 }
 
 /// The same where outputs are proposed by decisions.
 pub fn another_final_answer(list: &[ValidationError]) -> String {
-    format!("{}\nCorrect every point and give a `final_answer` with the complete output again.", errors(list))
+    format!(
+        "{}\nCorrect every point and give a `final_answer` with the complete output again.",
+        errors(list)
+    )
 }
 
 /// The request for a decision after an answer that holds none.
@@ -93,14 +106,19 @@ pub const NO_OBJECT: &str = "the answer is not a JSON object";
 
 /// The request to use the output tool after an answer in plain text.
 pub fn use_output_tool(output_tool: &str) -> String {
-    format!("Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output.")
+    format!(
+        "Error: answers in plain text are not accepted. Call `{output_tool}` with the complete output."
+    )
 }
 
 /// The request to call a tool after an answer that called none.
 pub fn call_a_tool(tool: Option<&str>) -> String {
     match tool {
-        Some(tool) => format!("You answered without calling `{tool}`. Call `{tool}` now, before you answer."),
-        None => "You answered without using a tool. Call one of your tools now, before you answer.".to_owned(),
+        Some(tool) => {
+            format!("You answered without calling `{tool}`. Call `{tool}` now, before you answer.")
+        }
+        None => "You answered without using a tool. Call one of your tools now, before you answer."
+            .to_owned(),
     }
 }
 
@@ -127,5 +145,7 @@ pub fn summarise(task: &str, record: &str) -> String {
 
 /// What stands in the conversation for the turns that were summarised.
 pub fn summary(text: &str) -> String {
-    format!("[Summary of the conversation so far; the turns that it stands for were removed]\n\n{text}")
+    format!(
+        "[Summary of the conversation so far; the turns that it stands for were removed]\n\n{text}"
+    )
 }

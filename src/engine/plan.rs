@@ -1,7 +1,7 @@
 //! What a run executes: a definition narrowed by a request.
 //!
-//! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can only
-//! shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
+//! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
+//! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -20,7 +20,8 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking, ToolChoicePolicy, Usd,
+    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking,
+    ToolChoicePolicy, Usd,
 };
 use crate::tools::executor::Executor;
 use crate::tools::use_skill;
@@ -76,13 +77,14 @@ pub struct Rules {
     pub client_tools: BTreeSet<String>,
     /// Whether there are tools besides those that hand the conversation to another agent.
     pub has_tools_of_its_own: bool,
-    /// What the dearest of the models costs, where there is a budget in dollars. Known to this service
-    /// only; a run that goes on elsewhere is judged by the prices there.
+    /// What the dearest of the models costs, where there is a budget in dollars. Known to this
+    /// service only; a run that goes on elsewhere is judged by the prices there.
     pub price: Option<Price>,
-    /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known window.
+    /// Tokens of the offered tools, estimated, where there is a budget in dollars or a known
+    /// window.
     pub offered_tokens: u64,
-    /// Tokens that the models read and write at most, in the order of the plan; known to this service
-    /// only, like the price.
+    /// Tokens that the models read and write at most, in the order of the plan; known to this
+    /// service only, like the price.
     pub windows: Vec<Window>,
 }
 
@@ -133,7 +135,8 @@ pub struct Plan {
 #[error("{}", .0.message)]
 pub struct PlanError(pub ValidationError);
 
-const DEGRADED: &str = "No tools are available to this agent: the loop was reduced to a single model call.";
+const DEGRADED: &str =
+    "No tools are available to this agent: the loop was reduced to a single model call.";
 
 impl Default for Rules {
     /// The rules of a reader: enough to fold a journal, nothing is decided by them.
@@ -161,8 +164,8 @@ impl Default for Rules {
 }
 
 impl Plan {
-    /// Narrows a definition. `executor` has the tools that the definition names, in its order; `active` are the skills
-    /// that are active from the start.
+    /// Narrows a definition. `executor` has the tools that the definition names, in its order;
+    /// `active` are the skills that are active from the start.
     ///
     /// # Errors
     /// [`PlanError`] with a pointer into the request for a value out of range or a combination that
@@ -179,10 +182,14 @@ impl Plan {
         let wanted = overrides.tools.as_deref();
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
-        let concurrent = infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
+        let concurrent =
+            infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
         let is_offered = |tool: &str| match tool {
-            use_skill::NAME => definition.skills.len() > active.len() && wanted.is_none_or(|wanted| !wanted.is_empty()),
+            use_skill::NAME => {
+                definition.skills.len() > active.len()
+                    && wanted.is_none_or(|wanted| !wanted.is_empty())
+            }
             _ => {
                 wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool)))
                     && use_skill::leaves(&bounds, tool)
@@ -191,7 +198,9 @@ impl Plan {
         let is_unknown = |name: &&String| !infos().any(|tool| means(name, &tool.name));
         let unknown = wanted.unwrap_or_default().iter().filter(is_unknown);
         let mut warnings: Vec<String> = unknown
-            .map(|name| format!("The request names the tool {name:?}, which this agent does not have."))
+            .map(|name| {
+                format!("The request names the tool {name:?}, which this agent does not have.")
+            })
             .collect();
         let mut offers: Vec<ToolOffer> = infos()
             .filter(|tool| !single && is_offered(&tool.name))
@@ -207,10 +216,14 @@ impl Plan {
         if single_shot && !single {
             warnings.push(DEGRADED.to_owned());
         }
-        let tool_choice = tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
+        let tool_choice =
+            tool_choice(overrides, &definition.tool_choice, &contract, &offers, single_shot)?;
         let budget = narrowed_budget(definition.governance.budget.clone(), overrides)?;
         Ok(Self {
-            models: models(overrides.model.as_ref().unwrap_or(&definition.model), &definition.fallback_models),
+            models: models(
+                overrides.model.as_ref().unwrap_or(&definition.model),
+                &definition.fallback_models,
+            ),
             temperature: temperature(overrides)?.or(definition.sampling.temperature),
             max_output_tokens: definition.sampling.max_output_tokens,
             thinking: definition.thinking,
@@ -221,19 +234,22 @@ impl Plan {
                 single_shot,
                 contract,
                 tool_choice,
-                strict_tool_choice: definition.strict_tool_choice || overrides.strict_tool_choice == Some(true),
-                react: (definition.driver == DriverKind::React && !single_shot).then_some(definition.react),
+                strict_tool_choice: definition.strict_tool_choice
+                    || overrides.strict_tool_choice == Some(true),
+                react: (definition.driver == DriverKind::React && !single_shot)
+                    .then_some(definition.react),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
-                stop_on_tool_block: definition.stop_on_tool_block || overrides.stop_on_tool_block == Some(true),
+                stop_on_tool_block: definition.stop_on_tool_block
+                    || overrides.stop_on_tool_block == Some(true),
                 concurrent: concurrent.map(|tool| tool.name.clone()).collect(),
                 cached: executor.cached().map(str::to_owned).collect(),
-                has_tools_of_its_own: offers
-                    .iter()
-                    .any(|offer| !matches!(Delegation::of_tool(&offer.name), Some(Delegation::Handoff(_)))),
+                has_tools_of_its_own: offers.iter().any(|offer| {
+                    !matches!(Delegation::of_tool(&offer.name), Some(Delegation::Handoff(_)))
+                }),
                 client_tools: client_tools.names().map(str::to_owned).collect(),
                 price: None,
                 offered_tokens: 0,
@@ -257,7 +273,8 @@ impl Plan {
             self.rules.price = prices.reduce(|a, b| Some(a?.dearest(b?))).flatten();
         }
         let tokens = |model: &str| router.resolve(model).ok()?.capabilities.context_window;
-        let windows = self.models.iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
+        let windows =
+            self.models.iter().map(|model| Window { model: model.clone(), tokens: tokens(model) });
         self.rules.windows = windows.collect();
         if has_cost
             || self.rules.budget.max_total_tokens.is_some()
@@ -294,15 +311,22 @@ impl Plan {
     /// [`PromptError`] where a template cannot be rendered with these inputs.
     pub fn opening(&self, inputs: &Value, background: &Background) -> Result<Opening, PromptError> {
         let Rules { single_shot, limits, budget, .. } = &self.rules;
-        let terms = Terms { single_shot: *single_shot, has_tools: self.tools().next().is_some(), limits, budget };
+        let terms = Terms {
+            single_shot: *single_shot,
+            has_tools: self.tools().next().is_some(),
+            limits,
+            budget,
+        };
         prompt::opening(&self.agent, inputs, &terms, background)
     }
 
-    /// Seconds that a call may take which leaves work to another agent: as long as the run, unless the agent says for
-    /// how long its calls may take.
+    /// Seconds that a call may take which leaves work to another agent: as long as the run, unless
+    /// the agent says for how long its calls may take.
     pub fn delegation_seconds(&self) -> u64 {
         match self.rules.limits.tool_call_timeout_seconds {
-            usual if usual == Limits::default().tool_call_timeout_seconds => self.rules.budget.max_duration_seconds,
+            usual if usual == Limits::default().tool_call_timeout_seconds => {
+                self.rules.budget.max_duration_seconds
+            }
             set => set,
         }
     }
@@ -354,20 +378,31 @@ fn client_tools(
     let is_taken = |name: &str| {
         executor.infos().any(|tool| tool.name == name)
             || output.is_some_and(|output| output.tool.name == name)
-            || output.and_then(|output| output.reflection.as_ref()).is_some_and(|it| it.submit.name == name)
+            || output
+                .and_then(|output| output.reflection.as_ref())
+                .is_some_and(|it| it.submit.name == name)
     };
     let tools = ClientTools::new(wanted, is_taken).map_err(PlanError)?;
-    let left: Vec<&ClientTool> = wanted.iter().filter(|tool| use_skill::leaves(bounds, &tool.name)).collect();
+    let left: Vec<&ClientTool> =
+        wanted.iter().filter(|tool| use_skill::leaves(bounds, &tool.name)).collect();
     offers.extend(left.iter().map(|tool| client_tools::offer(tool)));
     Ok(tools.only(|name| left.iter().any(|tool| tool.name == name)))
 }
 
 /// What an acceptable output is; its tools are offered behind the agent's.
-fn contract(definition: &Definition, overrides: &Overrides, single: bool, offers: &mut Vec<ToolOffer>) -> Contract {
+fn contract(
+    definition: &Definition,
+    overrides: &Overrides,
+    single: bool,
+    offers: &mut Vec<ToolOffer>,
+) -> Contract {
     let has_tools = !offers.is_empty();
     match &definition.output {
         None => Contract::Text {
-            confirm: has_tools && overrides.enable_double_confirmation.unwrap_or(definition.enable_double_confirmation),
+            confirm: has_tools
+                && overrides
+                    .enable_double_confirmation
+                    .unwrap_or(definition.enable_double_confirmation),
         },
         Some(output) => {
             if !single {
@@ -377,15 +412,21 @@ fn contract(definition: &Definition, overrides: &Overrides, single: bool, offers
                     input_schema: Arc::clone(&output.schema),
                 });
             }
-            let submit = output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
+            let submit =
+                output.reflection.as_ref().filter(|_| !single).map(|reflection| &reflection.submit);
             if let Some(submit) = submit {
                 offers.push(ToolOffer {
                     name: submit.name.clone(),
                     description: submit.description.clone(),
-                    input_schema: Arc::new(json!({"type": "object", "properties": {}, "additionalProperties": false})),
+                    input_schema: Arc::new(
+                        json!({"type": "object", "properties": {}, "additionalProperties": false}),
+                    ),
                 });
             }
-            Contract::Structured { tool: output.tool.name.clone(), submit: submit.map(|submit| submit.name.clone()) }
+            Contract::Structured {
+                tool: output.tool.name.clone(),
+                submit: submit.map(|submit| submit.name.clone()),
+            }
         }
     }
 }
@@ -396,7 +437,9 @@ fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
 
 /// Whether a name or glob of a request means a tool.
 fn means(name: &str, tool: &str) -> bool {
-    name == tool || name.contains('*') && Glob::new(name).is_ok_and(|glob| glob.compile_matcher().is_match(tool))
+    name == tool
+        || name.contains('*')
+            && Glob::new(name).is_ok_and(|glob| glob.compile_matcher().is_match(tool))
 }
 
 /// A model and those that may take over, each once.
@@ -407,7 +450,9 @@ fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
 
 fn temperature(overrides: &Overrides) -> Result<Option<f64>, PlanError> {
     match overrides.temperature {
-        Some(t) if !(0.0..=2.0).contains(&t) => Err(refused("/temperature", "temperature must be between 0 and 2")),
+        Some(t) if !(0.0..=2.0).contains(&t) => {
+            Err(refused("/temperature", "temperature must be between 0 and 2"))
+        }
         other => Ok(other),
     }
 }
@@ -431,7 +476,10 @@ fn tool_choice(
             "tool_choice none can never end under a structured contract: the output is a tool call"
         }
         (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
-            return Err(refused("/tool_choice", format!("tool_choice names {name:?}, which is not offered")));
+            return Err(refused(
+                "/tool_choice",
+                format!("tool_choice names {name:?}, which is not offered"),
+            ));
         }
         _ => return Ok(choice.clone()),
     };
@@ -483,7 +531,12 @@ fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
             o.tool_call_timeout_seconds,
             1,
         )?,
-        error_threshold: narrowed("/error_threshold", limits.error_threshold, o.error_threshold, 1)?,
+        error_threshold: narrowed(
+            "/error_threshold",
+            limits.error_threshold,
+            o.error_threshold,
+            1,
+        )?,
     })
 }
 

@@ -1,7 +1,7 @@
 //! What a model is shown of an output that it proposed, before it submits it.
 //!
-//! A template of the definition, or an endpoint of the operator. What cannot be shown is an error that the model reads;
-//! it may propose again.
+//! A template of the definition, or an endpoint of the operator. What cannot be shown is an error
+//! that the model reads; it may propose again.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -22,12 +22,18 @@ pub async fn reflect(
     handlers: &Handlers,
 ) -> Result<String, String> {
     if let Some(rendered) = agent.reflected(proposal, inputs) {
-        return rendered.map(capped).map_err(|error| format!("The output cannot be shown: {error}."));
+        return rendered
+            .map(capped)
+            .map_err(|error| format!("The output cannot be shown: {error}."));
     }
-    let reflection = agent.definition.output.as_ref().and_then(|contract| contract.reflection.as_ref());
-    let endpoint = reflection.and_then(|reflection| Some((reflection.url.as_deref()?, reflection.timeout_seconds)));
+    let reflection =
+        agent.definition.output.as_ref().and_then(|contract| contract.reflection.as_ref());
+    let endpoint = reflection
+        .and_then(|reflection| Some((reflection.url.as_deref()?, reflection.timeout_seconds)));
     match endpoint {
-        Some((url, timeout)) => handlers.reflected(url, timeout, proposal, inputs, run_id).await.map(capped),
+        Some((url, timeout)) => {
+            handlers.reflected(url, timeout, proposal, inputs, run_id).await.map(capped)
+        }
         None => Err("This output is not reflected.".to_owned()),
     }
 }

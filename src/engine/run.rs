@@ -32,7 +32,9 @@ use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames};
+use crate::providers::{
+    Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames,
+};
 use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, RunScope};
 
@@ -42,8 +44,8 @@ const MAY_LAG: usize = 1;
 /// Who takes the pieces of one answer; dropping it passes on what is left.
 pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 
-/// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind the
-/// event of the given number, which may not be durable yet.
+/// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind
+/// the event of the given number, which may not be durable yet.
 pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
 
 /// How others reach a run that is under way.
@@ -77,7 +79,9 @@ impl RunControl {
     }
 
     fn requested(&self) -> Option<RunEvent> {
-        self.token.is_cancelled().then(|| RunEvent::RunCancelRequested { reason: self.reason.get().cloned().flatten() })
+        self.token
+            .is_cancelled()
+            .then(|| RunEvent::RunCancelRequested { reason: self.reason.get().cloned().flatten() })
     }
 }
 
@@ -196,8 +200,17 @@ impl Run {
         let mut turns = background.turns;
         turns.push(Turn::User(opening.user));
         let (single_shot, warnings) = (self.plan.rules.single_shot, self.plan.warnings.clone());
-        self.record(RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings })?;
-        background.active.into_iter().try_for_each(|skill| self.record(RunEvent::SkillActivated(skill.bounds)))
+        self.record(RunEvent::RunStarted {
+            system: opening.system,
+            turns,
+            history,
+            single_shot,
+            warnings,
+        })?;
+        background
+            .active
+            .into_iter()
+            .try_for_each(|skill| self.record(RunEvent::SkillActivated(skill.bounds)))
     }
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
@@ -255,9 +268,17 @@ impl Run {
         self.record_all(events)
     }
 
-    /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what happens next.
+    /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what
+    /// happens next.
     async fn check(&mut self, proposal: &Proposal) -> Result<(), Stopped> {
-        if self.plan.agent.definition.output.as_ref().is_some_and(|output| output.validator.is_some()) {
+        if self
+            .plan
+            .agent
+            .definition
+            .output
+            .as_ref()
+            .is_some_and(|output| output.validator.is_some())
+        {
             self.hand_over(); // it may take a while
         }
         let deadline = self.state.deadline().map(instant_of);
@@ -282,7 +303,11 @@ impl Run {
         self.settle().await
     }
 
-    async fn ask_model(&mut self, choice: ToolChoice, output_cap: Option<u32>) -> Result<(), Stopped> {
+    async fn ask_model(
+        &mut self,
+        choice: ToolChoice,
+        output_cap: Option<u32>,
+    ) -> Result<(), Stopped> {
         let deadline = self.state.deadline().map(instant_of);
         let plan = Arc::clone(&self.plan);
         let inputs = Arc::clone(&self.inputs);
@@ -349,7 +374,8 @@ impl Run {
         self.plan.max_output_tokens.into_iter().chain(left).min()
     }
 
-    /// What the model said, and what is wrong with it where it decided nothing. Both are handed over together.
+    /// What the model said, and what is wrong with it where it decided nothing. Both are handed
+    /// over together.
     fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
         let Place { attempt, iteration, .. } = ask.place;
         let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
@@ -368,12 +394,14 @@ impl Run {
             fallback: answer.fallback,
             warnings: answer.warnings,
         });
-        std::iter::once(responded).chain(reading.undecided.map(|why| self.state.decision_failed(&why))).collect()
+        std::iter::once(responded)
+            .chain(reading.undecided.map(|why| self.state.decision_failed(&why)))
+            .collect()
     }
 }
 
-/// Asks the models in turn. One that the conversation does not fit, and cannot be made to fit, is a reason to
-/// ask the next.
+/// Asks the models in turn. One that the conversation does not fit, and cannot be made to fit, is a
+/// reason to ask the next.
 async fn complete(
     router: &Router,
     models: &[String],

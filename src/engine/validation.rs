@@ -1,7 +1,9 @@
-//! Whether a proposed output is accepted: its schema, then its rules, then whoever the operator asks over HTTP.
+//! Whether a proposed output is accepted: its schema, then its rules, then whoever the operator
+//! asks over HTTP.
 //!
-//! Each stage judges only what the ones before it accept, so that a rule need not fear a missing key and nobody is
-//! asked about nonsense. What a rejection means for the run is the state machine's.
+//! Each stage judges only what the ones before it accept, so that a rule need not fear a missing
+//! key and nobody is asked about nonsense. What a rejection means for the run is the state
+//! machine's.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -27,9 +29,12 @@ pub async fn errors_of(
         return errors;
     }
     let broken = agent.rules_broken_by(output, inputs);
-    let validator = agent.definition.output.as_ref().and_then(|contract| contract.validator.as_ref());
+    let validator =
+        agent.definition.output.as_ref().and_then(|contract| contract.validator.as_ref());
     match validator {
-        Some(validator) if broken.is_empty() => handlers.judged(validator, output, inputs, run_id).await,
+        Some(validator) if broken.is_empty() => {
+            handlers.judged(validator, output, inputs, run_id).await
+        }
         _ => broken,
     }
 }

@@ -1,7 +1,7 @@
 //! What a parked run waits for, and what became of it.
 //!
-//! A parked run has no owner. Whoever answers writes the answer beside the run; the replica that takes the run over
-//! turns it into events.
+//! A parked run has no owner. Whoever answers writes the answer beside the run; the replica that
+//! takes the run over turns it into events.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -36,7 +36,9 @@ impl WaitKind {
 
     /// The kind of that name.
     pub fn parse(name: &str) -> Option<Self> {
-        [Self::Approval, Self::Client, Self::Review, Self::Escalation].into_iter().find(|kind| kind.as_str() == name)
+        [Self::Approval, Self::Client, Self::Review, Self::Escalation]
+            .into_iter()
+            .find(|kind| kind.as_str() == name)
     }
 }
 

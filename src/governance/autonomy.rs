@@ -1,8 +1,9 @@
 //! Rule 3: how much the agent may do unasked.
 //!
-//! `read-only` blocks whatever changes something, `supervised` wants an approval before something that
-//! exists is lost, `full` leaves it to the other rules. A tool that declares no action is judged by the
-//! strongest effect it can have. Another agent may always be asked: it is held to the same bounds.
+//! `read-only` blocks whatever changes something, `supervised` wants an approval before something
+//! that exists is lost, `full` leaves it to the other rules. A tool that declares no action is
+//! judged by the strongest effect it can have. Another agent may always be asked: it is held to the
+//! same bounds.
 
 use super::gate::{Call, Question, Ruling};
 use super::{Action, ActionKind, Decision};
@@ -20,19 +21,19 @@ pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision
         _ => action.effect != Effect::Read || action.destructive,
     };
     match autonomy {
-        Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => {
-            Some((Decision::Blocked, format!("this agent is read-only and {} changes things", call.tool)))
-        }
-        Autonomy::ReadOnly => call
-            .actions
-            .iter()
-            .find(changes)
-            .map(|action| (Decision::Blocked, format!("this agent is read-only and may not {}", described(action)))),
-        Autonomy::Supervised => call
-            .actions
-            .iter()
-            .find(|a| a.destructive)
-            .map(|action| (Decision::Escalated, format!("to {} would lose what exists there", described(action)))),
+        Autonomy::ReadOnly if call.actions.is_empty() && call.effect != Effect::Read => Some((
+            Decision::Blocked,
+            format!("this agent is read-only and {} changes things", call.tool),
+        )),
+        Autonomy::ReadOnly => call.actions.iter().find(changes).map(|action| {
+            (
+                Decision::Blocked,
+                format!("this agent is read-only and may not {}", described(action)),
+            )
+        }),
+        Autonomy::Supervised => call.actions.iter().find(|a| a.destructive).map(|action| {
+            (Decision::Escalated, format!("to {} would lose what exists there", described(action)))
+        }),
         Autonomy::Full => None,
     }
 }

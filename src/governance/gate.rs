@@ -1,8 +1,8 @@
 //! The gate: every rule judges a call, the strictest decision wins, and what passes gets a permit.
 //!
-//! The order of [`RULES`] decides whose reason is told where two rules are equally strict, and nothing
-//! else. A new rule is one file with a `judge` function and one line in the list. A gate is made once
-//! for an agent definition, with every glob compiled, and is shared by all runs of it.
+//! The order of [`RULES`] decides whose reason is told where two rules are equally strict, and
+//! nothing else. A new rule is one file with a `judge` function and one line in the list. A gate is
+//! made once for an agent definition, with every glob compiled, and is shared by all runs of it.
 //!
 //! It does not look at the world: what a call would do is told by its actions.
 
@@ -37,8 +37,8 @@ pub(super) struct Question<'a> {
 pub(super) enum Ruling {
     /// It has nothing against it.
     NoObjection,
-    /// It has something against it: a clause that a model can act on. The gate puts the decision and the
-    /// rule's name before it.
+    /// It has something against it: a clause that a model can act on. The gate puts the decision
+    /// and the rule's name before it.
     Objection(Decision, String),
     /// It cannot decide, for this reason. That denies.
     Undecided(String),
@@ -85,7 +85,8 @@ pub enum Verdict {
     Pass {
         /// Without which no tool executes.
         permit: Permit,
-        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] where somebody approved.
+        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] where somebody
+        /// approved.
         decision: Decision,
         /// The rule that warned or asked, else `none`.
         rule: &'static str,
@@ -103,8 +104,8 @@ pub enum Verdict {
     },
 }
 
-/// Proof that the gate let these actions pass. Only the gate makes one; `Tool::execute` consumes it. A call that is
-/// repeated because it failed is the same call.
+/// Proof that the gate let these actions pass. Only the gate makes one; `Tool::execute` consumes
+/// it. A call that is repeated because it failed is the same call.
 #[derive(Debug, Clone)]
 pub struct Permit {
     actions: Vec<Action>,
@@ -122,7 +123,8 @@ impl Permit {
         self.actions.iter().any(|a| a.destructive)
     }
 
-    /// Whether a file that the execution comes upon, e.g. while it searches a permitted directory, may be shown.
+    /// Whether a file that the execution comes upon, e.g. while it searches a permitted directory,
+    /// may be shown.
     pub fn may_read(&self, path: &str) -> bool {
         self.paths.may_read(path)
     }
@@ -166,7 +168,12 @@ impl Gate {
         let approved_by = call.approved_by;
         let permit = Permit { actions: call.actions, paths: Arc::clone(&self.policy.paths) };
         let Some((decision, rule, reason)) = strictest else {
-            return Verdict::Pass { permit, decision: Decision::Allowed, rule: "none", reason: None };
+            return Verdict::Pass {
+                permit,
+                decision: Decision::Allowed,
+                rule: "none",
+                reason: None,
+            };
         };
         match decision {
             Decision::Allowed => Verdict::Pass { permit, decision, rule, reason: None },
@@ -174,15 +181,20 @@ impl Gate {
             Decision::Escalated => {
                 let asks = format!("The {rule} rule asks for an approval: {reason}.");
                 match approved_by {
-                    Some(by) => {
-                        Verdict::Pass { permit, decision, rule, reason: Some(format!("{asks} Approved by {by}.")) }
-                    }
+                    Some(by) => Verdict::Pass {
+                        permit,
+                        decision,
+                        rule,
+                        reason: Some(format!("{asks} Approved by {by}.")),
+                    },
                     None => Verdict::Stop { decision, rule, reason: asks },
                 }
             }
-            Decision::Blocked => {
-                Verdict::Stop { decision, rule, reason: format!("Blocked by the {rule} rule: {reason}.") }
-            }
+            Decision::Blocked => Verdict::Stop {
+                decision,
+                rule,
+                reason: format!("Blocked by the {rule} rule: {reason}."),
+            },
         }
     }
 }

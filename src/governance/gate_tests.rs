@@ -1,7 +1,7 @@
 //! The gate's rules as tables: one row is one case, to be read as documentation.
 //!
-//! Each table leaves everything to its own rule, so that what it shows is that rule alone; how rules are
-//! weighed against one another has a table of its own.
+//! Each table leaves everything to its own rule, so that what it shows is that rule alone; how
+//! rules are weighed against one another has a table of its own.
 
 use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
 use crate::event::SkillActivated;
@@ -12,7 +12,12 @@ use ToolPolicy::{Allow, Ask, Deny};
 
 /// Everything is allowed, so that a table shows what its own rule says.
 fn permissive() -> Policy {
-    Policy { autonomy: Autonomy::Full, read: vec!["./**".into()], write: vec!["./**".into()], ..Policy::default() }
+    Policy {
+        autonomy: Autonomy::Full,
+        read: vec!["./**".into()],
+        write: vec!["./**".into()],
+        ..Policy::default()
+    }
 }
 
 /// `r path` reads, `w path` writes, `x path` writes and loses what is there, `c name` calls.
@@ -28,14 +33,21 @@ fn action(text: &str) -> Action {
 }
 
 /// Decision, rule and reason of a call of `file_ops` that does `actions`.
-fn judged(policy: &Policy, scopes: &[&str], tool: &str, actions: &[&str]) -> (Decision, &'static str, String) {
+fn judged(
+    policy: &Policy,
+    scopes: &[&str],
+    tool: &str,
+    actions: &[&str],
+) -> (Decision, &'static str, String) {
     let scopes: Vec<String> = scopes.iter().map(ToString::to_string).collect();
     let actions = actions.iter().map(|a| action(a)).collect();
     match Gate::new(policy)
         .unwrap()
         .judge(&scopes, Call { tool, effect: Once, actions, approved_by: None, skills: &[] })
     {
-        Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason.unwrap_or_default()),
+        Verdict::Pass { decision, rule, reason, .. } => {
+            (decision, rule, reason.unwrap_or_default())
+        }
         Verdict::Stop { decision, rule, reason } => (decision, rule, reason),
     }
 }
@@ -64,8 +76,10 @@ fn tool_policies_go_by_name_and_the_strictest_match_wins() {
         (&[("*", Deny)],                                   "mcp:time/now",  Blocked),
     ];
     for (policies, tool, expected) in table {
-        let tool_policies = policies.iter().map(|(glob, policy)| ((*glob).to_owned(), *policy)).collect();
-        let (decision, rule, _) = judged(&Policy { tool_policies, ..permissive() }, &["tools:execute"], tool, &["r a"]);
+        let tool_policies =
+            policies.iter().map(|(glob, policy)| ((*glob).to_owned(), *policy)).collect();
+        let (decision, rule, _) =
+            judged(&Policy { tool_policies, ..permissive() }, &["tools:execute"], tool, &["r a"]);
         assert_eq!(decision, expected, "{policies:?} on {tool}");
         assert_eq!(rule == "tool_policy", expected != Allowed, "{policies:?} on {tool}");
     }
@@ -93,7 +107,8 @@ fn autonomy_bounds_what_is_done_unasked() {
         (Full,       &[],               Allowed),
     ];
     for (autonomy, actions, expected) in table {
-        let (decision, rule, _) = judged(&Policy { autonomy, ..permissive() }, &["admin"], "file_ops", actions);
+        let (decision, rule, _) =
+            judged(&Policy { autonomy, ..permissive() }, &["admin"], "file_ops", actions);
         assert_eq!(decision, expected, "{autonomy:?} {actions:?}");
         assert_eq!(rule == "autonomy", expected != Allowed, "{autonomy:?} {actions:?}");
     }
@@ -104,8 +119,14 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
     let policy = Policy { autonomy: Autonomy::ReadOnly, ..permissive() };
     let gate = Gate::new(&policy).unwrap();
     let scopes = ["admin".to_owned()];
-    let mkdir = Action { what: ActionKind::Write("a".into()), effect: Idempotent, destructive: false, lines: 0 };
-    let odd = Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true, lines: 0 };
+    let mkdir = Action {
+        what: ActionKind::Write("a".into()),
+        effect: Idempotent,
+        destructive: false,
+        lines: 0,
+    };
+    let odd =
+        Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true, lines: 0 };
     for (effect, actions, passes) in [
         (Read, vec![], true),
         (Idempotent, vec![], false),
@@ -113,8 +134,10 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
         (Read, vec![odd], false),
         (Once, vec![action("r a")], true),
     ] {
-        let verdict =
-            gate.judge(&scopes, Call { tool: "t", effect, actions: actions.clone(), approved_by: None, skills: &[] });
+        let verdict = gate.judge(
+            &scopes,
+            Call { tool: "t", effect, actions: actions.clone(), approved_by: None, skills: &[] },
+        );
         assert_eq!(matches!(verdict, Verdict::Pass { .. }), passes, "{effect:?} {actions:?}");
     }
 }
@@ -143,7 +166,13 @@ fn a_scope_for_tools_is_needed() {
 }
 
 /// Read, write and deny globs, an action, the decision.
-type PathRow = (&'static [&'static str], &'static [&'static str], &'static [&'static str], &'static str, Decision);
+type PathRow = (
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static [&'static str],
+    &'static str,
+    Decision,
+);
 
 #[test]
 fn paths_need_a_glob_and_deny_beats_all() {
@@ -211,9 +240,13 @@ fn paths_need_a_glob_and_deny_beats_all() {
     ];
     let owned = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
     for (read, write, deny, action, expected) in table {
-        let policy = Policy { read: owned(read), write: owned(write), deny: owned(deny), ..permissive() };
+        let policy =
+            Policy { read: owned(read), write: owned(write), deny: owned(deny), ..permissive() };
         let (decision, rule, reason) = judged(&policy, &["admin"], "file_ops", &[action]);
-        assert_eq!(decision, expected, "read {read:?} write {write:?} deny {deny:?}: {action}: {reason}");
+        assert_eq!(
+            decision, expected,
+            "read {read:?} write {write:?} deny {deny:?}: {action}: {reason}"
+        );
         assert_eq!(rule == "path", expected != Allowed, "{action}");
     }
 }
@@ -221,7 +254,8 @@ fn paths_need_a_glob_and_deny_beats_all() {
 #[test]
 fn every_action_of_a_call_must_pass() {
     let policy = Policy { write: vec!["out/**".into()], ..permissive() };
-    let (decision, rule, reason) = judged(&policy, &["admin"], "file_ops", &["r src/a", "w out/a", "w src/a"]);
+    let (decision, rule, reason) =
+        judged(&policy, &["admin"], "file_ops", &["r src/a", "w out/a", "w src/a"]);
     assert_eq!((decision, rule), (Blocked, "path"));
     assert!(reason.contains("\"src/a\""), "{reason}");
 }
@@ -249,8 +283,14 @@ fn the_strictest_decision_wins_and_the_first_rule_among_equals() {
 
 #[test]
 fn reasons_are_sentences_that_name_the_rule() {
-    let policy = Policy { write: vec!["./out/**".into(), "tmp".into()], deny: vec!["**/.env".into()], ..permissive() };
-    let reason = |policy: &Policy, scopes: &[&str], action: &str| judged(policy, scopes, "file_ops", &[action]).2;
+    let policy = Policy {
+        write: vec!["./out/**".into(), "tmp".into()],
+        deny: vec!["**/.env".into()],
+        ..permissive()
+    };
+    let reason = |policy: &Policy, scopes: &[&str], action: &str| {
+        judged(policy, scopes, "file_ops", &[action]).2
+    };
     insta::assert_snapshot!(
         [
             reason(&policy, &["admin"], "w src/a"),
@@ -276,10 +316,17 @@ fn reasons_are_sentences_that_name_the_rule() {
 
 #[test]
 fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
-    let policy = Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
+    let policy =
+        Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
     let verdict = Gate::new(&policy).unwrap().judge(
         &["admin".to_owned()],
-        Call { tool: "file_ops", effect: Once, actions: vec![action("r src")], approved_by: None, skills: &[] },
+        Call {
+            tool: "file_ops",
+            effect: Once,
+            actions: vec![action("r src")],
+            approved_by: None,
+            skills: &[],
+        },
     );
     let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
@@ -293,9 +340,11 @@ fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
 
 #[test]
 fn a_pattern_that_means_nothing_is_refused() {
-    let with = |read: &str| Gate::new(&Policy { read: vec![read.into()], ..Policy::default() }).err();
+    let with =
+        |read: &str| Gate::new(&Policy { read: vec![read.into()], ..Policy::default() }).err();
     for pattern in ["", "/etc/**", ".//etc", "../**", "a/../b", "a[", "{a"] {
-        let error: PolicyError = with(pattern).unwrap_or_else(|| panic!("{pattern:?} was accepted"));
+        let error: PolicyError =
+            with(pattern).unwrap_or_else(|| panic!("{pattern:?} was accepted"));
         assert_eq!((error.setting, error.pattern.as_str()), ("paths.read", pattern));
     }
     let tools = Policy { tool_policies: vec![("a[".into(), Deny)], ..Policy::default() };
@@ -303,7 +352,12 @@ fn a_pattern_that_means_nothing_is_refused() {
 }
 
 /// Allowed (none: all), disallowed, autonomy, tools that need approval.
-type SkillRule = (Option<&'static [&'static str]>, &'static [&'static str], Option<Autonomy>, &'static [&'static str]);
+type SkillRule = (
+    Option<&'static [&'static str]>,
+    &'static [&'static str],
+    Option<Autonomy>,
+    &'static [&'static str],
+);
 
 #[test]
 fn active_skills_only_narrow() {
@@ -327,8 +381,12 @@ fn active_skills_only_narrow() {
         (vec![(Some(&[]), &["*"], Some(Autonomy::ReadOnly), &["*"])], "use_skill", "c x", Allowed),
         (vec![(None, &["["], None, &[])], "shell", "r x", Blocked),
     ];
-    let policy =
-        Policy { autonomy: Autonomy::Full, read: vec!["./**".into()], write: vec!["./**".into()], ..Policy::default() };
+    let policy = Policy {
+        autonomy: Autonomy::Full,
+        read: vec!["./**".into()],
+        write: vec!["./**".into()],
+        ..Policy::default()
+    };
     for (rules, tool, does, expected) in rows {
         let names = |globs: &[&str]| globs.iter().map(ToString::to_string).collect::<Vec<_>>();
         let skill = |(allowed, denied, autonomy, asks): &SkillRule| SkillActivated {
@@ -339,9 +397,18 @@ fn active_skills_only_narrow() {
             approval_required: names(asks),
         };
         let skills: Vec<SkillActivated> = rules.iter().map(skill).collect();
-        let call = Call { tool, effect: Once, actions: vec![action(does)], approved_by: None, skills: &skills };
-        let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call) {
-            Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => (decision, rule),
+        let call = Call {
+            tool,
+            effect: Once,
+            actions: vec![action(does)],
+            approved_by: None,
+            skills: &skills,
+        };
+        let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call)
+        {
+            Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => {
+                (decision, rule)
+            }
         };
         let by = if expected == Allowed { "none" } else { "skill" };
         assert_eq!((decision, rule), (expected, by), "{rules:?} {tool} {does}");

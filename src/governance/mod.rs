@@ -1,9 +1,9 @@
 //! What a tool call may do: actions in, one decision out.
 //!
 //! The gate knows no tool. A tool turns its validated arguments into [`Action`]s; every rule judges
-//! them; the strictest decision wins and a rule that cannot decide blocks. Rules are functions in one
-//! ordered list, one file each. The gate does no I/O and executes nothing; what it lets pass gets a
-//! [`Permit`], which nothing else can make and without which no tool executes.
+//! them; the strictest decision wins and a rule that cannot decide blocks. Rules are functions in
+//! one ordered list, one file each. The gate does no I/O and executes nothing; what it lets pass
+//! gets a [`Permit`], which nothing else can make and without which no tool executes.
 
 mod autonomy;
 mod gate;

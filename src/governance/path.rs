@@ -1,9 +1,9 @@
 //! Rule 7: which paths of the workspace may be read and written.
 //!
-//! `deny` beats everything and covers what lies beneath a denied directory. Reading needs a `read` glob,
-//! writing a `write` glob; an empty list permits nothing. Paths arrive resolved and normalised, relative
-//! to the workspace (`.` is its root); one that is not is a fault of the tool and is denied. The rule
-//! matches names and never looks at a disk.
+//! `deny` beats everything and covers what lies beneath a denied directory. Reading needs a `read`
+//! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and
+//! normalised, relative to the workspace (`.` is its root); one that is not is a fault of the tool
+//! and is denied. The rule matches names and never looks at a disk.
 
 use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
 
@@ -28,7 +28,11 @@ struct Patterns {
 }
 
 impl PathRules {
-    pub(super) fn new(read: &[String], write: &[String], deny: &[String]) -> Result<Self, PolicyError> {
+    pub(super) fn new(
+        read: &[String],
+        write: &[String],
+        deny: &[String],
+    ) -> Result<Self, PolicyError> {
         Ok(Self {
             read: Patterns::new("paths.read", read)?,
             write: Patterns::new("paths.write", write)?,
@@ -55,14 +59,19 @@ impl Patterns {
         let mut set = GlobSetBuilder::new();
         let mut origin = Vec::new();
         for (index, pattern) in written.iter().enumerate() {
-            let wrong = |message: String| PolicyError { setting, pattern: pattern.clone(), message };
+            let wrong =
+                |message: String| PolicyError { setting, pattern: pattern.clone(), message };
             for glob in globs(pattern).map_err(|message| wrong(message.to_owned()))? {
                 let compiled = GlobBuilder::new(&glob).literal_separator(true).build();
                 set.add(compiled.map_err(|e| wrong(format!("is not a glob: {}", e.kind())))?);
                 origin.push(index);
             }
         }
-        let wrong = |error: globset::Error| PolicyError { setting, pattern: String::new(), message: error.to_string() };
+        let wrong = |error: globset::Error| PolicyError {
+            setting,
+            pattern: String::new(),
+            message: error.to_string(),
+        };
         Ok(Self { written: written.to_vec(), set: set.build().map_err(wrong)?, origin })
     }
 
@@ -82,7 +91,8 @@ impl Patterns {
     }
 }
 
-/// The globs that a written pattern stands for. `dir/**`, and `dir/` for short, include `dir` itself.
+/// The globs that a written pattern stands for. `dir/**`, and `dir/` for short, include `dir`
+/// itself.
 fn globs(pattern: &str) -> Result<Vec<String>, &'static str> {
     let mut relative = pattern;
     while let Some(rest) = relative.strip_prefix("./") {

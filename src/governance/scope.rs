@@ -8,7 +8,9 @@ use super::gate::{Question, Ruling};
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = question.call.tool;
     let grants = |scope: &String| {
-        scope == "tools:execute" || scope == "admin" || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
+        scope == "tools:execute"
+            || scope == "admin"
+            || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
     };
     if question.scopes.iter().any(grants) {
         return Ruling::NoObjection;

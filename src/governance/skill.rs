@@ -1,7 +1,7 @@
 //! Rule 5: what active skills leave of the tools, and how much may be done unasked meanwhile.
 //!
-//! Skills only narrow: a tool must be allowed by all of them and disallowed by none, the strictest autonomy holds.
-//! `use_skill` itself is never taken away.
+//! Skills only narrow: a tool must be allowed by all of them and disallowed by none, the strictest
+//! autonomy holds. `use_skill` itself is never taken away.
 
 use globset::Glob;
 
@@ -19,12 +19,22 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     for skill in call.skills.iter().filter(|_| call.tool != USE_SKILL) {
         let name = &skill.skill;
         let found = if !allows(skill, call.tool) {
-            Some((Decision::Blocked, format!("the skill {name} does not allow {}; do without it", call.tool)))
-        } else if let Some((decision, reason)) = skill.autonomy.and_then(|autonomy| objection(autonomy, call)) {
+            Some((
+                Decision::Blocked,
+                format!("the skill {name} does not allow {}; do without it", call.tool),
+            ))
+        } else if let Some((decision, reason)) =
+            skill.autonomy.and_then(|autonomy| objection(autonomy, call))
+        {
             Some((decision, format!("while the skill {name} is active, {reason}")))
         } else {
             let asks = any(&skill.approval_required, call.tool);
-            asks.then(|| (Decision::Escalated, format!("the skill {name} asks before every call of {}", call.tool)))
+            asks.then(|| {
+                (
+                    Decision::Escalated,
+                    format!("the skill {name} asks before every call of {}", call.tool),
+                )
+            })
         };
         strictest = match (strictest, found) {
             (Some(so_far), Some(found)) if found.0 <= so_far.0 => Some(so_far),
@@ -36,7 +46,8 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
 
 /// Whether a skill leaves a tool to be called.
 pub(super) fn allows(skill: &SkillActivated, tool: &str) -> bool {
-    skill.allowed_tools.as_ref().is_none_or(|allowed| any(allowed, tool)) && !denies(&skill.disallowed_tools, tool)
+    skill.allowed_tools.as_ref().is_none_or(|allowed| any(allowed, tool))
+        && !denies(&skill.disallowed_tools, tool)
 }
 
 fn any(globs: &[String], tool: &str) -> bool {
@@ -45,5 +56,7 @@ fn any(globs: &[String], tool: &str) -> bool {
 
 /// What is no glob denies.
 fn denies(globs: &[String], tool: &str) -> bool {
-    globs.iter().any(|glob| Glob::new(glob).map_or(true, |glob| glob.compile_matcher().is_match(tool)))
+    globs
+        .iter()
+        .any(|glob| Glob::new(glob).map_or(true, |glob| glob.compile_matcher().is_match(tool)))
 }

@@ -7,7 +7,8 @@ use globset::{Glob, GlobMatcher};
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Decision, ToolPolicy};
 
-/// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no tool.
+/// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no
+/// tool.
 pub(super) struct ToolPolicies(Vec<(GlobMatcher, ToolPolicy)>);
 
 impl ToolPolicies {
@@ -32,8 +33,14 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         ToolPolicy::Ask => Some((Decision::Escalated, glob, "asks before")),
         ToolPolicy::Deny => Some((Decision::Blocked, glob, "denies")),
     });
-    objections.max_by_key(|(decision, ..)| *decision).map_or(Ruling::NoObjection, |(decision, glob, verb)| {
-        let reason = format!("the policy for {} {verb} every call of {tool}; do without it", glob.glob());
-        Ruling::Objection(decision, reason)
-    })
+    objections.max_by_key(|(decision, ..)| *decision).map_or(
+        Ruling::NoObjection,
+        |(decision, glob, verb)| {
+            let reason = format!(
+                "the policy for {} {verb} every call of {tool}; do without it",
+                glob.glob()
+            );
+            Ruling::Objection(decision, reason)
+        },
+    )
 }

@@ -24,13 +24,15 @@ impl FromRequestParts<App> for Media {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
-        let refused = || Problem::new(Code::NotAcceptable, "This answers application/json or text/event-stream.");
+        let refused = || {
+            Problem::new(Code::NotAcceptable, "This answers application/json or text/event-stream.")
+        };
         preferred(&parts.headers).ok_or_else(refused)
     }
 }
 
-/// The one that the caller likes better. Streams are given to those who name them; on a tie they win,
-/// because who names them can read them.
+/// The one that the caller likes better. Streams are given to those who name them; on a tie they
+/// win, because who names them can read them.
 fn preferred(headers: &HeaderMap) -> Option<Media> {
     let mut given = headers.get_all(ACCEPT).iter().peekable();
     if given.peek().is_none() {

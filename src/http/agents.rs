@@ -72,8 +72,10 @@ impl ToSchema for AgentDetail {
 
 impl PartialSchema for AgentDetail {
     fn schema() -> RefOr<Schema> {
-        let about = "An agent's definition with all defaults filled in, and the version that is loaded.";
-        let mut object = one_object(about, properties::<Definition>().chain(properties::<LoadedVersion>()));
+        let about =
+            "An agent's definition with all defaults filled in, and the version that is loaded.";
+        let mut object =
+            one_object(about, properties::<Definition>().chain(properties::<LoadedVersion>()));
         object.required = always_told();
         object.example = Some(json!({
             "name": "repo-guide",
@@ -130,7 +132,8 @@ pub(crate) async fn list_agents(
 ) -> Result<Json<Listing<AgentSummary>>, Problem> {
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
-    let agents = app.catalogue.agents().iter().map(|agent| AgentSummary::from(agent.as_ref())).collect();
+    let agents =
+        app.catalogue.agents().iter().map(|agent| AgentSummary::from(agent.as_ref())).collect();
     Ok(Json(Listing::of_all(agents, &page)))
 }
 

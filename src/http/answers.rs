@@ -25,9 +25,18 @@ impl IntoResponses for Answers {
             .content("application/json", Content::new(Some(Ref::from_schema_name("RunDetail"))))
             .header("x-run-id", text("The run."))
             .header("location", text("Where to ask for the run."))
-            .header("preference-applied", text("`respond-async`, where that is why there is no end to tell."))
-            .header("idempotency-replayed", text("`true` where the key stood for an earlier request."));
-        BTreeMap::from([("200".to_owned(), RefOr::T(ended.build())), ("202".to_owned(), RefOr::T(accepted.build()))])
+            .header(
+                "preference-applied",
+                text("`respond-async`, where that is why there is no end to tell."),
+            )
+            .header(
+                "idempotency-replayed",
+                text("`true` where the key stood for an earlier request."),
+            );
+        BTreeMap::from([
+            ("200".to_owned(), RefOr::T(ended.build())),
+            ("202".to_owned(), RefOr::T(accepted.build())),
+        ])
     }
 }
 
@@ -44,7 +53,8 @@ pub(crate) const EXAMPLE_FRAME: &str = "event: attempt.started\nid: 2\n\
 fn events() -> Content {
     let text = "Server-Sent Events: `id` is the number of the event, `event` its type, `data` the whole event as \
                 JSON. The last event's `data.run` is the answer as JSON.";
-    let mut content = Content::new(Some(ObjectBuilder::new().schema_type(Type::String).description(Some(text))));
+    let mut content =
+        Content::new(Some(ObjectBuilder::new().schema_type(Type::String).description(Some(text))));
     content.example = Some(EXAMPLE_FRAME.into());
     content
 }

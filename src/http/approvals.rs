@@ -1,7 +1,7 @@
 //! What runs wait for: the list of it, and answers to it.
 //!
-//! An answer is taken once; who comes later hears that nothing is waited for any more. What an answer means for the run
-//! is decided where the run goes on.
+//! An answer is taken once; who comes later hears that nothing is waited for any more. What an
+//! answer means for the run is decided where the run goes on.
 
 use axum::Json;
 use axum::extract::State;
@@ -94,7 +94,8 @@ pub(crate) struct ApproveRequest {
     /// Kept with the decision; at most 1000 characters.
     #[schema(max_length = 1000, example = "looks right")]
     reason: Option<String>,
-    /// Arguments to execute the call with instead of the model's; they are checked and judged like those.
+    /// Arguments to execute the call with instead of the model's; they are checked and judged like
+    /// those.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
 }
@@ -110,7 +111,11 @@ pub(crate) struct DenyRequest {
 
 /// The fields of an answer, whose reason has a bound.
 fn answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, Problem> {
-    if body.get("reason").and_then(Value::as_str).is_some_and(|reason| reason.chars().count() > 1000) {
+    if body
+        .get("reason")
+        .and_then(Value::as_str)
+        .is_some_and(|reason| reason.chars().count() > 1000)
+    {
         return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
     }
     fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))
@@ -118,8 +123,8 @@ fn answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, P
 
 /// Approve a tool call
 ///
-/// The call is executed when everything that the run waits for is answered. With the id of an escalation: the run goes
-/// on.
+/// The call is executed when everything that the run waits for is answered. With the id of an
+/// escalation: the run goes on.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/approve", tag = "approvals",
     security(("bearer" = ["runs:approve"])),
@@ -193,8 +198,8 @@ pub(crate) enum ReviewOutcome {
 
 /// Resolve a tool call
 ///
-/// For a run that needs a review: says what became of a call that must not be repeated and that the service did not see
-/// the end of.
+/// For a run that needs a review: says what became of a call that must not be repeated and that the
+/// service did not see the end of.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/resolve", tag = "approvals",
     security(("bearer" = ["runs:approve"])),
@@ -216,9 +221,15 @@ pub(crate) async fn resolve_tool_call(
     refuse_anonymous(&app.auth)?;
     let found = match answer(body)? {
         ResolveRequest { outcome: ReviewOutcome::Happened, result } => Found::Happened { result },
-        ResolveRequest { outcome: ReviewOutcome::DidNotHappen, result: None } => Found::DidNotHappen,
+        ResolveRequest { outcome: ReviewOutcome::DidNotHappen, result: None } => {
+            Found::DidNotHappen
+        }
         ResolveRequest { .. } => {
-            return Err(Problem::at(Code::InvalidInputs, "/result", "what did not happen has no result"));
+            return Err(Problem::at(
+                Code::InvalidInputs,
+                "/result",
+                "what did not happen has no result",
+            ));
         }
     };
     let run = app.runtime.review(&caller, place, found).await?;
@@ -240,7 +251,8 @@ pub(crate) struct ToolResultRequest {
 
 /// Give the result of a client tool
 ///
-/// For a call of one of the request's `client_tools`. The run goes on when everything that it waits for is answered.
+/// For a call of one of the request's `client_tools`. The run goes on when everything that it waits
+/// for is answered.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/result", tag = "approvals",
     security(("bearer" = ["agents:invoke"])),

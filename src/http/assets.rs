@@ -9,7 +9,9 @@ use std::sync::LazyLock;
 use axum::Router;
 use axum::body::Bytes;
 use axum::extract::Path;
-use axum::http::header::{CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH};
+use axum::http::header::{
+    CACHE_CONTROL, CONTENT_SECURITY_POLICY, CONTENT_TYPE, ETAG, IF_NONE_MATCH,
+};
 use axum::http::{HeaderMap, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Redirect, Response};
 use axum::routing::get;
@@ -34,25 +36,39 @@ struct File {
 
 impl Site {
     /// Files by name under the Content-Security-Policy that holds for all of them.
-    pub(crate) fn new(policy: &'static str, files: impl IntoIterator<Item = (&'static str, Bytes)>) -> Self {
+    pub(crate) fn new(
+        policy: &'static str,
+        files: impl IntoIterator<Item = (&'static str, Bytes)>,
+    ) -> Self {
         let file = |(name, content): (&'static str, Bytes)| {
             let content_type = HeaderValue::from_static(content_type(name));
             File { name, content_type, etag: etag(&content), content }
         };
-        Self { policy: HeaderValue::from_static(policy), files: files.into_iter().map(file).collect() }
+        Self {
+            policy: HeaderValue::from_static(policy),
+            files: files.into_iter().map(file).collect(),
+        }
     }
 
     /// The page at a path, and its files beneath it.
     pub(crate) fn routes(site: &'static LazyLock<Self>, path: &'static str) -> Router<App> {
         let page = get(async move |asked: HeaderMap| site.answer("index.html", &asked));
-        let file = get(async move |Path(name): Path<String>, asked: HeaderMap| site.answer(&name, &asked));
+        let file =
+            get(async move |Path(name): Path<String>, asked: HeaderMap| site.answer(&name, &asked));
         let slash = get(async move || Redirect::permanent(&format!("..{path}")));
-        Router::new().route(path, page).route(&format!("{path}/"), slash).route(&format!("{path}/{{file}}"), file)
+        Router::new()
+            .route(path, page)
+            .route(&format!("{path}/"), slash)
+            .route(&format!("{path}/{{file}}"), file)
     }
 
     /// The file, or word that the caller has it already.
     fn answer(&self, name: &str, asked: &HeaderMap) -> Result<Response, Problem> {
-        let file = self.files.iter().find(|file| file.name == name).ok_or_else(|| Problem::not_found("path"))?;
+        let file = self
+            .files
+            .iter()
+            .find(|file| file.name == name)
+            .ok_or_else(|| Problem::not_found("path"))?;
         let headers = [
             (CONTENT_SECURITY_POLICY, self.policy.clone()),
             (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
@@ -61,7 +77,8 @@ impl Site {
         if is_known(asked, &file.etag) {
             return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
         }
-        Ok((headers, [(CONTENT_TYPE, file.content_type.clone())], file.content.clone()).into_response())
+        Ok((headers, [(CONTENT_TYPE, file.content_type.clone())], file.content.clone())
+            .into_response())
     }
 }
 
@@ -78,7 +95,8 @@ fn content_type(name: &str) -> &'static str {
 fn etag(content: &[u8]) -> HeaderValue {
     let hash = Sha256::digest(content);
     let number = hash.iter().take(16).fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
-    HeaderValue::from_str(&format!("W/\"{number:032x}\"")).unwrap_or(HeaderValue::from_static("\"\""))
+    HeaderValue::from_str(&format!("W/\"{number:032x}\""))
+        .unwrap_or(HeaderValue::from_static("\"\""))
 }
 
 /// RFC 9110 §13.1.2: weak comparison with each of a list, or `*`.

@@ -92,7 +92,8 @@ pub(crate) async fn list_audit(
     caller: Scoped<AuditRead>,
     mut params: Params,
 ) -> Result<Json<Listing<AuditView>>, Problem> {
-    let one_of = |names: &'static [&str]| move |text: &str| names.contains(&text).then(|| text.to_owned());
+    let one_of =
+        |names: &'static [&str]| move |text: &str| names.contains(&text).then(|| text.to_owned());
     let filter = AuditFilter {
         run_id: params.uuid("run_id")?,
         tool: params.text("tool"),

@@ -1,4 +1,5 @@
-//! Who asks, and whether they may: bearer keys, and the scopes that handlers name as argument types.
+//! Who asks, and whether they may: bearer keys, and the scopes that handlers name as argument
+//! types.
 //!
 //! A handler gets its caller, and with it the tenant, only through [`Scoped`]; nothing else in a
 //! request can name a tenant. What a caller's tools may do is the gate's business, not this file's.
@@ -107,10 +108,14 @@ impl Identity {
     }
 }
 
-/// Refuses a caller of whom nobody knows who it is: where keys are not asked for, everybody is the same.
+/// Refuses a caller of whom nobody knows who it is: where keys are not asked for, everybody is the
+/// same.
 pub(crate) fn refuse_anonymous(auth: &Auth) -> Result<(), Problem> {
     match auth {
-        Auth::None => Err(Problem::new(Code::Forbidden, "A decision needs somebody who made it: use an API key.")),
+        Auth::None => Err(Problem::new(
+            Code::Forbidden,
+            "A decision needs somebody who made it: use an API key.",
+        )),
         Auth::Local(_) | Auth::ApiKeys => Ok(()),
     }
 }
@@ -185,13 +190,19 @@ impl KeyRing {
         let revocations = {
             let read = self.lock();
             match read.keys.get(id) {
-                Some(known) if known.read_at.elapsed() < Self::FRESH => return Ok(Some(known.clone())),
+                Some(known) if known.read_at.elapsed() < Self::FRESH => {
+                    return Ok(Some(known.clone()));
+                }
                 _ => read.revocations,
             }
         };
         let read_at = Instant::now();
         let Some(key) = store.key(id).await? else { return Ok(None) };
-        let caller = Caller { subject: key.id.clone(), tenant: key.tenant.clone(), scopes: key.scopes.clone() };
+        let caller = Caller {
+            subject: key.id.clone(),
+            tenant: key.tenant.clone(),
+            scopes: key.scopes.clone(),
+        };
         let known = Known { key: Arc::new(key), caller: Arc::new(caller), read_at };
         let mut read = self.lock();
         if read.revocations == revocations {

@@ -1,7 +1,7 @@
 //! The API document for people: Swagger UI, from files that the crate brings along.
 //!
-//! It reads `/openapi.json` of this service and asks nobody else; its own scripts and styles are not
-//! ours to change, so the policy allows the inline styles that they set.
+//! It reads `/openapi.json` of this service and asks nobody else; its own scripts and styles are
+//! not ours to change, so the policy allows the inline styles that they set.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};

@@ -81,14 +81,14 @@ pub(crate) struct DryRunPolicy {
 
 impl From<Rehearsal> for DryRun {
     fn from(rehearsal: Rehearsal) -> Self {
-        let Rehearsal { agent, models, conversation, tools, active_skills, policy, warnings } = rehearsal;
+        let Rehearsal { agent, models, conversation, tools, active_skills, policy, warnings } =
+            rehearsal;
         let definition = &agent.definition;
-        let tool = |(name, description, schema): (String, String, std::sync::Arc<Value>)| DryRunTool {
-            name,
-            description,
-            input_schema: Value::clone(&schema),
+        let tool = |(name, description, schema): (String, String, std::sync::Arc<Value>)| {
+            DryRunTool { name, description, input_schema: Value::clone(&schema) }
         };
-        let governance = GovernanceSection { budget: policy.budget.clone(), ..definition.governance.clone() };
+        let governance =
+            GovernanceSection { budget: policy.budget.clone(), ..definition.governance.clone() };
         Self {
             dry_run: true,
             agent: definition.name.clone(),

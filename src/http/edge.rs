@@ -1,9 +1,9 @@
 //! What every request passes on its way in and every answer on its way out.
 //!
-//! Request id in and out, heads that are too long, the deadline, panics turned into a 500 that keeps
-//! the connection, and problems given their body. Nothing here knows a route; bodies are bounded where
-//! they are read ([`super::extract`]), who may do what is [`super::auth`]'s, and what an answer is
-//! dressed in is [`super::outgoing`]'s.
+//! Request id in and out, heads that are too long, the deadline, panics turned into a 500 that
+//! keeps the connection, and problems given their body. Nothing here knows a route; bodies are
+//! bounded where they are read ([`super::extract`]), who may do what is [`super::auth`]'s, and what
+//! an answer is dressed in is [`super::outgoing`]'s.
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -66,7 +66,10 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
             match tokio::time::timeout_at(deadline + GRACE, answer).await {
                 Ok(Ok(response)) => response,
-                Ok(Err(panic)) => Problem::internal(format!("panic: {}", panic_text(panic.as_ref()))).into_response(),
+                Ok(Err(panic)) => {
+                    Problem::internal(format!("panic: {}", panic_text(panic.as_ref())))
+                        .into_response()
+                }
                 Err(_) => Problem::new(Code::Timeout, "The answer took too long.").into_response(),
             }
         }
@@ -94,16 +97,19 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     outgoing::compress(response, takes_gzip).await
 }
 
-/// Refuses what is longer than any request of this API needs to be. The server beneath lets a little
-/// more pass, so that the refusal says why.
+/// Refuses what is longer than any request of this API needs to be. The server beneath lets a
+/// little more pass, so that the refusal says why.
 fn check_head(request: &Request) -> Result<(), Problem> {
     if request.uri().path_and_query().is_some_and(|target| target.as_str().len() > TARGET_BYTES) {
         let detail = format!("The path and query are longer than {TARGET_BYTES} bytes.");
         return Err(Problem::new(Code::UriTooLong, detail));
     }
-    let bytes: usize = request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    let bytes: usize =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
     if request.headers().len() > HEADERS || bytes > HEADER_BYTES {
-        let detail = format!("There are more than {HEADERS} headers, or they have more than {HEADER_BYTES} bytes.");
+        let detail = format!(
+            "There are more than {HEADERS} headers, or they have more than {HEADER_BYTES} bytes."
+        );
         return Err(Problem::new(Code::HeadersTooLarge, detail));
     }
     Ok(())
@@ -112,7 +118,8 @@ fn check_head(request: &Request) -> Result<(), Problem> {
 /// The caller's id where it is short and plain, else a fresh one.
 fn request_id(request: &Request) -> HeaderValue {
     let plain = |v: &&HeaderValue| {
-        (1..=128).contains(&v.len()) && v.as_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(b))
+        (1..=128).contains(&v.len())
+            && v.as_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(b))
     };
     let given = request.headers().get(X_REQUEST_ID).filter(plain).cloned();
     given.unwrap_or_else(|| {

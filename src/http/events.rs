@@ -47,8 +47,14 @@ impl PartialSchema for JournalEntry {
         ObjectBuilder::new()
             .description(Some("What happened in a run; the numbers have no gaps."))
             .property("seq", number.description(Some("1, 2, 3 … within the run.")))
-            .property("at", text().format(format(KnownFormat::DateTime)).description(Some("When it happened.")))
-            .property("run_id", text().format(format(KnownFormat::Uuid)).description(Some("The run.")))
+            .property(
+                "at",
+                text().format(format(KnownFormat::DateTime)).description(Some("When it happened.")),
+            )
+            .property(
+                "run_id",
+                text().format(format(KnownFormat::Uuid)).description(Some("The run.")),
+            )
             .property("type", Ref::from_schema_name("EventType"))
             .property("data", Ref::from_schema_name("EventData"))
             .required("seq")
@@ -63,8 +69,8 @@ impl PartialSchema for JournalEntry {
 
 /// List a run's events
 ///
-/// The journal, in order. `after` and `cursor` exclude one another. As an event stream: what happened
-/// after `Last-Event-ID` (or `after`), then what happens until the run has ended.
+/// The journal, in order. `after` and `cursor` exclude one another. As an event stream: what
+/// happened after `Last-Event-ID` (or `after`), then what happens until the run has ended.
 #[utoipa::path(
     get, path = "/runs/{id}/events", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
@@ -105,8 +111,10 @@ pub(crate) async fn list_events(
     }
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
-    let rows = app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
-    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry)).into_response())
+    let rows =
+        app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
+    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry))
+        .into_response())
 }
 
 fn event_number(text: &str) -> Option<i64> {
@@ -123,9 +131,10 @@ impl FromRequestParts<App> for LastEventId {
         let Some(given) = parts.headers.get("last-event-id") else { return Ok(Self(None)) };
         match given.to_str().ok().and_then(event_number) {
             Some(seq) => Ok(Self(Some(seq))),
-            None => {
-                Err(Problem::new(Code::InvalidParameter, "The header Last-Event-ID must be the number of an event."))
-            }
+            None => Err(Problem::new(
+                Code::InvalidParameter,
+                "The header Last-Event-ID must be the number of an event.",
+            )),
         }
     }
 }

@@ -1,8 +1,9 @@
 //! Reading requests: bodies, path and query parameters.
 //!
 //! The only code in the room that reads a body or a query, so what is refused here is refused
-//! everywhere: too many bytes, other media types, malformed or deeply nested JSON, `\u0000` (no store
-//! keeps it), unknown, repeated or undecodable parameters. What the fields mean is the resources'.
+//! everywhere: too many bytes, other media types, malformed or deeply nested JSON, `\u0000` (no
+//! store keeps it), unknown, repeated or undecodable parameters. What the fields mean is the
+//! resources'.
 
 use std::time::Duration;
 
@@ -22,7 +23,8 @@ use super::problem::{Code, Problem};
 use crate::event::ValidationError;
 use crate::runtime::CallPlace;
 
-/// How much of an oversized body is read and dropped, so that the caller can hear why it is refused.
+/// How much of an oversized body is read and dropped, so that the caller can hear why it is
+/// refused.
 const DRAIN_BYTES: usize = 32 << 20;
 const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
 
@@ -38,20 +40,33 @@ impl FromRequest<App> for JsonObject {
         let read = read_body(body, app.settings.body_limit, waits_for_continue);
         let bytes = match tokio::time::timeout(app.settings.body_timeout, read).await {
             Ok(bytes) => bytes?,
-            Err(_) => return Err(Problem::new(Code::RequestTimeout, "The body took too long to arrive.")),
+            Err(_) => {
+                return Err(Problem::new(
+                    Code::RequestTimeout,
+                    "The body took too long to arrive.",
+                ));
+            }
         };
         if bytes.is_empty() {
             return Ok(Self(Map::new()));
         }
         if !is_json(&parts.headers) {
-            return Err(Problem::new(Code::UnsupportedMediaType, "The body must be sent as application/json."));
+            return Err(Problem::new(
+                Code::UnsupportedMediaType,
+                "The body must be sent as application/json.",
+            ));
         }
         object(&bytes).map(Self)
     }
 }
 
-async fn read_body(mut body: Body, limit: usize, waits_for_continue: bool) -> Result<Bytes, Problem> {
-    let too_large = || Problem::new(Code::PayloadTooLarge, format!("The body is larger than {limit} bytes."));
+async fn read_body(
+    mut body: Body,
+    limit: usize,
+    waits_for_continue: bool,
+) -> Result<Bytes, Problem> {
+    let too_large =
+        || Problem::new(Code::PayloadTooLarge, format!("The body is larger than {limit} bytes."));
     let announced = body.size_hint().lower();
     if announced > limit as u64 {
         if !waits_for_continue {
@@ -62,7 +77,8 @@ async fn read_body(mut body: Body, limit: usize, waits_for_continue: bool) -> Re
     let mut first = Bytes::new();
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| Problem::new(Code::MalformedJson, format!("The body broke off: {e}.")))?;
+        let frame = frame
+            .map_err(|e| Problem::new(Code::MalformedJson, format!("The body broke off: {e}.")))?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + rest.len() + data.len() > limit {
             drain(body).await;
@@ -80,7 +96,8 @@ async fn read_body(mut body: Body, limit: usize, waits_for_continue: bool) -> Re
     Ok([first.as_ref(), &rest].concat().into())
 }
 
-/// Closing a connection on which the caller is still sending would reset it before the answer is read.
+/// Closing a connection on which the caller is still sending would reset it before the answer is
+/// read.
 async fn drain(mut body: Body) {
     let reading = async {
         let mut left = DRAIN_BYTES;
@@ -103,7 +120,10 @@ fn is_json(headers: &HeaderMap) -> bool {
 /// Parses a body that must be a JSON object.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     if escapes_nul(body) {
-        return Err(Problem::new(Code::MalformedJson, "The body holds the character \\u0000, which cannot be stored."));
+        return Err(Problem::new(
+            Code::MalformedJson,
+            "The body holds the character \\u0000, which cannot be stored.",
+        ));
     }
     match serde_json::from_slice(body) {
         Ok(Value::Object(object)) => Ok(object),
@@ -126,9 +146,13 @@ fn escapes_nul(json: &[u8]) -> bool {
 }
 
 /// Reads an object into a type; the error's pointer names the offending field, also an unknown one.
-pub(crate) fn fields<T: DeserializeOwned>(object: Map<String, Value>) -> Result<T, ValidationError> {
-    serde_path_to_error::deserialize(Value::Object(object))
-        .map_err(|error| ValidationError { pointer: pointer(error.path()), message: error.into_inner().to_string() })
+pub(crate) fn fields<T: DeserializeOwned>(
+    object: Map<String, Value>,
+) -> Result<T, ValidationError> {
+    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| ValidationError {
+        pointer: pointer(error.path()),
+        message: error.into_inner().to_string(),
+    })
 }
 
 fn pointer(path: &serde_path_to_error::Path) -> String {
@@ -180,8 +204,9 @@ impl FromRequestParts<App> for Name {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Path(name) =
-            Path::<String>::from_request_parts(parts, app).await.map_err(|_| Problem::not_found("path"))?;
+        let Path(name) = Path::<String>::from_request_parts(parts, app)
+            .await
+            .map_err(|_| Problem::not_found("path"))?;
         if name.contains('\0') { Err(Problem::not_found("path")) } else { Ok(Self(name)) }
     }
 }
@@ -229,7 +254,8 @@ impl Params {
         read: impl FnOnce(&str) -> Option<T>,
     ) -> Result<Option<T>, Problem> {
         let Some(text) = self.text(name) else { return Ok(None) };
-        let value = read(&text).ok_or_else(|| invalid_parameter(name, &format!("must be {what}")))?;
+        let value =
+            read(&text).ok_or_else(|| invalid_parameter(name, &format!("must be {what}")))?;
         Ok(Some(value))
     }
 
@@ -249,13 +275,17 @@ impl Params {
 
     /// Takes all parameters `<prefix><key>`.
     pub(crate) fn prefixed(&mut self, prefix: &str) -> Vec<(String, String)> {
-        let taken = self.0.extract_if(.., |(name, _)| name.len() > prefix.len() && name.starts_with(prefix));
+        let taken = self
+            .0
+            .extract_if(.., |(name, _)| name.len() > prefix.len() && name.starts_with(prefix));
         taken.map(|(name, value)| (name[prefix.len()..].to_owned(), value)).collect()
     }
 
     /// Refuses what nobody took.
     pub(crate) fn finish(self) -> Result<(), Problem> {
-        self.0.first().map_or(Ok(()), |(name, _)| Err(invalid_parameter(name, "is not a parameter of this path")))
+        self.0.first().map_or(Ok(()), |(name, _)| {
+            Err(invalid_parameter(name, "is not a parameter of this path"))
+        })
     }
 }
 

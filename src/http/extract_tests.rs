@@ -47,7 +47,17 @@ fn a_backslash_before_the_text_u0000_is_no_nul() {
 #[test]
 fn a_body_that_is_no_json_object_is_refused_with_the_place() {
     let deep = format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-    let bodies = ["[]", "null", "\"x\"", "{", "{\"a\": 1e999}", "{\"a\": \"\\ud800\"}", "{\"a\" 1}", "{} x", &deep];
+    let bodies = [
+        "[]",
+        "null",
+        "\"x\"",
+        "{",
+        "{\"a\": 1e999}",
+        "{\"a\": \"\\ud800\"}",
+        "{\"a\" 1}",
+        "{} x",
+        &deep,
+    ];
     for body in bodies {
         let problem = format!("{:?}", object(body.as_bytes()).unwrap_err());
         assert!(problem.contains("MalformedJson"), "{body:.20}: {problem}");
@@ -83,7 +93,8 @@ fn a_query_that_is_ambiguous_or_undecodable_is_refused() {
 
 #[test]
 fn times_are_rfc_3339_even_with_a_bare_plus() {
-    for text in ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T13:00:00%2B01:00"] {
+    for text in ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T13:00:00%2B01:00"]
+    {
         let time = Params::parse(&format!("t={text}")).unwrap().time("t").unwrap().unwrap();
         assert_eq!(time.to_rfc3339(), "2026-01-31T12:00:00+00:00", "{text}");
     }

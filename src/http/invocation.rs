@@ -1,7 +1,7 @@
 //! The body of an invocation: which fields there are, and what they must look like.
 //!
-//! The body is parsed once; inputs stay the JSON that they are. Whether inputs fit the agent's schema
-//! and whether an override makes sense is decided by the runtime.
+//! The body is parsed once; inputs stay the JSON that they are. Whether inputs fit the agent's
+//! schema and whether an override makes sense is decided by the runtime.
 
 use std::collections::BTreeMap;
 
@@ -57,14 +57,21 @@ impl Invocation {
         let inputs = match body.remove("inputs") {
             None => Value::Object(Map::new()),
             Some(inputs @ Value::Object(_)) => inputs,
-            Some(_) => return Err(Problem::at(Code::InvalidInputs, "", "The inputs must be a JSON object.")),
+            Some(_) => {
+                return Err(Problem::at(
+                    Code::InvalidInputs,
+                    "",
+                    "The inputs must be a JSON object.",
+                ));
+            }
         };
         let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
         let mut envelope = Map::new();
         for name in ["run_id", "session_id", "metadata", "dry_run"] {
             envelope.extend(body.remove_entry(name));
         }
-        let Envelope { run_id, session_id, metadata, dry_run, .. } = fields(envelope).map_err(invalid)?;
+        let Envelope { run_id, session_id, metadata, dry_run, .. } =
+            fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
@@ -73,8 +80,12 @@ impl Invocation {
 }
 
 fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
-    let refused = |name: &str, why: &str| Problem::at(Code::InvalidOverride, format!("/{}", escaped(name)), why);
-    if let Some(name) = body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str())) {
+    let refused = |name: &str, why: &str| {
+        Problem::at(Code::InvalidOverride, format!("/{}", escaped(name)), why)
+    };
+    if let Some(name) =
+        body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str()))
+    {
         return Err(refused(name, "is not a field of this request, or not yet"));
     }
     // serde would read a list as the fields in order.
@@ -100,7 +111,10 @@ fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Resul
     for (key, value) in metadata {
         if !(1..=128).contains(&key.chars().count()) || value.chars().count() > 1024 {
             let pointer = format!("/metadata/{}", escaped(key));
-            return refused(pointer, "must have a key of 1 to 128 and a value of at most 1024 characters");
+            return refused(
+                pointer,
+                "must have a key of 1 to 128 and a value of at most 1024 characters",
+            );
         }
     }
     Ok(())
@@ -133,7 +147,10 @@ impl ToSchema for InvokeIterativeRequest {
 
 impl PartialSchema for InvokeIterativeRequest {
     fn schema() -> RefOr<Schema> {
-        body_schema("What a run of the loop gets; overrides can only narrow what the definition allows.", |_| true)
+        body_schema(
+            "What a run of the loop gets; overrides can only narrow what the definition allows.",
+            |_| true,
+        )
     }
 }
 

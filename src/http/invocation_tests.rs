@@ -37,14 +37,18 @@ fn everything_that_a_loop_takes_is_read() {
     assert_eq!(invocation.metadata["ticket"], "42");
     assert_eq!(invocation.overrides.budget.as_ref().unwrap().max_total_tokens, Some(10));
     let mut overrides = body.as_object().unwrap().clone();
-    overrides.retain(|name, _| !["inputs", "run_id", "session_id", "metadata"].contains(&name.as_str()));
+    overrides
+        .retain(|name, _| !["inputs", "run_id", "session_id", "metadata"].contains(&name.as_str()));
     assert_eq!(serde_json::to_value(invocation.overrides).unwrap(), Value::Object(overrides));
 }
 
 #[test]
 fn null_means_absent_except_for_inputs() {
     let body = json!({"run_id": null, "session_id": null, "metadata": null, "model": null, "budget": null});
-    assert_eq!(read(RunKind::Iterative, &body).unwrap(), read(RunKind::Iterative, &json!({})).unwrap());
+    assert_eq!(
+        read(RunKind::Iterative, &body).unwrap(),
+        read(RunKind::Iterative, &json!({})).unwrap()
+    );
     assert!(refusal(RunKind::Iterative, &json!({"inputs": null})).contains("InvalidInputs"));
 }
 
@@ -73,7 +77,10 @@ fn what_does_not_fit_is_refused_with_a_pointer() {
     ];
     for (body, code, pointer) in cases {
         let refusal = refusal(RunKind::Iterative, &body);
-        assert!(refusal.contains(code) && refusal.contains(&format!("pointer: {pointer}")), "{body}: {refusal}");
+        assert!(
+            refusal.contains(code) && refusal.contains(&format!("pointer: {pointer}")),
+            "{body}: {refusal}"
+        );
     }
     let labels: BTreeMap<String, &str> = (0..65).map(|n| (n.to_string(), "")).collect();
     assert!(refusal(RunKind::Iterative, &json!({"metadata": labels})).contains("at most 64"));

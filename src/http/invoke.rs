@@ -1,7 +1,7 @@
 //! Invoking an agent, on the caller's terms: the end as JSON, the events as they happen, or a 202.
 //!
-//! The run does not depend on the connection: whoever goes away, or waits no longer, finds it by its
-//! id. What the caller may ask for is read in [`super::terms`] and [`super::invocation`].
+//! The run does not depend on the connection: whoever goes away, or waits no longer, finds it by
+//! its id. What the caller may ask for is read in [`super::terms`] and [`super::invocation`].
 
 use std::sync::Arc;
 
@@ -92,7 +92,8 @@ async fn invoke(
     body: Map<String, Value>,
 ) -> Result<Response, Problem> {
     let idempotency = terms.idempotency(kind, &agent, &body);
-    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides } = Invocation::read(kind, body)?;
+    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides } =
+        Invocation::read(kind, body)?;
     let request = StartRequest {
         caller: Arc::clone(caller),
         agent,
@@ -133,33 +134,59 @@ async fn invoke(
 }
 
 /// How the run ended, as long as the caller waits for it; else where to find it.
-async fn end_of(app: &App, caller: &Caller, terms: &Terms, accepted: Accepted) -> Result<Response, Problem> {
+async fn end_of(
+    app: &App,
+    caller: &Caller,
+    terms: &Terms,
+    accepted: Accepted,
+) -> Result<Response, Problem> {
     let until = terms.until();
     let is_queued = matches!(accepted, Accepted::Queued(_)) && terms.mode() == Mode::Queued; // nobody waits at all
     let run = match accepted {
-        Accepted::Queued(id) | Accepted::Known(id) => app.runtime.wait(&caller.tenant, id, until).await?,
+        Accepted::Queued(id) | Accepted::Known(id) => {
+            app.runtime.wait(&caller.tenant, id, until).await?
+        }
         Accepted::Started(started) => {
             let run_id = started.run_id;
             match tokio::time::timeout_at(until, started.finished()).await {
                 Ok(Ok(run)) => Some(run),
                 Ok(Err(WaitError::Detached(_))) => {
-                    let code = if app.runtime.is_draining() { Code::Draining } else { Code::StoreUnavailable };
-                    return Err(Problem::new(code, "The run goes on without this connection; ask for it by its id."));
+                    let code = if app.runtime.is_draining() {
+                        Code::Draining
+                    } else {
+                        Code::StoreUnavailable
+                    };
+                    return Err(Problem::new(
+                        code,
+                        "The run goes on without this connection; ask for it by its id.",
+                    ));
                 }
-                Ok(Err(WaitError::Parked(_))) => app.runtime.wait(&caller.tenant, run_id, until).await?,
-                Err(_) if terms.takes_accepted() => Some(existing(app, &caller.tenant, run_id).await?),
+                Ok(Err(WaitError::Parked(_))) => {
+                    app.runtime.wait(&caller.tenant, run_id, until).await?
+                }
+                Err(_) if terms.takes_accepted() => {
+                    Some(existing(app, &caller.tenant, run_id).await?)
+                }
                 Err(_) => None,
             }
         }
     };
     match run {
-        Some(run) if run.status.is_terminal() && !is_queued => Ok(Json(Run::answer(run)).into_response()),
-        Some(run) if terms.takes_accepted() || !matches!(run.status, RunStatus::Queued | RunStatus::Running) => {
+        Some(run) if run.status.is_terminal() && !is_queued => {
+            Ok(Json(Run::answer(run)).into_response())
+        }
+        Some(run)
+            if terms.takes_accepted()
+                || !matches!(run.status, RunStatus::Queued | RunStatus::Running) =>
+        {
             let location = HeaderValue::try_from(format!("/v1/runs/{}", run.id)).ok();
-            let mut response = (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
+            let mut response =
+                (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
             response.headers_mut().extend(location.map(|location| (LOCATION, location)));
             if terms.takes_accepted() {
-                response.headers_mut().insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
+                response
+                    .headers_mut()
+                    .insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
             }
             Ok(response)
         }

@@ -29,7 +29,8 @@ impl ToSchema for Scope {}
 
 impl PartialSchema for Scope {
     fn schema() -> RefOr<Schema> {
-        let about = "What a key may do; `admin` is everything, `tools:<name>` is executing one tool.";
+        let about =
+            "What a key may do; `admin` is everything, `tools:<name>` is executing one tool.";
         let scope = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
         let pattern = format!("^({}|tools:.+)$", keys::SCOPES.join("|"));
         scope.pattern(Some(pattern)).examples(["runs:read"]).into()
@@ -131,16 +132,28 @@ fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
             faults.push(ValidationError { pointer: pointer.into(), message: message.into() });
         }
     };
-    expect((1..=200).contains(&request.name.chars().count()), "/name", "must have 1 to 200 characters");
+    expect(
+        (1..=200).contains(&request.name.chars().count()),
+        "/name",
+        "must have 1 to 200 characters",
+    );
     let tenant = "must be 1 to 64 of a-z, 0-9, _ and -, and begin with a letter or digit";
     expect(request.tenant.as_deref().is_none_or(keys::is_tenant), "/tenant", tenant);
     expect(!request.scopes.is_empty(), "/scopes", "must name at least one scope");
     for (at, scope) in request.scopes.iter().enumerate() {
         expect(keys::is_scope(scope), &format!("/scopes/{at}"), "is not a scope");
     }
-    expect(request.expires_at.is_none_or(|expiry| expiry > now), "/expires_at", "must be in the future");
+    expect(
+        request.expires_at.is_none_or(|expiry| expiry > now),
+        "/expires_at",
+        "must be in the future",
+    );
     let is_rate = |rate: Option<u32>| rate.is_none_or(|rate| (1..=MAX_RATE).contains(&rate));
-    expect(is_rate(request.rate_limit_per_minute), "/rate_limit_per_minute", "must be from 1 to 1000000000");
+    expect(
+        is_rate(request.rate_limit_per_minute),
+        "/rate_limit_per_minute",
+        "must be from 1 to 1000000000",
+    );
     expect(is_rate(request.rate_limit_burst), "/rate_limit_burst", "must be from 1 to 1000000000");
     faults
 }
@@ -172,7 +185,8 @@ pub(crate) async fn create_key(
     caller: Scoped<KeysAdmin>,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<NewKey>), Problem> {
-    let request: NewKeyRequest = fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
+    let request: NewKeyRequest =
+        fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
     let now = Utc::now().trunc_subsecs(6);
     let faults = faults(&request, now);
     if !faults.is_empty() {

@@ -3,7 +3,11 @@
 use super::*;
 
 fn request() -> NewKeyRequest {
-    NewKeyRequest { name: "ci".into(), scopes: vec!["runs:read".into()], ..NewKeyRequest::default() }
+    NewKeyRequest {
+        name: "ci".into(),
+        scopes: vec!["runs:read".into()],
+        ..NewKeyRequest::default()
+    }
 }
 
 fn caller(scopes: &[&str]) -> Caller {
@@ -29,14 +33,26 @@ fn every_fault_of_a_request_is_pointed_at() {
     let pointers: Vec<String> = faults(&bad, now).into_iter().map(|fault| fault.pointer).collect();
     assert_eq!(
         pointers,
-        ["/name", "/tenant", "/scopes/1", "/expires_at", "/rate_limit_per_minute", "/rate_limit_burst"]
+        [
+            "/name",
+            "/tenant",
+            "/scopes/1",
+            "/expires_at",
+            "/rate_limit_per_minute",
+            "/rate_limit_burst"
+        ]
     );
-    assert_eq!(faults(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer, "/scopes");
+    assert_eq!(
+        faults(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
+        "/scopes"
+    );
 }
 
 #[test]
 fn nobody_makes_a_key_that_may_do_more_than_they_may() {
-    let may = |held: &[&str], tenant: &str, scope: &str| authorise(&caller(held), tenant, &[scope.to_owned()]).is_ok();
+    let may = |held: &[&str], tenant: &str, scope: &str| {
+        authorise(&caller(held), tenant, &[scope.to_owned()]).is_ok()
+    };
     assert!(may(&["keys:admin", "runs:read"], "acme", "runs:read"));
     assert!(may(&["keys:admin", "tools:execute"], "acme", "tools:shell"));
     assert!(may(&["admin"], "other", "admin"));

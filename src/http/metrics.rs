@@ -1,8 +1,8 @@
 //! Metrics as Prometheus reads them, and the counting of answers.
 //!
 //! What is measured, and its format, is decided elsewhere: the operator's [`Meters`] come with the
-//! state. Open to everybody where the service exposes it, and to nobody else: it names agents, tools
-//! and models, but no tenant, caller or run.
+//! state. Open to everybody where the service exposes it, and to nobody else: it names agents,
+//! tools and models, but no tenant, caller or run.
 
 use std::time::Duration;
 
@@ -15,14 +15,15 @@ use super::App;
 use super::problem::Problem;
 
 /// The version of the text format that Prometheus asks for.
-const TEXT_FORMAT: HeaderValue = HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
+const TEXT_FORMAT: HeaderValue =
+    HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 /// How long the store may take to answer.
 const STORE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Told of an answer: the route's template, the method, the status.
 type OnAnswer = Box<dyn Fn(&str, &'static str, StatusCode) + Send + Sync>;
-/// Writes all metrics as text, given how many runs are queued, where that is known, and how many are
-/// driven here.
+/// Writes all metrics as text, given how many runs are queued, where that is known, and how many
+/// are driven here.
 type Scrape = Box<dyn Fn(Option<u64>, usize) -> String + Send + Sync>;
 
 /// Where answers are counted and metrics come from.
@@ -43,11 +44,14 @@ pub struct Meters {
             example = "# TYPE toolloop_runs_in_flight gauge\ntoolloop_runs_in_flight 0\n"),
     ),
 )]
-pub(crate) async fn metrics(State(app): State<App>) -> Result<([(HeaderName, HeaderValue); 1], String), Problem> {
+pub(crate) async fn metrics(
+    State(app): State<App>,
+) -> Result<([(HeaderName, HeaderValue); 1], String), Problem> {
     if !app.settings.expose.metrics {
         return Err(Problem::not_found("path"));
     }
-    let queued = timeout(STORE_PATIENCE, app.runtime.queue_length()).await.ok().and_then(Result::ok);
+    let queued =
+        timeout(STORE_PATIENCE, app.runtime.queue_length()).await.ok().and_then(Result::ok);
     Ok(([(CONTENT_TYPE, TEXT_FORMAT)], (app.meters.scrape)(queued, app.runtime.in_flight())))
 }
 

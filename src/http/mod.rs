@@ -1,9 +1,9 @@
 //! The HTTP API: one route table, one file a resource.
 //!
-//! A request passes [`edge`], is refused by an extractor ([`auth`], [`extract`]) or reaches a handler
-//! of at most 25 lines, which commands [`Runtime`] or reads [`Store`], [`Catalogue`] or the tools.
-//! Errors become HTTP in [`problem`] and nowhere else. The same registration yields the routes and
-//! the OpenAPI document. Nothing is decided here about runs.
+//! A request passes [`edge`], is refused by an extractor ([`auth`], [`extract`]) or reaches a
+//! handler of at most 25 lines, which commands [`Runtime`] or reads [`Store`], [`Catalogue`] or the
+//! tools. Errors become HTTP in [`problem`] and nowhere else. The same registration yields the
+//! routes and the OpenAPI document. Nothing is decided here about runs.
 
 mod accept;
 mod agents;
@@ -189,7 +189,10 @@ async fn unknown_path() -> Problem {
 }
 
 async fn wrong_method() -> Problem {
-    Problem::new(Code::MethodNotAllowed, "This path does not take that method; `Allow` lists those it takes.")
+    Problem::new(
+        Code::MethodNotAllowed,
+        "This path does not take that method; `Allow` lists those it takes.",
+    )
 }
 
 #[cfg(test)]

@@ -1,9 +1,9 @@
 //! The API document: what the route table does not say by itself.
 //!
-//! Routes bring their paths, parameters and bodies. Added here by rule, so that no handler can forget
-//! it: the errors that follow from what an operation takes, an example for every body (put together
-//! from the examples of its fields), the server and the security scheme. How schemas are named and what
-//! is always there is [`super::schemas`]'.
+//! Routes bring their paths, parameters and bodies. Added here by rule, so that no handler can
+//! forget it: the errors that follow from what an operation takes, an example for every body (put
+//! together from the examples of its fields), the server and the security scheme. How schemas are
+//! named and what is always there is [`super::schemas`]'.
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -17,7 +17,9 @@ use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
 use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object, Schema, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::tag::TagBuilder;
-use utoipa::openapi::{Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server};
+use utoipa::openapi::{
+    Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server,
+};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::dry_run::DryRun;
@@ -61,9 +63,14 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         .license(Some(License::new("MIT OR Apache-2.0")))
         .build();
     api.servers = Some(vec![Server::new("/v1")]);
-    api.tags = Some(TAGS.map(|(name, about)| TagBuilder::new().name(name).description(Some(about)).build()).into());
+    api.tags = Some(
+        TAGS.map(|(name, about)| TagBuilder::new().name(name).description(Some(about)).build())
+            .into(),
+    );
     let components = api.components.get_or_insert_default();
-    let bearer = HttpBuilder::new().scheme(HttpAuthScheme::Bearer).description(Some("An API key, `tl_<id>_<secret>`."));
+    let bearer = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("An API key, `tl_<id>_<secret>`."));
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
@@ -74,7 +81,8 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();
     for (name, schema) in &mut components.schemas {
         if let RefOr::T(
-            Schema::Object(Object { example: Some(given), .. }) | Schema::AllOf(AllOf { example: Some(given), .. }),
+            Schema::Object(Object { example: Some(given), .. })
+            | Schema::AllOf(AllOf { example: Some(given), .. }),
         ) = schema
         {
             *given = example(&schemas[name], &schemas);
@@ -98,7 +106,9 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
 fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     for (name, schema) in schemas {
         if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
-            let rows = ArrayBuilder::new().items(Ref::from_schema_name(row)).description(Some("The rows."));
+            let rows = ArrayBuilder::new()
+                .items(Ref::from_schema_name(row))
+                .description(Some("The rows."));
             page.properties.insert("data".into(), rows.into());
         }
     }
@@ -112,18 +122,33 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
     };
     if operation.security.is_some() {
-        codes.extend([Code::Unauthenticated, Code::Forbidden, Code::InvalidParameter, Code::StoreUnavailable]);
+        codes.extend([
+            Code::Unauthenticated,
+            Code::Forbidden,
+            Code::InvalidParameter,
+            Code::StoreUnavailable,
+        ]);
     }
     if takes(ParameterIn::Path) {
         codes.push(Code::NotFound);
     }
     if operation.request_body.is_some() {
-        codes.extend([Code::MalformedJson, Code::RequestTimeout, Code::PayloadTooLarge, Code::UnsupportedMediaType]);
+        codes.extend([
+            Code::MalformedJson,
+            Code::RequestTimeout,
+            Code::PayloadTooLarge,
+            Code::UnsupportedMediaType,
+        ]);
         codes.push(Code::InvalidInputs);
     }
     match operation.operation_id.as_deref() {
         Some("invoke_agent" | "invoke_agent_iterative") => {
-            codes.extend([Code::NotAcceptable, Code::RunIdTaken, Code::InvalidOverride, Code::IdempotencyMismatch]);
+            codes.extend([
+                Code::NotAcceptable,
+                Code::RunIdTaken,
+                Code::InvalidOverride,
+                Code::IdempotencyMismatch,
+            ]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
         }
@@ -144,7 +169,8 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
 
 fn add_problems(operation: &mut Operation) {
     for (status, codes) in problems(operation) {
-        let named: Vec<String> = codes.iter().map(|code| format!("{} (`{}`)", code.title(), code.name())).collect();
+        let named: Vec<String> =
+            codes.iter().map(|code| format!("{} (`{}`)", code.title(), code.name())).collect();
         let mut content = Content::new(Some(Ref::from_schema_name("Problem")));
         content.example = codes.first().map(|code| example_problem(*code));
         let response = ResponseBuilder::new().description(format!("{}.", named.join("; ")));
@@ -153,13 +179,17 @@ fn add_problems(operation: &mut Operation) {
     }
 }
 
-/// Takes the problems out of an operation, to be told once: named after their codes, the same ones are
-/// the same answer wherever they occur.
+/// Takes the problems out of an operation, to be told once: named after their codes, the same ones
+/// are the same answer wherever they occur.
 fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
     let mut shared = Vec::new();
     for (status, codes) in problems(operation) {
-        let Some(response) = operation.responses.responses.get_mut(&status.to_string()) else { continue };
-        let is_own = |response: &Response| response.content.keys().any(|kind| kind != "application/problem+json");
+        let Some(response) = operation.responses.responses.get_mut(&status.to_string()) else {
+            continue;
+        };
+        let is_own = |response: &Response| {
+            response.content.keys().any(|kind| kind != "application/problem+json")
+        };
         if matches!(response, RefOr::T(response) if !is_own(response)) {
             let named: Vec<String> = codes.iter().map(|code| format!("{code:?}")).collect();
             let name = named.join("Or");
@@ -181,15 +211,24 @@ fn add_headers(operation: &mut Operation) {
     for (status, response) in &mut operation.responses.responses {
         let RefOr::T(response) = response else { continue };
         if matches!(status.as_str(), "429" | "503") {
-            let seconds = header(Object::with_type(Type::Integer), "Seconds after which to ask again.");
+            let seconds =
+                header(Object::with_type(Type::Integer), "Seconds after which to ask again.");
             response.headers.insert("retry-after".to_owned(), seconds);
         }
         if is_limited && (status == "429" || status.starts_with('2')) {
             for (name, description) in [
-                (POLICY, "The key's limit: `\"default\";q=<tokens>;w=<seconds in which they come back>`."),
-                (LEFT, "What is left of it: `\"default\";r=<tokens>;t=<seconds until all are back>`."),
+                (
+                    POLICY,
+                    "The key's limit: `\"default\";q=<tokens>;w=<seconds in which they come back>`.",
+                ),
+                (
+                    LEFT,
+                    "What is left of it: `\"default\";r=<tokens>;t=<seconds until all are back>`.",
+                ),
             ] {
-                response.headers.insert(name.to_string(), header(Object::with_type(Type::String), description));
+                response
+                    .headers
+                    .insert(name.to_string(), header(Object::with_type(Type::String), description));
             }
         }
     }
@@ -213,7 +252,8 @@ fn add_examples(operation: &mut Operation, schemas: &Value) {
             && content.example.is_none()
             && let Some(schema) = &content.schema
         {
-            content.example = Some(example(&serde_json::to_value(schema).unwrap_or_default(), schemas));
+            content.example =
+                Some(example(&serde_json::to_value(schema).unwrap_or_default(), schemas));
         }
     };
     if let Some(RefOr::T(body)) = &mut operation.request_body {
@@ -279,7 +319,9 @@ fn example_of_value(schema: &Value, schemas: &Value) -> Value {
     let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str()).unwrap_or_default();
     match (kind, schema["format"].as_str()) {
         ("object", _) => json!({}),
-        ("array", _) if schema["items"].get("$ref").is_some() => json!([example(&schema["items"], schemas)]),
+        ("array", _) if schema["items"].get("$ref").is_some() => {
+            json!([example(&schema["items"], schemas)])
+        }
         ("array", _) => json!([]),
         ("string", Some("uuid")) => json!("01970000-0000-7000-8000-000000000000"),
         ("string", Some("date-time")) => json!("2026-01-31T12:00:00Z"),
@@ -300,7 +342,10 @@ pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, Re
 }
 
 /// One closed object of the properties of several types, as `serde(flatten)` writes it.
-pub(crate) fn one_object(about: &str, properties: impl Iterator<Item = (String, RefOr<Schema>)>) -> Object {
+pub(crate) fn one_object(
+    about: &str,
+    properties: impl Iterator<Item = (String, RefOr<Schema>)>,
+) -> Object {
     let mut object = Object::new();
     object.description = Some(about.to_owned());
     object.properties = properties.collect();

@@ -51,16 +51,26 @@ fn every_operation_has_what_generated_clients_need() {
     let mut ids = Vec::new();
     for (name, operation) in operations() {
         ids.push(operation["operationId"].as_str().unwrap().to_owned());
-        assert!(operation["summary"].as_str().is_some_and(|s| !s.is_empty()), "{name} has no summary");
+        assert!(
+            operation["summary"].as_str().is_some_and(|s| !s.is_empty()),
+            "{name} has no summary"
+        );
         assert_eq!(operation["tags"].as_array().map(Vec::len), Some(1), "{name} needs one tag");
         let responses = operation["responses"].as_object().unwrap();
         assert!(responses.contains_key("500"), "{name}");
         for (status, response) in responses {
-            assert!(response["description"].as_str().is_some_and(|d| !d.is_empty()), "{name} {status}");
+            assert!(
+                response["description"].as_str().is_some_and(|d| !d.is_empty()),
+                "{name} {status}"
+            );
             for (kind, content) in response["content"].as_object().into_iter().flatten() {
                 assert!(!content["example"].is_null(), "{name} {status} {kind} has no example");
                 let problem = kind == "application/problem+json";
-                assert_eq!(problem, content["schema"]["$ref"] == "#/components/schemas/Problem", "{name} {status}");
+                assert_eq!(
+                    problem,
+                    content["schema"]["$ref"] == "#/components/schemas/Problem",
+                    "{name} {status}"
+                );
             }
         }
         for parameter in operation["parameters"].as_array().into_iter().flatten() {
@@ -71,7 +81,10 @@ fn every_operation_has_what_generated_clients_need() {
         }
         if let Some(body) = operation.get("requestBody") {
             assert!(body["content"]["application/json"]["example"].is_object(), "{name}");
-            assert!(["400", "413", "415", "422"].iter().all(|status| responses.contains_key(*status)), "{name}");
+            assert!(
+                ["400", "413", "415", "422"].iter().all(|status| responses.contains_key(*status)),
+                "{name}"
+            );
         }
     }
     let count = ids.len();
@@ -82,7 +95,8 @@ fn every_operation_has_what_generated_clients_need() {
 
 #[test]
 fn only_health_and_the_document_itself_are_open() {
-    let open = operations().into_iter().filter(|(_, operation)| operation.get("security").is_none());
+    let open =
+        operations().into_iter().filter(|(_, operation)| operation.get("security").is_none());
     let open: Vec<String> = open.map(|(name, _)| name).collect();
     assert_eq!(open, ["get /healthz", "get /metrics", "get /openapi.json", "get /readyz"]);
 }
@@ -109,15 +123,22 @@ fn every_schema_and_property_says_what_it_is() {
     let schemas = api["components"]["schemas"].as_object().unwrap();
     let says = |schema: &Value| {
         let own = schema["description"].as_str();
-        own.is_some_and(|text| !text.is_empty() && !text.contains("`crate::") && !text.contains("[`"))
+        own.is_some_and(|text| {
+            !text.is_empty() && !text.contains("`crate::") && !text.contains("[`")
+        })
     };
     let mut silent = Vec::new();
     for (name, schema) in schemas {
-        let parts: Vec<&Value> = schema["allOf"].as_array().into_iter().flatten().chain([schema]).collect();
-        for (property, schema) in parts.iter().filter_map(|part| part["properties"].as_object()).flatten() {
-            let target = |schema: &Value| Some(&schemas[schema["$ref"].as_str()?.rsplit('/').next()?]);
+        let parts: Vec<&Value> =
+            schema["allOf"].as_array().into_iter().flatten().chain([schema]).collect();
+        for (property, schema) in
+            parts.iter().filter_map(|part| part["properties"].as_object()).flatten()
+        {
+            let target =
+                |schema: &Value| Some(&schemas[schema["$ref"].as_str()?.rsplit('/').next()?]);
             let choices = schema["oneOf"].as_array().into_iter().flatten();
-            let mut voices = choices.chain([schema]).flat_map(|part| [Some(part), target(part)]).flatten();
+            let mut voices =
+                choices.chain([schema]).flat_map(|part| [Some(part), target(part)]).flatten();
             if !voices.any(says) {
                 silent.push(format!("{name}.{property}"));
             }
@@ -137,8 +158,12 @@ fn nothing_worth_a_name_is_nameless() {
     for (name, schema) in api["components"]["schemas"].as_object().unwrap() {
         assert!(!name.contains('_'), "{name}");
         let parts = schema["allOf"].as_array().into_iter().flatten().chain([schema]);
-        for (property, schema) in parts.filter_map(|part| part["properties"].as_object()).flatten() {
-            assert!(schema["default"].is_null(), "{name}.{property}: a default makes generators ask for it");
+        for (property, schema) in parts.filter_map(|part| part["properties"].as_object()).flatten()
+        {
+            assert!(
+                schema["default"].is_null(),
+                "{name}.{property}: a default makes generators ask for it"
+            );
             if schema["enum"].is_array() || schema["properties"].is_object() {
                 nameless.push(format!("{name}.{property}"));
             }
@@ -150,7 +175,8 @@ fn nothing_worth_a_name_is_nameless() {
 #[test]
 fn every_tag_is_explained() {
     let api = crate::http::openapi();
-    let explained: Vec<&Value> = api["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
+    let explained: Vec<&Value> =
+        api["tags"].as_array().unwrap().iter().map(|tag| &tag["name"]).collect();
     for (name, operation) in operations() {
         assert!(explained.contains(&&operation["tags"][0]), "{name}: add its tag to TAGS");
     }

@@ -1,16 +1,17 @@
-//! What every answer is given on its way out: headers that protect a browser, and gzip for those who ask.
+//! What every answer is given on its way out: headers that protect a browser, and gzip for those
+//! who ask.
 //!
 //! Handlers that serve pages say themselves what those may load and for how long they may be kept;
-//! everything else is data that no browser should show, frame or store. Streams are never compressed:
-//! an event must not wait in an encoder for the next one.
+//! everything else is data that no browser should show, frame or store. Streams are never
+//! compressed: an event must not wait in an encoder for the next one.
 
 use std::convert::Infallible;
 use std::future::ready;
 
 use axum::body::{Body, HttpBody};
 use axum::http::header::{
-    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE, REFERRER_POLICY, VARY,
-    X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
+    ACCEPT_ENCODING, CACHE_CONTROL, CONTENT_ENCODING, CONTENT_SECURITY_POLICY, CONTENT_TYPE,
+    REFERRER_POLICY, VARY, X_CONTENT_TYPE_OPTIONS, X_FRAME_OPTIONS,
 };
 use axum::http::{HeaderMap, HeaderName, HeaderValue, Request};
 use axum::response::Response;
@@ -26,8 +27,14 @@ static PROTECTION: [(HeaderName, HeaderValue); 6] = [
     (CACHE_CONTROL, HeaderValue::from_static("no-store")),
     (REFERRER_POLICY, HeaderValue::from_static("no-referrer")),
     (X_FRAME_OPTIONS, HeaderValue::from_static("DENY")),
-    (CONTENT_SECURITY_POLICY, HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'")),
-    (HeaderName::from_static("cross-origin-resource-policy"), HeaderValue::from_static("same-origin")),
+    (
+        CONTENT_SECURITY_POLICY,
+        HeaderValue::from_static("default-src 'none'; frame-ancestors 'none'"),
+    ),
+    (
+        HeaderName::from_static("cross-origin-resource-policy"),
+        HeaderValue::from_static("same-origin"),
+    ),
 ];
 
 /// Adds the protective headers that the handler has not set itself.
@@ -45,7 +52,8 @@ pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     for coding in values.flat_map(|value| value.split(',')) {
         let mut parts = coding.split(';').map(str::trim);
         let name = parts.next().unwrap_or_default();
-        let wanted = !parts.any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse().is_ok_and(|q: f32| q <= 0.0)));
+        let wanted = !parts
+            .any(|p| p.strip_prefix("q=").is_some_and(|q| q.parse().is_ok_and(|q: f32| q <= 0.0)));
         if name.eq_ignore_ascii_case("gzip") {
             return wanted;
         }
@@ -54,18 +62,21 @@ pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     any
 }
 
-/// Compresses an answer that is complete, large enough and not compressed yet; `accepted` says whether
-/// this client takes that.
+/// Compresses an answer that is complete, large enough and not compressed yet; `accepted` says
+/// whether this client takes that.
 pub(crate) async fn compress(mut response: Response, accepted: bool) -> Response {
     let streamed = response.body().size_hint().exact().is_none_or(|size| size < WORTH_COMPRESSING);
-    if streamed || response.headers().contains_key(CONTENT_ENCODING) || !is_text(response.headers()) {
+    if streamed || response.headers().contains_key(CONTENT_ENCODING) || !is_text(response.headers())
+    {
         return response;
     }
     if !accepted {
         response.headers_mut().append(VARY, HeaderValue::from_static("accept-encoding"));
         return response;
     }
-    let answered = tower::service_fn(move |_: Request<()>| ready(Ok::<_, Infallible>(std::mem::take(&mut response))));
+    let answered = tower::service_fn(move |_: Request<()>| {
+        ready(Ok::<_, Infallible>(std::mem::take(&mut response)))
+    });
     let mut asked = Request::new(());
     asked.headers_mut().insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
     match Compression::new(answered).quality(CompressionLevel::Fastest).oneshot(asked).await {
@@ -101,7 +112,8 @@ mod tests {
             ("gzipped", false),
             ("", false),
         ] {
-            let headers = HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(given))]);
+            let headers =
+                HeaderMap::from_iter([(ACCEPT_ENCODING, HeaderValue::from_static(given))]);
             assert_eq!(accepts_gzip(&headers), expected, "{given:?}");
         }
         assert!(!accepts_gzip(&HeaderMap::new()));
@@ -125,8 +137,16 @@ mod tests {
             ("image/png", large(), false),
         ] {
             let answer = compress(response(kind, body), true).await;
-            assert_eq!(answer.headers().get(CONTENT_ENCODING).is_some_and(|e| e == "gzip"), worth, "{kind}");
-            assert_eq!(answer.headers().get(VARY).is_some_and(|v| v == "accept-encoding"), worth, "{kind}");
+            assert_eq!(
+                answer.headers().get(CONTENT_ENCODING).is_some_and(|e| e == "gzip"),
+                worth,
+                "{kind}"
+            );
+            assert_eq!(
+                answer.headers().get(VARY).is_some_and(|v| v == "accept-encoding"),
+                worth,
+                "{kind}"
+            );
         }
         let plain = compress(response("application/json", large()), false).await;
         assert_eq!(plain.headers()[VARY], "accept-encoding");
@@ -136,7 +156,8 @@ mod tests {
 
     #[test]
     fn a_handler_has_the_last_word_on_its_headers() {
-        let mut headers = HeaderMap::from_iter([(CACHE_CONTROL, HeaderValue::from_static("max-age=60"))]);
+        let mut headers =
+            HeaderMap::from_iter([(CACHE_CONTROL, HeaderValue::from_static("max-age=60"))]);
         protect(&mut headers);
         assert_eq!(headers[CACHE_CONTROL], "max-age=60");
         assert_eq!(headers[X_CONTENT_TYPE_OPTIONS], "nosniff");

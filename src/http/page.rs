@@ -1,7 +1,8 @@
 //! Lists on the wire: `limit`, `cursor` and `{data, next_cursor}`.
 //!
 //! A cursor is opaque to callers: base64url of a place in a list. It is no secret and needs no
-//! signature, since the tenant is never taken from it; whatever is decoded is checked like any input.
+//! signature, since the tenant is never taken from it; whatever is decoded is checked like any
+//! input.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -152,7 +153,11 @@ fn documented(size: PageSize) -> Vec<Parameter> {
     };
     vec![
         parameter("limit", "Rows a page.", limit),
-        parameter("cursor", "The previous page's `next_cursor`.", ObjectBuilder::new().schema_type(Type::String)),
+        parameter(
+            "cursor",
+            "The previous page's `next_cursor`.",
+            ObjectBuilder::new().schema_type(Type::String),
+        ),
     ]
 }
 

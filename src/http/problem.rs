@@ -1,9 +1,9 @@
 //! Errors on the wire: RFC 9457 problems, and the only place where our errors become HTTP.
 //!
 //! Every error has a public half (code, detail, pointers) and, where the service is at fault, a
-//! private cause. A [`Problem`] travels as an extension of a bare response; the edge ([`super::edge`])
-//! adds request id and instance, logs the cause once and writes the body. Rooms below know no HTTP,
-//! and no handler writes an error body of its own.
+//! private cause. A [`Problem`] travels as an extension of a bare response; the edge
+//! ([`super::edge`]) adds request id and instance, logs the cause once and writes the body. Rooms
+//! below know no HTTP, and no handler writes an error body of its own.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -53,35 +53,59 @@ impl Code {
     fn meaning(self) -> (&'static str, StatusCode, &'static str) {
         match self {
             Self::MalformedJson => ("MALFORMED_JSON", StatusCode::BAD_REQUEST, "Malformed JSON"),
-            Self::InvalidParameter => ("INVALID_PARAMETER", StatusCode::BAD_REQUEST, "Invalid parameter"),
-            Self::Unauthenticated => ("UNAUTHENTICATED", StatusCode::UNAUTHORIZED, "Unauthenticated"),
+            Self::InvalidParameter => {
+                ("INVALID_PARAMETER", StatusCode::BAD_REQUEST, "Invalid parameter")
+            }
+            Self::Unauthenticated => {
+                ("UNAUTHENTICATED", StatusCode::UNAUTHORIZED, "Unauthenticated")
+            }
             Self::Forbidden => ("FORBIDDEN", StatusCode::FORBIDDEN, "Forbidden"),
             Self::NotFound => ("NOT_FOUND", StatusCode::NOT_FOUND, "Not found"),
-            Self::MethodNotAllowed => ("METHOD_NOT_ALLOWED", StatusCode::METHOD_NOT_ALLOWED, "Method not allowed"),
-            Self::NotAcceptable => ("NOT_ACCEPTABLE", StatusCode::NOT_ACCEPTABLE, "Not acceptable"),
-            Self::RequestTimeout => ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout"),
-            Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
-            Self::NotAwaitingApproval => ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval"),
-            Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
-            Self::SessionOfOtherAgent => ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent"),
-            Self::PayloadTooLarge => ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large"),
-            Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
-            Self::UnsupportedMediaType => {
-                ("UNSUPPORTED_MEDIA_TYPE", StatusCode::UNSUPPORTED_MEDIA_TYPE, "Unsupported media type")
+            Self::MethodNotAllowed => {
+                ("METHOD_NOT_ALLOWED", StatusCode::METHOD_NOT_ALLOWED, "Method not allowed")
             }
-            Self::InvalidInputs => ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs"),
-            Self::InvalidOverride => ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override"),
+            Self::NotAcceptable => ("NOT_ACCEPTABLE", StatusCode::NOT_ACCEPTABLE, "Not acceptable"),
+            Self::RequestTimeout => {
+                ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout")
+            }
+            Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
+            Self::NotAwaitingApproval => {
+                ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval")
+            }
+            Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
+            Self::SessionOfOtherAgent => {
+                ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent")
+            }
+            Self::PayloadTooLarge => {
+                ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large")
+            }
+            Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
+            Self::UnsupportedMediaType => (
+                "UNSUPPORTED_MEDIA_TYPE",
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Unsupported media type",
+            ),
+            Self::InvalidInputs => {
+                ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs")
+            }
+            Self::InvalidOverride => {
+                ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override")
+            }
             Self::IdempotencyMismatch => {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
             }
             Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
-            Self::HeadersTooLarge => {
-                ("HEADERS_TOO_LARGE", StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE, "Headers too large")
-            }
+            Self::HeadersTooLarge => (
+                "HEADERS_TOO_LARGE",
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "Headers too large",
+            ),
             Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
             Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
             Self::Draining => ("DRAINING", StatusCode::SERVICE_UNAVAILABLE, "Shutting down"),
-            Self::StoreUnavailable => ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable"),
+            Self::StoreUnavailable => {
+                ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable")
+            }
             Self::Timeout => ("TIMEOUT", StatusCode::GATEWAY_TIMEOUT, "Timeout"),
         }
     }
@@ -135,7 +159,8 @@ pub(crate) struct ProblemBody<'a> {
     /// Stable code.
     #[schema(value_type = Code, example = "NOT_FOUND")]
     code: &'static str,
-    /// What is wrong where, as JSON pointers into the request body or, for `INVALID_INPUTS`, into the inputs.
+    /// What is wrong where, as JSON pointers into the request body or, for `INVALID_INPUTS`, into
+    /// the inputs.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     #[schema(value_type = Vec<ValidationError>, required = false)]
     errors: &'a [ValidationError],
@@ -163,7 +188,14 @@ pub(crate) struct Problem {
 impl Problem {
     /// A problem that is the caller's to solve.
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self { code, detail: detail.into(), errors: Vec::new(), run_id: None, retry_after: None, cause: None }
+        Self {
+            code,
+            detail: detail.into(),
+            errors: Vec::new(),
+            run_id: None,
+            retry_after: None,
+            cause: None,
+        }
     }
 
     /// A problem of ours; the cause is logged and not told.
@@ -189,12 +221,16 @@ impl Problem {
 
     /// One validation error.
     pub(crate) fn at(code: Code, pointer: impl Into<String>, message: impl Into<String>) -> Self {
-        Self::invalid(code, vec![ValidationError { pointer: pointer.into(), message: message.into() }])
+        Self::invalid(
+            code,
+            vec![ValidationError { pointer: pointer.into(), message: message.into() }],
+        )
     }
 
     /// Too many requests with one key; the next may come after that many seconds.
     pub(crate) fn rate_limited(seconds: u64) -> Self {
-        let detail = format!("This key has used up its invocations; there is another in {seconds} s.");
+        let detail =
+            format!("This key has used up its invocations; there is another in {seconds} s.");
         Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
     }
 
@@ -263,9 +299,10 @@ impl From<AnswerError> for Problem {
         match error {
             AnswerError::UnknownRun => Self::not_found("run"),
             AnswerError::UnknownCall => Self::not_found("tool call"),
-            AnswerError::NotAwaited => {
-                Self::new(Code::NotAwaitingApproval, "This call does not wait for such an answer, or not any more.")
-            }
+            AnswerError::NotAwaited => Self::new(
+                Code::NotAwaitingApproval,
+                "This call does not wait for such an answer, or not any more.",
+            ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::Broken(_) => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
@@ -284,7 +321,9 @@ impl From<StartError> for Problem {
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
-            StartError::InvalidOverride(error) => return Self::invalid(Code::InvalidOverride, vec![error]),
+            StartError::InvalidOverride(error) => {
+                return Self::invalid(Code::InvalidOverride, vec![error]);
+            }
             StartError::Store(error) => return error.into(),
             StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };

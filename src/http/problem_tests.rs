@@ -50,7 +50,9 @@ fn codes_statuses_and_titles_are_a_contract() {
     let table: Vec<String> = ALL
         .iter()
         .map(|code| {
-            let wait = code.retry_after().map_or(String::new(), |s| format!(" retry {}", s.to_str().unwrap()));
+            let wait = code
+                .retry_after()
+                .map_or(String::new(), |s| format!(" retry {}", s.to_str().unwrap()));
             format!("{} {} {}{wait}", code.status().as_u16(), code.name(), code.title())
         })
         .collect();
@@ -134,7 +136,9 @@ async fn a_rate_limit_says_when_to_come_back() {
 
 #[tokio::test]
 async fn a_cause_of_ours_is_not_told() {
-    for error in [StoreError::Unavailable("10.0.0.7 refused".into()), StoreError::Failed("column x".into())] {
+    for error in
+        [StoreError::Unavailable("10.0.0.7 refused".into()), StoreError::Failed("column x".into())]
+    {
         let private = error.to_string();
         let (status, _, body) = sent(error.into()).await;
         assert!(status.is_server_error());
@@ -158,7 +162,10 @@ fn every_way_not_to_start_has_its_code() {
     assert_eq!(code(StartError::SessionOfOtherAgent("x".into())), Code::SessionOfOtherAgent);
     assert_eq!(code(StartError::Overloaded), Code::Overloaded);
     assert_eq!(code(StartError::Draining), Code::Draining);
-    assert_eq!(code(StartError::Store(StoreError::Unavailable(String::new()))), Code::StoreUnavailable);
+    assert_eq!(
+        code(StartError::Store(StoreError::Unavailable(String::new()))),
+        Code::StoreUnavailable
+    );
     assert_eq!(code(StartError::Store(StoreError::Failed(String::new()))), Code::Internal);
     let error = ValidationError { pointer: "/model".into(), message: "is unknown".into() };
     assert_eq!(code(StartError::InvalidOverride(error)), Code::InvalidOverride);

@@ -1,9 +1,9 @@
 //! Who may invoke now: the scope, then a token from the bucket of the caller's key.
 //!
-//! The token is taken before the body is read, so a call that is refused for another reason has used
-//! it up. How the bucket stands is told on every answer of the request, whatever the answer is, in the
-//! two headers of draft-ietf-httpapi-ratelimit-headers-10. How tokens are shared between replicas is
-//! the runtime's business.
+//! The token is taken before the body is read, so a call that is refused for another reason has
+//! used it up. How the bucket stands is told on every answer of the request, whatever the answer
+//! is, in the two headers of draft-ietf-httpapi-ratelimit-headers-10. How tokens are shared between
+//! replicas is the runtime's business.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -69,7 +69,8 @@ pub(crate) struct Standing(Arc<OnceLock<[(HeaderName, HeaderValue); 2]>>);
 
 impl Standing {
     fn set(&self, limit: RateLimit, allowance: &Allowance) {
-        let value = |text: String| HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""));
+        let value =
+            |text: String| HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""));
         let policy = format!("\"default\";q={};w={}", limit.burst, seconds(limit.refill()).max(1));
         let left = format!("\"default\";r={};t={}", allowance.remaining, seconds(allowance.reset));
         // A request takes one token, so this is set once.

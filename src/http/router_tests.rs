@@ -51,7 +51,12 @@ impl Store for Away {
     async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
         away()
     }
-    async fn request_cancel(&self, _: &str, _: Uuid, _: Option<&str>) -> Result<Option<CancelOutcome>, StoreError> {
+    async fn request_cancel(
+        &self,
+        _: &str,
+        _: Uuid,
+        _: Option<&str>,
+    ) -> Result<Option<CancelOutcome>, StoreError> {
         away()
     }
     async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
@@ -63,7 +68,13 @@ impl Store for Away {
     async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
         away()
     }
-    async fn answer(&self, _: &str, _: Uuid, _: Uuid, _: &Answer) -> Result<Option<RunRecord>, StoreError> {
+    async fn answer(
+        &self,
+        _: &str,
+        _: Uuid,
+        _: Uuid,
+        _: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError> {
         away()
     }
     async fn expire_approvals(&self) -> Result<u64, StoreError> {
@@ -95,10 +106,20 @@ impl Store for Away {
     async fn idempotent_run(&self, _: &str, _: &str) -> Result<Option<IdempotentRun>, StoreError> {
         away()
     }
-    async fn forget_idempotency_key(&self, _: &str, _: &str, _: DateTime<Utc>) -> Result<(), StoreError> {
+    async fn forget_idempotency_key(
+        &self,
+        _: &str,
+        _: &str,
+        _: DateTime<Utc>,
+    ) -> Result<(), StoreError> {
         away()
     }
-    async fn runs(&self, _: &str, _: &RunFilter, _: &Page<RunCursor>) -> Result<Vec<RunRecord>, StoreError> {
+    async fn runs(
+        &self,
+        _: &str,
+        _: &RunFilter,
+        _: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError> {
         away()
     }
     async fn events(&self, _: &str, _: Uuid, _: i64, _: u32) -> Result<Vec<Event>, StoreError> {
@@ -110,16 +131,33 @@ impl Store for Away {
     async fn session(&self, _: &str, _: &str, _: u32) -> Result<Option<SessionRecord>, StoreError> {
         away()
     }
-    async fn recall(&self, _: &str, _: &str, _: Uuid, _: &str, _: u32) -> Result<Vec<Observation>, StoreError> {
+    async fn recall(
+        &self,
+        _: &str,
+        _: &str,
+        _: Uuid,
+        _: &str,
+        _: u32,
+    ) -> Result<Vec<Observation>, StoreError> {
         away()
     }
     async fn delete_session(&self, _: &str, _: &str) -> Result<SessionDeleted, StoreError> {
         away()
     }
-    async fn iterations(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+    async fn iterations(
+        &self,
+        _: &str,
+        _: Uuid,
+        _: &Page<i64>,
+    ) -> Result<Vec<IterationRecord>, StoreError> {
         away()
     }
-    async fn tool_calls(&self, _: &str, _: Uuid, _: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+    async fn tool_calls(
+        &self,
+        _: &str,
+        _: Uuid,
+        _: &Page<i64>,
+    ) -> Result<Vec<ToolCallRecord>, StoreError> {
         away()
     }
     async fn tool_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
@@ -128,7 +166,12 @@ impl Store for Away {
     async fn usage_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
         away()
     }
-    async fn audit(&self, _: &str, _: &AuditFilter, _: &Page<RunCursor>) -> Result<Vec<AuditRow>, StoreError> {
+    async fn audit(
+        &self,
+        _: &str,
+        _: &AuditFilter,
+        _: &Page<RunCursor>,
+    ) -> Result<Vec<AuditRow>, StoreError> {
         away()
     }
     async fn insert_key(&self, _: &ApiKeyRecord) -> Result<bool, StoreError> {
@@ -182,8 +225,11 @@ fn state(auth: Auth) -> HttpState {
         source: "mcp:time".into(),
     };
     let store: Arc<dyn Store> = Arc::new(Away);
-    let catalogue =
-        Arc::new(Catalogue::load(std::path::Path::new("/nonexistent"), Arc::default(), Box::new(|_| Ok(()))));
+    let catalogue = Arc::new(Catalogue::load(
+        std::path::Path::new("/nonexistent"),
+        Arc::default(),
+        Box::new(|_| Ok(())),
+    ));
     let registry = Arc::new(crate::tools::registry::Registry::builtin());
     let settings = runtime::Settings {
         max_concurrent_runs: 1,
@@ -198,7 +244,14 @@ fn state(auth: Auth) -> HttpState {
     };
     let router = Arc::new(crate::providers::router::Router::default());
     HttpState {
-        runtime: Runtime::new(Arc::clone(&store), Arc::clone(&catalogue), router, registry, settings, Arc::new(|_| ())),
+        runtime: Runtime::new(
+            Arc::clone(&store),
+            Arc::clone(&catalogue),
+            router,
+            registry,
+            settings,
+            Arc::new(|_| ()),
+        ),
         store,
         catalogue,
         tools: Arc::new(vec![tool]),
@@ -217,13 +270,15 @@ async fn ask(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap, 
 }
 
 fn request(method: &str, path: &str, body: impl Into<Body>) -> Request<Body> {
-    let request = Request::builder().method(method).uri(path).header("content-type", "application/json");
+    let request =
+        Request::builder().method(method).uri(path).header("content-type", "application/json");
     request.body(body.into()).unwrap()
 }
 
 /// Status and code of a request by the local administrator.
 async fn refusal(method: &str, path: &str, body: impl Into<Body>) -> (u16, String) {
-    let (status, headers, body) = ask(router(state(Auth::None), SETTINGS), request(method, path, body)).await;
+    let (status, headers, body) =
+        ask(router(state(Auth::None), SETTINGS), request(method, path, body)).await;
     assert_eq!(headers["content-type"], "application/problem+json", "{method} {path}");
     assert_eq!(body["status"], status.as_u16());
     assert_eq!(body["instance"], path.split('?').next().unwrap());
@@ -255,8 +310,13 @@ async fn no_secured_route_lets_a_stranger_in() {
                 if let Some(token) = token {
                     request.headers_mut().insert("authorization", token.parse().unwrap());
                 }
-                let (status, headers, body) = ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
-                assert_eq!((status.as_u16(), &body["code"]), (401, &json!("UNAUTHENTICATED")), "{method} {path}");
+                let (status, headers, body) =
+                    ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
+                assert_eq!(
+                    (status.as_u16(), &body["code"]),
+                    (401, &json!("UNAUTHENTICATED")),
+                    "{method} {path}"
+                );
                 assert_eq!(headers["www-authenticate"], "Bearer");
             }
         }
@@ -267,21 +327,37 @@ async fn no_secured_route_lets_a_stranger_in() {
 async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
     for (method, path) in secured() {
         let mut request = request(&method, &path, "");
-        request.headers_mut().insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
+        request
+            .headers_mut()
+            .insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
         let (status, headers, body) = ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
-        assert_eq!((status.as_u16(), &body["code"]), (503, &json!("STORE_UNAVAILABLE")), "{method} {path}");
+        assert_eq!(
+            (status.as_u16(), &body["code"]),
+            (503, &json!("STORE_UNAVAILABLE")),
+            "{method} {path}"
+        );
         assert_eq!(headers["retry-after"], "2");
     }
-    let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/readyz", "")).await;
+    let (status, _, body) =
+        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/readyz", "")).await;
     assert_eq!((status.as_u16(), &body["checks"]["store"]), (503, &json!("unavailable")));
-    let (status, ..) = ask(router(state(Auth::None), SETTINGS), request("GET", "/healthz", "")).await;
+    let (status, ..) =
+        ask(router(state(Auth::None), SETTINGS), request("GET", "/healthz", "")).await;
     assert_eq!(status, StatusCode::OK);
 }
 
 #[tokio::test]
 async fn what_is_not_there_is_not_found() {
     let run = Uuid::nil();
-    let paths = ["/", "/v1", "/v2/runs", "/v1/runs/", "/v1/runs/abc", "/v1/agents/nobody", "/v1/agents/%ff"];
+    let paths = [
+        "/",
+        "/v1",
+        "/v2/runs",
+        "/v1/runs/",
+        "/v1/runs/abc",
+        "/v1/agents/nobody",
+        "/v1/agents/%ff",
+    ];
     for path in paths {
         assert_eq!(refusal("GET", path, "").await, (404, "NOT_FOUND".into()), "{path}");
     }
@@ -297,8 +373,13 @@ async fn a_wrong_method_is_told_the_right_ones() {
         ("PATCH", "/v1/keys", "POST,GET,HEAD"),
         ("OPTIONS", "/keys/abc", "DELETE"),
     ] {
-        let (status, headers, body) = ask(router(state(Auth::None), SETTINGS), request(method, path, "")).await;
-        assert_eq!((status.as_u16(), &body["code"]), (405, &json!("METHOD_NOT_ALLOWED")), "{method} {path}");
+        let (status, headers, body) =
+            ask(router(state(Auth::None), SETTINGS), request(method, path, "")).await;
+        assert_eq!(
+            (status.as_u16(), &body["code"]),
+            (405, &json!("METHOD_NOT_ALLOWED")),
+            "{method} {path}"
+        );
         assert_eq!(headers["allow"], allowed, "{method} {path}");
     }
 }
@@ -328,12 +409,19 @@ async fn bodies_are_refused_before_anything_is_started() {
 
 #[tokio::test]
 async fn parameters_and_accept_are_checked() {
-    for path in ["/v1/runs?colour=red", "/v1/runs?limit=0", "/v1/runs?cursor=x", "/v1/tools?a=1", "/v1/agents/a?b=1"] {
+    for path in [
+        "/v1/runs?colour=red",
+        "/v1/runs?limit=0",
+        "/v1/runs?cursor=x",
+        "/v1/tools?a=1",
+        "/v1/agents/a?b=1",
+    ] {
         assert_eq!(refusal("GET", path, "").await, (400, "INVALID_PARAMETER".into()), "{path}");
     }
-    for (method, path) in
-        [("POST", "/v1/agents/a/invoke"), ("GET", "/v1/runs/00000000-0000-0000-0000-000000000000/events")]
-    {
+    for (method, path) in [
+        ("POST", "/v1/agents/a/invoke"),
+        ("GET", "/v1/runs/00000000-0000-0000-0000-000000000000/events"),
+    ] {
         let mut request = request(method, path, "");
         request.headers_mut().insert("accept", "text/html".parse().unwrap());
         let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
@@ -344,13 +432,19 @@ async fn parameters_and_accept_are_checked() {
 #[tokio::test]
 async fn a_tool_is_found_by_its_encoded_name() {
     let (status, _, tool) =
-        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/tools/mcp%3Atime%2Fnow", "")).await;
-    assert_eq!((status, &tool["name"], &tool["allowed"]), (StatusCode::OK, &json!("mcp:time/now"), &json!(true)));
+        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""))
+            .await;
+    assert_eq!(
+        (status, &tool["name"], &tool["allowed"]),
+        (StatusCode::OK, &json!("mcp:time/now"), &json!(true))
+    );
 }
 
 #[tokio::test]
 async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
-    for (given, kept) in [(Some("abc-1.2_3:4"), true), (Some("a b"), false), (Some(""), false), (None, false)] {
+    for (given, kept) in
+        [(Some("abc-1.2_3:4"), true), (Some("a b"), false), (Some(""), false), (None, false)]
+    {
         let mut request = request("GET", "/nowhere", "");
         if let Some(id) = given {
             request.headers_mut().insert("x-request-id", id.parse().unwrap());
@@ -369,7 +463,8 @@ async fn broken() -> &'static str {
 
 #[tokio::test]
 async fn a_panic_and_an_endless_wait_are_answered() {
-    let shared = Shared { state: state(Auth::None), settings: SETTINGS, keys: auth::KeyRing::new() };
+    let shared =
+        Shared { state: state(Auth::None), settings: SETTINGS, keys: auth::KeyRing::new() };
     let app: App = Arc::new(shared);
     let routes = Router::new()
         .route("/panic", get(broken))

@@ -1,7 +1,7 @@
 //! The parts of a run: its model responses, tool calls, conversation and journal.
 //!
-//! Rows come from the store as they are; the conversation is folded from the journal by the runtime.
-//! Providers' own call ids and opaque blocks are shown in the journal only.
+//! Rows come from the store as they are; the conversation is folded from the journal by the
+//! runtime. Providers' own call ids and opaque blocks are shown in the journal only.
 
 use axum::Json;
 use axum::extract::State;
@@ -204,7 +204,13 @@ pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
 }
 
 fn message(role: Role, content: &str) -> Message {
-    Message { role, content: content.to_owned(), tool_calls: Vec::new(), tool_call_id: None, name: None }
+    Message {
+        role,
+        content: content.to_owned(),
+        tool_calls: Vec::new(),
+        tool_call_id: None,
+        name: None,
+    }
 }
 
 /// The messages of turns.
@@ -224,7 +230,10 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
             name: call.name.clone(),
             arguments: json_or_text(&call.arguments),
         });
-        messages.push(Message { tool_calls: tool_calls.collect(), ..message(Role::Assistant, &turn.message().text) });
+        messages.push(Message {
+            tool_calls: tool_calls.collect(),
+            ..message(Role::Assistant, &turn.message().text)
+        });
         messages.extend(calls.iter().zip(turn.results()).map(|(call, result)| Message {
             tool_call_id: Some(result.call_id),
             name: Some(call.name.clone()),
@@ -301,7 +310,8 @@ pub(crate) async fn list_messages(
         let last = chunk.len() < JOURNAL_CHUNK as usize;
         journal.extend(chunk);
         if last {
-            let conversation = conversation(&journal).map_err(|e| Problem::internal(e.to_string()))?;
+            let conversation =
+                conversation(&journal).map_err(|e| Problem::internal(e.to_string()))?;
             return Ok(Json(Listing::of_all(messages(&conversation), &page)));
         }
     }

@@ -15,7 +15,8 @@ fn a_conversation_reads_as_messages_with_our_ids_only() {
         arguments: arguments.into(),
         target: CallTarget::Tool,
     };
-    let result = |call_id, content: &str| ToolResult { call_id, content: content.into(), is_error: false };
+    let result =
+        |call_id, content: &str| ToolResult { call_id, content: content.into(), is_error: false };
     let mut conversation = Conversation::new("You help.");
     conversation.push_user("{\"task\":\"t\"}");
     let message = AssistantMessage {
@@ -24,7 +25,9 @@ fn a_conversation_reads_as_messages_with_our_ids_only() {
         opaque: Some(OpaqueBlocks { provider: "x".into(), json: "[]".into() }),
         ..AssistantMessage::default()
     };
-    conversation.push_turn(message, vec![result(first, "README.md"), result(second, "no JSON")]).unwrap();
+    conversation
+        .push_turn(message, vec![result(first, "README.md"), result(second, "no JSON")])
+        .unwrap();
     let done = AssistantMessage { text: "Done.".into(), ..AssistantMessage::default() };
     conversation.push_turn(done, Vec::new()).unwrap();
 

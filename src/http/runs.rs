@@ -1,6 +1,7 @@
 //! Runs as callers see them: the answer of an invocation, the history, one run, cancelling.
 //!
-//! Views are made from stored rows and add nothing to them. Parts of a run are [`super::run_parts`]'s.
+//! Views are made from stored rows and add nothing to them. Parts of a run are
+//! [`super::run_parts`]'s.
 
 use std::time::Duration;
 
@@ -25,9 +26,12 @@ use super::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use super::{App, Shared};
 use crate::agents::Definition;
 use crate::message::Usage;
-use crate::run::{Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd};
+use crate::run::{
+    Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
+};
 use crate::store::{
-    ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome, Page, RunFilter, RunRecord, SharedBudget,
+    ApprovalFilter, ApprovalRecord, ApprovalStatus, CancelOutcome, Page, RunFilter, RunRecord,
+    SharedBudget,
 };
 
 /// Calls of a parked run that are looked through.
@@ -167,7 +171,9 @@ pub(crate) struct Pending {
     /// What it is called with; a text where that is no JSON.
     arguments: Value,
     /// Why it waits.
-    #[schema(example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there.")]
+    #[schema(
+        example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there."
+    )]
     reason: String,
     /// When it stops waiting by itself.
     expires_at: Option<DateTime<Utc>>,
@@ -179,9 +185,11 @@ pub(crate) struct Pending {
 pub(crate) struct BudgetView {
     /// What the run has consumed.
     used: BudgetUsed,
-    /// What it must not exceed; null in lists where the definition has changed since the run started.
+    /// What it must not exceed; null in lists where the definition has changed since the run
+    /// started.
     limits: Option<Budget>,
-    /// What it has consumed together with the runs that it started, and that those started; null where it started none.
+    /// What it has consumed together with the runs that it started, and that those started; null
+    /// where it started none.
     tree: Option<TreeUsed>,
 }
 
@@ -300,7 +308,8 @@ impl RunDetail {
     /// Everything about a run; its caps come from the definition where that is still the run's.
     pub(crate) fn of(mut record: RunRecord, app: &Shared) -> Self {
         let until = record.finished_at.unwrap_or_else(Utc::now);
-        let seconds = record.started_at.map_or(0.0, |start| (until - start).as_seconds_f64().max(0.0));
+        let seconds =
+            record.started_at.map_or(0.0, |start| (until - start).as_seconds_f64().max(0.0));
         let used = BudgetUsed {
             iterations: record.iterations,
             duration_seconds: (seconds * 1000.0).round() / 1000.0,
@@ -314,8 +323,12 @@ impl RunDetail {
             commands: record.consumption.commands,
             network_requests: record.consumption.network_requests,
         };
-        let limits = app.catalogue.agent(&record.agent).filter(|agent| agent.hash == record.definition_hash);
-        let asked = Overrides::deserialize(&record.overrides).unwrap_or_default().budget.unwrap_or_default();
+        let limits =
+            app.catalogue.agent(&record.agent).filter(|agent| agent.hash == record.definition_hash);
+        let asked = Overrides::deserialize(&record.overrides)
+            .unwrap_or_default()
+            .budget
+            .unwrap_or_default();
         Self {
             kind: record.kind,
             budget: BudgetView {
@@ -388,7 +401,8 @@ pub(crate) async fn list_runs(
     params.finish()?;
     let runs = app.store.runs(&caller.tenant, &filter, &page).await?;
     let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
-    let parked: Vec<RunRecord> = runs.iter().filter(|run| run.status.is_parked()).cloned().collect();
+    let parked: Vec<RunRecord> =
+        runs.iter().filter(|run| run.status.is_parked()).cloned().collect();
     let mut listing = Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app));
     for run in parked {
         let detail = detail(&app, run).await?;
@@ -436,18 +450,32 @@ pub(crate) async fn get_run(
 pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Problem> {
     let mut pending = Vec::new();
     if run.status.is_parked() {
-        let filter = ApprovalFilter { run_id: Some(run.id), status: Some(ApprovalStatus::Pending), call_id: None };
-        pending = app.store.approvals(&run.tenant, &filter, &Page { limit: MAX_PENDING, after: None }).await?;
+        let filter = ApprovalFilter {
+            run_id: Some(run.id),
+            status: Some(ApprovalStatus::Pending),
+            call_id: None,
+        };
+        pending = app
+            .store
+            .approvals(&run.tenant, &filter, &Page { limit: MAX_PENDING, after: None })
+            .await?;
         pending.sort_by_key(|asked| asked.seq);
     }
     let (tree, hash) = (tree(app, &run).await?, run.definition_hash.clone());
-    let mut detail = RunDetail { pending: pending.into_iter().map(Pending::from).collect(), ..RunDetail::of(run, app) };
+    let mut detail = RunDetail {
+        pending: pending.into_iter().map(Pending::from).collect(),
+        ..RunDetail::of(run, app)
+    };
     detail.budget.tree = tree;
     if detail.budget.limits.is_none() {
         let snapshot = app.store.definition(&hash).await?;
         let definition = snapshot.and_then(|json| serde_json::from_str::<Definition>(&json).ok());
-        let asked = Overrides::deserialize(&detail.overrides).unwrap_or_default().budget.unwrap_or_default();
-        detail.budget.limits = definition.map(|definition| definition.governance.budget.narrowed_by(&asked));
+        let asked = Overrides::deserialize(&detail.overrides)
+            .unwrap_or_default()
+            .budget
+            .unwrap_or_default();
+        detail.budget.limits =
+            definition.map(|definition| definition.governance.budget.narrowed_by(&asked));
     }
     Ok(detail)
 }
@@ -462,7 +490,10 @@ async fn tree(app: &Shared, run: &RunRecord) -> Result<Option<TreeUsed>, Problem
         iterations: budget.spent.iterations,
         tool_calls: budget.spent.tool_calls,
         total_tokens: budget.spent.tokens,
-        cost_usd: run.usage.cost_micro_usd.map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
+        cost_usd: run
+            .usage
+            .cost_micro_usd
+            .map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
     };
     Ok(app.store.shared_budget(run.id).await?.map(used))
 }
@@ -503,7 +534,11 @@ pub(crate) async fn wait_for_run(
     })?;
     params.finish()?;
     let until = deadline.0.min(Instant::now() + Duration::from_secs(seconds.unwrap_or(30)));
-    let run = app.runtime.wait(&caller.tenant, id, until).await?.ok_or_else(|| Problem::not_found("run"))?;
+    let run = app
+        .runtime
+        .wait(&caller.tenant, id, until)
+        .await?
+        .ok_or_else(|| Problem::not_found("run"))?;
     Ok(Json(detail(&app, run).await?))
 }
 
@@ -534,15 +569,19 @@ pub(crate) async fn cancel_run(
     RunId(id): RunId,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<RunDetail>), Problem> {
-    let request: CancelRequest = fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
+    let request: CancelRequest =
+        fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if request.reason.as_ref().is_some_and(|reason| reason.chars().count() > 1000) {
         return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
     }
-    let (status, run) = match app.runtime.cancel(&caller.tenant, id, request.reason.as_deref()).await? {
-        None => return Err(Problem::not_found("run")),
-        Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
-        Some(CancelOutcome::EndedNow(run) | CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
-    };
+    let (status, run) =
+        match app.runtime.cancel(&caller.tenant, id, request.reason.as_deref()).await? {
+            None => return Err(Problem::not_found("run")),
+            Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
+            Some(CancelOutcome::EndedNow(run) | CancelOutcome::Requested(run)) => {
+                (StatusCode::ACCEPTED, run)
+            }
+        };
     Ok((status, Json(RunDetail::of(run, &app))))
 }
 

@@ -32,7 +32,12 @@ fn record(kind: RunKind) -> RunRecord {
         iterations: 2,
         tool_calls_made: 1,
         tools_used: vec!["file_ops".into()],
-        usage: Usage { input_tokens: 7, output_tokens: 3, cost_micro_usd: Some(540), ..Usage::default() },
+        usage: Usage {
+            input_tokens: 7,
+            output_tokens: 3,
+            cost_micro_usd: Some(540),
+            ..Usage::default()
+        },
         warnings: Vec::new(),
         callback_errors: Vec::new(),
         consumption: Consumption::default(),
@@ -86,7 +91,11 @@ fn without_a_price_the_cost_is_null_and_not_nothing() {
 
 #[test]
 fn a_request_only_narrows_the_caps_that_are_shown() {
-    let asked = BudgetOverrides { max_tool_calls: Some(7), max_iterations: Some(5000), ..BudgetOverrides::default() };
+    let asked = BudgetOverrides {
+        max_tool_calls: Some(7),
+        max_iterations: Some(5000),
+        ..BudgetOverrides::default()
+    };
     let shown = Budget::default().narrowed_by(&asked);
     assert_eq!(shown, Budget { max_tool_calls: 7, ..Budget::default() });
     let capped = Budget { max_total_tokens: Some(50), ..Budget::default() };
@@ -107,7 +116,9 @@ fn filters_are_read_by_their_names() {
     assert_eq!(filter.termination_reason.as_deref(), Some("max_iterations"));
     assert_eq!(filter.metadata, [("ticket".into(), "42".into())]);
     assert!(filter.created_after.is_some() && filter.created_before.is_none());
-    for query in ["status=done", "termination_reason=bored", "parent_run_id=7", "created_before=now"] {
+    for query in
+        ["status=done", "termination_reason=bored", "parent_run_id=7", "created_before=now"]
+    {
         assert!(run_filter(&mut Params::parse(query).unwrap()).is_err(), "{query}");
     }
 }

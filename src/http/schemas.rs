@@ -1,10 +1,10 @@
 //! How the document's schemas read: what their derivation cannot say.
 //!
 //! Generators make a type of every schema and a member of every property, so names and presence
-//! matter. By rule, so that no type can forget it: a page is called after its rows; an answer has all
-//! its properties, a null rather than an absence, unless a property is never null; a type that is read
-//! (it refuses unknown properties) says by its defaults what may be left out; a choice among words is
-//! one type. Examples and errors are [`super::openapi`]'s.
+//! matter. By rule, so that no type can forget it: a page is called after its rows; an answer has
+//! all its properties, a null rather than an absence, unless a property is never null; a type that
+//! is read (it refuses unknown properties) says by its defaults what may be left out; a choice
+//! among words is one type. Examples and errors are [`super::openapi`]'s.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +14,10 @@ const PREFIX: &str = "#/components/schemas/";
 
 /// Makes the schemas of a document fit for generators.
 pub(crate) fn settle(api: &mut Value) {
-    let Some(Value::Object(derived)) = api.pointer_mut("/components/schemas").map(Value::take) else { return };
+    let Some(Value::Object(derived)) = api.pointer_mut("/components/schemas").map(Value::take)
+    else {
+        return;
+    };
     let mut schemas: BTreeMap<String, Value> = BTreeMap::new();
     let mut renamed: BTreeMap<String, String> = BTreeMap::new();
     for (name, mut schema) in derived {
@@ -54,7 +57,9 @@ fn settle_presence(schema: &mut Value) {
         settle_presence(part);
     }
     let is_read = schema["additionalProperties"] == false;
-    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else { return };
+    let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
+        return;
+    };
     let mut always = Vec::new();
     for (name, property) in properties {
         let Some(property) = property.as_object_mut() else { continue };
@@ -79,36 +84,51 @@ fn settle_presence(schema: &mut Value) {
     }
 }
 
-/// What is read into an unsigned number takes more than the signed format that is derived for it says.
+/// What is read into an unsigned number takes more than the signed format that is derived for it
+/// says.
 fn settle_range(property: &mut Map<String, Value>) {
     if property.get("minimum") != Some(&json!(0)) || property.contains_key("maximum") {
         return;
     }
     match property.get("format").and_then(Value::as_str) {
-        Some("int32") => property.extend([("format".into(), json!("int64")), ("maximum".into(), json!(u32::MAX))]),
+        Some("int32") => property
+            .extend([("format".into(), json!("int64")), ("maximum".into(), json!(u32::MAX))]),
         Some("int64") => drop(property.shift_remove("format")),
         _ => {}
     }
 }
 
 fn may_be_null(property: &Map<String, Value>) -> bool {
-    let names_null = |kind: &Value| kind.as_array().is_some_and(|kinds| kinds.contains(&json!("null")));
-    let offers_null = |choice: &Value| choice.as_array().is_some_and(|all| all.contains(&json!({"type": "null"})));
-    let says_nothing = ["type", "$ref", "oneOf", "allOf"].iter().all(|key| !property.contains_key(*key));
-    says_nothing || property.get("type").is_some_and(names_null) || property.get("oneOf").is_some_and(offers_null)
+    let names_null =
+        |kind: &Value| kind.as_array().is_some_and(|kinds| kinds.contains(&json!("null")));
+    let offers_null = |choice: &Value| {
+        choice.as_array().is_some_and(|all| all.contains(&json!({"type": "null"})))
+    };
+    let says_nothing =
+        ["type", "$ref", "oneOf", "allOf"].iter().all(|key| !property.contains_key(*key));
+    says_nothing
+        || property.get("type").is_some_and(names_null)
+        || property.get("oneOf").is_some_and(offers_null)
 }
 
-/// A choice among words and objects, derived with one nameless schema a choice, becomes a choice of two
-/// named types.
+/// A choice among words and objects, derived with one nameless schema a choice, becomes a choice of
+/// two named types.
 fn name_words(schemas: &mut BTreeMap<String, Value>) {
     let mut named = Vec::new();
     for (name, schema) in schemas.iter_mut() {
         let Some(choices) = schema["oneOf"].as_array() else { continue };
-        let (plain, objects): (Vec<&Value>, Vec<&Value>) = choices.iter().partition(|choice| choice["enum"].is_array());
+        let (plain, objects): (Vec<&Value>, Vec<&Value>) =
+            choices.iter().partition(|choice| choice["enum"].is_array());
         let ([_, _, ..], [object]) = (&plain[..], &objects[..]) else { continue };
         let meanings: Vec<String> = plain
             .iter()
-            .map(|word| format!("- `{}`: {}", word["enum"][0].as_str().unwrap_or_default(), text(&word["description"])))
+            .map(|word| {
+                format!(
+                    "- `{}`: {}",
+                    word["enum"][0].as_str().unwrap_or_default(),
+                    text(&word["description"])
+                )
+            })
             .collect();
         let values: Vec<&Value> = plain.iter().map(|word| &word["enum"][0]).collect();
         let mode = json!({
@@ -119,7 +139,8 @@ fn name_words(schemas: &mut BTreeMap<String, Value>) {
         let (mode_name, object_name) = (format!("{name}Mode"), format!("{name}Object"));
         named.push((mode_name.clone(), mode));
         named.push((object_name.clone(), (*object).clone()));
-        let choices = [mode_name, object_name].map(|name| json!({"$ref": format!("{PREFIX}{name}")}));
+        let choices =
+            [mode_name, object_name].map(|name| json!({"$ref": format!("{PREFIX}{name}")}));
         schema["oneOf"] = json!(choices);
     }
     schemas.extend(named);
@@ -148,9 +169,12 @@ fn rename(value: &mut Value, renamed: &BTreeMap<String, String>) {
 fn settle_parameters(api: &mut Value) {
     let items = api["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     let operations = items.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
-    let parameters = operations.filter_map(|operation| operation.get_mut("parameters")?.as_array_mut()).flatten();
+    let parameters = operations
+        .filter_map(|operation| operation.get_mut("parameters")?.as_array_mut())
+        .flatten();
     for kind in parameters.filter_map(|parameter| parameter.pointer_mut("/schema/type")) {
-        let only = kind.as_array().and_then(|kinds| kinds.iter().find(|kind| *kind != "null")).cloned();
+        let only =
+            kind.as_array().and_then(|kinds| kinds.iter().find(|kind| *kind != "null")).cloned();
         if let Some(only) = only {
             *kind = only;
         }
@@ -201,9 +225,14 @@ mod tests {
             "rate": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 9},
         });
         let told = json!({"properties": properties});
-        assert_eq!(settled(&told)["It"]["properties"], properties, "what is told is as it was derived");
+        assert_eq!(
+            settled(&told)["It"]["properties"],
+            properties,
+            "what is told is as it was derived"
+        );
         let read = json!({"additionalProperties": false, "properties": properties});
-        properties["count"] = json!({"type": "integer", "format": "int64", "minimum": 0, "maximum": u32::MAX});
+        properties["count"] =
+            json!({"type": "integer", "format": "int64", "minimum": 0, "maximum": u32::MAX});
         properties["sum"] = json!({"type": "integer", "minimum": 0});
         assert_eq!(settled(&read)["It"]["properties"], properties);
     }
@@ -217,7 +246,10 @@ mod tests {
         settle(&mut api);
         let page = &api["components"]["schemas"]["ToolCallPage"];
         assert_eq!(page["description"], "A page of tool calls.");
-        assert_eq!(api["paths"]["/x"]["get"]["responses"]["200"]["$ref"], "#/components/schemas/ToolCallPage");
+        assert_eq!(
+            api["paths"]["/x"]["get"]["responses"]["200"]["$ref"],
+            "#/components/schemas/ToolCallPage"
+        );
     }
 
     #[test]
@@ -228,7 +260,10 @@ mod tests {
             {"type": "object", "properties": {"tool": {"type": "string"}}},
         ]}));
         assert_eq!(schemas["ItMode"]["enum"], json!(["auto", "none"]));
-        assert_eq!(schemas["ItMode"]["description"], "When.\n\n- `auto`: It decides.\n- `none`: Never.");
+        assert_eq!(
+            schemas["ItMode"]["description"],
+            "When.\n\n- `auto`: It decides.\n- `none`: Never."
+        );
         assert_eq!(schemas["ItObject"]["properties"]["tool"]["type"], "string");
         assert_eq!(schemas["It"]["oneOf"][1]["$ref"], "#/components/schemas/ItObject");
     }

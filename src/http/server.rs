@@ -1,10 +1,12 @@
-//! The server beneath the routes: connections are accepted, bounded in number, size and time, and closed.
+//! The server beneath the routes: connections are accepted, bounded in number, size and time, and
+//! closed.
 //!
-//! HTTP/1.1 and HTTP/2 without TLS, told apart by the first bytes. Beyond `max_connections`, or when
-//! the process has no file descriptors left, clients wait in the kernel's queue: nobody is turned away
-//! who would be served a moment later. A client that does not send what it began, or does not take
-//! its answer, loses its connection ([`pace`], [`stall`]); bodies have a limit of their own where they
-//! are read ([`super::extract`]). What a request means, also that it is too long, is decided above.
+//! HTTP/1.1 and HTTP/2 without TLS, told apart by the first bytes. Beyond `max_connections`, or
+//! when the process has no file descriptors left, clients wait in the kernel's queue: nobody is
+//! turned away who would be served a moment later. A client that does not send what it began, or
+//! does not take its answer, loses its connection ([`pace`], [`stall`]); bodies have a limit of
+//! their own where they are read ([`super::extract`]). What a request means, also that it is too
+//! long, is decided above.
 
 mod pace;
 mod stall;
@@ -33,8 +35,9 @@ use tower::Service;
 use self::pace::{Answer, OpenRequest, Pace};
 use self::stall::{Socket, Streams};
 
-/// What HTTP/1.1 holds in memory of a head or of an answer that is not yet taken, in bytes. Larger than
-/// what [`super::edge`] lets pass, which refuses with an explanation; beyond this the answer is a bare 431.
+/// What HTTP/1.1 holds in memory of a head or of an answer that is not yet taken, in bytes. Larger
+/// than what [`super::edge`] lets pass, which refuses with an explanation; beyond this the answer
+/// is a bare 431.
 const BUFFER: usize = 128 << 10;
 /// Header lines that are parsed, for the same reason more than are let pass.
 const PARSED_HEADERS: usize = 256;
@@ -74,15 +77,28 @@ struct Server {
     closing: CancellationToken,
 }
 
-/// Serves until `closing` is done, then takes no more connections, ends those that are idle and waits
-/// for the answers in progress, however long they take.
-pub async fn serve(listener: TcpListener, router: Router, limits: Limits, closing: impl Future<Output = ()>) {
+/// Serves until `closing` is done, then takes no more connections, ends those that are idle and
+/// waits for the answers in progress, however long they take.
+pub async fn serve(
+    listener: TcpListener,
+    router: Router,
+    limits: Limits,
+    closing: impl Future<Output = ()>,
+) {
     let most = limits.max_connections.min(affordable_connections());
     if most < limits.max_connections {
-        tracing::info!(connections = most, "the limit on open files allows fewer than server.max_connections");
+        tracing::info!(
+            connections = most,
+            "the limit on open files allows fewer than server.max_connections"
+        );
     }
     let slots = Arc::new(Semaphore::new(most));
-    let server = Arc::new(Server { router, limits, protocols: protocols(&limits), closing: CancellationToken::new() });
+    let server = Arc::new(Server {
+        router,
+        limits,
+        protocols: protocols(&limits),
+        closing: CancellationToken::new(),
+    });
     tokio::select! {
         never = accept(listener, &server, &slots) => match never {},
         () = closing => {}
@@ -184,13 +200,15 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
     drop(slot);
 }
 
-/// Raises the soft limit on open files to the hard one. What remains of it are connections, at least one.
+/// Raises the soft limit on open files to the hard one. What remains of it are connections, at
+/// least one.
 fn affordable_connections() -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
     let files = if raised { maximum } else { current };
     files.map_or(Semaphore::MAX_PERMITS, |files| {
-        usize::try_from(files.saturating_sub(RESERVED_FILES).max(1)).unwrap_or(Semaphore::MAX_PERMITS)
+        usize::try_from(files.saturating_sub(RESERVED_FILES).max(1))
+            .unwrap_or(Semaphore::MAX_PERMITS)
     })
 }
 

@@ -1,7 +1,7 @@
 //! Sessions: runs that share a conversation. They are made by naming them in an invocation.
 //!
-//! There is no row of a session: it is what its runs say it is. Which of them goes on, and what it knows of the others,
-//! is the runtime's.
+//! There is no row of a session: it is what its runs say it is. Which of them goes on, and what it
+//! knows of the others, is the runtime's.
 
 use axum::Json;
 use axum::extract::State;
@@ -88,9 +88,14 @@ pub(crate) async fn get_session(
     params: Params,
 ) -> Result<Json<SessionView>, Problem> {
     params.finish()?;
-    let session = app.store.session(&caller.tenant, &id, 0).await?.ok_or_else(|| Problem::not_found("session"))?;
+    let session = app
+        .store
+        .session(&caller.tenant, &id, 0)
+        .await?
+        .ok_or_else(|| Problem::not_found("session"))?;
     let filter = RunFilter { session_id: Some(id.clone()), ..RunFilter::default() };
-    let mut runs = app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
+    let mut runs =
+        app.store.runs(&caller.tenant, &filter, &Page { limit: SHOWN, after: None }).await?;
     runs.retain(|run| run.parent_run_id.is_none());
     runs.reverse();
     Ok(Json(SessionView {
@@ -111,7 +116,9 @@ async fn said_in(app: &Shared, tenant: &str, runs: &[RunRecord]) -> Result<Vec<M
         let events = app.store.journals(tenant, &ids).await?;
         let journals: Vec<_> = events.chunk_by(|a, b| a.run_id == b.run_id).collect();
         for id in ids {
-            let Some(journal) = journals.iter().find(|journal| journal[0].run_id == id) else { continue };
+            let Some(journal) = journals.iter().find(|journal| journal[0].run_id == id) else {
+                continue;
+            };
             let own = own_turns(journal).map_err(|error| Problem::internal(error.to_string()))?;
             messages.extend(messages_of(&own.turns));
         }
@@ -121,7 +128,8 @@ async fn said_in(app: &Shared, tenant: &str, runs: &[RunRecord]) -> Result<Vec<M
 
 /// Delete a session
 ///
-/// Deletes its runs with all that is kept of them. While a run of it has not ended, nothing is deleted.
+/// Deletes its runs with all that is kept of them. While a run of it has not ended, nothing is
+/// deleted.
 #[utoipa::path(
     delete, path = "/sessions/{id}", tag = "sessions", security(("bearer" = ["sessions:write"])),
     params(("id" = String, Path, description = "The session, as callers name it.")),
@@ -137,6 +145,8 @@ pub(crate) async fn delete_session(
     match app.store.delete_session(&caller.tenant, &id).await? {
         SessionDeleted::Gone => Ok(StatusCode::NO_CONTENT),
         SessionDeleted::Unknown => Err(Problem::not_found("session")),
-        SessionDeleted::Busy => Err(Problem::new(Code::SessionBusy, "A run of this session has not ended.")),
+        SessionDeleted::Busy => {
+            Err(Problem::new(Code::SessionBusy, "A run of this session has not ended."))
+        }
     }
 }

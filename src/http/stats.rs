@@ -1,7 +1,7 @@
 //! Runs in sums: how calls went by tool, what models took by day.
 //!
-//! A run counts on the day on which it was accepted, with all that it did since. Nothing is kept for this: it is counted
-//! when it is asked for, from the rows of runs that are not deleted yet.
+//! A run counts on the day on which it was accepted, with all that it did since. Nothing is kept
+//! for this: it is counted when it is asked for, from the rows of runs that are not deleted yet.
 
 use axum::Json;
 use axum::extract::State;
@@ -84,7 +84,8 @@ impl From<UsageStats> for UsageStatsView {
 fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
     let (since, until) = (params.time("since")?, params.time("until")?);
     let until = until.unwrap_or_else(|| Utc::now() + TimeDelta::days(1)); // another replica's clock may be ahead
-    let since = since.unwrap_or_else(|| until.min(Utc::now()).checked_sub_signed(WINDOW).unwrap_or(until));
+    let since =
+        since.unwrap_or_else(|| until.min(Utc::now()).checked_sub_signed(WINDOW).unwrap_or(until));
     Ok(StatsFilter { since, until, agent: params.text("agent") })
 }
 

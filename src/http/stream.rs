@@ -1,9 +1,9 @@
 //! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
 //!
 //! `id` is the event's number, `event` its type, `data` the whole event on one line; the last one's
-//! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no `id`. A frame is made once for all readers. A stream
-//! that must end early says from where to resume. Order and completeness are the follower's
-//! ([`crate::runtime::Follower`]).
+//! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no
+//! `id`. A frame is made once for all readers. A stream that must end early says from where to
+//! resume. Order and completeness are the follower's ([`crate::runtime::Follower`]).
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -35,8 +35,15 @@ pub(crate) fn response(
     follower: Follower,
     leash: Option<Leash>,
 ) -> Response {
-    let reader =
-        Reader { app: app.clone(), tenant: tenant.to_owned(), run, follower, seen: after, is_over: false, leash };
+    let reader = Reader {
+        app: app.clone(),
+        tenant: tenant.to_owned(),
+        run,
+        follower,
+        seen: after,
+        is_over: false,
+        leash,
+    };
     let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
         let frame = reader.next().await?;
         Some((Ok::<_, Infallible>(frame), reader))
@@ -144,7 +151,9 @@ impl Drop for Leash {
     fn drop(&mut self) {
         if let Some((runtime, tenant, run)) = self.held.take() {
             tokio::spawn(async move {
-                if let Err(error) = runtime.cancel(&tenant, run, Some("The caller went away.")).await {
+                if let Err(error) =
+                    runtime.cancel(&tenant, run, Some("The caller went away.")).await
+                {
                     tracing::warn!(run_id = %run, %error, "a run whose caller went away could not be cancelled");
                 }
             });

@@ -61,7 +61,9 @@ impl FromRequestParts<App> for Terms {
             media: Media::from_request_parts(parts, app).await?,
             preference: preference(&parts.headers),
             cancel_on_disconnect: cancel_on_disconnect(&parts.headers)?,
-            traceparent: text(&parts.headers, &TRACEPARENT).filter(|value| is_traceparent(value)).map(str::to_owned),
+            traceparent: text(&parts.headers, &TRACEPARENT)
+                .filter(|value| is_traceparent(value))
+                .map(str::to_owned),
             idempotency_key: idempotency_key(&parts.headers)?,
             deadline: Deadline::from_request_parts(parts, app).await?.0,
         })
@@ -100,9 +102,15 @@ impl Terms {
     }
 
     /// The key of this invocation and the fingerprint of what it must stand for.
-    pub(crate) fn idempotency(&self, kind: RunKind, agent: &str, body: &Map<String, Value>) -> Option<Idempotency> {
+    pub(crate) fn idempotency(
+        &self,
+        kind: RunKind,
+        agent: &str,
+        body: &Map<String, Value>,
+    ) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let request = format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
+        let request =
+            format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
         let digest = Sha256::digest(request);
         let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
             let _ = write!(hex, "{byte:02x}"); // a String takes everything
@@ -121,14 +129,22 @@ impl IntoParams for Terms {
             header.description(Some(description)).schema(Some(schema)).build()
         };
         vec![
-            header("Prefer", "`respond-async` queues the run; `wait=N` waits N seconds and then answers 202.", text()),
+            header(
+                "Prefer",
+                "`respond-async` queues the run; `wait=N` waits N seconds and then answers 202.",
+                text(),
+            ),
             header("Idempotency-Key", "Makes repeating this request harmless for 24 hours.", key),
             header(
                 "X-Cancel-On-Disconnect",
                 "Cancels the run when this connection closes early.",
                 ObjectBuilder::new().schema_type(Type::Boolean),
             ),
-            header("traceparent", "W3C Trace Context; the run's spans continue this trace.", text()),
+            header(
+                "traceparent",
+                "W3C Trace Context; the run's spans continue this trace.",
+                text(),
+            ),
         ]
     }
 }
@@ -148,7 +164,9 @@ fn preference(headers: &HeaderMap) -> Preference {
             "respond-async" => preference.respond_async = true,
             "wait" => {
                 let seconds = value.parse().ok();
-                preference.wait = preference.wait.or(seconds.map(|seconds: u32| Duration::from_secs(seconds.into())));
+                preference.wait = preference
+                    .wait
+                    .or(seconds.map(|seconds: u32| Duration::from_secs(seconds.into())));
             }
             _ => {}
         }
@@ -162,13 +180,18 @@ fn cancel_on_disconnect(headers: &HeaderMap) -> Result<bool, Problem> {
     match value.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
         "true" => Ok(true),
         "false" => Ok(false),
-        _ => Err(Problem::new(Code::InvalidParameter, "The header X-Cancel-On-Disconnect must be `true` or `false`.")),
+        _ => Err(Problem::new(
+            Code::InvalidParameter,
+            "The header X-Cancel-On-Disconnect must be `true` or `false`.",
+        )),
     }
 }
 
 /// A structured-field string or the bare text: 1 to 255 visible characters.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
-    let refused = |why: &str| Err(Problem::new(Code::InvalidParameter, format!("The header Idempotency-Key {why}.")));
+    let refused = |why: &str| {
+        Err(Problem::new(Code::InvalidParameter, format!("The header Idempotency-Key {why}.")))
+    };
     let mut given = headers.get_all(IDEMPOTENCY_KEY).iter();
     let Some(value) = given.next() else { return Ok(None) };
     if given.next().is_some() {
@@ -176,10 +199,14 @@ fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     }
     let text = value.to_str().unwrap_or_default().trim();
     let key = match text.strip_prefix('"') {
-        Some(rest) => rest.strip_suffix('"').map(|inner| inner.replace("\\\"", "\"").replace("\\\\", "\\")),
+        Some(rest) => {
+            rest.strip_suffix('"').map(|inner| inner.replace("\\\"", "\"").replace("\\\\", "\\"))
+        }
         None => Some(text.to_owned()),
     };
-    match key.filter(|key| (1..=255).contains(&key.len()) && key.bytes().all(|b| matches!(b, b' '..=b'~'))) {
+    match key.filter(|key| {
+        (1..=255).contains(&key.len()) && key.bytes().all(|b| matches!(b, b' '..=b'~'))
+    }) {
         Some(key) => Ok(Some(key)),
         None => refused("must be 1 to 255 visible ASCII characters, quoted or bare"),
     }
@@ -217,7 +244,8 @@ mod tests {
 
     #[test]
     fn going_away_is_meant_or_refused() {
-        let read = |value| cancel_on_disconnect(&headers("x-cancel-on-disconnect", value)).map_err(|_| ());
+        let read =
+            |value| cancel_on_disconnect(&headers("x-cancel-on-disconnect", value)).map_err(|_| ());
         for (value, expected) in [
             (&[][..], Ok(false)),
             (&["true"], Ok(true)),
@@ -233,7 +261,8 @@ mod tests {
 
     #[test]
     fn idempotency_keys_are_quoted_or_bare() {
-        let read = |values: &[&str]| idempotency_key(&headers("idempotency-key", values)).map_err(|_| ());
+        let read =
+            |values: &[&str]| idempotency_key(&headers("idempotency-key", values)).map_err(|_| ());
         assert_eq!(read(&[]), Ok(None));
         assert_eq!(read(&["abc-1"]), Ok(Some("abc-1".into())));
         assert_eq!(read(&["\"abc-1\""]), Ok(Some("abc-1".into())));
@@ -263,7 +292,8 @@ mod tests {
             r#"{"a":1.0}"#,
             "{}",
         ];
-        let distinct: std::collections::BTreeSet<String> = texts.iter().map(|text| canonical(text)).collect();
+        let distinct: std::collections::BTreeSet<String> =
+            texts.iter().map(|text| canonical(text)).collect();
         assert_eq!(distinct.len(), texts.len());
     }
 }

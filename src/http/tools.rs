@@ -82,6 +82,10 @@ pub(crate) async fn get_tool(
     params: Params,
 ) -> Result<Json<Tool>, Problem> {
     params.finish()?;
-    let info = app.tools.iter().find(|info| info.name == name).ok_or_else(|| Problem::not_found("tool"))?;
+    let info = app
+        .tools
+        .iter()
+        .find(|info| info.name == name)
+        .ok_or_else(|| Problem::not_found("tool"))?;
     Ok(Json(Tool::of(info, &caller)))
 }

@@ -1,7 +1,9 @@
-//! Names in the API document for what would be nameless in it: closed sets of words and open objects.
+//! Names in the API document for what would be nameless in it: closed sets of words and open
+//! objects.
 //!
-//! Rows hold words as texts, and inputs as whatever JSON they are. The document gives each of them a
-//! schema of its own, so that generated clients have a type for it, once. Nothing is checked here.
+//! Rows hold words as texts, and inputs as whatever JSON they are. The document gives each of them
+//! a schema of its own, so that generated clients have a type for it, once. Nothing is checked
+//! here.
 
 use std::borrow::Cow;
 
@@ -43,9 +45,11 @@ words! {
     /// Where a tool call stands.
     ToolCallState = "proposed" | "denied" | "awaiting_approval" | "awaiting_client" | "dispatched" | "succeeded"
         | "failed" | "unknown" | "cancelled";
-    /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose outcome a crash left unknown, or somebody who lets it go on after a stop condition.
+    /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose
+    /// outcome a crash left unknown, or somebody who lets it go on after a stop condition.
     PendingKind = "approval" | "client" | "review" | "escalation";
-    /// Where something that a run asked for stands: open, decided, given up on, answered by the caller, found out, or void because the run ended first.
+    /// Where something that a run asked for stands: open, decided, given up on, answered by the
+    /// caller, found out, or void because the run ended first.
     ApprovalStatus = "pending" | "approved" | "denied" | "expired" | "answered" | "resolved" | "void";
     /// Whether requests should be sent to a process.
     ReadinessStatus = "ready" | "draining" | "unavailable";
@@ -81,7 +85,8 @@ macro_rules! open_objects {
 open_objects! {
     /// What an agent works on; matches the agent's input schema.
     RunInputs of None, like json!({"task": "What is in here?"});
-    /// The caller's labels, to find a run by: at most 64, keys of 1 to 128 and values of at most 1024 characters.
+    /// The caller's labels, to find a run by: at most 64, keys of 1 to 128 and values of at most
+    /// 1024 characters.
     RunMetadata of Some(Type::String), like json!({"ticket": "42"});
     /// What happened, by the type of the event.
     EventData of None, like json!({"attempt": 1});
@@ -107,7 +112,8 @@ mod tests {
 
     #[test]
     fn the_event_types_are_those_of_events() {
-        let unknown = serde_json::from_value::<RunEvent>(json!({"type": "?"})).unwrap_err().to_string();
+        let unknown =
+            serde_json::from_value::<RunEvent>(json!({"type": "?"})).unwrap_err().to_string();
         let known: Vec<&str> = unknown.split('`').skip(3).step_by(2).collect();
         assert_eq!(EventType::WORDS, known, "{unknown}");
     }

@@ -1,10 +1,10 @@
 //! Anthropic's Messages API.
 //!
-//! One call, one HTTP request. The body is [`request`]'s and its history [`messages`]'s, the meaning of an
-//! answer [`response`]'s, and of one that comes in pieces [`stream`]'s. The connection, its limits and what
-//! its failures are reported as are [`wire`](super::wire)'s; how long a call may take as a whole, and
-//! whether it is repeated, is the router's. Source: platform.claude.com, "Messages" and "Streaming
-//! Messages", version 2023-06-01.
+//! One call, one HTTP request. The body is [`request`]'s and its history [`messages`]'s, the
+//! meaning of an answer [`response`]'s, and of one that comes in pieces [`stream`]'s. The
+//! connection, its limits and what its failures are reported as are [`wire`](super::wire)'s; how
+//! long a call may take as a whole, and whether it is repeated, is the router's. Source:
+//! platform.claude.com, "Messages" and "Streaming Messages", version 2023-06-01.
 
 mod messages;
 mod request;
@@ -43,7 +43,11 @@ impl Anthropic {
         Ok(Self { wire: Wire::new(settings, &API)? })
     }
 
-    async fn followed(&self, mut frames: Frames<'_>, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+    async fn followed(
+        &self,
+        mut frames: Frames<'_>,
+        request: &ModelRequest<'_>,
+    ) -> Result<Completion, ProviderError> {
         let unusable = |unusable: Unusable| self.wire.unusable(unusable);
         let mut fold = Fold::default();
         while !fold.is_complete() {
@@ -75,6 +79,7 @@ impl Provider for Anthropic {
         } else {
             self.wire.json(body, request.trace).await?
         };
-        response::parse(&answer, self.wire.name(), request.step).map_err(|unusable| self.wire.unusable(unusable))
+        response::parse(&answer, self.wire.name(), request.step)
+            .map_err(|unusable| self.wire.unusable(unusable))
     }
 }

@@ -1,7 +1,8 @@
 //! Tool arguments for APIs that take nothing but a JSON object.
 //!
-//! What the model wrote goes back as it wrote it, byte for byte. Where that is not an object, its text
-//! goes back inside one, so that the model sees its mistake beside the error that it was answered with.
+//! What the model wrote goes back as it wrote it, byte for byte. Where that is not an object, its
+//! text goes back inside one, so that the model sees its mistake beside the error that it was
+//! answered with.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
@@ -56,7 +57,10 @@ mod tests {
             assert_eq!(serde_json::from_str::<Value>(&sent).unwrap(), expected, "{arguments}");
         }
         let deep = format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
-        assert!(matches!(ArgumentsObject::new(&deep), ArgumentsObject::Malformed { .. }), "deeper than anybody reads");
+        assert!(
+            matches!(ArgumentsObject::new(&deep), ArgumentsObject::Malformed { .. }),
+            "deeper than anybody reads"
+        );
     }
 
     #[test]

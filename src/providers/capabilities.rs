@@ -1,12 +1,13 @@
 //! What models can be asked for: one table for all providers, shipped here and overridable in the
 //! configuration.
 //!
-//! A row says what a provider's API takes for the models whose names match a pattern; the first row that
-//! matches counts, the last one of each kind matches all. An answer that the table gets wrong is a 400 from
-//! the provider, so it errs on the side of what works everywhere. What is done where a model cannot do
-//! something is decided in [`super::router`] and by the engine.
+//! A row says what a provider's API takes for the models whose names match a pattern; the first row
+//! that matches counts, the last one of each kind matches all. An answer that the table gets wrong
+//! is a 400 from the provider, so it errs on the side of what works everywhere. What is done where
+//! a model cannot do something is decided in [`super::router`] and by the engine.
 //!
-//! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API document.
+//! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API
+//! document.
 
 use globset::{Glob, GlobMatcher};
 use serde::Serialize;
@@ -81,7 +82,8 @@ pub struct Capabilities {
     pub parallel_switch: bool,
     /// Whether arguments can be held to a schema (`strict`).
     pub strict_schemas: bool,
-    /// Whether parts of the request can be marked for a cache; where the provider caches by itself: no.
+    /// Whether parts of the request can be marked for a cache; where the provider caches by itself:
+    /// no.
     pub prompt_caching: bool,
     /// Whether an answer can be held to a JSON Schema.
     pub structured_output: bool,
@@ -96,7 +98,8 @@ pub struct Capabilities {
 }
 
 impl Capabilities {
-    /// What Chat Completions servers have in common, as far as one can tell without knowing the model.
+    /// What Chat Completions servers have in common, as far as one can tell without knowing the
+    /// model.
     pub const OPENAI: Self = Self {
         forced_tool_choice: Forcing::Yes,
         named_tool_choice: true,
@@ -110,11 +113,19 @@ impl Capabilities {
         thinking: ThinkingStyle::Effort,
     };
     /// OpenAI's models that answer at once.
-    const GPT: Self =
-        Self { strict_schemas: true, context_window: Some(128_000), thinking: ThinkingStyle::None, ..Self::OPENAI };
+    const GPT: Self = Self {
+        strict_schemas: true,
+        context_window: Some(128_000),
+        thinking: ThinkingStyle::None,
+        ..Self::OPENAI
+    };
     /// OpenAI's models that reason first; they take no temperature but 1.
-    const REASONING: Self =
-        Self { context_window: Some(400_000), temperature: false, thinking: ThinkingStyle::Effort, ..Self::GPT };
+    const REASONING: Self = Self {
+        context_window: Some(400_000),
+        temperature: false,
+        thinking: ThinkingStyle::Effort,
+        ..Self::GPT
+    };
     /// Claude models that think within a budget.
     pub const ANTHROPIC: Self = Self {
         forced_tool_choice: Forcing::WithoutThinking,
@@ -179,21 +190,33 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
         Capabilities { temperature: true, thinking: ThinkingStyle::BudgetOrAdaptive, ..ADAPTIVE };
     const UNFORCED: Capabilities = Capabilities { forced_tool_choice: Forcing::No, ..ADAPTIVE };
     const PLAIN: Capabilities = Capabilities { thinking: ThinkingStyle::None, ..ANTHROPIC };
-    const WITH_STRICT: Capabilities = Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
+    const WITH_STRICT: Capabilities =
+        Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
     /// The o series answers a parallel switch with a 400.
-    const O_SERIES: Capabilities = Capabilities { parallel_switch: false, context_window: Some(200_000), ..REASONING };
+    const O_SERIES: Capabilities =
+        Capabilities { parallel_switch: false, context_window: Some(200_000), ..REASONING };
     &[
         (Openai, "gpt-4.1*", Capabilities { context_window: Some(1_047_576), ..GPT }),
         (Openai, "gpt-4o*", GPT),
         (Openai, "chatgpt-4o*", GPT),
-        (Openai, "gpt-4-turbo*", Capabilities { strict_schemas: false, structured_output: false, ..GPT }),
+        (
+            Openai,
+            "gpt-4-turbo*",
+            Capabilities { strict_schemas: false, structured_output: false, ..GPT },
+        ),
         (
             Openai,
             "gpt-3.5*",
-            Capabilities { strict_schemas: false, structured_output: false, context_window: Some(16_385), ..GPT },
+            Capabilities {
+                strict_schemas: false,
+                structured_output: false,
+                context_window: Some(16_385),
+                ..GPT
+            },
         ),
         (Openai, "gpt-5-chat*", GPT),
-        // Chat Completions refuses these models' tools together with an effort; Responses takes both.
+        // Chat Completions refuses these models' tools together with an effort; Responses takes
+        // both.
         (Openai, "gpt-5.6*", Capabilities { thinking: ThinkingStyle::None, ..REASONING }),
         (Openai, "gpt-5*", REASONING),
         (Openai, "o[134]*", O_SERIES),
@@ -269,8 +292,8 @@ impl Default for CapabilityTable {
 }
 
 impl CapabilityTable {
-    /// The shipped table, corrected. Where several patterns name a model, the longer one counts, setting
-    /// by setting.
+    /// The shipped table, corrected. Where several patterns name a model, the longer one counts,
+    /// setting by setting.
     pub fn new(mut corrections: Vec<(ModelPattern, Corrections)>) -> Self {
         corrections.sort_by_key(|(pattern, _)| pattern.length());
         let compiled = |row: &(ProviderKind, &str, Capabilities)| {
@@ -282,10 +305,13 @@ impl CapabilityTable {
 
     /// What a model can be asked for.
     pub fn of(&self, kind: ProviderKind, provider: &str, model: &str) -> Capabilities {
-        let row = self.shipped.iter().find(|(of, pattern, _)| *of == kind && pattern.is_match(model));
+        let row =
+            self.shipped.iter().find(|(of, pattern, _)| *of == kind && pattern.is_match(model));
         let shipped = row.map_or(Capabilities::OPENAI, |(_, _, capabilities)| *capabilities);
-        let corrections = self.corrections.iter().filter(|(pattern, _)| pattern.matches(provider, model));
-        corrections.fold(shipped, |capabilities, (_, correction)| correction.applied_to(capabilities))
+        let corrections =
+            self.corrections.iter().filter(|(pattern, _)| pattern.matches(provider, model));
+        corrections
+            .fold(shipped, |capabilities, (_, correction)| correction.applied_to(capabilities))
     }
 }
 
@@ -305,12 +331,16 @@ impl ModelPattern {
     /// Reads `provider/pattern`; `None` where it is neither that nor a glob.
     pub fn parse(text: &str) -> Option<Self> {
         let (provider, model) = text.split_once('/')?;
-        Some(Self { provider: provider.to_owned(), model: Glob::new(model).ok()?.compile_matcher() })
+        Some(Self {
+            provider: provider.to_owned(),
+            model: Glob::new(model).ok()?.compile_matcher(),
+        })
     }
 
     /// Whether it names this model.
     pub fn matches(&self, provider: &str, model: &str) -> bool {
-        self.provider == provider && (self.model.glob().glob() == model || self.model.is_match(model))
+        self.provider == provider
+            && (self.model.glob().glob() == model || self.model.is_match(model))
     }
 
     /// The longer, the more specific.
@@ -331,7 +361,8 @@ mod tests {
     fn every_shipped_pattern_compiles_and_every_kind_ends_with_all() {
         assert_eq!(CapabilityTable::default().shipped.len(), SHIPPED.len());
         for (kind, _, _) in SHIPPED {
-            let last = SHIPPED.iter().rfind(|(of, _, _)| of == kind).map(|(_, pattern, _)| *pattern);
+            let last =
+                SHIPPED.iter().rfind(|(of, _, _)| of == kind).map(|(_, pattern, _)| *pattern);
             assert_eq!(last, Some("*"), "{kind:?}");
         }
     }
@@ -350,16 +381,52 @@ mod tests {
             (Openai, "meta-llama/llama-4", Forcing::Yes, true, Effort, Option::None),
             (Anthropic, "claude-fable-5", Forcing::No, false, Adaptive, Some(1_000_000)),
             (Anthropic, "claude-mythos-preview", Forcing::No, false, Adaptive, Some(1_000_000)),
-            (Anthropic, "claude-opus-4-8", Forcing::WithoutThinking, false, Adaptive, Some(1_000_000)),
-            (Anthropic, "claude-opus-5-5", Forcing::WithoutThinking, false, Adaptive, Some(1_000_000)),
-            (Anthropic, "claude-sonnet-4-6", Forcing::WithoutThinking, true, BudgetOrAdaptive, Some(1_000_000)),
-            (Anthropic, "claude-haiku-4-5-20251001", Forcing::WithoutThinking, true, Budget, Some(200_000)),
-            (Anthropic, "claude-3-5-haiku-latest", Forcing::WithoutThinking, true, None, Some(200_000)),
+            (
+                Anthropic,
+                "claude-opus-4-8",
+                Forcing::WithoutThinking,
+                false,
+                Adaptive,
+                Some(1_000_000),
+            ),
+            (
+                Anthropic,
+                "claude-opus-5-5",
+                Forcing::WithoutThinking,
+                false,
+                Adaptive,
+                Some(1_000_000),
+            ),
+            (
+                Anthropic,
+                "claude-sonnet-4-6",
+                Forcing::WithoutThinking,
+                true,
+                BudgetOrAdaptive,
+                Some(1_000_000),
+            ),
+            (
+                Anthropic,
+                "claude-haiku-4-5-20251001",
+                Forcing::WithoutThinking,
+                true,
+                Budget,
+                Some(200_000),
+            ),
+            (
+                Anthropic,
+                "claude-3-5-haiku-latest",
+                Forcing::WithoutThinking,
+                true,
+                None,
+                Some(200_000),
+            ),
             (Ollama, "qwen3:4b", Forcing::No, true, Switch, Some(16_384)),
         ];
         for (kind, model, forcing, temperature, thinking, window) in table {
             let found = of(kind, model);
-            let found = (found.forced_tool_choice, found.temperature, found.thinking, found.context_window);
+            let found =
+                (found.forced_tool_choice, found.temperature, found.thinking, found.context_window);
             assert_eq!(found, (forcing, temperature, thinking, window), "{model}");
         }
         assert!(!of(Openai, "o3-mini").parallel_switch && of(Openai, "gpt-5").parallel_switch);
@@ -379,21 +446,35 @@ mod tests {
             ("claude-fable-5", not_at_all, false),
         ];
         for (model, thinking, expected) in table {
-            assert_eq!(of(ProviderKind::Anthropic, model).can_force(thinking), expected, "{model} {thinking:?}");
+            assert_eq!(
+                of(ProviderKind::Anthropic, model).can_force(thinking),
+                expected,
+                "{model} {thinking:?}"
+            );
         }
         assert!(of(ProviderKind::Openai, "gpt-5").can_force(budget));
     }
 
     #[test]
     fn the_longer_pattern_corrects_last() {
-        let window = |tokens| Corrections { context_window: Some(tokens), ..Corrections::default() };
+        let window =
+            |tokens| Corrections { context_window: Some(tokens), ..Corrections::default() };
         let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..window(1) };
-        let rows = [("p/my-model", window(3)), ("p/*", unforced), ("p/my-*", window(2)), ("q/*", window(9))];
+        let rows = [
+            ("p/my-model", window(3)),
+            ("p/*", unforced),
+            ("p/my-*", window(2)),
+            ("q/*", window(9)),
+        ];
         let rows = rows.map(|(pattern, row)| (ModelPattern::parse(pattern).unwrap(), row));
         let table = CapabilityTable::new(rows.into());
         for (model, tokens) in [("my-model", 3), ("my-other", 2), ("gpt-4.1", 1)] {
             let found = table.of(ProviderKind::Openai, "p", model);
-            assert_eq!((found.context_window, found.forced_tool_choice), (Some(tokens), Forcing::No), "{model}");
+            assert_eq!(
+                (found.context_window, found.forced_tool_choice),
+                (Some(tokens), Forcing::No),
+                "{model}"
+            );
         }
         assert!(ModelPattern::parse("no-slash").is_none() && ModelPattern::parse("p/[").is_none());
     }

@@ -1,7 +1,7 @@
 //! Tokens of what nobody has counted: four bytes are one.
 //!
-//! Used before a call, to reserve what it may take, and after one whose provider reported nothing. An
-//! estimate is never mixed with a report without being marked.
+//! Used before a call, to reserve what it may take, and after one whose provider reported nothing.
+//! An estimate is never mixed with a report without being marked.
 
 use super::{Completion, RawToolCall, ToolOffer};
 use crate::message::{Conversation, Turn, Usage};
@@ -23,17 +23,26 @@ pub fn bytes(conversation: &Conversation) -> usize {
 
 /// Tokens of the tools that are offered.
 pub fn of_tools(offers: &[ToolOffer]) -> u64 {
-    let len = |offer: &ToolOffer| offer.name.len() + offer.description.len() + offer.input_schema.to_string().len();
+    let len = |offer: &ToolOffer| {
+        offer.name.len() + offer.description.len() + offer.input_schema.to_string().len()
+    };
     tokens(offers.iter().map(len).sum())
 }
 
 /// Tokens of an answer.
 pub(super) fn of_answer(text: &str, calls: &[RawToolCall]) -> u64 {
-    tokens(text.len() + calls.iter().map(|call| call.wire_name.len() + call.arguments.len()).sum::<usize>())
+    tokens(
+        text.len()
+            + calls.iter().map(|call| call.wire_name.len() + call.arguments.len()).sum::<usize>(),
+    )
 }
 
 /// What a call took whose provider did not say.
-pub(super) fn usage(conversation: &Conversation, tools: &[ToolOffer], completion: &Completion) -> Usage {
+pub(super) fn usage(
+    conversation: &Conversation,
+    tools: &[ToolOffer],
+    completion: &Completion,
+) -> Usage {
     Usage {
         input_tokens: of_conversation(conversation) + of_tools(tools),
         output_tokens: of_answer(&completion.text, &completion.tool_calls)
@@ -48,7 +57,8 @@ pub fn turn_bytes(turn: &Turn) -> usize {
     match turn {
         Turn::User(text) => text.len(),
         Turn::Assistant(turn) => {
-            let calls = turn.message().tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
+            let calls =
+                turn.message().tool_calls.iter().map(|call| call.name.len() + call.arguments.len());
             let results = turn.results().iter().map(|result| result.content.len());
             turn.message().text.len() + calls.sum::<usize>() + results.sum::<usize>()
         }

@@ -1,4 +1,5 @@
-//! What a refused or broken model call means: its kind, the wait it asks for, a message fit to keep.
+//! What a refused or broken model call means: its kind, the wait it asks for, a message fit to
+//! keep.
 //!
 //! One table for every provider that answers with HTTP statuses, and for scenarios that pretend to.
 //! Messages come from outside: they are capped, and secrets that a provider echoes are taken out.
@@ -32,7 +33,8 @@ const CONTEXT_PHRASES: [&str; 8] = [
 const FILTER_PHRASES: [&str; 1] = ["content filtering policy"];
 
 /// Phrases by which a refusal says that waiting will not help.
-const QUOTA_PHRASES: [&str; 4] = ["exceeded your current quota", "spend limit", "spending limit", "credit balance"];
+const QUOTA_PHRASES: [&str; 4] =
+    ["exceeded your current quota", "spend limit", "spending limit", "credit balance"];
 
 /// What an error body says, in whichever of the usual shapes.
 #[derive(Debug, Default, PartialEq, Eq)]
@@ -45,26 +47,40 @@ pub(super) struct Reported {
     pub(super) message: String,
 }
 
-/// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail": …}`
-/// and, failing all, the text itself.
+/// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail":
+/// …}` and, failing all, the text itself.
 pub(super) fn read_body(body: &[u8]) -> Reported {
     let Ok(value) = serde_json::from_slice::<Value>(body) else {
-        return Reported { message: String::from_utf8_lossy(body).trim().to_owned(), ..Reported::default() };
+        return Reported {
+            message: String::from_utf8_lossy(body).trim().to_owned(),
+            ..Reported::default()
+        };
     };
     let error = value.get("error").filter(|e| !e.is_null()).unwrap_or(&value);
     let code = error.get("code");
     let message = error.as_str().or_else(|| error.get("message")?.as_str()).map(str::to_owned);
     Reported {
-        code: code.and_then(Value::as_str).or_else(|| error.get("type")?.as_str()).map(str::to_owned),
-        status: code.and_then(Value::as_u64).and_then(|c| u16::try_from(c).ok()).filter(|c| (400..600).contains(c)),
+        code: code
+            .and_then(Value::as_str)
+            .or_else(|| error.get("type")?.as_str())
+            .map(str::to_owned),
+        status: code
+            .and_then(Value::as_u64)
+            .and_then(|c| u16::try_from(c).ok())
+            .filter(|c| (400..600).contains(c)),
         message: message.or_else(|| Some(value.get("detail")?.to_string())).unwrap_or_default(),
     }
 }
 
-/// The kind of a failure from its status, the provider's code and, for servers without codes, its words.
+/// The kind of a failure from its status, the provider's code and, for servers without codes, its
+/// words.
 pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> FailureKind {
     match code {
-        Some("context_length_exceeded" | "exceed_context_size_error" | "model_context_window_exceeded") => {
+        Some(
+            "context_length_exceeded"
+            | "exceed_context_size_error"
+            | "model_context_window_exceeded",
+        ) => {
             return FailureKind::ContextLength;
         }
         Some("content_filter" | "content_policy_violation" | "ResponsibleAIPolicyViolation") => {
@@ -97,18 +113,25 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
     }
 }
 
-/// The wait that a server asks for: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP date.
-/// Garbage, negative waits and dates in the past are no wish at all.
+/// The wait that a server asks for: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP
+/// date. Garbage, negative waits and dates in the past are no wish at all.
 pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
-    let duration = |seconds: f64| Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero());
-    if let Some(wait) = text("retry-after-ms").and_then(|ms| ms.parse::<f64>().ok()).and_then(|ms| duration(ms / 1e3)) {
+    let duration =
+        |seconds: f64| Duration::try_from_secs_f64(seconds).ok().filter(|wait| !wait.is_zero());
+    if let Some(wait) = text("retry-after-ms")
+        .and_then(|ms| ms.parse::<f64>().ok())
+        .and_then(|ms| duration(ms / 1e3))
+    {
         return Some(wait);
     }
     let wish = text("retry-after")?;
     match wish.parse::<f64>() {
         Ok(seconds) => duration(seconds),
-        Err(_) => (DateTime::parse_from_rfc2822(wish).ok()?.to_utc() - now).to_std().ok().filter(|w| !w.is_zero()),
+        Err(_) => (DateTime::parse_from_rfc2822(wish).ok()?.to_utc() - now)
+            .to_std()
+            .ok()
+            .filter(|w| !w.is_zero()),
     }
 }
 
@@ -128,7 +151,8 @@ pub(super) fn presentable(message: &str, secrets: &[SecretString]) -> String {
 mod tests {
     use super::*;
     use FailureKind::{
-        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient, Unauthorized,
+        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient,
+        Unauthorized,
     };
 
     #[test]
@@ -155,13 +179,28 @@ mod tests {
             (429, None, "You exceeded your current quota, please check your plan", QuotaExhausted),
             (400, Some("context_length_exceeded"), "", ContextLength),
             (400, Some("exceed_context_size_error"), "", ContextLength),
-            (400, None, "the request exceeds the available context size, try increasing it", ContextLength),
+            (
+                400,
+                None,
+                "the request exceeds the available context size, try increasing it",
+                ContextLength,
+            ),
             (400, None, "This model's maximum context length is 4096 tokens.", ContextLength),
             (413, None, "prompt is too long: 210000 tokens", ContextLength),
             (400, Some("content_filter"), "", ContentFilter),
-            (400, Some("invalid_request_error"), "Output blocked by content filtering policy", ContentFilter),
+            (
+                400,
+                Some("invalid_request_error"),
+                "Output blocked by content filtering policy",
+                ContentFilter,
+            ),
             (400, Some("invalid_request_error"), "Your credit balance is too low", QuotaExhausted),
-            (400, None, "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000", ContextLength),
+            (
+                400,
+                None,
+                "input length and `max_tokens` exceed context limit: 199000 + 8192 > 200000",
+                ContextLength,
+            ),
             (200, Some("model_context_window_exceeded"), "", ContextLength),
         ];
         for (status, code, message, kind) in table {
@@ -202,13 +241,19 @@ mod tests {
             (r#"{"error":{"message":"m","code":null,"type":"t"}}"#, "m", Some("t"), None),
             (r#"{"error":{"message":"m","code":502}}"#, "m", None, Some(502)),
             (r#"{"error":"model 'x' not found"}"#, "model 'x' not found", None, None),
-            (r#"{"object":"error","message":"m","type":"t","code":400}"#, "m", Some("t"), Some(400)),
+            (
+                r#"{"object":"error","message":"m","type":"t","code":400}"#,
+                "m",
+                Some("t"),
+                Some(400),
+            ),
             (r#"{"detail":"Not Found"}"#, "\"Not Found\"", None, None),
             ("<html>502</html>", "<html>502</html>", None, None),
             ("", "", None, None),
         ];
         for (body, message, code, status) in table {
-            let expected = Reported { code: code.map(str::to_owned), status, message: message.to_owned() };
+            let expected =
+                Reported { code: code.map(str::to_owned), status, message: message.to_owned() };
             assert_eq!(read_body(body.as_bytes()), expected, "{body}");
         }
     }

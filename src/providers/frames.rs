@@ -1,9 +1,9 @@
 //! Cuts a stream of bytes into frames: server-sent events, or one JSON text a line.
 //!
-//! Pure and incremental: bytes go in as they come, whole frames come out, and how the bytes were cut
-//! on their way makes no difference. What a frame means is the adapter's to know. A frame that has not
-//! been ended when the bytes end is never delivered. Bytes are not decoded; JSON is checked by whoever
-//! reads it.
+//! Pure and incremental: bytes go in as they come, whole frames come out, and how the bytes were
+//! cut on their way makes no difference. What a frame means is the adapter's to know. A frame that
+//! has not been ended when the bytes end is never delivered. Bytes are not decoded; JSON is checked
+//! by whoever reads it.
 //!
 //! Events follow <https://html.spec.whatwg.org/multipage/server-sent-events.html>, without `id` and
 //! `retry`: a model call is not resumed.
@@ -102,7 +102,9 @@ impl Splitter {
         let line = line.strip_prefix("\u{feff}".as_bytes()).filter(|_| is_first).unwrap_or(line);
         match self.framing {
             Framing::Lines if line.trim_ascii().is_empty() => {}
-            Framing::Lines => self.ready.push_back(Frame { event: String::new(), data: line.to_vec() }),
+            Framing::Lines => {
+                self.ready.push_back(Frame { event: String::new(), data: line.to_vec() })
+            }
             Framing::Sse if line.is_empty() => self.dispatch(),
             Framing::Sse => self.field(line)?,
         }
@@ -168,11 +170,16 @@ mod tests {
             (Sse, "event: lost\n\ndata\n\n", &[("", "")]),
             (Sse, "data: whole\n\ndata: not ended\n", &[("", "whole")]),
             (Sse, "{\"choices\": []}\n\n", &[]),
-            (Lines, "{\"a\":1}\n\n  \n{\"b\":2}\r\n{\"c\":", &[("", "{\"a\":1}"), ("", "{\"b\":2}")]),
+            (
+                Lines,
+                "{\"a\":1}\n\n  \n{\"b\":2}\r\n{\"c\":",
+                &[("", "{\"a\":1}"), ("", "{\"b\":2}")],
+            ),
             (Lines, "", &[]),
         ];
         for (framing, text, expected) in table {
-            let expected: Vec<_> = expected.iter().map(|(e, d)| ((*e).to_owned(), (*d).to_owned())).collect();
+            let expected: Vec<_> =
+                expected.iter().map(|(e, d)| ((*e).to_owned(), (*d).to_owned())).collect();
             assert_eq!(split(*framing, &[text.as_bytes()]), expected, "{text:?}");
         }
     }
@@ -181,7 +188,9 @@ mod tests {
     fn a_frame_has_a_cap_however_it_grows() {
         let endless = vec![b'x'; MAX_FRAME / 2 + 1];
         let long_data = [b"data: ".as_slice(), &endless, b"\n"].concat();
-        for (framing, piece) in [(Framing::Sse, &endless), (Framing::Lines, &endless), (Framing::Sse, &long_data)] {
+        for (framing, piece) in
+            [(Framing::Sse, &endless), (Framing::Lines, &endless), (Framing::Sse, &long_data)]
+        {
             let mut splitter = Splitter::new(framing);
             assert_eq!(splitter.push(piece), Ok(()));
             assert_eq!(splitter.push(piece), Err(FrameTooLarge));

@@ -1,8 +1,8 @@
 //! Model providers: one request type, one completion type, one error type.
 //!
-//! An adapter translates between these and one wire format and makes exactly one HTTP call; it never
-//! retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to ask a
-//! model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
+//! An adapter translates between these and one wire format and makes exactly one HTTP call; it
+//! never retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to
+//! ask a model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
 pub mod anthropic;
 mod arguments;
@@ -62,8 +62,8 @@ pub enum ToolChoice {
 pub struct ModelRequest<'a> {
     /// The model, without the provider.
     pub model: &'a str,
-    /// What the model can be asked for. The router sets it, and has taken out of this request what the
-    /// model cannot do.
+    /// What the model can be asked for. The router sets it, and has taken out of this request what
+    /// the model cannot do.
     pub capabilities: &'a Capabilities,
     /// System prompt and turns.
     pub conversation: &'a Conversation,
@@ -81,9 +81,11 @@ pub struct ModelRequest<'a> {
     pub max_output_tokens: Option<u32>,
     /// Whether and how much the model thinks before it answers, where it can.
     pub thinking: Option<Thinking>,
-    /// Whether the stable prefix (tools, system prompt, turns so far) is marked for the provider's cache.
+    /// Whether the stable prefix (tools, system prompt, turns so far) is marked for the provider's
+    /// cache.
     pub prompt_caching: bool,
-    /// Who follows the answer while it is written; where nobody does, it may be fetched in one piece.
+    /// Who follows the answer while it is written; where nobody does, it may be fetched in one
+    /// piece.
     pub deltas: Deltas<'a>,
     /// Structured output of a single shot, where the provider has it.
     pub output_schema: Option<&'a Value>,

@@ -1,7 +1,8 @@
 //! Tool names on the wire.
 //!
-//! Providers accept `[A-Za-z0-9_-]{1,64}`; ours also hold `:`, `/` and `.`. The mapping is a function
-//! of the set of offered names alone, so it is the same on every replica and after every restart.
+//! Providers accept `[A-Za-z0-9_-]{1,64}`; ours also hold `:`, `/` and `.`. The mapping is a
+//! function of the set of offered names alone, so it is the same on every replica and after every
+//! restart.
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
@@ -28,7 +29,8 @@ impl WireNames {
         let mut map = Self::default();
         for (name, wire) in names.iter().zip(&plain) {
             let collides = plain.iter().filter(|other| *other == wire).count() > 1;
-            let wire = if wire.len() > MAX || collides { with_hash(name, wire) } else { wire.clone() };
+            let wire =
+                if wire.len() > MAX || collides { with_hash(name, wire) } else { wire.clone() };
             map.to_ours.insert(wire.clone(), (*name).to_owned());
             map.to_wire.insert((*name).to_owned(), wire);
         }
@@ -89,7 +91,8 @@ mod tests {
         for name in ["a:b", "a/b", &long] {
             let wire = names.to_wire(name).into_owned();
             assert!(
-                wire.len() <= MAX && wire.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-'),
+                wire.len() <= MAX
+                    && wire.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-'),
                 "{wire}"
             );
             assert_eq!(names.to_ours(&wire), name);

@@ -1,10 +1,11 @@
 //! Ollama's `/api/chat`.
 //!
-//! One call, one HTTP request. The body is [`request`]'s, the meaning of an answer, whole or a line at a
-//! time, [`response`]'s. The connection, its limits and what its failures are reported as are
+//! One call, one HTTP request. The body is [`request`]'s, the meaning of an answer, whole or a line
+//! at a time, [`response`]'s. The connection, its limits and what its failures are reported as are
 //! [`wire`](super::wire)'s; how long a call may take as a whole, and whether it is repeated, is the
-//! router's. The API has no `tool_choice` and no switch for parallel calls: what cannot be asked for is
-//! left out here, and made up for by whoever asks. Source: docs/api.md and api/types.go of Ollama, 2026.
+//! router's. The API has no `tool_choice` and no switch for parallel calls: what cannot be asked
+//! for is left out here, and made up for by whoever asks. Source: docs/api.md and api/types.go of
+//! Ollama, 2026.
 
 mod request;
 mod response;
@@ -17,7 +18,8 @@ use super::received::Unusable;
 use super::wire::{Api, Frames, KeyHeader, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
 
-const API: Api = Api { path: &["api", "chat"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Lines };
+const API: Api =
+    Api { path: &["api", "chat"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Lines };
 
 /// A server that speaks Ollama's own API.
 #[derive(Debug)]
@@ -34,7 +36,11 @@ impl Ollama {
         Ok(Self { wire: Wire::new(settings, &API)? })
     }
 
-    async fn followed(&self, mut frames: Frames<'_>, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+    async fn followed(
+        &self,
+        mut frames: Frames<'_>,
+        request: &ModelRequest<'_>,
+    ) -> Result<Completion, ProviderError> {
         let unusable = |unusable: Unusable| self.wire.unusable(unusable);
         let mut fold = Fold::default();
         while !fold.is_complete() {
@@ -68,6 +74,7 @@ impl Provider for Ollama {
         };
         let mut fold = Fold::default();
         let read = fold.line(&answer, request.step, request.deltas);
-        read.and_then(|()| fold.finish(self.wire.name())).map_err(|unusable| self.wire.unusable(unusable))
+        read.and_then(|()| fold.finish(self.wire.name()))
+            .map_err(|unusable| self.wire.unusable(unusable))
     }
 }

@@ -1,8 +1,8 @@
 //! What models cost, and what an answer has cost.
 //!
-//! Prices are the operator's, in the configuration; none ships, because they change and because a wrong one
-//! is worse than none. Money is counted in whole millionths of a dollar. What a run may spend is checked by
-//! the engine, with these figures.
+//! Prices are the operator's, in the configuration; none ships, because they change and because a
+//! wrong one is worse than none. Money is counted in whole millionths of a dollar. What a run may
+//! spend is checked by the engine, with these figures.
 
 use serde::{Deserialize, Serialize};
 
@@ -28,8 +28,9 @@ pub struct Price {
 impl Price {
     /// What tokens cost, in millionths of a dollar, rounded to the nearest.
     pub fn of(&self, usage: &Usage) -> i64 {
-        let fresh =
-            usage.input_tokens.saturating_sub(usage.cached_input_tokens.saturating_add(usage.cache_write_tokens));
+        let fresh = usage
+            .input_tokens
+            .saturating_sub(usage.cached_input_tokens.saturating_add(usage.cache_write_tokens));
         let parts = [
             (fresh, self.input),
             (usage.cached_input_tokens, self.cached_input),
@@ -40,8 +41,8 @@ impl Price {
         i64::try_from(costs.fold(PER / 2, u128::saturating_add) / PER).unwrap_or(i64::MAX)
     }
 
-    /// Tokens of output that can be paid for after `input` tokens were, with `left` millionths of a dollar;
-    /// `None` where not even the input can. The dearest kind of input is assumed.
+    /// Tokens of output that can be paid for after `input` tokens were, with `left` millionths of a
+    /// dollar; `None` where not even the input can. The dearest kind of input is assumed.
     pub fn affordable_output(&self, input: u64, left: i64) -> Option<u64> {
         let dearest = self.input.max(self.cached_input).max(self.cache_write);
         let left = u128::try_from(left).ok()? * PER;
@@ -88,7 +89,11 @@ impl PriceTable {
 
     /// What a model costs, where that is known.
     pub fn of(&self, provider: &str, model: &str) -> Option<Price> {
-        self.rows.iter().rev().find(|(pattern, _)| pattern.matches(provider, model)).map(|(_, price)| *price)
+        self.rows
+            .iter()
+            .rev()
+            .find(|(pattern, _)| pattern.matches(provider, model))
+            .map(|(_, price)| *price)
     }
 }
 
@@ -96,7 +101,8 @@ impl PriceTable {
 mod tests {
     use super::*;
 
-    const MINI: Price = Price { input: 400_000, cached_input: 100_000, cache_write: 500_000, output: 1_600_000 };
+    const MINI: Price =
+        Price { input: 400_000, cached_input: 100_000, cache_write: 500_000, output: 1_600_000 };
 
     #[test]
     fn every_kind_of_token_has_its_price() {
@@ -110,8 +116,16 @@ mod tests {
         };
         // 300 x 0.4 + 600 x 0.1 + 100 x 0.5 + 250 x 1.6
         assert_eq!(MINI.of(&usage), 120 + 60 + 50 + 400);
-        assert_eq!(MINI.of(&Usage { input_tokens: 1, ..Usage::default() }), 0, "0.4 is rounded down");
-        assert_eq!(MINI.of(&Usage { output_tokens: 1, ..Usage::default() }), 2, "1.6 is rounded up");
+        assert_eq!(
+            MINI.of(&Usage { input_tokens: 1, ..Usage::default() }),
+            0,
+            "0.4 is rounded down"
+        );
+        assert_eq!(
+            MINI.of(&Usage { output_tokens: 1, ..Usage::default() }),
+            2,
+            "1.6 is rounded up"
+        );
         let endless = Usage { input_tokens: u64::MAX, output_tokens: u64::MAX, ..Usage::default() };
         assert_eq!(Price { input: u64::MAX, ..MINI }.of(&endless), i64::MAX);
     }
@@ -130,10 +144,16 @@ mod tests {
 
     #[test]
     fn the_longest_pattern_counts() {
-        let row = |pattern: &str, input| (ModelPattern::parse(pattern).unwrap(), Price { input, ..Price::default() });
-        let table = PriceTable::new(vec![row("p/gpt-4.1*", 2), row("p/*", 1), row("p/gpt-4.1-mini", 3)]);
+        let row = |pattern: &str, input| {
+            (ModelPattern::parse(pattern).unwrap(), Price { input, ..Price::default() })
+        };
+        let table =
+            PriceTable::new(vec![row("p/gpt-4.1*", 2), row("p/*", 1), row("p/gpt-4.1-mini", 3)]);
         let input = |model| table.of("p", model).map(|price| price.input);
-        assert_eq!((input("gpt-4.1-mini"), input("gpt-4.1"), input("o3")), (Some(3), Some(2), Some(1)));
+        assert_eq!(
+            (input("gpt-4.1-mini"), input("gpt-4.1"), input("o3")),
+            (Some(3), Some(2), Some(1))
+        );
         assert_eq!(table.of("q", "gpt-4.1"), None);
     }
 }

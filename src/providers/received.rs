@@ -1,5 +1,5 @@
-//! What every adapter does with what it received before it hands it on: NUL characters, which no store
-//! keeps, are taken out, and every tool call gets arguments and an id of its own.
+//! What every adapter does with what it received before it hands it on: NUL characters, which no
+//! store keeps, are taken out, and every tool call gets arguments and an id of its own.
 //!
 //! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
 
@@ -34,8 +34,8 @@ impl Unusable {
     }
 }
 
-/// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of `step`
-/// and place. Arguments that were left out are an empty object.
+/// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of
+/// `step` and place. Arguments that were left out are an empty object.
 pub(super) fn tool_call(
     id: String,
     wire_name: String,
@@ -69,8 +69,8 @@ pub(super) fn text(mut text: String) -> String {
     text
 }
 
-/// Takes `\u0000` out of JSON text. Behind a broken `\u` escape the text is left alone: it is not JSON,
-/// and taking something out could make it JSON that holds NUL.
+/// Takes `\u0000` out of JSON text. Behind a broken `\u` escape the text is left alone: it is not
+/// JSON, and taking something out could make it JSON that holds NUL.
 fn without_escaped_nul(json: String) -> String {
     const NUL: &str = "\\u0000";
     if !json.contains(NUL) {
@@ -87,7 +87,8 @@ fn without_escaped_nul(json: String) -> String {
         }
         let mut chars = rest.chars();
         let escape_len = 1 + chars.nth(1).map_or(0, char::len_utf8);
-        let broken = rest.starts_with("\\u") && !rest.as_bytes().iter().skip(2).take(4).all(u8::is_ascii_hexdigit);
+        let broken = rest.starts_with("\\u")
+            && !rest.as_bytes().iter().skip(2).take(4).all(u8::is_ascii_hexdigit);
         if broken {
             break;
         }

@@ -1,9 +1,10 @@
-//! OpenAI's Responses API, for models that reason between tool calls and for those that speak nothing else.
+//! OpenAI's Responses API, for models that reason between tool calls and for those that speak
+//! nothing else.
 //!
-//! Stateless: nothing is stored at the provider, and what it wants to see again (encrypted reasoning) goes
-//! back with the conversation, byte for byte. The body is [`request`]'s, the meaning of an answer
-//! [`response`]'s, how a streamed one is followed [`stream`]'s; the connection is [`wire`](super::wire)'s,
-//! repeating is the router's.
+//! Stateless: nothing is stored at the provider, and what it wants to see again (encrypted
+//! reasoning) goes back with the conversation, byte for byte. The body is [`request`]'s, the
+//! meaning of an answer [`response`]'s, how a streamed one is followed [`stream`]'s; the connection
+//! is [`wire`](super::wire)'s, repeating is the router's.
 //!
 //! The API: <https://platform.openai.com/docs/api-reference/responses>.
 
@@ -17,7 +18,8 @@ use super::frames::Framing;
 use super::wire::{Api, Frames, KeyHeader, Streamed, Wire, WireSettings, WireSettingsError};
 use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
 
-const API: Api = Api { path: &["responses"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Sse };
+const API: Api =
+    Api { path: &["responses"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Sse };
 
 /// A server that speaks Responses.
 #[derive(Debug)]
@@ -35,7 +37,11 @@ impl Responses {
     }
 
     /// Follows a stream to the event that ends it.
-    async fn follow(&self, mut frames: Frames<'_>, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+    async fn follow(
+        &self,
+        mut frames: Frames<'_>,
+        request: &ModelRequest<'_>,
+    ) -> Result<Completion, ProviderError> {
         let mut answer = stream::Answer::default();
         while let Some(frame) = frames.next().await? {
             let whole = answer.take(&frame.data, request.deltas, self.wire.name(), request.step);
@@ -68,6 +74,7 @@ impl Provider for Responses {
         } else {
             self.wire.json(body, request.trace).await?
         };
-        response::parse(&answer, self.wire.name(), request.step).map_err(|unusable| self.wire.unusable(unusable))
+        response::parse(&answer, self.wire.name(), request.step)
+            .map_err(|unusable| self.wire.unusable(unusable))
     }
 }

@@ -1,10 +1,11 @@
-//! Finds the provider of a model, and is the one place that repeats a failed call or goes to another model.
+//! Finds the provider of a model, and is the one place that repeats a failed call or goes to
+//! another model.
 //!
-//! A try goes out when the provider has a free slot and the model's [`breaker`] lets it; what the model
-//! cannot do is taken out first ([`fit`]). Passing faults are repeated ([`patience`]); when that does not
-//! help, the next fallback model is asked, unless our own request or key was refused. Providers never retry.
-//! The run's deadline and cancellation are the caller's, who drops the future; that a fallback stays for the
-//! rest of a run is the engine's.
+//! A try goes out when the provider has a free slot and the model's [`breaker`] lets it; what the
+//! model cannot do is taken out first ([`fit`]). Passing faults are repeated ([`patience`]); when
+//! that does not help, the next fallback model is asked, unless our own request or key was refused.
+//! Providers never retry. The run's deadline and cancellation are the caller's, who drops the
+//! future; that a fallback stays for the rest of a run is the engine's.
 
 mod breaker;
 mod fit;
@@ -20,7 +21,9 @@ use tokio::time::{Instant, sleep, timeout};
 use self::breaker::Breakers;
 use super::capabilities::{Capabilities, CapabilityTable, ProviderKind};
 use super::prices::{Price, PriceTable};
-use super::{Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate};
+use super::{
+    Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
+};
 use crate::message::Usage;
 use crate::run::TraceSpan;
 
@@ -121,7 +124,8 @@ pub struct Route<'a> {
 pub struct Answer {
     /// The model's answer.
     pub completion: Completion,
-    /// What it took, estimated where the provider did not say, with the cost where there is a price.
+    /// What it took, estimated where the provider did not say, with the cost where there is a
+    /// price.
     pub usage: Usage,
     /// Who answered.
     pub provider: String,
@@ -157,7 +161,9 @@ impl Router {
     /// A router over these providers, with the shipped capabilities and without prices.
     pub fn new(providers: BTreeMap<String, ProviderEntry>) -> Self {
         let lane = |entry: ProviderEntry| Lane {
-            slots: entry.max_concurrency.map(|slots| Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
+            slots: entry
+                .max_concurrency
+                .map(|slots| Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             breakers: Breakers::default(),
             entry,
         };
@@ -177,8 +183,8 @@ impl Router {
         Self { on_try: Some(on_try), ..self }
     }
 
-    /// Finds the provider of a `provider/model`. Whether the provider has the model shows only when it
-    /// is called.
+    /// Finds the provider of a `provider/model`. Whether the provider has the model shows only when
+    /// it is called.
     ///
     /// # Errors
     /// [`UnknownModel`] where the name is malformed or names no configured provider.
@@ -195,11 +201,11 @@ impl Router {
         Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), lane })
     }
 
-    /// Makes one model call, repeated where that may help. The models are asked in order, beginning with
-    /// the one at `first`; any other than the one at 0 is a fallback. `request.model` and
-    /// `request.capabilities` are filled in; `request.step` counts up with every try. No wait reaches past
-    /// `deadline`, but a try that is under way is not cut short by it. Dropping the future closes the
-    /// connection.
+    /// Makes one model call, repeated where that may help. The models are asked in order, beginning
+    /// with the one at `first`; any other than the one at 0 is a fallback. `request.model` and
+    /// `request.capabilities` are filled in; `request.step` counts up with every try. No wait
+    /// reaches past `deadline`, but a try that is under way is not cut short by it. Dropping the
+    /// future closes the connection.
     ///
     /// # Errors
     /// [`ModelFailure`] with the last error, when neither repeating nor another model helps.
@@ -210,7 +216,13 @@ impl Router {
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, ModelFailure> {
-        let mut ask = Ask { request, deadline, on_try: self.on_try.as_ref(), started: Instant::now(), failed: 0 };
+        let mut ask = Ask {
+            request,
+            deadline,
+            on_try: self.on_try.as_ref(),
+            started: Instant::now(),
+            failed: 0,
+        };
         let mut place = first.min(models.len().saturating_sub(1));
         loop {
             let model = models.get(place).map_or("", String::as_str);
@@ -246,7 +258,11 @@ struct Ask<'a, 'r> {
 
 impl Ask<'_, '_> {
     /// Asks one model, again and again where that may help. After the last model nobody is asked.
-    async fn of(&mut self, route: &Route<'_>, is_last_model: bool) -> Result<Completion, ProviderError> {
+    async fn of(
+        &mut self,
+        route: &Route<'_>,
+        is_last_model: bool,
+    ) -> Result<Completion, ProviderError> {
         let call = route.lane.breakers.call(route.model);
         let mut request = fit::fitted(self.request, route.model, &route.capabilities);
         let mut retries = 0;
@@ -278,9 +294,11 @@ impl Ask<'_, '_> {
                 Err(error) => error,
             };
             self.failed += 1;
-            let left = self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            let left =
+                self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let may_repeat = retries < entry.max_retries;
-            let wait = may_repeat.then(|| patience::wait_before_retry(&error, retries, left)).flatten();
+            let wait =
+                may_repeat.then(|| patience::wait_before_retry(&error, retries, left)).flatten();
             self.tell(route, tried, Some(&error), wait.is_none() && over(&error));
             let (run_id, provider, model) = (self.run_id(), route.provider, route.model);
             let Some(wait) = wait else {
@@ -294,7 +312,13 @@ impl Ask<'_, '_> {
         }
     }
 
-    fn tell(&self, route: &Route<'_>, tried: Instant, error: Option<&ProviderError>, is_last: bool) {
+    fn tell(
+        &self,
+        route: &Route<'_>,
+        tried: Instant,
+        error: Option<&ProviderError>,
+        is_last: bool,
+    ) {
         let Some(on_try) = self.on_try else { return };
         let (provider, model, trace) = (route.provider, route.model, self.request.trace);
         let (took, call_took) = (tried.elapsed(), self.started.elapsed());
@@ -310,7 +334,8 @@ impl Route<'_> {
     fn answer(&self, completion: Completion, ask: &Ask<'_, '_>, fallback: bool) -> Answer {
         let request = ask.request;
         let reported = completion.usage;
-        let usage = reported.unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
+        let usage = reported
+            .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
         let cost_micro_usd = self.price.map(|price| price.of(&usage));
         Answer {
             completion,
@@ -333,7 +358,9 @@ impl Route<'_> {
             _ => "a tool call".to_owned(),
         };
         let (provider, model) = (self.provider, self.model);
-        format!("{provider}/{model} cannot be made to answer with {wish}: its answer is checked instead.")
+        format!(
+            "{provider}/{model} cannot be made to answer with {wish}: its answer is checked instead."
+        )
     }
 
     fn timed_out(&self) -> ProviderError {
@@ -342,17 +369,23 @@ impl Route<'_> {
             kind: FailureKind::Transient,
             status: None,
             code: None,
-            message: format!("no complete answer within {} s", self.lane.entry.timeout.as_secs_f64()),
+            message: format!(
+                "no complete answer within {} s",
+                self.lane.entry.timeout.as_secs_f64()
+            ),
             retry_after: None,
         }
     }
 }
 
-/// Whether another model may answer what this one did not: not where our own request or key was refused,
-/// nor where the request was refused for what it says.
+/// Whether another model may answer what this one did not: not where our own request or key was
+/// refused, nor where the request was refused for what it says.
 fn leaves_hope_elsewhere(kind: FailureKind) -> bool {
     match kind {
-        FailureKind::Transient | FailureKind::RateLimited | FailureKind::QuotaExhausted | FailureKind::NotFound => true,
+        FailureKind::Transient
+        | FailureKind::RateLimited
+        | FailureKind::QuotaExhausted
+        | FailureKind::NotFound => true,
         FailureKind::Unauthorized
         | FailureKind::BadRequest
         | FailureKind::ContextLength

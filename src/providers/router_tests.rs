@@ -61,7 +61,14 @@ fn completion() -> Completion {
 }
 
 fn fault(kind: FailureKind, retry_after: Option<Duration>) -> Said {
-    Err(ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after })
+    Err(ProviderError {
+        provider: "p".into(),
+        kind,
+        status: None,
+        code: None,
+        message: "m".into(),
+        retry_after,
+    })
 }
 
 /// A passing fault with a wait that is not one.
@@ -109,9 +116,13 @@ fn queue(answers: Vec<Said>) -> Arc<Queue> {
 }
 
 /// One provider, one model, one call; the outcome, and the steps that were asked for.
-async fn ask_one(answers: Vec<Said>, timeout: Duration) -> (Result<Answer, ModelFailure>, Vec<u32>) {
+async fn ask_one(
+    answers: Vec<Said>,
+    timeout: Duration,
+) -> (Result<Answer, ModelFailure>, Vec<u32>) {
     let queue = queue(answers);
-    let router = router(vec![("p", ProviderEntry { timeout, ..ProviderEntry::new(queue.clone()) })]);
+    let router =
+        router(vec![("p", ProviderEntry { timeout, ..ProviderEntry::new(queue.clone()) })]);
     let outcome = ask(&router, &["p/some/model:4b"], 0, None).await;
     let asked = queue.asked.lock().unwrap().clone();
     assert!(asked.iter().all(|(model, _)| model == "some/model:4b"), "{asked:?}");
@@ -149,34 +160,53 @@ async fn a_call_that_takes_too_long_is_repeated() {
 #[tokio::test]
 async fn who_is_asked_next_depends_on_what_was_wrong() {
     use FailureKind::{
-        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient, Unauthorized,
+        BadRequest, ContentFilter, ContextLength, NotFound, QuotaExhausted, RateLimited, Transient,
+        Unauthorized,
     };
     let minute = Some(Duration::from_mins(1));
     let table: Vec<(&str, Vec<Said>, Option<u32>)> = vec![
         ("retries run out", vec![brief(), brief(), brief()], Some(3)),
-        ("a wait beyond the deadline", vec![fault(RateLimited, Some(Duration::from_mins(2)))], Some(1)),
+        (
+            "a wait beyond the deadline",
+            vec![fault(RateLimited, Some(Duration::from_mins(2)))],
+            Some(1),
+        ),
         ("a spent quota", vec![fault(QuotaExhausted, None)], Some(1)),
         ("no such model", vec![fault(NotFound, None)], Some(1)),
         ("a bad request", vec![fault(BadRequest, None)], None),
         ("a bad key", vec![fault(Unauthorized, None)], None),
         ("a long conversation", vec![fault(ContextLength, None)], None),
         ("a filtered one", vec![fault(ContentFilter, None)], None),
-        ("a fault that passes", vec![fault(Transient, Some(Duration::from_millis(1))), Ok(completion())], None),
+        (
+            "a fault that passes",
+            vec![fault(Transient, Some(Duration::from_millis(1))), Ok(completion())],
+            None,
+        ),
     ];
     for (what, answers, retries) in table {
         let (first, second) = (queue(answers), queue(vec![Ok(completion())]));
-        let entries = vec![("p", ProviderEntry::new(first.clone())), ("q", ProviderEntry::new(second.clone()))];
+        let entries = vec![
+            ("p", ProviderEntry::new(first.clone())),
+            ("q", ProviderEntry::new(second.clone())),
+        ];
         let outcome = ask(&router(entries), &["p/a", "q/b"], 0, minute).await;
         let asked = second.asked.lock().unwrap().clone();
         match retries {
             Some(retries) => {
                 let answer = outcome.unwrap_or_else(|failure| panic!("{what}: {failure}"));
-                let who = (answer.provider.as_str(), answer.model.as_str(), answer.fallback, answer.retries);
+                let who = (
+                    answer.provider.as_str(),
+                    answer.model.as_str(),
+                    answer.fallback,
+                    answer.retries,
+                );
                 assert_eq!(who, ("q", "b", true, retries), "{what}");
                 assert_eq!(asked, [("b".to_owned(), 5 + retries)], "{what}");
             }
             None => assert!(
-                asked.is_empty() && outcome.is_ok_and(|answer| !answer.fallback) == (what == "a fault that passes"),
+                asked.is_empty()
+                    && outcome.is_ok_and(|answer| !answer.fallback)
+                        == (what == "a fault that passes"),
                 "{what}"
             ),
         }
@@ -186,7 +216,8 @@ async fn who_is_asked_next_depends_on_what_was_wrong() {
 #[tokio::test]
 async fn a_run_that_fell_back_stays_there() {
     let (first, second) = (queue(Vec::new()), queue(vec![Ok(completion())]));
-    let router = router(vec![("p", ProviderEntry::new(first.clone())), ("q", ProviderEntry::new(second))]);
+    let router =
+        router(vec![("p", ProviderEntry::new(first.clone())), ("q", ProviderEntry::new(second))]);
     let answer = ask(&router, &["p/a", "q/b"], 1, None).await.unwrap();
     assert_eq!((answer.model.as_str(), answer.fallback), ("b", true));
     assert!(first.asked.lock().unwrap().is_empty());
@@ -197,7 +228,8 @@ async fn a_run_that_fell_back_stays_there() {
 #[tokio::test(start_paused = true)]
 async fn a_dead_model_is_left_alone_and_its_fallback_asked_at_once() {
     let (dead, alive) = (queue(vec![brief(); 12]), queue(vec![Ok(completion()), Ok(completion())]));
-    let router = router(vec![("p", ProviderEntry::new(dead.clone())), ("q", ProviderEntry::new(alive))]);
+    let router =
+        router(vec![("p", ProviderEntry::new(dead.clone())), ("q", ProviderEntry::new(alive))]);
     let asked = || dead.asked.lock().unwrap().len();
     for _ in 0..2 {
         assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 3);
@@ -209,11 +241,18 @@ async fn a_dead_model_is_left_alone_and_its_fallback_asked_at_once() {
     assert_eq!((answer.fallback, answer.retries, asked()), (true, 0, 6));
 
     tokio::time::advance(Duration::from_secs(31)).await;
-    assert_eq!(ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts, 1, "one probe, then refused again");
+    assert_eq!(
+        ask(&router, &["p/a"], 0, None).await.unwrap_err().attempts,
+        1,
+        "one probe, then refused again"
+    );
     assert_eq!(asked(), 7);
     tokio::time::advance(Duration::from_secs(31)).await;
     *dead.answers.lock().unwrap() = VecDeque::from([Ok(completion()), Ok(completion())]);
-    assert!(ask(&router, &["p/a"], 0, None).await.is_ok() && ask(&router, &["p/a"], 0, None).await.is_ok());
+    assert!(
+        ask(&router, &["p/a"], 0, None).await.is_ok()
+            && ask(&router, &["p/a"], 0, None).await.is_ok()
+    );
 }
 
 #[tokio::test]
@@ -246,15 +285,23 @@ async fn no_more_tries_at_once_than_allowed() {
 #[tokio::test]
 async fn an_answer_is_priced_and_what_was_not_reported_estimated() {
     let reported = Usage { input_tokens: 1000, output_tokens: 500, ..Usage::default() };
-    let provider =
-        queue(vec![Ok(Completion { usage: Some(reported), ..completion() }), Ok(completion()), Ok(completion())]);
+    let provider = queue(vec![
+        Ok(Completion { usage: Some(reported), ..completion() }),
+        Ok(completion()),
+        Ok(completion()),
+    ]);
     let price = Price { input: 2_000_000, output: 4_000_000, ..Price::default() };
     let priced = PriceTable::new(vec![(ModelPattern::parse("p/priced").unwrap(), price)]);
-    let router = router(vec![("p", ProviderEntry::new(provider))]).with_tables(CapabilityTable::default(), priced);
+    let router = router(vec![("p", ProviderEntry::new(provider))])
+        .with_tables(CapabilityTable::default(), priced);
     let usage = ask(&router, &["p/priced"], 0, None).await.unwrap().usage;
     assert_eq!(usage, Usage { cost_micro_usd: Some(4000), ..reported });
     let usage = ask(&router, &["p/priced"], 0, None).await.unwrap().usage;
-    assert_eq!((usage.input_tokens, usage.output_tokens, usage.estimated), (2, 1, true), "five and two bytes");
+    assert_eq!(
+        (usage.input_tokens, usage.output_tokens, usage.estimated),
+        (2, 1, true),
+        "five and two bytes"
+    );
     assert_eq!(usage.cost_micro_usd, Some(8));
     assert_eq!(ask(&router, &["p/other"], 0, None).await.unwrap().usage.cost_micro_usd, None);
 }
@@ -264,9 +311,13 @@ async fn a_choice_that_could_not_be_sent_is_told() {
     let provider = queue(vec![Ok(completion()), Ok(completion())]);
     let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..Corrections::default() };
     let table = CapabilityTable::new(vec![(ModelPattern::parse("p/weak").unwrap(), unforced)]);
-    let router = router(vec![("p", ProviderEntry::new(provider))]).with_tables(table, PriceTable::default());
+    let router =
+        router(vec![("p", ProviderEntry::new(provider))]).with_tables(table, PriceTable::default());
     let warnings = ask(&router, &["p/weak"], 0, None).await.unwrap().warnings;
-    assert_eq!(warnings, ["p/weak cannot be made to answer with a tool call: its answer is checked instead."]);
+    assert_eq!(
+        warnings,
+        ["p/weak cannot be made to answer with a tool call: its answer is checked instead."]
+    );
     assert!(ask(&router, &["p/strong"], 0, None).await.unwrap().warnings.is_empty());
 }
 
@@ -275,7 +326,10 @@ fn unknown_models_are_refused() {
     let router = router(vec![("p", ProviderEntry::new(Arc::new(Queue::default())))]);
     assert!(router.resolve("p/m").is_ok());
     for malformed in ["p", "p/", "/m", ""] {
-        assert_eq!(router.resolve(malformed).err(), Some(UnknownModel::Malformed(malformed.into())));
+        assert_eq!(
+            router.resolve(malformed).err(),
+            Some(UnknownModel::Malformed(malformed.into()))
+        );
     }
     let unknown = router.resolve("q/m").err().map(|unknown| unknown.to_string());
     assert_eq!(unknown.as_deref(), Some(r#"there is no provider "q"; configured: p"#));

@@ -1,9 +1,10 @@
-//! A deterministic model for demos, tests and examples: it answers what `scenarios/<name>.yaml` says.
+//! A deterministic model for demos, tests and examples: it answers what `scenarios/<name>.yaml`
+//! says.
 //!
-//! The model name is the scenario's. Call number *n* of a run gets step *n*; the last step repeats. Files
-//! are read when used and again when they change, so editing one and trying again just works. Like a
-//! real model it calls nothing when it has no tools or may not use them; unlike one it refuses, with a
-//! 400 that says why, when a forced choice meets a step that does something else.
+//! The model name is the scenario's. Call number *n* of a run gets step *n*; the last step repeats.
+//! Files are read when used and again when they change, so editing one and trying again just works.
+//! Like a real model it calls nothing when it has no tools or may not use them; unlike one it
+//! refuses, with a 400 that says why, when a forced choice meets a step that does something else.
 
 mod render;
 mod scenario;
@@ -18,8 +19,8 @@ use async_trait::async_trait;
 use self::render::Renderer;
 use self::scenario::{ErrorStep, Scenario, Step};
 use super::{
-    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall, ToolChoice, estimate,
-    failure,
+    Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, RawToolCall,
+    ToolChoice, estimate, failure,
 };
 use crate::message::{Conversation, FinishReason, Usage};
 
@@ -54,7 +55,8 @@ impl Scripted {
         }
         let file = format!("{name}.yaml");
         let path = self.dir.join(&file);
-        let metadata = std::fs::metadata(&path).map_err(|error| not_found(&format!("{file}: {error}")))?;
+        let metadata =
+            std::fs::metadata(&path).map_err(|error| not_found(&format!("{file}: {error}")))?;
         let (modified, size) = (metadata.modified().ok(), metadata.len());
         if size > MAX_FILE {
             return Err(bad(&format!("{file}: larger than 1 MiB")));
@@ -65,8 +67,10 @@ impl Scripted {
         {
             return Ok(known.scenario.clone());
         }
-        let text = std::fs::read_to_string(&path).map_err(|error| bad(&format!("{file}: {error}")))?;
-        let scenario = Scenario::parse(&text).map_err(|problem| bad(&format!("{file}: {problem}")))?;
+        let text =
+            std::fs::read_to_string(&path).map_err(|error| bad(&format!("{file}: {error}")))?;
+        let scenario =
+            Scenario::parse(&text).map_err(|problem| bad(&format!("{file}: {problem}")))?;
         let scenario = Arc::new(scenario);
         loaded.insert(name.to_owned(), Loaded { modified, size, scenario: scenario.clone() });
         Ok(scenario)
@@ -83,13 +87,17 @@ impl Provider for Scripted {
         let scenario = self.scenario(request.model)?;
         let (key, step) = scenario.step(request).map_err(broken)?;
         let answer = match &step.error {
-            Some(error) => Renderer::new(request).text(&error.message).map(|message| Err(pretended(error, &message))),
+            Some(error) => Renderer::new(request)
+                .text(&error.message)
+                .map(|message| Err(pretended(error, &message))),
             None => completion(step, request).map(Ok),
         };
         let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
         let delay = Duration::from_millis(step.delay_ms);
         match &answer {
-            Ok(completion) if request.deltas.are_followed() => write_out(completion, request.deltas, delay).await,
+            Ok(completion) if request.deltas.are_followed() => {
+                write_out(completion, request.deltas, delay).await
+            }
             _ if delay.is_zero() => {}
             _ => tokio::time::sleep(delay).await,
         }
@@ -104,7 +112,8 @@ async fn write_out(completion: &Completion, deltas: Deltas<'_>, delay: Duration)
         let piece = move |wire_name, arguments| Delta::ToolCall { index, wire_name, arguments };
         let name = std::iter::once(piece(Some(call.wire_name.clone()), String::new()));
         let characters: Vec<char> = call.arguments.chars().collect();
-        let pieces: Vec<Delta> = characters.chunks(PIECE).map(|chunk| piece(None, chunk.iter().collect())).collect();
+        let pieces: Vec<Delta> =
+            characters.chunks(PIECE).map(|chunk| piece(None, chunk.iter().collect())).collect();
         name.chain(pieces)
     });
     let pieces: Vec<Delta> = words.chain(calls).collect();
@@ -131,7 +140,8 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
         _ => {}
     }
     let renderer = Renderer::new(request);
-    let text = step.text.as_deref().map(|text| renderer.text(text)).transpose()?.unwrap_or_default();
+    let text =
+        step.text.as_deref().map(|text| renderer.text(text)).transpose()?.unwrap_or_default();
     let mut tool_calls = Vec::with_capacity(calls.len());
     for (index, call) in calls.iter().enumerate() {
         tool_calls.push(RawToolCall {
@@ -140,8 +150,10 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
             arguments: renderer.arguments(&call.arguments)?,
         });
     }
-    let by_itself = if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
-    let usage = step.usage.map_or_else(|| estimated(request.conversation, &text, &tool_calls), Usage::from);
+    let by_itself =
+        if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls };
+    let usage =
+        step.usage.map_or_else(|| estimated(request.conversation, &text, &tool_calls), Usage::from);
     Ok(Completion {
         text: text.replace('\0', ""),
         thinking: None,
@@ -154,7 +166,8 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
 
 /// So that budgets and totals have something to count; offered tools do not.
 fn estimated(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
-    let (input_tokens, output_tokens) = (estimate::of_conversation(conversation), estimate::of_answer(text, calls));
+    let (input_tokens, output_tokens) =
+        (estimate::of_conversation(conversation), estimate::of_answer(text, calls));
     Usage { input_tokens, output_tokens, estimated: true, ..Usage::default() }
 }
 
@@ -163,7 +176,11 @@ fn pretended(error: &ErrorStep, message: &str) -> ProviderError {
     ProviderError {
         code: error.code.clone(),
         retry_after: error.retry_after,
-        ..refusal(failure::classify(error.status, error.code.as_deref(), message), error.status, message)
+        ..refusal(
+            failure::classify(error.status, error.code.as_deref(), message),
+            error.status,
+            message,
+        )
     }
 }
 

@@ -20,9 +20,16 @@ fn conversation(results: &[&str]) -> Conversation {
         arguments: "{}".into(),
         target: CallTarget::Tool,
     };
-    let message = AssistantMessage { tool_calls: (0..results.len()).map(call).collect(), ..Default::default() };
+    let message = AssistantMessage {
+        tool_calls: (0..results.len()).map(call).collect(),
+        ..Default::default()
+    };
     let results = results.iter().enumerate();
-    let results = results.map(|(n, text)| ToolResult { call_id: ids(n), content: (*text).into(), is_error: false });
+    let results = results.map(|(n, text)| ToolResult {
+        call_id: ids(n),
+        content: (*text).into(),
+        is_error: false,
+    });
     conversation.push_turn(message, results.collect()).unwrap();
     conversation.push_user("go on");
     conversation
@@ -118,12 +125,20 @@ steps:
         tool_calls: vec![call(0, "mcp__time__now", arguments), call(1, "file_ops", "{}")],
         opaque: None,
         finish_reason: FinishReason::ToolCalls,
-        usage: Some(Usage { input_tokens: 10, output_tokens: 2, cached_input_tokens: 4, ..Usage::default() }),
+        usage: Some(Usage {
+            input_tokens: 10,
+            output_tokens: 2,
+            cached_input_tokens: 4,
+            ..Usage::default()
+        }),
     };
     assert_eq!(second, expected);
     for step in [3, 4, 1000] {
         let completion = stage.play("s", step).await.unwrap();
-        assert_eq!((completion.text.as_str(), completion.finish_reason), ("cut", FinishReason::Length));
+        assert_eq!(
+            (completion.text.as_str(), completion.finish_reason),
+            ("cut", FinishReason::Length)
+        );
     }
 }
 
@@ -139,7 +154,9 @@ async fn arguments_may_be_any_text() {
         ("{yes: no}", r#"{"yes":"no"}"#),
     ];
     for (written, expected) in table {
-        let stage = Stage::new(&format!("steps: [{{tool_calls: [{{tool: file_ops, arguments: {written}}}]}}]"));
+        let stage = Stage::new(&format!(
+            "steps: [{{tool_calls: [{{tool: file_ops, arguments: {written}}}]}}]"
+        ));
         let completion = stage.play("s", 1).await.unwrap();
         assert_eq!(completion.tool_calls[0].arguments, expected, "{written}");
     }
@@ -189,15 +206,25 @@ match:
 
 #[tokio::test]
 async fn tool_choice_is_honoured() {
-    let mut stage = Stage::new("steps: [{text: hi, tool_calls: [{tool: file_ops}]}, {text: only text}]");
+    let mut stage =
+        Stage::new("steps: [{text: hi, tool_calls: [{tool: file_ops}]}, {text: only text}]");
     stage.choice = ToolChoice::None;
     let silent = stage.play("s", 1).await.unwrap();
-    assert_eq!((silent.text.as_str(), silent.tool_calls.len(), silent.finish_reason), ("hi", 0, FinishReason::Stop));
+    assert_eq!(
+        (silent.text.as_str(), silent.tool_calls.len(), silent.finish_reason),
+        ("hi", 0, FinishReason::Stop)
+    );
     stage.choice = ToolChoice::Required;
     assert_eq!(stage.play("s", 1).await.unwrap().tool_calls.len(), 1);
-    assert_eq!(stage.error(2).await, "s.yaml: steps[1]: it has no tool call, but tool_choice demands one");
+    assert_eq!(
+        stage.error(2).await,
+        "s.yaml: steps[1]: it has no tool call, but tool_choice demands one"
+    );
     stage.choice = ToolChoice::Tool("mcp:time/now".into());
-    assert_eq!(stage.error(1).await, "s.yaml: steps[0]: it does not call mcp:time/now, but tool_choice demands that");
+    assert_eq!(
+        stage.error(1).await,
+        "s.yaml: steps[0]: it does not call mcp:time/now, but tool_choice demands that"
+    );
     stage.tools.clear();
     assert_eq!(stage.play("s", 1).await.unwrap().tool_calls, []);
 }
@@ -212,10 +239,19 @@ async fn mistakes_are_told_with_file_line_and_key() {
             &["line 2: steps[0].tool_calls[0].arguments/a/0: "],
         ),
         ("steps:\n  - {delay_ms: 5}\n", &["line 2: steps[0]: it needs text"]),
-        ("steps:\n  - {text: a, error: {status: 500}}\n", &["line 2: steps[0]: it has an error besides"]),
+        (
+            "steps:\n  - {text: a, error: {status: 500}}\n",
+            &["line 2: steps[0]: it has an error besides"],
+        ),
         ("steps:\n  - error: {status: 200}\n", &["line 2: steps[0].error.status: 200"]),
-        ("steps:\n  - error: {status: 500, retry_after: -1}\n", &["steps[0].error.retry_after: ", "line 2"]),
-        ("steps:\n  - {text: a, finish_reason: bored}\n", &["s.yaml: steps[0].finish_reason: ", "bored", "line 2"]),
+        (
+            "steps:\n  - error: {status: 500, retry_after: -1}\n",
+            &["steps[0].error.retry_after: ", "line 2"],
+        ),
+        (
+            "steps:\n  - {text: a, finish_reason: bored}\n",
+            &["s.yaml: steps[0].finish_reason: ", "bored", "line 2"],
+        ),
         ("match:\n  - {when: 'inputs.', steps: [{text: a}]}\n", &["line 2: match[0].when: "]),
         ("steps: []\n", &["steps is empty"]),
         ("steps: [{text: a}]\nmatch: []\n", &["both `steps` and `match`"]),
@@ -284,7 +320,10 @@ async fn the_guide_tells_what_it_has_read() {
         "directories": ["notes/"],
         "headings": ["docs/README.md:1: # Tidewater", "docs/README.md:5: ## Use"],
     });
-    assert_eq!((third.tool_calls[0].wire_name.as_str(), arguments(&third, 0)), ("output", expected));
+    assert_eq!(
+        (third.tool_calls[0].wire_name.as_str(), arguments(&third, 0)),
+        ("output", expected)
+    );
 }
 
 #[tokio::test]
@@ -293,7 +332,8 @@ async fn the_guide_makes_do_with_any_file_or_none() {
     assert_eq!(arguments(&second, 1), json!({"operation": "read", "path": "./b.txt"}));
     assert_eq!(arguments(&third, 0)["summary"], json!("b.txt: just a line"));
 
-    let [_, second, third] = guide(json!({}), "[The directory is empty.]", "{}", "[Nothing matches.]").await;
+    let [_, second, third] =
+        guide(json!({}), "[The directory is empty.]", "{}", "[Nothing matches.]").await;
     assert_eq!(arguments(&second, 1), json!({"operation": "stat", "path": "."}));
     let expected = json!({
         "title": "Nothing to read in .",

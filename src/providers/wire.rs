@@ -1,10 +1,11 @@
-//! The HTTP wire that all model servers share: a JSON body goes out, an answer comes back in one piece
-//! or as a stream of frames.
+//! The HTTP wire that all model servers share: a JSON body goes out, an answer comes back in one
+//! piece or as a stream of frames.
 //!
-//! Decides what is sent along (keys, headers), how much is read (16 MiB an answer), how long silence is
-//! borne while an answer streams, and what a failure on this level is reported as. What the bodies and
-//! frames mean is the adapter's; how long a call may take as a whole, and whether it is repeated, is the
-//! router's. Nothing that leaves this file as a message holds a key or a configured header's value.
+//! Decides what is sent along (keys, headers), how much is read (16 MiB an answer), how long
+//! silence is borne while an answer streams, and what a failure on this level is reported as. What
+//! the bodies and frames mean is the adapter's; how long a call may take as a whole, and whether it
+//! is repeated, is the router's. Nothing that leaves this file as a message holds a key or a
+//! configured header's value.
 
 use std::fmt;
 use std::time::Duration;
@@ -43,8 +44,8 @@ pub struct WireSettings {
     pub headers: Vec<(String, String)>,
     /// For TCP and TLS together.
     pub connect_timeout: Duration,
-    /// From the request to the first byte of a streamed answer. An answer in one piece may take as long
-    /// as the whole call.
+    /// From the request to the first byte of a streamed answer. An answer in one piece may take as
+    /// long as the whole call.
     pub first_byte_timeout: Duration,
     /// Between two pieces of an answer.
     pub idle_timeout: Duration,
@@ -112,7 +113,8 @@ impl Wire {
     /// Prepares the connection pool; nothing is sent yet.
     pub(super) fn new(settings: WireSettings, api: &Api) -> Result<Self, WireSettingsError> {
         let endpoint = endpoint(settings.base_url, api.path)?;
-        let mut headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let mut headers =
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         for (name, value) in api.headers {
             headers.insert(HeaderName::from_static(name), HeaderValue::from_static(value));
         }
@@ -120,7 +122,9 @@ impl Wire {
         if let Some(key) = settings.api_key.filter(|key| !key.expose_secret().is_empty()) {
             let (header, value) = match api.key {
                 KeyHeader::Bearer => (AUTHORIZATION, format!("Bearer {}", key.expose_secret())),
-                KeyHeader::XApiKey => (HeaderName::from_static("x-api-key"), key.expose_secret().to_owned()),
+                KeyHeader::XApiKey => {
+                    (HeaderName::from_static("x-api-key"), key.expose_secret().to_owned())
+                }
             };
             headers.insert(header, sensitive(&value).ok_or(WireSettingsError::ApiKey)?);
             secrets.push(key);
@@ -141,7 +145,8 @@ impl Wire {
         if is_loopback(&endpoint) {
             client = client.no_proxy();
         }
-        let client = client.build().map_err(|error| WireSettingsError::Client(error.to_string()))?;
+        let client =
+            client.build().map_err(|error| WireSettingsError::Client(error.to_string()))?;
         Ok(Self {
             name: settings.name,
             endpoint,
@@ -159,18 +164,27 @@ impl Wire {
     }
 
     /// Sends a body and reads the successful answer to its end.
-    pub(super) async fn json(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Bytes, ProviderError> {
+    pub(super) async fn json(
+        &self,
+        body: Vec<u8>,
+        trace: Option<TraceSpan>,
+    ) -> Result<Bytes, ProviderError> {
         let response = self.send(body, trace).await?;
         Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
     }
 
     /// Sends a body and begins to read the successful answer as it comes.
-    pub(super) async fn stream(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Streamed<'_>, ProviderError> {
+    pub(super) async fn stream(
+        &self,
+        body: Vec<u8>,
+        trace: Option<TraceSpan>,
+    ) -> Result<Streamed<'_>, ProviderError> {
         let deadline = Instant::now() + self.first_byte_timeout;
         let silent = |_| self.silence(self.first_byte_timeout);
         let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
         let mut reader = Reader { wire: self, response, received: 0 };
-        let first = timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
+        let first =
+            timeout_at(deadline, reader.chunk()).await.map_err(silent)??.unwrap_or_default();
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
             return Ok(Streamed::Whole(reader.rest(first.into()).await?));
         }
@@ -179,13 +193,21 @@ impl Wire {
         Ok(Streamed::Frames(Frames { reader, splitter }))
     }
 
-    async fn send(&self, body: Vec<u8>, trace: Option<TraceSpan>) -> Result<Response, ProviderError> {
+    async fn send(
+        &self,
+        body: Vec<u8>,
+        trace: Option<TraceSpan>,
+    ) -> Result<Response, ProviderError> {
         let mut post = self.client.post(self.endpoint.clone()).body(body);
         if let Some(span) = trace {
             post = post.header(TRACEPARENT, span.to_string());
         }
         let response = post.send().await.map_err(|error| self.broken(error))?;
-        if response.status().is_success() { Ok(response) } else { Err(self.refused(response).await) }
+        if response.status().is_success() {
+            Ok(response)
+        } else {
+            Err(self.refused(response).await)
+        }
     }
 
     async fn refused(&self, mut response: Response) -> ProviderError {
@@ -203,12 +225,16 @@ impl Wire {
         ProviderError { retry_after, ..self.reported(status, &reported) }
     }
 
-    /// An error in the server's own words. Its status is the one that the words carry, else `status`,
-    /// of which classes are made alike.
+    /// An error in the server's own words. Its status is the one that the words carry, else
+    /// `status`, of which classes are made alike.
     pub(super) fn reported(&self, status: u16, reported: &Reported) -> ProviderError {
         let status = reported.status.unwrap_or(status);
         let kind = failure::classify(status, reported.code.as_deref(), &reported.message);
-        let message = if reported.message.is_empty() { format!("HTTP {status}") } else { reported.message.clone() };
+        let message = if reported.message.is_empty() {
+            format!("HTTP {status}")
+        } else {
+            reported.message.clone()
+        };
         ProviderError {
             status: Some(status),
             code: reported.code.as_deref().map(|code| failure::presentable(code, &self.secrets)),
@@ -254,7 +280,10 @@ impl Wire {
     }
 
     fn silence(&self, patience: Duration) -> ProviderError {
-        self.error(FailureKind::Transient, &format!("the server was silent for {} s", patience.as_secs_f64()))
+        self.error(
+            FailureKind::Transient,
+            &format!("the server was silent for {} s", patience.as_secs_f64()),
+        )
     }
 }
 
@@ -271,7 +300,8 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// The next frame; `None` where the bytes have ended, which by itself never makes an answer complete.
+    /// The next frame; `None` where the bytes have ended, which by itself never makes an answer
+    /// complete.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, ProviderError> {
         let wire = self.reader.wire;
         loop {
@@ -304,12 +334,15 @@ impl Reader<'_> {
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
         let patience = self.wire.idle_timeout;
         let silence = |_| self.wire.silence(patience);
-        timeout_at(Instant::now() + patience, self.chunk()).await.unwrap_or_else(|elapsed| Err(silence(elapsed)))
+        timeout_at(Instant::now() + patience, self.chunk())
+            .await
+            .unwrap_or_else(|elapsed| Err(silence(elapsed)))
     }
 
     /// Everything that is still to come, behind what has come.
     async fn rest(mut self, mut body: Vec<u8>) -> Result<Bytes, ProviderError> {
-        let mut chunk = if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
+        let mut chunk =
+            if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
         while let Some(bytes) = chunk {
             body.extend_from_slice(&bytes);
             chunk = self.next_chunk().await?;
@@ -323,7 +356,11 @@ fn endpoint(mut base_url: Url, path: &[&str]) -> Result<Url, WireSettingsError> 
     if !matches!(base_url.scheme(), "http" | "https") {
         return Err(WireSettingsError::BaseUrl);
     }
-    base_url.path_segments_mut().map_err(|()| WireSettingsError::BaseUrl)?.pop_if_empty().extend(path);
+    base_url
+        .path_segments_mut()
+        .map_err(|()| WireSettingsError::BaseUrl)?
+        .pop_if_empty()
+        .extend(path);
     Ok(base_url)
 }
 

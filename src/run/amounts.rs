@@ -114,7 +114,9 @@ mod tests {
             (Amounts { tokens: 10, iterations: 2, ..none }, Some(("max_iterations", 2, 3))),
         ];
         for (wanted, expected) in table {
-            let refused = caps.refuses(used, wanted).map(|refusal| (refusal.limit, refusal.used, refusal.max));
+            let refused = caps
+                .refuses(used, wanted)
+                .map(|refusal| (refusal.limit, refusal.used, refusal.max));
             assert_eq!(refused, expected, "{wanted:?}");
         }
     }

@@ -4,7 +4,8 @@ use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// What tools did: of one call, or of a whole run. Counted when a call is dispatched, whatever becomes of it.
+/// What tools did: of one call, or of a whole run. Counted when a call is dispatched, whatever
+/// becomes of it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Consumption {

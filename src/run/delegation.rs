@@ -1,7 +1,7 @@
 //! The names under which an agent is a tool of another one.
 //!
-//! `agent:<name>` gives it a task and takes its output back; `transfer_to_<name>` hands it the conversation. Both
-//! start a child run. What that run may do is decided in `runtime`.
+//! `agent:<name>` gives it a task and takes its output back; `transfer_to_<name>` hands it the
+//! conversation. Both start a child run. What that run may do is decided in `runtime`.
 
 /// How one agent leaves work to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

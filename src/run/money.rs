@@ -48,7 +48,10 @@ impl Serialize for Usd {
 impl<'de> Deserialize<'de> for Usd {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let dollars = f64::deserialize(deserializer)?;
-        #[expect(clippy::cast_possible_truncation, reason = "what is too large stays the largest amount")]
+        #[expect(
+            clippy::cast_possible_truncation,
+            reason = "what is too large stays the largest amount"
+        )]
         let micro = (dollars * 1e6).round() as i64;
         Ok(Self { micro })
     }
@@ -82,7 +85,13 @@ mod tests {
 
     #[test]
     fn dollars_are_read_to_the_millionth() {
-        let table = [("2.0", 2_000_000), ("2", 2_000_000), ("0.0000015", 2), ("0.1", 100_000), ("-1", -1_000_000)];
+        let table = [
+            ("2.0", 2_000_000),
+            ("2", 2_000_000),
+            ("0.0000015", 2),
+            ("0.1", 100_000),
+            ("-1", -1_000_000),
+        ];
         for (text, micro) in table {
             assert_eq!(serde_json::from_str::<Usd>(text).unwrap().micro(), micro, "{text}");
         }

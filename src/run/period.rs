@@ -1,4 +1,5 @@
-//! A length of time in a definition: whole seconds, written as `90s`, `15m`, `24h`, `7d` or a number of seconds.
+//! A length of time in a definition: whole seconds, written as `90s`, `15m`, `24h`, `7d` or a
+//! number of seconds.
 
 use std::borrow::Cow;
 use std::fmt;
@@ -49,7 +50,10 @@ impl FromStr for Period {
             _ => return Err(NoPeriod(text.to_owned())),
         };
         let seconds = number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
-        seconds.filter(|s| (1..=MOST_SECONDS).contains(s)).map(Self).ok_or_else(|| NoPeriod(text.to_owned()))
+        seconds
+            .filter(|s| (1..=MOST_SECONDS).contains(s))
+            .map(Self)
+            .ok_or_else(|| NoPeriod(text.to_owned()))
     }
 }
 
@@ -108,7 +112,10 @@ impl PartialSchema for Period {
     fn schema() -> RefOr<OpenApiSchema> {
         let description = "A length of time, e.g. 90s, 15m, 24h or 7d.";
         let pattern = Some("^[1-9][0-9]*[smhd]$");
-        let text = ObjectBuilder::new().schema_type(Type::String).description(Some(description)).pattern(pattern);
+        let text = ObjectBuilder::new()
+            .schema_type(Type::String)
+            .description(Some(description))
+            .pattern(pattern);
         text.examples([serde_json::json!("15m")]).into()
     }
 }

@@ -1,4 +1,5 @@
-//! What becomes of a run at its bounds: stop conditions, limits, a busy session; and the tools of a caller.
+//! What becomes of a run at its bounds: stop conditions, limits, a busy session; and the tools of a
+//! caller.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -9,10 +10,10 @@ use utoipa::ToSchema;
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopCondition {
-    /// CEL, true where the condition is met: `usage.{input_tokens, output_tokens, cached_input_tokens,
-    /// cache_write_tokens, reasoning_tokens, total_tokens, cost_usd}`,
-    /// `counters.{iterations, attempts, tool_calls, files_read, files_written, files_modified, lines_changed, commands,
-    /// network_requests}`, `elapsed` in seconds.
+    /// CEL, true where the condition is met: `usage.{input_tokens, output_tokens,
+    /// cached_input_tokens, cache_write_tokens, reasoning_tokens, total_tokens, cost_usd}`,
+    /// `counters.{iterations, attempts, tool_calls, files_read, files_written, files_modified,
+    /// lines_changed, commands, network_requests}`, `elapsed` in seconds.
     pub when: String,
     /// What happens then; once.
     #[serde(default)]
@@ -20,7 +21,9 @@ pub struct StopCondition {
 }
 
 /// What a stop condition does.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum StopAction {
     /// The run ends.
@@ -33,7 +36,9 @@ pub enum StopAction {
 }
 
 /// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OnUnknownOutcome {
     /// The run is parked until somebody finds out.
@@ -53,7 +58,9 @@ impl OnUnknownOutcome {
 }
 
 /// What becomes of a run that reached a limit of iterations, calls, tokens or dollars.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OnLimit {
     /// It fails.
@@ -64,7 +71,9 @@ pub enum OnLimit {
 }
 
 /// What becomes of a run whose session has another run under way.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
 #[serde(rename_all = "snake_case")]
 pub enum OnSessionBusy {
     /// It is refused.

@@ -92,7 +92,9 @@ impl TraceContext {
     pub fn span(self, place: SpanPlace) -> TraceSpan {
         let span_id = match place {
             SpanPlace::Run => spread(self.run_id, b"run"),
-            SpanPlace::Chat { attempt, iteration } => spread(self.run_id, &place_of(attempt, iteration)),
+            SpanPlace::Chat { attempt, iteration } => {
+                spread(self.run_id, &place_of(attempt, iteration))
+            }
             SpanPlace::Summary { attempt, iteration } => {
                 spread(self.run_id, &[&b"summary"[..], &place_of(attempt, iteration)].concat())
             }
@@ -104,7 +106,13 @@ impl TraceContext {
 
 impl fmt::Display for TraceSpan {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "00-{:032x}-{:016x}-{:02x}", self.run.trace_id, self.span_id, u8::from(self.run.sampled))
+        write!(
+            f,
+            "00-{:032x}-{:016x}-{:02x}",
+            self.run.trace_id,
+            self.span_id,
+            u8::from(self.run.sampled)
+        )
     }
 }
 
@@ -123,14 +131,16 @@ pub fn is_traceparent(header: &str) -> bool {
     parse(header).is_some()
 }
 
-/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored, within
-/// reason
+/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored,
+/// within reason
 /// (W3C Trace Context, sections 3.2 and 4).
 fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let (known, rest) = header.split_at_checked(55)?;
     let mut fields = known.split('-');
     let mut field = |length: usize| {
-        let hex = |text: &&str| text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'));
+        let hex = |text: &&str| {
+            text.len() == length && text.bytes().all(|b| matches!(b, b'0'..=b'9' | b'a'..=b'f'))
+        };
         fields.next().filter(hex).and_then(|text| u128::from_str_radix(text, 16).ok())
     };
     let (version, trace_id, parent, flags) = (field(2)?, field(32)?, field(16)?, field(2)?);
@@ -156,7 +166,8 @@ mod tests {
     fn a_callers_trace_is_continued() {
         let run = Uuid::from_u128(7);
         for (flags, sampled) in [("01", true), ("00", false), ("03", true), ("02", false)] {
-            let context = TraceContext::of_run(run, Some(&format!("00-{TRACE}-{PARENT}-{flags}")), 0.0);
+            let context =
+                TraceContext::of_run(run, Some(&format!("00-{TRACE}-{PARENT}-{flags}")), 0.0);
             let parent = Some(u64::from_str_radix(PARENT, 16).unwrap());
             let trace_id = u128::from_str_radix(TRACE, 16).unwrap();
             assert_eq!(context, TraceContext { run_id: run, trace_id, parent, sampled });
@@ -182,7 +193,12 @@ mod tests {
         ];
         for header in bad {
             let context = TraceContext::of_run(Uuid::from_u128(7), Some(&header), 1.0);
-            let own = TraceContext { run_id: Uuid::from_u128(7), trace_id: 7, parent: None, sampled: true };
+            let own = TraceContext {
+                run_id: Uuid::from_u128(7),
+                trace_id: 7,
+                parent: None,
+                sampled: true,
+            };
             assert_eq!(context, own, "{header}");
         }
     }
@@ -204,7 +220,8 @@ mod tests {
         let summary = SpanPlace::Summary { attempt: 1, iteration: 1 };
         let tool = SpanPlace::Tool(Uuid::from_u128(1));
         let places = [SpanPlace::Run, chat(1, 1), chat(1, 2), chat(2, 1), summary, tool];
-        let ids: std::collections::BTreeSet<u64> = places.iter().map(|place| context.span(*place).span_id).collect();
+        let ids: std::collections::BTreeSet<u64> =
+            places.iter().map(|place| context.span(*place).span_id).collect();
         assert_eq!(ids.len(), places.len());
         assert_eq!(context.span(chat(2, 1)), context.span(chat(2, 1)));
     }

@@ -1,7 +1,7 @@
 //! What a run brings along beside its inputs: history, skills, memories.
 //!
-//! It is looked up once, when the run is opened, and then stands in the run's journal: a run that goes on elsewhere
-//! reads it there.
+//! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
+//! goes on elsewhere reads it there.
 
 use uuid::Uuid;
 
@@ -26,7 +26,8 @@ pub(super) enum SkillError {
 }
 
 impl Runtime {
-    /// What this run brings along; `earlier` are the runs of its session before it, the oldest first.
+    /// What this run brings along; `earlier` are the runs of its session before it, the oldest
+    /// first.
     pub(super) async fn background(
         &self,
         plan: &Plan,
@@ -40,7 +41,8 @@ impl Runtime {
             let history = history(&journals, earlier, plan.agent.definition.history);
             if history.runs > 0 {
                 let (runs, turns, tokens) = (history.runs, history.turns.len(), history.tokens);
-                background.session = Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
+                background.session =
+                    Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
                 background.turns = history.turns;
             }
         }
@@ -52,19 +54,27 @@ impl Runtime {
 
     fn skills_of(&self, plan: &Plan) -> Background {
         let skills = plan.agent.definition.skills.iter();
-        let line = |name: &String| Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()));
-        Background { skills: skills.filter_map(line).collect(), active: plan.active.clone(), ..Background::default() }
+        let line = |name: &String| {
+            Some((name.clone(), self.inner.catalogue.skills().skill(name)?.description.clone()))
+        };
+        Background {
+            skills: skills.filter_map(line).collect(),
+            active: plan.active.clone(),
+            ..Background::default()
+        }
     }
 
-    /// The skills that are active from the start: those of the definition, then those of the request.
+    /// The skills that are active from the start: those of the definition, then those of the
+    /// request.
     pub(super) fn active_skills(
         &self,
         definition: &Definition,
         overrides: &Overrides,
     ) -> Result<Vec<ActiveSkill>, SkillError> {
         let wanted = overrides.active_skills.as_deref().unwrap_or_default();
-        let refused =
-            |message: String| SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message });
+        let refused = |message: String| {
+            SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message })
+        };
         if let Some(foreign) = wanted.iter().find(|name| !definition.skills.contains(name)) {
             return Err(refused(format!("{foreign:?} is not one of this agent's skills")));
         }
@@ -78,19 +88,24 @@ impl Runtime {
             Some(Skill { bounds, instructions, .. }) => {
                 Ok(ActiveSkill { bounds: bounds.clone(), instructions: instructions.clone() })
             }
-            None if wanted.contains(name) => Err(refused(format!("the file of the skill {name:?} is gone"))),
+            None if wanted.contains(name) => {
+                Err(refused(format!("the file of the skill {name:?} is gone")))
+            }
             None => Err(SkillError::Missing(name.clone())),
         };
         names.into_iter().map(skill).collect()
     }
 }
 
-/// The skills that a run began with, as its journal has them; nothing where it has not begun. The instructions are in
-/// its conversation.
+/// The skills that a run began with, as its journal has them; nothing where it has not begun. The
+/// instructions are in its conversation.
 pub(super) fn skills_at_start(journal: &[Event]) -> Option<Vec<ActiveSkill>> {
-    let opened = journal.iter().position(|event| matches!(event.what, RunEvent::RunStarted { .. }))?;
+    let opened =
+        journal.iter().position(|event| matches!(event.what, RunEvent::RunStarted { .. }))?;
     let behind = journal.iter().skip(opened + 1).map_while(|event| match &event.what {
-        RunEvent::SkillActivated(bounds) => Some(ActiveSkill { bounds: bounds.clone(), instructions: String::new() }),
+        RunEvent::SkillActivated(bounds) => {
+            Some(ActiveSkill { bounds: bounds.clone(), instructions: String::new() })
+        }
         _ => None,
     });
     Some(behind.collect())

@@ -83,7 +83,8 @@ impl Bus {
             return (channel, false);
         }
         let (sender, _) = broadcast::channel(RING);
-        let channel = Arc::new(Channel { run, bus: Arc::downgrade(self), sender, last: Mutex::new(after) });
+        let channel =
+            Arc::new(Channel { run, bus: Arc::downgrade(self), sender, last: Mutex::new(after) });
         channels.insert(run, Arc::downgrade(&channel));
         (channel, true)
     }

@@ -1,10 +1,12 @@
-//! Child runs: who may start one, what it inherits, and that none outlives the call that waits for it.
+//! Child runs: who may start one, what it inherits, and that none outlives the call that waits for
+//! it.
 //!
-//! A child is a run like any other, with a row, a journal and an owner of its own; it takes no place among the runs
-//! that may be driven at once, because its parent holds one for it. Its id follows from the call, so that a parent
-//! which goes on after a crash finds the child that it started, wherever that is driven by then. Who its ancestors are
-//! follows from the rows. That children of an ended parent end is also seen to by the store's sweep, whatever became
-//! of the replica that waited for them.
+//! A child is a run like any other, with a row, a journal and an owner of its own; it takes no
+//! place among the runs that may be driven at once, because its parent holds one for it. Its id
+//! follows from the call, so that a parent which goes on after a crash finds the child that it
+//! started, wherever that is driven by then. Who its ancestors are follows from the rows. That
+//! children of an ended parent end is also seen to by the store's sweep, whatever became of the
+//! replica that waited for them.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -28,7 +30,8 @@ use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
 use crate::event::{RunEvent, ValidationError};
 use crate::run::{
-    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus, SpanPlace,
+    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus,
+    SpanPlace,
 };
 use crate::store::{RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, NoOutput, StartRun, Task};
@@ -99,7 +102,9 @@ impl StartRun for Children {
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
         let child = runtime.inner.tasks.spawn(runtime.clone().accompany(parent, call, given_up));
-        let ended = child.await.map_err(|_| NoOutput(format!("The agent {agent} could not be waited for.")))??;
+        let ended = child
+            .await
+            .map_err(|_| NoOutput(format!("The agent {agent} could not be waited for.")))??;
         match (ended.output, ended.error) {
             (Some(output), _) if ended.status == RunStatus::Completed => Ok(output),
             (_, Some(error)) => Err(NoOutput(format!(
@@ -139,10 +144,14 @@ impl Parent {
         let mut lineage = self.lineage();
         if lineage.agents.iter().any(|agent| agent == child) {
             let chain = lineage.agents.join(" → ");
-            return Err(NoOutput(format!("{child} already works on this ({chain}) and cannot be asked again.")));
+            return Err(NoOutput(format!(
+                "{child} already works on this ({chain}) and cannot be asked again."
+            )));
         }
         if lineage.agents.len() > MAX_DEPTH {
-            return Err(NoOutput(format!("Work can be passed on {MAX_DEPTH} times, not more: do it yourself.")));
+            return Err(NoOutput(format!(
+                "Work can be passed on {MAX_DEPTH} times, not more: do it yourself."
+            )));
         }
         lineage.agents.push(child.to_owned());
         Ok(lineage)
@@ -159,11 +168,16 @@ impl Parent {
             private: is_private.filter(|is_private| *is_private),
             budget: Some(BudgetOverrides {
                 max_duration_seconds,
-                // Of what is counted in calls the tree's budget says enough; these make the child know its prices.
+                // Of what is counted in calls the tree's budget says enough; these make the child
+                // know its prices.
                 max_total_tokens: self.plan.rules.budget.max_total_tokens,
                 max_cost_usd: self.plan.rules.budget.max_cost_usd,
-                max_files_modified: Some(self.plan.rules.budget.max_files_modified.saturating_sub(files)),
-                max_lines_changed: Some(self.plan.rules.budget.max_lines_changed.saturating_sub(used.lines_changed)),
+                max_files_modified: Some(
+                    self.plan.rules.budget.max_files_modified.saturating_sub(files),
+                ),
+                max_lines_changed: Some(
+                    self.plan.rules.budget.max_lines_changed.saturating_sub(used.lines_changed),
+                ),
                 ..BudgetOverrides::default()
             }),
             ..Overrides::default()
@@ -187,8 +201,14 @@ impl Runtime {
         Some(Known { inner: Arc::downgrade(&self.inner), parent })
     }
 
-    /// A run's way to the budget that it shares, where it was started by another one or can start others.
-    pub(super) fn sharing(&self, head: &Head, plan: &Plan, is_open: &Arc<AtomicBool>) -> Option<SharedBudget> {
+    /// A run's way to the budget that it shares, where it was started by another one or can start
+    /// others.
+    pub(super) fn sharing(
+        &self,
+        head: &Head,
+        plan: &Plan,
+        is_open: &Arc<AtomicBool>,
+    ) -> Option<SharedBudget> {
         if head.lineage.is_none() && !delegates(plan) {
             return None;
         }
@@ -197,12 +217,15 @@ impl Runtime {
         let (reserving, settling) = (self.clone(), self.clone());
         let reserve = move |wanted| {
             let runtime = reserving.clone();
-            Box::pin(async move { runtime.patiently(|| runtime.inner.store.reserve(root, run, wanted)).await }) as _
+            Box::pin(async move {
+                runtime.patiently(|| runtime.inner.store.reserve(root, run, wanted)).await
+            }) as _
         };
         let settle = move |spent, ended| {
             let runtime = settling.clone();
-            Box::pin(async move { runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await })
-                as _
+            Box::pin(async move {
+                runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await
+            }) as _
         };
         Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
     }
@@ -216,7 +239,9 @@ impl Runtime {
         loop {
             match ask().await {
                 Ok(answer) => return Ok(answer),
-                Err(error) if error.is_transient() && Instant::now() < until => tokio::time::sleep(LOOK).await,
+                Err(error) if error.is_transient() && Instant::now() < until => {
+                    tokio::time::sleep(LOOK).await
+                }
                 Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
                 Err(error) => {
                     tracing::error!(%error, "a shared budget cannot be kept");
@@ -227,7 +252,10 @@ impl Runtime {
     }
 
     /// Where a run stands that was started by another one, from the rows of its ancestors.
-    pub(super) async fn lineage(&self, run: &RunRecord) -> Result<Option<Arc<Lineage>>, StoreError> {
+    pub(super) async fn lineage(
+        &self,
+        run: &RunRecord,
+    ) -> Result<Option<Arc<Lineage>>, StoreError> {
         if run.parent_run_id.is_none() {
             return Ok(None);
         }
@@ -251,7 +279,8 @@ impl Runtime {
     ) -> Result<RunRecord, NoOutput> {
         let (id, tenant) = (child_id(&call.effect_key), parent.head.caller.tenant.clone());
         let started = self.start_child(&parent, call, id, &given_up).await?;
-        let ended = given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
+        let ended =
+            given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
         if let Some(ended) = ended {
             return ended;
         }
@@ -282,13 +311,20 @@ impl Runtime {
             match self.try_start(parent, &call, id, lineage.clone()).await {
                 Ok(started) => return Ok(Some(started)),
                 Err(StartError::RunIdTaken(_)) => return Ok(None),
-                Err(StartError::Store(error)) if error.is_transient() && !given_up.is_cancelled() => {
+                Err(StartError::Store(error))
+                    if error.is_transient() && !given_up.is_cancelled() =>
+                {
                     tokio::time::sleep(LOOK).await;
                 }
-                Err(StartError::InvalidInputs(errors)) => return Err(invalid_inputs(&call.agent, &errors)),
+                Err(StartError::InvalidInputs(errors)) => {
+                    return Err(invalid_inputs(&call.agent, &errors));
+                }
                 Err(error) => {
                     tracing::warn!(run_id = %id, %error, "a child run could not be started");
-                    return Err(NoOutput(format!("The agent {} could not be started: {error}.", call.agent)));
+                    return Err(NoOutput(format!(
+                        "The agent {} could not be started: {error}.",
+                        call.agent
+                    )));
                 }
             }
         }
@@ -302,7 +338,8 @@ impl Runtime {
         lineage: Lineage,
     ) -> Result<Started, StartError> {
         let Head { new, caller, .. } = &parent.head;
-        let (mut now, mut calls_under_way) = (State::new(parent.plan.rules.clone()), HashSet::new());
+        let (mut now, mut calls_under_way) =
+            (State::new(parent.plan.rules.clone()), HashSet::new());
         for event in self.journal_of(&caller.tenant, new.id).await? {
             now.apply(&event).map_err(|e| StoreError::Failed(e.to_string()))?;
             match &event.what {
@@ -321,14 +358,20 @@ impl Runtime {
             kind: RunKind::Iterative,
             mode: Mode::Stored,
             idempotency: None,
-            traceparent: Some(parent.head.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string()),
+            traceparent: Some(
+                parent.head.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string(),
+            ),
             run_id: Some(id),
             inputs,
             metadata: BTreeMap::new(),
             session_id: None,
             overrides: parent.bounds(&now),
         };
-        let agent = self.held_to(&call.agent, parent.autonomy(&now), &parent.plan.agent.definition.governance)?;
+        let agent = self.held_to(
+            &call.agent,
+            parent.autonomy(&now),
+            &parent.plan.agent.definition.governance,
+        )?;
         let mut checked = self.check(agent, request)?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
@@ -339,30 +382,57 @@ impl Runtime {
             opening.user = phrases::handed_over(&new.agent, reason.as_deref());
         }
         if !parent.is_open.load(Ordering::Acquire) {
-            let under_way = Amounts { tool_calls: calls_under_way.len() as u64, ..Amounts::default() };
-            let (caps, spent) = (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
+            let under_way =
+                Amounts { tool_calls: calls_under_way.len() as u64, ..Amounts::default() };
+            let (caps, spent) =
+                (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
             self.inner.store.open_budget(lineage.root, caps, spent).await?;
             parent.is_open.store(true, Ordering::Release);
         }
         let lineage = Some(Arc::new(lineage));
-        self.launch(Launch { checked, opening, background, lineage, slot: None, mode: Mode::Stored }).await
+        self.launch(Launch {
+            checked,
+            opening,
+            background,
+            lineage,
+            slot: None,
+            mode: Mode::Stored,
+        })
+        .await
     }
 
-    /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there holds here too.
-    fn held_to(&self, name: &str, autonomy: Autonomy, parent: &GovernanceSection) -> Result<Arc<Agent>, StartError> {
-        let agent = self.inner.catalogue.agent(name).ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
+    /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there
+    /// holds here too.
+    fn held_to(
+        &self,
+        name: &str,
+        autonomy: Autonomy,
+        parent: &GovernanceSection,
+    ) -> Result<Arc<Agent>, StartError> {
+        let agent = self
+            .inner
+            .catalogue
+            .agent(name)
+            .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
         let adds_nothing = parent.tool_policies.is_empty() && parent.paths.deny.is_empty();
         if adds_nothing && agent.definition.governance.autonomy <= autonomy {
             return Ok(agent);
         }
-        let broken =
-            |e: &dyn std::error::Error| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() };
+        let broken = |e: &dyn std::error::Error| StartError::BrokenAgent {
+            agent: name.to_owned(),
+            message: e.to_string(),
+        };
         agent.held_to(autonomy, parent).map(Arc::new).map_err(|e| broken(&e))
     }
 
-    /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits there, which might be
-    /// for the place of its own parent.
-    async fn child_end(&self, parent: &Parent, id: Uuid, started: Option<Started>) -> Result<RunRecord, NoOutput> {
+    /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits
+    /// there, which might be for the place of its own parent.
+    async fn child_end(
+        &self,
+        parent: &Parent,
+        id: Uuid,
+        started: Option<Started>,
+    ) -> Result<RunRecord, NoOutput> {
         if let Some(started) = started
             && let Ok(ended) = started.finished().await
         {
@@ -379,14 +449,22 @@ impl Runtime {
                     if run.status == RunStatus::Queued {
                         self.take_child(id).await;
                     }
-                    let has_ended = tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq)).await;
+                    let has_ended =
+                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq))
+                            .await;
                     if has_ended == Ok(true) {
                         continue;
                     }
                 }
-                Ok(_) => return Err(NoOutput("The id of the run that was to be started is taken.".into())),
+                Ok(_) => {
+                    return Err(NoOutput(
+                        "The id of the run that was to be started is taken.".into(),
+                    ));
+                }
                 Err(error) if error.is_transient() => {}
-                Err(error) => return Err(NoOutput(format!("The child run cannot be read: {error}."))),
+                Err(error) => {
+                    return Err(NoOutput(format!("The child run cannot be read: {error}.")));
+                }
             }
             tokio::time::sleep_until(look).await;
         }
@@ -420,5 +498,8 @@ fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> NoOutput {
         let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
         format!("\n- at {at}: {}", error.message)
     });
-    NoOutput(format!("The inputs do not match the schema of the agent {agent}:{}", lines.collect::<String>()))
+    NoOutput(format!(
+        "The inputs do not match the schema of the agent {agent}:{}",
+        lines.collect::<String>()
+    ))
 }

@@ -1,8 +1,8 @@
 //! Pieces of answers on their way to those who follow: the first at once, the rest in batches.
 //!
-//! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event that
-//! comes before an answer may still be on its way to the disk: the pieces wait for it, and if the
-//! whole answer is there first, nobody needs them. Pieces are never kept and never waited for.
+//! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
+//! that comes before an answer may still be on its way to the disk: the pieces wait for it, and if
+//! the whole answer is there first, nobody needs them. Pieces are never kept and never waited for.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;

@@ -75,7 +75,12 @@ impl Runtime {
     ///
     /// # Errors
     /// [`StoreError`] where the store cannot be asked.
-    pub async fn wait(&self, tenant: &str, run: Uuid, until: Instant) -> Result<Option<RunRecord>, StoreError> {
+    pub async fn wait(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        until: Instant,
+    ) -> Result<Option<RunRecord>, StoreError> {
         let mut follower = None;
         loop {
             let Some(record) = self.inner.store.run(tenant, run).await? else { return Ok(None) };
@@ -83,13 +88,16 @@ impl Runtime {
             if !goes_on || Instant::now() >= until {
                 return Ok(Some(record));
             }
-            let follower = follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq));
+            let follower =
+                follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq));
             if follower.over {
                 return Ok(Some(record)); // the service is stopping
             }
             let look = until.min(Instant::now() + LOOK);
             while let Ok(news) = tokio::time::timeout_at(look, follower.next()).await {
-                if news?.is_none_or(|published| published.news.is_the_end() || published.news.may_park()) {
+                if news?.is_none_or(|published| {
+                    published.news.is_the_end() || published.news.may_park()
+                }) {
                     break;
                 }
             }
@@ -109,7 +117,8 @@ impl Runtime {
             match self.inner.store.events(&tenant, run, channel.last(), PAGE).await {
                 Ok(events) if events.is_empty() => pause = CALM.min(pause * 2),
                 Ok(events) => {
-                    let has_ended = events.last().is_some_and(|event| event.what.ending().is_some());
+                    let has_ended =
+                        events.last().is_some_and(|event| event.what.ending().is_some());
                     channel.publish(events.into_iter());
                     if has_ended {
                         return;
@@ -123,9 +132,9 @@ impl Runtime {
 }
 
 impl Follower {
-    /// The next event, or a piece of an answer that is being written. `None` after the last one, or where the service is stopping; another replica,
-    /// or this one later, goes on from the last event that was handed out. May be dropped and called
-    /// again at any time.
+    /// The next event, or a piece of an answer that is being written. `None` after the last one, or
+    /// where the service is stopping; another replica, or this one later, goes on from the last
+    /// event that was handed out. May be dropped and called again at any time.
     ///
     /// # Errors
     /// [`StoreError`] where the journal is needed and cannot be read; asking again is possible.
@@ -176,14 +185,19 @@ impl Follower {
                 self.subscribe();
             }
         }
-        self.ready.extend(page.into_iter().map(|event| Arc::new(Published::new(News::Event(event)))));
+        self.ready
+            .extend(page.into_iter().map(|event| Arc::new(Published::new(News::Event(event)))));
         Ok(())
     }
 
     fn subscribe(&mut self) {
         let (channel, is_new) = self.runtime.inner.bus.channel(self.run, self.seen);
         if is_new {
-            tokio::spawn(self.runtime.clone().poll(self.tenant.clone(), self.run, Arc::downgrade(&channel)));
+            tokio::spawn(self.runtime.clone().poll(
+                self.tenant.clone(),
+                self.run,
+                Arc::downgrade(&channel),
+            ));
         }
         self.live = Some(Live { events: channel.subscribe(), _channel: channel });
     }

@@ -1,7 +1,8 @@
 //! What earlier runs of a session said, as a later one takes it over.
 //!
-//! A run gives its own turns as they were: not those that it took over itself, which earlier runs give. Where a summary
-//! stands for both, its turns stand for all runs before it. Which runs there are is the store's to say.
+//! A run gives its own turns as they were: not those that it took over itself, which earlier runs
+//! give. Where a summary stands for both, its turns stand for all runs before it. Which runs there
+//! are is the store's to say.
 
 use std::collections::HashMap;
 
@@ -49,15 +50,18 @@ pub fn own_turns(journal: &[Event]) -> Result<OwnTurns, FoldError> {
     if !turns.iter().any(|turn| matches!(turn, Turn::Assistant(_))) {
         return Ok(OwnTurns::default());
     }
-    let stand_for_earlier = conversation.history() == 0 && taken_over.is_some_and(|turns| turns > 0);
+    let stand_for_earlier =
+        conversation.history() == 0 && taken_over.is_some_and(|turns| turns > 0);
     Ok(OwnTurns { turns: turns.to_vec(), stand_for_earlier })
 }
 
-/// The newest runs that have room, whole ones; `earlier` are their ids, the oldest first. `journals` holds each
-/// journal in one piece.
+/// The newest runs that have room, whole ones; `earlier` are their ids, the oldest first.
+/// `journals` holds each journal in one piece.
 pub(super) fn history(journals: &[Event], earlier: &[Uuid], bounds: HistorySection) -> History {
-    let mut by_run: HashMap<Uuid, &[Event]> =
-        journals.chunk_by(|a, b| a.run_id == b.run_id).map(|journal| (journal[0].run_id, journal)).collect();
+    let mut by_run: HashMap<Uuid, &[Event]> = journals
+        .chunk_by(|a, b| a.run_id == b.run_id)
+        .map(|journal| (journal[0].run_id, journal))
+        .collect();
     let mut given: Vec<Vec<Turn>> = Vec::new();
     let mut tokens = 0;
     let max_runs = usize::try_from(bounds.max_runs).unwrap_or(usize::MAX);

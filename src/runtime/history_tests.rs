@@ -33,7 +33,12 @@ impl Story {
     }
 
     fn answer(&mut self, message: AssistantMessage) -> &mut Self {
-        self.tell(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None });
+        self.tell(RunEvent::IterationStarted {
+            attempt: 1,
+            iteration: 1,
+            answer_only: false,
+            limit: None,
+        });
         self.tell(RunEvent::ModelResponded(ModelResponded {
             attempt: 1,
             iteration: 1,
@@ -55,7 +60,13 @@ impl Story {
 
     fn call(&mut self, result: &str) -> &mut Self {
         let (id, target) = (Uuid::now_v7(), CallTarget::Tool);
-        let call = ToolCall { id, provider_id: "c".into(), name: "t".into(), arguments: "{}".into(), target };
+        let call = ToolCall {
+            id,
+            provider_id: "c".into(),
+            name: "t".into(),
+            arguments: "{}".into(),
+            target,
+        };
         self.answer(AssistantMessage { tool_calls: vec![call], ..AssistantMessage::default() });
         self.tell(RunEvent::ToolCallCompleted(ToolCallCompleted {
             call_id: id,
@@ -88,7 +99,12 @@ impl Story {
 
     fn end(&mut self) -> Vec<Event> {
         let reason = TerminationReason::Completed;
-        let outcome = Outcome::Completed { output: json!({}), raw_response: String::new(), reason, partial: false };
+        let outcome = Outcome::Completed {
+            output: json!({}),
+            raw_response: String::new(),
+            reason,
+            partial: false,
+        };
         self.tell(RunEvent::ended(outcome, 1));
         self.events.clone()
     }
@@ -111,7 +127,9 @@ fn before() -> Vec<Turn> {
     let mut conversation = Conversation::new("");
     for (asked, said) in [("q1", "a1"), ("q2", "a2")] {
         conversation.push_user(asked);
-        conversation.push_turn(AssistantMessage { text: said.into(), ..Default::default() }, Vec::new()).unwrap();
+        conversation
+            .push_turn(AssistantMessage { text: said.into(), ..Default::default() }, Vec::new())
+            .unwrap();
     }
     conversation.turns().to_vec()
 }
@@ -133,21 +151,42 @@ fn words_of(text: &str) -> Vec<String> {
 #[test]
 fn a_summary_within_the_history_leaves_the_own_turns_alone() {
     for summarised in 1..=4 {
-        let journal = Story::new(&before(), "q3").call("17").call("18").compact(summarised, "S").say("a3").end();
+        let journal = Story::new(&before(), "q3")
+            .call("17")
+            .call("18")
+            .compact(summarised, "S")
+            .say("a3")
+            .end();
         let own = own_turns(&journal).unwrap();
-        assert_eq!((words(&own.turns), own.stand_for_earlier), (words_of("u:q3 a:>17 a:>18 a:a3"), false));
+        assert_eq!(
+            (words(&own.turns), own.stand_for_earlier),
+            (words_of("u:q3 a:>17 a:>18 a:a3"), false)
+        );
     }
 }
 
 #[test]
 fn a_summary_beyond_the_history_stands_for_the_runs_before() {
-    let journal = Story::new(&before(), "q3").call("17").call("18").call("19").compact(5, "S").say("a3").end();
+    let journal = Story::new(&before(), "q3")
+        .call("17")
+        .call("18")
+        .call("19")
+        .compact(5, "S")
+        .say("a3")
+        .end();
     let own = own_turns(&journal).unwrap();
-    assert_eq!((words(&own.turns), own.stand_for_earlier), (words_of("u:q3 u:S a:>18 a:>19 a:a3"), true));
+    assert_eq!(
+        (words(&own.turns), own.stand_for_earlier),
+        (words_of("u:q3 u:S a:>18 a:>19 a:a3"), true)
+    );
     // Without history there is nothing before that it could stand for.
-    let journal = Story::new(&[], "q3").call("17").call("18").call("19").compact(1, "S").say("a3").end();
+    let journal =
+        Story::new(&[], "q3").call("17").call("18").call("19").compact(1, "S").say("a3").end();
     let own = own_turns(&journal).unwrap();
-    assert_eq!((words(&own.turns), own.stand_for_earlier), (words_of("u:q3 u:S a:>18 a:>19 a:a3"), false));
+    assert_eq!(
+        (words(&own.turns), own.stand_for_earlier),
+        (words_of("u:q3 u:S a:>18 a:>19 a:a3"), false)
+    );
 }
 
 /// The journals in the order of ids, as the store gives them, and the ids in the order of time.
@@ -161,7 +200,8 @@ fn told(stories: Vec<Vec<Event>>) -> (Vec<Event>, Vec<Uuid>) {
 #[test]
 fn whole_runs_are_dropped_from_the_oldest() {
     let long = |name: &str| Story::new(&[], name).say(&"x".repeat(398)).end(); // 100 tokens
-    let (journals, ids) = told(vec![long("q1"), Story::new(&[], "q2").end(), long("q3"), long("q4")]);
+    let (journals, ids) =
+        told(vec![long("q1"), Story::new(&[], "q2").end(), long("q3"), long("q4")]);
     for (max_runs, max_tokens, expected) in [
         (9, 1000, vec!["q1", "q3", "q4"]),
         (9, 299, vec!["q3", "q4"]),
@@ -171,7 +211,9 @@ fn whole_runs_are_dropped_from_the_oldest() {
         (0, 1000, vec![]),
     ] {
         let taken = history(&journals, &ids, HistorySection { max_runs, max_tokens });
-        let asked = words(&taken.turns).into_iter().filter_map(|word| Some(word.strip_prefix("u:")?.to_owned()));
+        let asked = words(&taken.turns)
+            .into_iter()
+            .filter_map(|word| Some(word.strip_prefix("u:")?.to_owned()));
         assert_eq!(asked.collect::<Vec<_>>(), expected, "{max_runs} runs, {max_tokens} tokens");
         assert_eq!((taken.runs, taken.tokens), (expected.len(), expected.len() as u64 * 100));
     }
@@ -181,7 +223,13 @@ fn whole_runs_are_dropped_from_the_oldest() {
 fn nothing_older_than_a_summary_of_everything_is_taken() {
     let first = Story::new(&[], "q1").say("a1").end();
     let history_of_second = own_turns(&first).unwrap().turns;
-    let second = Story::new(&history_of_second, "q2").call("17").call("18").call("19").compact(3, "S").say("a2").end();
+    let second = Story::new(&history_of_second, "q2")
+        .call("17")
+        .call("18")
+        .call("19")
+        .compact(3, "S")
+        .say("a2")
+        .end();
     let (journals, ids) = told(vec![first, second]);
     let taken = history(&journals, &ids, HistorySection { max_runs: 9, max_tokens: 1000 });
     assert_eq!((words(&taken.turns), taken.runs), (words_of("u:q2 u:S a:>18 a:>19 a:a2"), 1));
@@ -197,7 +245,8 @@ fn a_damaged_run_gives_nothing() {
 }
 
 proptest! {
-    /// However often runs of a session follow one another and are compacted, nobody's question comes twice.
+    /// However often runs of a session follow one another and are compacted, nobody's question
+    /// comes twice.
     #[test]
     fn no_run_is_told_twice(runs in prop::collection::vec((0..6_usize, 0..12_usize), 1..8)) {
         let mut stories: Vec<Vec<Event>> = Vec::new();

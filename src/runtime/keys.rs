@@ -1,8 +1,8 @@
 //! API keys: how a token is made, read and verified, and the first one.
 //!
 //! A token is `tl_<id>_<secret>`. The id finds the row, the secret is random and long, so its plain
-//! SHA-256 is stored and compared in constant time. Who may make which key is decided by the callers
-//! of this module: routes check scopes, the command line has the database.
+//! SHA-256 is stored and compared in constant time. Who may make which key is decided by the
+//! callers of this module: routes check scopes, the command line has the database.
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -80,7 +80,8 @@ impl NewKey {
 /// # Errors
 /// [`KeyError::Random`].
 pub fn generate() -> Result<NewKey, KeyError> {
-    let id = random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
+    let id =
+        random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
     NewKey::with_id(id)
 }
 
@@ -93,7 +94,9 @@ fn random<const N: usize>() -> Result<[u8; N], KeyError> {
 /// Splits a token into id and secret. The secret is 16 to 256 visible ASCII characters.
 pub fn parse(token: &str) -> Option<(&str, &str)> {
     let (id, secret) = token.strip_prefix("tl_")?.split_once('_')?;
-    let fits = is_id(id) && (16..=256).contains(&secret.len()) && secret.bytes().all(|b| b.is_ascii_graphic());
+    let fits = is_id(id)
+        && (16..=256).contains(&secret.len())
+        && secret.bytes().all(|b| b.is_ascii_graphic());
     fits.then_some((id, secret))
 }
 
@@ -114,7 +117,8 @@ pub fn verify(secret: &str, stored: &[u8]) -> bool {
 
 /// Whether a key may have this scope.
 pub fn is_scope(scope: &str) -> bool {
-    SCOPES.contains(&scope) || scope.strip_prefix("tools:").is_some_and(|tool| !tool.is_empty() && tool.len() <= 256)
+    SCOPES.contains(&scope)
+        || scope.strip_prefix("tools:").is_some_and(|tool| !tool.is_empty() && tool.len() <= 256)
 }
 
 /// Whether this may be a tenant: `^[a-z0-9][a-z0-9_-]{0,63}$`.
@@ -131,7 +135,10 @@ pub fn is_tenant(name: &str) -> bool {
 ///
 /// # Errors
 /// The given token is malformed or contradicts a stored key; the store failed.
-pub async fn bootstrap(store: &dyn Store, admin_key: Option<&SecretString>) -> Result<Option<String>, KeyError> {
+pub async fn bootstrap(
+    store: &dyn Store,
+    admin_key: Option<&SecretString>,
+) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {
         let (id, secret) = parse(token.expose_secret()).ok_or(KeyError::MalformedAdminKey)?;
         if store.insert_key(&admin(id, hash(secret))).await? {
@@ -212,7 +219,11 @@ mod tests {
         assert!(!is_scope("tools:") && !is_scope("runs:*") && !is_scope(""));
         assert!(is_tenant("default") && is_tenant("0-a_b") && is_tenant(&"x".repeat(64)));
         assert!(
-            !is_tenant("") && !is_tenant("-a") && !is_tenant("A") && !is_tenant("a/b") && !is_tenant(&"x".repeat(65))
+            !is_tenant("")
+                && !is_tenant("-a")
+                && !is_tenant("A")
+                && !is_tenant("a/b")
+                && !is_tenant(&"x".repeat(65))
         );
     }
 

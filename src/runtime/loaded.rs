@@ -1,7 +1,8 @@
 //! Definitions made ready to run: compiled once, shared by all runs of that version.
 //!
 //! The key is the definition's hash, so a run that goes on after a reload or a restart finds, or
-//! makes again, exactly what it started with. Only the agents that it can leave work to are those of the catalogue.
+//! makes again, exactly what it started with. Only the agents that it can leave work to are those
+//! of the catalogue.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
@@ -9,7 +10,9 @@ use std::time::Duration;
 
 use globset::Glob;
 
-use crate::agents::definition::{Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting};
+use crate::agents::definition::{
+    Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
+};
 use crate::agents::{Agent, Catalogue, Definition, Skills};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::run::{Delegation, Effect};
@@ -53,7 +56,11 @@ pub(super) struct LoadedAgents {
 
 impl LoadedAgents {
     /// None yet.
-    pub(super) fn new(registry: Arc<Registry>, catalogue: Arc<Catalogue>, start: Arc<dyn StartRun>) -> Self {
+    pub(super) fn new(
+        registry: Arc<Registry>,
+        catalogue: Arc<Catalogue>,
+        start: Arc<dyn StartRun>,
+    ) -> Self {
         Self { registry, catalogue, start, by_hash: RwLock::default() }
     }
 
@@ -69,7 +76,9 @@ impl LoadedAgents {
     pub(super) fn of_snapshot(&self, hash: &str, json: &str) -> Result<LoadedAgent, LoadError> {
         match self.known(hash) {
             Some(loaded) => Ok(loaded),
-            None => self.load(Arc::new(Agent::from_json(json).map_err(|e| LoadError(e.to_string()))?)),
+            None => {
+                self.load(Arc::new(Agent::from_json(json).map_err(|e| LoadError(e.to_string()))?))
+            }
         }
     }
 
@@ -83,16 +92,27 @@ impl LoadedAgents {
     }
 
     fn load(&self, agent: Arc<Agent>) -> Result<LoadedAgent, LoadError> {
-        let delegates = agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
+        let delegates =
+            agent.definition.delegates().map(|name| (name.to_owned(), self.catalogue.agent(name)));
         let delegates: Arc<[_]> = delegates.collect();
         let subagents = agent.definition.tools.iter().filter_map(|tool| {
             let delegation = Delegation::of_tool(tool)?;
-            let child = self.catalogue.agent(delegation.agent()).map(|child| self.described(&child.definition));
+            let child = self
+                .catalogue
+                .agent(delegation.agent())
+                .map(|child| self.described(&child.definition));
             let start = Arc::clone(&self.start);
-            Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start)) as Arc<dyn Tool>)
+            Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start))
+                as Arc<dyn Tool>)
         });
-        let executor = Arc::new(executor(&self.registry, self.catalogue.skills(), &agent.definition, subagents)?);
-        let snapshot = Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
+        let executor = Arc::new(executor(
+            &self.registry,
+            self.catalogue.skills(),
+            &agent.definition,
+            subagents,
+        )?);
+        let snapshot =
+            Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
         let loaded = LoadedAgent { agent, executor, snapshot, delegates };
         let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
         if by_hash.len() >= KEPT {
@@ -107,13 +127,14 @@ impl LoadedAgents {
         ChildAgent {
             description: child.description.clone(),
             inputs: child.inputs.clone(),
-            only_reads: tools.is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read)),
+            only_reads: tools
+                .is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read)),
         }
     }
 }
 
-/// A definition's tools, and the agents among them, behind its gate. Also the check that a definition's tools exist, and
-/// that what it says of single tools is about them.
+/// A definition's tools, and the agents among them, behind its gate. Also the check that a
+/// definition's tools exist, and that what it says of single tools is about them.
 pub(super) fn executor(
     registry: &Registry,
     skills: &Arc<Skills>,
@@ -147,7 +168,13 @@ pub(super) fn lookup(skills: &Arc<Skills>) -> use_skill::Lookup {
 
 /// A name or glob that means no tool is a mistake, and only what reads can be cached.
 fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Result<(), LoadError> {
-    let delegations = || definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some()).map(String::as_str);
+    let delegations = || {
+        definition
+            .tools
+            .iter()
+            .filter(|tool| Delegation::of_tool(tool).is_some())
+            .map(String::as_str)
+    };
     let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
     for (name, options) in &definition.tool_options {
         let key = format!("tool_options.{name}");
@@ -166,7 +193,9 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
         if !names().any(|tool| tool == name) {
-            return Err(LoadError(format!("interceptors.{key}.tool: {name:?} is none of this agent's tools")));
+            return Err(LoadError(format!(
+                "interceptors.{key}.tool: {name:?} is none of this agent's tools"
+            )));
         }
     }
     Ok(())
@@ -189,16 +218,21 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
     interceptors::Interceptors::new(&before.collect::<Vec<_>>(), &after.collect::<Vec<_>>())
 }
 
-/// The options of a tool: those under its name, else those of the first glob that means it, one by one.
+/// The options of a tool: those under its name, else those of the first glob that means it, one by
+/// one.
 fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
-    let is_meant = |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
+    let is_meant =
+        |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
     let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
     let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
     CallOptions {
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
-        on_unknown_outcome: meant.iter().find_map(|options| options.on_unknown_outcome).unwrap_or_default(),
+        on_unknown_outcome: meant
+            .iter()
+            .find_map(|options| options.on_unknown_outcome)
+            .unwrap_or_default(),
     }
 }
 
@@ -209,7 +243,11 @@ fn policy(section: &GovernanceSection) -> Policy {
         ToolPolicySetting::Deny => ToolPolicy::Deny,
     };
     Policy {
-        tool_policies: section.tool_policies.iter().map(|(glob, s)| (glob.clone(), setting(*s))).collect(),
+        tool_policies: section
+            .tool_policies
+            .iter()
+            .map(|(glob, s)| (glob.clone(), setting(*s)))
+            .collect(),
         autonomy: section.autonomy,
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),

@@ -22,7 +22,11 @@ impl Runtime {
     ) -> Result<Vec<String>, StoreError> {
         let mut text = String::new();
         tell(&new.inputs, &mut text);
-        let found = self.inner.store.recall(&caller.tenant, &new.agent, new.id, &text, recall.top_k).await?;
+        let found = self
+            .inner
+            .store
+            .recall(&caller.tenant, &new.agent, new.id, &text, recall.top_k)
+            .await?;
         Ok(found.iter().map(note).collect())
     }
 }
@@ -32,10 +36,11 @@ pub fn recollection(store: Arc<dyn Store>) -> Recollect {
     Arc::new(move |Question { tenant, agent, run_id, query, top_k }| {
         let store = Arc::clone(&store);
         Box::pin(async move {
-            let found = store.recall(&tenant, &agent, run_id, &query, top_k).await.map_err(|error| {
-                tracing::warn!(%run_id, %error, "nothing can be recalled");
-                "the memory cannot be asked at the moment".to_owned()
-            })?;
+            let found =
+                store.recall(&tenant, &agent, run_id, &query, top_k).await.map_err(|error| {
+                    tracing::warn!(%run_id, %error, "nothing can be recalled");
+                    "the memory cannot be asked at the moment".to_owned()
+                })?;
             Ok(found.iter().map(note).collect())
         })
     })

@@ -1,5 +1,5 @@
-//! Commands on runs: start, cancel, resume; the worker that drives every run; this replica's part in
-//! the queue and the leases.
+//! Commands on runs: start, cancel, resume; the worker that drives every run; this replica's part
+//! in the queue and the leases.
 //!
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
 //! inside a run the engine's.
@@ -111,8 +111,8 @@ pub struct Runtime {
 }
 
 impl Runtime {
-    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told of
-    /// what this replica writes once it is durable.
+    /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told
+    /// of what this replica writes once it is durable.
     pub fn new(
         store: Arc<dyn Store>,
         catalogue: Arc<Catalogue>,
@@ -128,8 +128,11 @@ impl Runtime {
             let tell = move |write: &RunWrite| {
                 bus.publish(write.run_id, &write.events);
                 observer(write);
-                let has_session = write.origin.as_ref().is_some_and(|origin| origin.session_id.is_some());
-                if has_session && write.events.last().is_some_and(|event| event.what.ending().is_some()) {
+                let has_session =
+                    write.origin.as_ref().is_some_and(|origin| origin.session_id.is_some());
+                if has_session
+                    && write.events.last().is_some_and(|event| event.what.ending().is_some())
+                {
                     queue.changed.notify_one(); // whose turn it is now may wait in the queue
                 }
             };
@@ -189,10 +192,15 @@ impl Runtime {
 
     /// Tells of an end that the store wrote by itself, as of any durable write.
     async fn tell_end(&self, ended: &RunRecord) -> Result<(), StoreError> {
-        let mut events = self.inner.store.events(&ended.tenant, ended.id, ended.last_seq - 1, 1).await?;
+        let mut events =
+            self.inner.store.events(&ended.tenant, ended.id, ended.last_seq - 1, 1).await?;
         events.retain(|event| event.what.ending().is_some());
         if !events.is_empty() {
-            (self.inner.on_durable)(&worker::write_of(ended, events, self.inner.settings.sample_ratio));
+            (self.inner.on_durable)(&worker::write_of(
+                ended,
+                events,
+                self.inner.settings.sample_ratio,
+            ));
         }
         Ok(())
     }
@@ -214,8 +222,14 @@ pub fn use_skill(skills: &Arc<Skills>) -> Arc<dyn Tool> {
 }
 
 /// Why a definition cannot run with these tools, if it cannot.
-pub fn check_tools(registry: &Registry, skills: &Arc<Skills>, definition: &Definition) -> Result<(), String> {
-    loaded::executor(registry, skills, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.to_string())
+pub fn check_tools(
+    registry: &Registry,
+    skills: &Arc<Skills>,
+    definition: &Definition,
+) -> Result<(), String> {
+    loaded::executor(registry, skills, definition, std::iter::empty())
+        .map(|_| ())
+        .map_err(|e| e.to_string())
 }
 
 /// The messages of a run, from its journal; complete turns only.

@@ -80,11 +80,16 @@ impl Runtime {
     pub(super) async fn claim(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         loop {
-            let room = inner.workers.available_permits().min(inner.slots.available_permits()).min(MAX_CLAIM);
+            let room = inner
+                .workers
+                .available_permits()
+                .min(inner.slots.available_permits())
+                .min(MAX_CLAIM);
             if room == 0 || self.is_draining() || !inner.lease.holds() {
                 return Ok(());
             }
-            let claimed = inner.store.claim(&inner.owner, u32::try_from(room).unwrap_or(u32::MAX)).await?;
+            let claimed =
+                inner.store.claim(&inner.owner, u32::try_from(room).unwrap_or(u32::MAX)).await?;
             let has_more = claimed.len() == room;
             inner.queue.shrank(claimed.len() as u64);
             inner.queue.has_more.store(has_more, Ordering::Relaxed);

@@ -1,10 +1,11 @@
-//! How often a key may invoke: what this replica knows of the shared buckets, so that a busy key does
-//! not cost a query a request.
+//! How often a key may invoke: what this replica knows of the shared buckets, so that a busy key
+//! does not cost a query a request.
 //!
-//! A replica takes several tokens at once from the bucket in the store and spends them here; what it
-//! does not spend within a second is dropped. Every token comes out of the shared bucket first, so
-//! all replicas together never admit more than the limit gives. Small limits are taken from token by
-//! token and stay exact. A bucket that is known to be empty is not asked again until there is a token.
+//! A replica takes several tokens at once from the bucket in the store and spends them here; what
+//! it does not spend within a second is dropped. Every token comes out of the shared bucket first,
+//! so all replicas together never admit more than the limit gives. Small limits are taken from
+//! token by token and stay exact. A bucket that is known to be empty is not asked again until there
+//! is a token.
 
 use std::collections::HashMap;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -37,7 +38,11 @@ impl Runtime {
     ///
     /// # Errors
     /// The store had to be asked and failed.
-    pub async fn admit_invocation(&self, key: &str, limit: RateLimit) -> Result<Allowance, StoreError> {
+    pub async fn admit_invocation(
+        &self,
+        key: &str,
+        limit: RateLimit,
+    ) -> Result<Allowance, StoreError> {
         let bucket = self.inner.rate_limits.bucket(key);
         let (came, place) = (Instant::now(), Place::take(&bucket.waiting));
         let mut known = bucket.known.lock().await;
@@ -49,7 +54,8 @@ impl Runtime {
             return Err(StoreError::Unavailable("it failed whoever was first in line".to_owned()));
         }
         let tokens = lease(limit).max(behind.saturating_add(1));
-        let asked = self.inner.store.take_tokens(&format!("invocations {key}"), limit, tokens).await;
+        let asked =
+            self.inner.store.take_tokens(&format!("invocations {key}"), limit, tokens).await;
         let now = Instant::now();
         known.failed_at = asked.is_err().then_some(now);
         *known = Known::told(asked?, now);
@@ -83,9 +89,14 @@ impl RateLimits {
         }
         let now = Instant::now();
         if buckets.len() >= TIDY_ABOVE {
-            buckets.retain(|_, bucket| bucket.known.try_lock().map_or(true, |known| known.is_of_use(now)));
+            buckets.retain(|_, bucket| {
+                bucket.known.try_lock().map_or(true, |known| known.is_of_use(now))
+            });
         }
-        let bucket = Arc::new(Bucket { known: AsyncMutex::new(Known::nothing(now)), waiting: AtomicU32::new(0) });
+        let bucket = Arc::new(Bucket {
+            known: AsyncMutex::new(Known::nothing(now)),
+            waiting: AtomicU32::new(0),
+        });
         buckets.insert(key.to_owned(), Arc::clone(&bucket));
         bucket
     }
@@ -130,7 +141,14 @@ struct Known {
 
 impl Known {
     fn nothing(now: Instant) -> Self {
-        Self { tokens: 0, kept_until: now, remaining: 0, empty_until: now, full_at: now, failed_at: None }
+        Self {
+            tokens: 0,
+            kept_until: now,
+            remaining: 0,
+            empty_until: now,
+            full_at: now,
+            failed_at: None,
+        }
     }
 
     fn told(taken: Taken, now: Instant) -> Self {

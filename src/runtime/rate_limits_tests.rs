@@ -32,12 +32,16 @@ fn what_is_known_answers_until_it_is_old() {
     let taken = Taken { granted: 2, remaining: 7, retry_after: Duration::ZERO, reset: 5 * second };
     let mut known = Known::told(taken, start);
     let first = known.spend(after(500)).unwrap();
-    assert_eq!(first, Allowance { retry_after: None, remaining: 8, reset: Duration::from_millis(4500) });
+    assert_eq!(
+        first,
+        Allowance { retry_after: None, remaining: 8, reset: Duration::from_millis(4500) }
+    );
     assert!(known.spend(after(1000)).is_none(), "a token was kept too long");
     assert_eq!(known.spend(after(999)).unwrap().remaining, 7);
     assert!(known.spend(after(999)).is_none(), "there were two tokens");
 
-    let mut known = Known::told(Taken { granted: 1, remaining: 0, retry_after: second, ..taken }, start);
+    let mut known =
+        Known::told(Taken { granted: 1, remaining: 0, retry_after: second, ..taken }, start);
     assert_eq!(known.spend(start).unwrap().retry_after, None);
     assert_eq!(known.spend(after(400)).unwrap().retry_after, Some(Duration::from_millis(600)));
     assert!(known.spend(after(1000)).is_none(), "there is a token again");
@@ -47,7 +51,8 @@ fn what_is_known_answers_until_it_is_old() {
 #[test]
 fn whoever_leaves_the_line_is_not_waited_for() {
     let waiting = AtomicU32::new(0);
-    let (first, second, third) = (Place::take(&waiting), Place::take(&waiting), Place::take(&waiting));
+    let (first, second, third) =
+        (Place::take(&waiting), Place::take(&waiting), Place::take(&waiting));
     drop(second);
     assert_eq!(first.leave(), 1);
     assert_eq!(third.leave(), 0);
@@ -92,7 +97,9 @@ impl Shared {
         Taken {
             granted: granted.try_into().unwrap(),
             remaining: self.available(now).try_into().unwrap(),
-            retry_after: Duration::from_nanos((self.tat - now + self.interval()).saturating_sub(window)),
+            retry_after: Duration::from_nanos(
+                (self.tat - now + self.interval()).saturating_sub(window),
+            ),
             reset: Duration::from_nanos(self.tat - now),
         }
     }

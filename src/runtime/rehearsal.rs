@@ -43,18 +43,23 @@ impl Runtime {
         let busy = request.overrides.on_session_busy;
         let Checked { new, caller, plan, .. } = self.check(self.agent(&request.agent)?, request)?;
         let busy = busy.unwrap_or(plan.agent.definition.on_session_busy);
-        let earlier = self.runs_before(&caller.tenant, &new, plan.agent.definition.history, busy).await?;
+        let earlier =
+            self.runs_before(&caller.tenant, &new, plan.agent.definition.history, busy).await?;
         let background = self.background(&plan, &caller, &new, &earlier).await?;
         let opening = opening(&plan, &new.inputs, &background)?;
         let history = background.turns.len();
         let turns = background.turns.into_iter().chain([Turn::User(opening.user)]).collect();
         let (single_shot, warnings) = (plan.rules.single_shot, plan.warnings.clone());
-        let what = RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
+        let what =
+            RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
         let opened = Event { seq: 1, at: Utc::now(), run_id: new.id, what };
-        let conversation = conversation(&[opened])
-            .map_err(|e| StartError::BrokenAgent { agent: new.agent.clone(), message: e.to_string() })?;
-        let offer =
-            |offer: &ToolOffer| (offer.name.clone(), offer.description.clone(), Arc::clone(&offer.input_schema));
+        let conversation = conversation(&[opened]).map_err(|e| StartError::BrokenAgent {
+            agent: new.agent.clone(),
+            message: e.to_string(),
+        })?;
+        let offer = |offer: &ToolOffer| {
+            (offer.name.clone(), offer.description.clone(), Arc::clone(&offer.input_schema))
+        };
         Ok(Rehearsal {
             models: plan.models.clone(),
             conversation,

@@ -2,7 +2,8 @@
 //! and how it leaves.
 //!
 //! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
-//! them. The heartbeat has a thread and a connection of its own, so that busy runs cannot cost the lease.
+//! them. The heartbeat has a thread and a connection of its own, so that busy runs cannot cost the
+//! lease.
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -18,7 +19,8 @@ use crate::store::{Store, StoreError, Wakeup};
 const POLL: Duration = Duration::from_secs(1);
 
 /// Opens the store that the heartbeat thread uses, on that thread.
-pub type HeartbeatStore = Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send>;
+pub type HeartbeatStore =
+    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send>;
 
 impl Runtime {
     /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
@@ -50,7 +52,10 @@ impl Runtime {
         inner.draining.store(true, Ordering::Relaxed);
         inner.tasks.close();
         if tokio::time::timeout(grace, inner.tasks.wait()).await.is_err() {
-            tracing::warn!(runs = inner.live.len(), "runs are still in progress; they are given back to the queue");
+            tracing::warn!(
+                runs = inner.live.len(),
+                "runs are still in progress; they are given back to the queue"
+            );
             inner.live.lose_all();
             inner.tasks.wait().await;
         }
@@ -133,7 +138,8 @@ impl Runtime {
 
     async fn sweep(&self) -> Result<(), StoreError> {
         let settings = &self.inner.settings;
-        let swept = self.inner.store.sweep(&self.inner.owner, settings.lease, settings.max_crashes).await?;
+        let swept =
+            self.inner.store.sweep(&self.inner.owner, settings.lease, settings.max_crashes).await?;
         if swept.requeued + swept.cancelled + swept.needs_review + swept.failed > 0 {
             tracing::warn!(?swept, "took over the runs of replicas that stopped");
         }
@@ -158,7 +164,9 @@ impl Runtime {
                         live.lose_all();
                         match return_to_life(store.as_ref(), owner).await {
                             Ok(()) => lease.renewed(sent),
-                            Err(error) => tracing::warn!(%error, "this replica cannot register again yet"),
+                            Err(error) => {
+                                tracing::warn!(%error, "this replica cannot register again yet")
+                            }
                         }
                     }
                     Err(error) => tracing::warn!(%error, "heartbeat failed"),
@@ -177,8 +185,8 @@ impl Runtime {
     }
 }
 
-/// Registers again after others declared this replica dead. What it took since then goes back first:
-/// nobody drives it any more.
+/// Registers again after others declared this replica dead. What it took since then goes back
+/// first: nobody drives it any more.
 async fn return_to_life(store: &dyn Store, owner: &str) -> Result<(), StoreError> {
     store.release(owner, None).await?;
     store.register_replica(owner).await

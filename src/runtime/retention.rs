@@ -1,8 +1,8 @@
 //! Forgetting: ended runs are deleted when they have been kept for as long as the operator wants.
 //!
 //! All replicas do it, each taking what the others leave. It goes in small batches with pauses, so
-//! that no commit waits long behind one, and takes smaller ones while the store does not keep up. Runs
-//! that go on or are parked are never touched.
+//! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
+//! Runs that go on or are parked are never touched.
 
 use std::time::Duration;
 

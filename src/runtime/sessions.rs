@@ -1,8 +1,8 @@
 //! Which run of a session goes on, and what becomes of one that finds it taken.
 //!
-//! That one run at a time holds a session is decided by the store; here a request is placed by what the session
-//! looks like, and placed anew where that has changed meanwhile. Who waits is claimed from the queue like any other
-//! queued run, so a starter that goes away loses nobody's turn.
+//! That one run at a time holds a session is decided by the store; here a request is placed by what
+//! the session looks like, and placed anew where that has changed meanwhile. Who waits is claimed
+//! from the queue like any other queued run, so a starter that goes away loses nobody's turn.
 
 use uuid::Uuid;
 
@@ -27,11 +27,14 @@ impl Runtime {
         let tenant = checked.caller.tenant.clone();
         let mut seen = None;
         for _ in 0..TRIES {
-            let session = self.session_of(&tenant, session_id, checked.plan.agent.definition.history).await?;
+            let session =
+                self.session_of(&tenant, session_id, checked.plan.agent.definition.history).await?;
             if seen.as_ref() == Some(&session) {
                 return Err(StartError::RunIdTaken(checked.new.id)); // it is not the session that is taken
             }
-            if let Some(session) = session.as_ref().filter(|session| session.agent != checked.new.agent) {
+            if let Some(session) =
+                session.as_ref().filter(|session| session.agent != checked.new.agent)
+            {
                 return Err(StartError::SessionOfOtherAgent(session.agent.clone()));
             }
             let live = session.as_ref().map_or(&[][..], |session| &session.live);
@@ -54,7 +57,8 @@ impl Runtime {
             }
             let turn = session.as_ref().map_or(0, |session| session.turn) + 1;
             placed.new.session_place = Some(SessionPlace::Holds { turn });
-            placed.earlier = session.as_ref().map(|session| session.ended.clone()).unwrap_or_default();
+            placed.earlier =
+                session.as_ref().map(|session| session.ended.clone()).unwrap_or_default();
             match self.admit(placed, mode).await {
                 Err(StartError::RunIdTaken(_)) => seen = Some(session),
                 outcome => return outcome,
@@ -70,7 +74,8 @@ impl Runtime {
         new: &NewRun,
         bounds: HistorySection,
     ) -> Result<Vec<Uuid>, StoreError> {
-        let Some(session_id) = new.session_id.as_deref().filter(|_| new.parent_run_id.is_none()) else {
+        let Some(session_id) = new.session_id.as_deref().filter(|_| new.parent_run_id.is_none())
+        else {
             return Ok(Vec::new());
         };
         let session = self.session_of(tenant, session_id, bounds).await?;
@@ -86,7 +91,9 @@ impl Runtime {
         busy: OnSessionBusy,
     ) -> Result<Vec<Uuid>, StartError> {
         let Some(session_id) = new.session_id.as_deref() else { return Ok(Vec::new()) };
-        let Some(session) = self.session_of(tenant, session_id, bounds).await? else { return Ok(Vec::new()) };
+        let Some(session) = self.session_of(tenant, session_id, bounds).await? else {
+            return Ok(Vec::new());
+        };
         match session.live.first() {
             _ if session.agent != new.agent => Err(StartError::SessionOfOtherAgent(session.agent)),
             Some(holder) if busy == OnSessionBusy::Reject => Err(StartError::SessionBusy(*holder)),
@@ -105,12 +112,22 @@ impl Runtime {
     }
 
     /// Cancels whoever holds the session, and whoever was to hold it before this run.
-    async fn interrupt_those_before(&self, tenant: &str, session_id: &str, run: Uuid) -> Result<(), StoreError> {
+    async fn interrupt_those_before(
+        &self,
+        tenant: &str,
+        session_id: &str,
+        run: Uuid,
+    ) -> Result<(), StoreError> {
         let session = self.inner.store.session(tenant, session_id, 0).await?;
         let live = session.map(|session| session.live).unwrap_or_default();
         let before = live.iter().take_while(|live| **live != run).filter(|_| live.contains(&run));
         for other in before {
-            self.cancel(tenant, *other, Some(&format!("Interrupted by run {run} of the same session."))).await?;
+            self.cancel(
+                tenant,
+                *other,
+                Some(&format!("Interrupted by run {run} of the same session.")),
+            )
+            .await?;
         }
         self.inner.queue.changed.notify_one();
         Ok(())

@@ -178,7 +178,9 @@ impl Runtime {
     /// # Errors
     /// [`StartError`]; nothing was stored then.
     pub async fn start(&self, request: StartRequest) -> Result<Accepted, StartError> {
-        let Some(idempotency) = request.idempotency.clone() else { return self.begin(request).await };
+        let Some(idempotency) = request.idempotency.clone() else {
+            return self.begin(request).await;
+        };
         let tenant = request.caller.tenant.clone();
         if let Some(known) = self.known(&tenant, &idempotency).await? {
             return Ok(Accepted::Known(known));
@@ -193,9 +195,15 @@ impl Runtime {
     }
 
     /// The run that a key stands for.
-    async fn known(&self, tenant: &str, idempotency: &Idempotency) -> Result<Option<Uuid>, StartError> {
+    async fn known(
+        &self,
+        tenant: &str,
+        idempotency: &Idempotency,
+    ) -> Result<Option<Uuid>, StartError> {
         let store = &self.inner.store;
-        let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else { return Ok(None) };
+        let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else {
+            return Ok(None);
+        };
         let expired = Utc::now() - KEY_KEPT;
         if known.created_at < expired {
             store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
@@ -217,7 +225,8 @@ impl Runtime {
             inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
         }
         let session_id = request.session_id.clone();
-        let has_rival = request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
+        let has_rival =
+            request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
         let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
         let busy = request.overrides.on_session_busy;
         let checked = self.check(self.agent(&request.agent)?, request)?;
@@ -235,7 +244,11 @@ impl Runtime {
     }
 
     /// Starts it here, or puts it into the queue.
-    pub(super) async fn admit(&self, mut checked: Checked, mode: Mode) -> Result<Accepted, StartError> {
+    pub(super) async fn admit(
+        &self,
+        mut checked: Checked,
+        mode: Mode,
+    ) -> Result<Accepted, StartError> {
         let inner = &self.inner;
         if mode == Mode::Queued {
             if self.queue_length().await? >= inner.settings.max_queued_runs {
@@ -244,18 +257,24 @@ impl Runtime {
             checked.new.status = RunStatus::Queued;
             return self.enqueue(checked).await.map(Accepted::Queued);
         }
-        let slot = Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
+        let slot =
+            Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
-    pub(super) fn check(&self, agent: Arc<Agent>, request: StartRequest) -> Result<Checked, StartError> {
+    pub(super) fn check(
+        &self,
+        agent: Arc<Agent>,
+        request: StartRequest,
+    ) -> Result<Checked, StartError> {
         let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
-        let active = self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
-            SkillError::Refused(error) => StartError::InvalidOverride(error),
-            SkillError::Missing(_) => broken(&request.agent, &e),
-        })?;
+        let active =
+            self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
+                SkillError::Refused(error) => StartError::InvalidOverride(error),
+                SkillError::Missing(_) => broken(&request.agent, &e),
+            })?;
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind, active)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
@@ -277,7 +296,13 @@ impl Runtime {
             traceparent: request.traceparent,
             created_at: Utc::now().trunc_subsecs(6),
         };
-        Ok(Checked { new, caller: request.caller, loaded, plan: Arc::new(plan), earlier: Vec::new() })
+        Ok(Checked {
+            new,
+            caller: request.caller,
+            loaded,
+            plan: Arc::new(plan),
+            earlier: Vec::new(),
+        })
     }
 
     async fn start_here(
@@ -289,7 +314,8 @@ impl Runtime {
         let Checked { new, caller, plan, earlier, .. } = &checked;
         let background = self.background(plan, caller, new, earlier).await?;
         let opening = opening(plan, &new.inputs, &background)?;
-        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode }).await
+        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode })
+            .await
     }
 
     /// Drives a run from its start; accepted as its mode says.
@@ -301,7 +327,10 @@ impl Runtime {
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head { lineage, ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio) };
+        let head = Head {
+            lineage,
+            ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)
+        };
         let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, slot);
         owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
@@ -311,8 +340,10 @@ impl Runtime {
         owned.spawn(Tell { stored: tell_stored.then_some(stored), is_followed, end: Some(tell) });
         let mut follower = None;
         if tell_stored {
-            follower =
-                is_stored.await.unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable))).map_err(|e| match e {
+            follower = is_stored
+                .await
+                .unwrap_or(Err(Stopped::Journal(AppendFailed::Unavailable)))
+                .map_err(|e| match e {
                     Stopped::Journal(AppendFailed::IdTaken) => StartError::RunIdTaken(run_id),
                     other => not_stored(&other),
                 })?;
@@ -320,12 +351,20 @@ impl Runtime {
         Ok(Started { run_id, follower, end })
     }
 
-    async fn enqueue(&self, Checked { new, caller, plan, .. }: Checked) -> Result<Uuid, StartError> {
+    async fn enqueue(
+        &self,
+        Checked { new, caller, plan, .. }: Checked,
+    ) -> Result<Uuid, StartError> {
         opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
         let run_id = new.id;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
-        let entry = Entry { events: vec![queued], audit: Vec::new(), totals: Totals::default(), park: None };
+        let entry = Entry {
+            events: vec![queued],
+            audit: Vec::new(),
+            totals: Totals::default(),
+            park: None,
+        };
         let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
         durable.await.map_err(|e| match e {
             AppendError::IdTaken => StartError::RunIdTaken(run_id),
@@ -337,8 +376,13 @@ impl Runtime {
 }
 
 /// The first messages; what cannot be rendered is the inputs' fault.
-pub(super) fn opening(plan: &Plan, inputs: &Value, background: &Background) -> Result<Opening, StartError> {
-    plan.opening(inputs, background).map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
+pub(super) fn opening(
+    plan: &Plan,
+    inputs: &Value,
+    background: &Background,
+) -> Result<Opening, StartError> {
+    plan.opening(inputs, background)
+        .map_err(|e| StartError::InvalidInputs(vec![at("", e.to_string())]))
 }
 
 fn not_stored(reason: &dyn std::error::Error) -> StartError {

@@ -1,7 +1,8 @@
-//! Answers to parked runs: who may give which, what is checked before one is taken, and how a run hears of them.
+//! Answers to parked runs: who may give which, what is checked before one is taken, and how a run
+//! hears of them.
 //!
-//! An answer is taken once, by the store, which also queues the run. Whichever replica takes the run from the queue
-//! turns the answers that its journal does not know into events.
+//! An answer is taken once, by the store, which also queues the run. Whichever replica takes the
+//! run from the queue turns the answers that its journal does not know into events.
 
 use serde_json::Value;
 use uuid::Uuid;
@@ -11,7 +12,9 @@ use super::{Runtime, loaded};
 use crate::engine::FoldError;
 use crate::event::{Event, Resolution, RunEvent, ValidationError, WaitKind};
 use crate::run::Caller;
-use crate::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError};
+use crate::store::{
+    Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
+};
 use crate::tools::approval::decided;
 use crate::tools::executor::capped;
 
@@ -72,7 +75,8 @@ pub struct CallPlace {
 }
 
 impl Runtime {
-    /// Lets a call be executed, with these arguments where there are any, or the run go on; the run as it is then.
+    /// Lets a call be executed, with these arguments where there are any, or the run go on; the run
+    /// as it is then.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -88,12 +92,18 @@ impl Runtime {
             self.check_edited(&run, &asked, arguments).await?;
         }
         let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
-        let edited = if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
+        let edited =
+            if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
         let why = sentence(edited, caller, reason.as_deref());
         let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
         let resolution = Resolution::Approved { arguments };
-        let answer =
-            Answer { kinds: DECISIONS, resolution, decided_by: caller.subject.clone(), reason, audit: Some(audit) };
+        let answer = Answer {
+            kinds: DECISIONS,
+            resolution,
+            decided_by: caller.subject.clone(),
+            reason,
+            audit: Some(audit),
+        };
         self.take(&caller.tenant, place, &answer).await
     }
 
@@ -109,10 +119,16 @@ impl Runtime {
     ) -> Result<RunRecord, AnswerError> {
         let (_, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
         let why = sentence("Denied", caller, reason.as_deref());
-        let audit = decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
+        let audit =
+            decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
         let resolution = Resolution::Denied;
-        let answer =
-            Answer { kinds: DECISIONS, resolution, decided_by: caller.subject.clone(), reason, audit: Some(audit) };
+        let answer = Answer {
+            kinds: DECISIONS,
+            resolution,
+            decided_by: caller.subject.clone(),
+            reason,
+            audit: Some(audit),
+        };
         self.take(&caller.tenant, place, &answer).await
     }
 
@@ -129,30 +145,52 @@ impl Runtime {
     ) -> Result<RunRecord, AnswerError> {
         self.awaited(&caller.tenant, place, RESULTS).await?;
         let resolution = Resolution::Result { content: capped(content), is_error };
-        let answer =
-            Answer { kinds: RESULTS, resolution, decided_by: caller.subject.clone(), reason: None, audit: None };
+        let answer = Answer {
+            kinds: RESULTS,
+            resolution,
+            decided_by: caller.subject.clone(),
+            reason: None,
+            audit: None,
+        };
         self.take(&caller.tenant, place, &answer).await
     }
 
-    /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is then.
+    /// Takes what was found out about a call whose outcome a crash left unknown; the run as it is
+    /// then.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
-    pub async fn review(&self, caller: &Caller, place: CallPlace, found: Found) -> Result<RunRecord, AnswerError> {
+    pub async fn review(
+        &self,
+        caller: &Caller,
+        place: CallPlace,
+        found: Found,
+    ) -> Result<RunRecord, AnswerError> {
         let (_, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
         let (resolution, what) = match found {
-            Found::Happened { result } => (Resolution::Happened { result: result.map(capped) }, "It took effect"),
-            Found::DidNotHappen => (Resolution::DidNotHappen, "It did not take effect, and is executed now"),
+            Found::Happened { result } => {
+                (Resolution::Happened { result: result.map(capped) }, "It took effect")
+            }
+            Found::DidNotHappen => {
+                (Resolution::DidNotHappen, "It did not take effect, and is executed now")
+            }
         };
         let passes = resolution == Resolution::DidNotHappen;
         let why = format!("{what}, says {}.", caller.subject);
-        let audit = decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
+        let audit =
+            decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
         let decided_by = caller.subject.clone();
-        let answer = Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
+        let answer =
+            Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
         self.take(&caller.tenant, place, &answer).await
     }
 
-    async fn take(&self, tenant: &str, place: CallPlace, answer: &Answer) -> Result<RunRecord, AnswerError> {
+    async fn take(
+        &self,
+        tenant: &str,
+        place: CallPlace,
+        answer: &Answer,
+    ) -> Result<RunRecord, AnswerError> {
         let taken = self.inner.store.answer(tenant, place.run, place.call, answer).await?;
         self.inner.queue.changed.notify_one();
         taken.ok_or(AnswerError::NotAwaited)
@@ -167,10 +205,13 @@ impl Runtime {
     ) -> Result<(RunRecord, ApprovalRecord), AnswerError> {
         let store = &self.inner.store;
         let run = store.run(tenant, place.run).await?.ok_or(AnswerError::UnknownRun)?;
-        let filter = ApprovalFilter { run_id: Some(place.run), call_id: Some(place.call), status: None };
+        let filter =
+            ApprovalFilter { run_id: Some(place.run), call_id: Some(place.call), status: None };
         let asked = store.approvals(tenant, &filter, &Page { limit: ALL, after: None }).await?;
         let is_known = !asked.is_empty();
-        let waits = |asked: &ApprovalRecord| asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind);
+        let waits = |asked: &ApprovalRecord| {
+            asked.status == ApprovalStatus::Pending && kinds.contains(&asked.kind)
+        };
         if let Some(asked) = asked.into_iter().find(waits) {
             return Ok((run, asked));
         }
@@ -179,8 +220,8 @@ impl Runtime {
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 
-    /// Checks arguments that an approver puts in the place of the model's. What they would do is judged when the call
-    /// is executed.
+    /// Checks arguments that an approver puts in the place of the model's. What they would do is
+    /// judged when the call is executed.
     async fn check_edited(
         &self,
         run: &RunRecord,
@@ -201,13 +242,15 @@ impl Runtime {
         if errors.is_empty() {
             return Ok(());
         }
-        let in_body = |error: ValidationError| wrong(format!("/arguments{}", error.pointer), error.message);
+        let in_body =
+            |error: ValidationError| wrong(format!("/arguments{}", error.pointer), error.message);
         Err(AnswerError::InvalidArguments(errors.into_iter().map(in_body).collect()))
     }
 
     async fn loaded_of(&self, run: &RunRecord) -> Result<loaded::LoadedAgent, AnswerError> {
         let definition = self.inner.store.definition(&run.definition_hash).await?;
-        let definition = definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+        let definition =
+            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
         let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
         loaded.map_err(|error| AnswerError::Broken(error.to_string()))
     }
@@ -219,12 +262,17 @@ impl Runtime {
         journal: &[Event],
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
         let filter = ApprovalFilter { run_id: Some(run.id), ..ApprovalFilter::default() };
-        let mut asked = self.inner.store.approvals(&run.tenant, &filter, &Page { limit: ALL, after: None }).await?;
+        let mut asked = self
+            .inner
+            .store
+            .approvals(&run.tenant, &filter, &Page { limit: ALL, after: None })
+            .await?;
         asked.retain(|asked| {
-            let is_known = journal.iter().rev().take_while(|event| event.seq > asked.seq).any(|event| {
-                let RunEvent::ApprovalResolved(resolved) = &event.what else { return false };
-                (resolved.call_id, resolved.kind) == (asked.call_id, asked.kind)
-            });
+            let is_known =
+                journal.iter().rev().take_while(|event| event.seq > asked.seq).any(|event| {
+                    let RunEvent::ApprovalResolved(resolved) = &event.what else { return false };
+                    (resolved.call_id, resolved.kind) == (asked.call_id, asked.kind)
+                });
             asked.resolution.is_some() && !is_known
         });
         asked.sort_by_key(|asked| asked.seq);
@@ -239,7 +287,14 @@ impl Owned {
             if answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind) {
                 let why = "Nobody decided in time.".to_owned();
                 let kind = answer.kind.as_str();
-                self.run.audit.push(decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why));
+                self.run.audit.push(decided(
+                    answer.call_id,
+                    &answer.tool,
+                    &answer.arguments,
+                    kind,
+                    false,
+                    why,
+                ));
             }
             if let Some(resolved) = answer.resolved() {
                 self.run.record(RunEvent::ApprovalResolved(resolved))?;

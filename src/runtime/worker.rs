@@ -1,7 +1,8 @@
-//! The one way any run executes: owned by this replica, driven by the engine, journalled under a fence.
+//! The one way any run executes: owned by this replica, driven by the engine, journalled under a
+//! fence.
 //!
-//! Runs started here, claimed from the queue and recovered after a crash all pass through [`Owned`].
-//! Where to go on is the fold of the journal; what to do next is the engine's.
+//! Runs started here, claimed from the queue and recovered after a crash all pass through
+//! [`Owned`]. Where to go on is the fold of the journal; what to do next is the engine's.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -73,7 +74,8 @@ enum ResumeError {
 
 /// The write that ended a run which nobody drove, for those who are told of writes.
 pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64) -> RunWrite {
-    let caller = Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
+    let caller =
+        Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
     let origin = RunOrigin {
         agent: ended.agent.clone(),
         agent_version: ended.agent_version.clone(),
@@ -104,7 +106,12 @@ pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64)
 
 impl Head {
     /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
-    pub(super) fn new(new: Arc<NewRun>, caller: Arc<Caller>, epoch: i64, sample_ratio: f64) -> Self {
+    pub(super) fn new(
+        new: Arc<NewRun>,
+        caller: Arc<Caller>,
+        epoch: i64,
+        sample_ratio: f64,
+    ) -> Self {
         let origin = RunOrigin {
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
@@ -128,7 +135,8 @@ impl Owned {
         slot: Option<OwnedSemaphorePermit>,
     ) -> Self {
         if plan.is_observed {
-            head.origin = Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&head.origin) });
+            head.origin =
+                Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&head.origin) });
         }
         let is_new = state.last_seq() == 0 && head.epoch == 1;
         let driver: &'static dyn Driver = match plan.rules.react {
@@ -206,7 +214,9 @@ impl Owned {
                     }
                 }
                 Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
-                    self.runtime.interrupt(&self.head, "the store refused to record it".into()).await;
+                    self.runtime
+                        .interrupt(&self.head, "the store refused to record it".into())
+                        .await;
                 }
                 Ok(Err(Stopped::Journal(reason))) => {
                     tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
@@ -214,10 +224,14 @@ impl Owned {
                         self.runtime.inner.live.abandon(id);
                     }
                 }
-                Ok(Err(Stopped::Fold(error))) => self.runtime.interrupt(&self.head, error.to_string()).await,
+                Ok(Err(Stopped::Fold(error))) => {
+                    self.runtime.interrupt(&self.head, error.to_string()).await
+                }
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
-                    self.runtime.interrupt(&self.head, "the service failed while running it".into()).await;
+                    self.runtime
+                        .interrupt(&self.head, "the service failed while running it".into())
+                        .await;
                 }
             }
             let runtime = self.runtime.clone();
@@ -271,28 +285,37 @@ impl Runtime {
         let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
         let row = &claimed.run;
         let head = Head { lineage: self.lineage(row).await?, ..head };
-        let loaded =
-            self.inner.loaded.of_snapshot(&row.definition_hash, &claimed.definition).map_err(|e| unreadable(&e))?;
-        let overrides: Overrides = serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
+        let loaded = self
+            .inner
+            .loaded
+            .of_snapshot(&row.definition_hash, &claimed.definition)
+            .map_err(|e| unreadable(&e))?;
+        let overrides: Overrides =
+            serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
         let journal = self.journal_of(&row.tenant, row.id).await?;
         let active = match skills_at_start(&journal) {
             Some(active) => active,
-            None => self.active_skills(&loaded.agent.definition, &overrides).map_err(|e| unreadable(&e))?,
+            None => self
+                .active_skills(&loaded.agent.definition, &overrides)
+                .map_err(|e| unreadable(&e))?,
         };
-        let plan = Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
-            .map_err(|e| unreadable(&e))?
-            .informed(&self.inner.router);
+        let plan =
+            Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
+                .map_err(|e| unreadable(&e))?
+                .informed(&self.inner.router);
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace =
-            Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory).map_err(|e| unreadable(&e))?;
+        let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
+            .map_err(|e| unreadable(&e))?;
         let mut state = State::new(plan.rules.clone());
         for event in &journal {
             state.apply(event).map_err(|e| unreadable(&e))?;
         }
-        let answers = if state.needs_answers() { self.answers_to(row, &journal).await? } else { Vec::new() };
+        let answers =
+            if state.needs_answers() { self.answers_to(row, &journal).await? } else { Vec::new() };
         drop(journal);
         let started = state.started_at().is_some();
-        let mut owned = Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
+        let mut owned =
+            Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
         if let Some(shared) = &owned.run.shared {
             let root = owned.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
             if !shared.is_open() && self.inner.store.shared_budget(root).await?.is_some() {
@@ -307,9 +330,11 @@ impl Runtime {
             owned.hear(&answers).map_err(|e| unreadable(&e))?;
         } else {
             let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
-            let earlier = self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
+            let earlier =
+                self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
             let background = self.background(&plan, &head.caller, &head.new, &earlier).await?;
-            let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
+            let opening =
+                plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
             owned.run.open(opening, background).map_err(|e| unreadable(&e))?;
         }
         if row.cancel_requested_at.is_some() {
@@ -318,7 +343,11 @@ impl Runtime {
         Ok(owned)
     }
 
-    pub(super) async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(
+        &self,
+        tenant: &str,
+        id: Uuid,
+    ) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);
@@ -335,7 +364,10 @@ impl Runtime {
     async fn interrupt(&self, head: &Head, reason: String) {
         tracing::error!(run_id = %head.new.id, %reason, "run interrupted");
         let ended: Result<(), String> = async {
-            let events = self.journal_of(&head.caller.tenant, head.new.id).await.map_err(|e| e.to_string())?;
+            let events = self
+                .journal_of(&head.caller.tenant, head.new.id)
+                .await
+                .map_err(|e| e.to_string())?;
             let mut totals = Totals::default();
             for event in &events {
                 totals.apply(&event.what);
@@ -344,7 +376,11 @@ impl Runtime {
             let seq = events.last().map_or(0, |e| e.seq) + 1;
             let at = chrono::Utc::now();
             let end = Event { seq, at, run_id: head.new.id, what: RunEvent::interrupted(message) };
-            let write = write(head, None, Entry { events: vec![end], audit: Vec::new(), totals, park: None });
+            let write = write(
+                head,
+                None,
+                Entry { events: vec![end], audit: Vec::new(), totals, park: None },
+            );
             self.inner.writer.append(write).await.map_err(|e| e.to_string())
         }
         .await;
@@ -391,7 +427,8 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
 
 fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
     let row = &claimed.run;
-    let definition = DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
+    let definition =
+        DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
     let new = NewRun {
         id: row.id,
         agent: row.agent.clone(),

@@ -1,7 +1,7 @@
 //! What parked runs wait for: the rows, the answers to them, and what becomes of an answer.
 //!
-//! No SQL here. A row is written with the event that asks and consumed once; a run whose last row is answered goes back
-//! to the queue in the same transaction.
+//! No SQL here. A row is written with the event that asks and consumed once; a run whose last row
+//! is answered goes back to the queue in the same transaction.
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;

@@ -1,9 +1,10 @@
-//! Budgets that the runs of a tree share: what is reserved before it is spent, and settled afterwards.
+//! Budgets that the runs of a tree share: what is reserved before it is spent, and settled
+//! afterwards.
 //!
-//! A budget has a row from the moment when its root starts another run; a run that starts none never comes here. A
-//! hold says what one run has reserved and, in all, spent: settling states the run's totals, so that doing it twice, or
-//! after a crash, changes nothing. The statements are the same for both databases but for the type of ids. What is
-//! asked for, and when, is the engine's.
+//! A budget has a row from the moment when its root starts another run; a run that starts none
+//! never comes here. A hold says what one run has reserved and, in all, spent: settling states the
+//! run's totals, so that doing it twice, or after a crash, changes nothing. The statements are the
+//! same for both databases but for the type of ids. What is asked for, and when, is the engine's.
 
 use crate::run::{Amounts, Caps};
 
@@ -57,7 +58,8 @@ pub(super) const BUDGET: &str = "SELECT max_tokens, max_micro_usd, max_tool_call
      spent_micro_usd, spent_tool_calls, spent_iterations, reserved_tokens, reserved_micro_usd, reserved_tool_calls, \
      reserved_iterations FROM budgets WHERE root_run_id = $1";
 
-/// Holds of runs that ended, or that nobody drives any more, before they were settled; `$1`: how many.
+/// Holds of runs that ended, or that nobody drives any more, before they were settled; `$1`: how
+/// many.
 pub(super) const UNSETTLED: &str = "SELECT CAST(h.run_id AS text) AS run_id, CAST(h.root_run_id AS text) AS root_run_id, \
      CAST(r.input_tokens + r.output_tokens AS bigint) AS spent_tokens, \
      CAST(COALESCE(r.cost_micro_usd, 0) AS bigint) AS spent_micro_usd, \

@@ -12,8 +12,9 @@ use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
 use super::takeover::Locked;
 use super::{
-    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun, IterationRecord, Observation,
-    RateLimit, RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats, UsageStats,
+    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun,
+    IterationRecord, Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken,
+    ToolCallRecord, ToolStats, UsageStats,
 };
 use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
@@ -79,7 +80,9 @@ where
 
     fn json<T: DeserializeOwned>(&self, name: &'static str) -> Result<Option<T>, StoreError> {
         let text: Option<String> = self.optional(name)?;
-        text.map(|text| serde_json::from_str(&text)).transpose().map_err(|error| unreadable(name, error))
+        text.map(|text| serde_json::from_str(&text))
+            .transpose()
+            .map_err(|error| unreadable(name, error))
     }
 
     /// A budget that runs share.
@@ -223,7 +226,11 @@ where
     }
 
     pub(super) fn observation(&self) -> Result<Observation, StoreError> {
-        Ok(Observation { at: self.time("at")?, kind: self.text("kind")?, content: self.text("content")? })
+        Ok(Observation {
+            at: self.time("at")?,
+            kind: self.text("kind")?,
+            content: self.text("content")?,
+        })
     }
 
     pub(super) fn tool_stats(&self) -> Result<ToolStats, StoreError> {
@@ -284,7 +291,11 @@ where
             finished_at: self.optional_time("finished_at")?,
             duration_ms: self.optional_count("duration_ms")?,
         };
-        Ok(StoredCall { record, proposed_seq: self.int("proposed_seq")?, result_seq: self.optional("result_seq")? })
+        Ok(StoredCall {
+            record,
+            proposed_seq: self.int("proposed_seq")?,
+            result_seq: self.optional("result_seq")?,
+        })
     }
 
     pub(super) fn audit(&self) -> Result<AuditRow, StoreError> {
@@ -299,7 +310,12 @@ where
             outcome: self.text("outcome")?,
             duration_ms: self.optional_count("duration_ms")?,
         };
-        Ok(AuditRow { id: self.uuid("id")?, subject: self.text("subject")?, run_id: self.uuid("run_id")?, record })
+        Ok(AuditRow {
+            id: self.uuid("id")?,
+            subject: self.text("subject")?,
+            run_id: self.uuid("run_id")?,
+            record,
+        })
     }
 
     pub(super) fn approval(&self) -> Result<ApprovalRecord, StoreError> {

@@ -1,8 +1,8 @@
 //! Which definitions this process has stored lately, so that they are not sent with every run.
 //!
 //! A definition is stored before the first run that refers to it, and again once an hour while runs
-//! are started with it, which tells [`Store::delete_ended`](super::Store::delete_ended) that it is in
-//! use: only what was left alone for [`SPARED`] may be deleted, so what is known here exists.
+//! are started with it, which tells [`Store::delete_ended`](super::Store::delete_ended) that it is
+//! in use: only what was left alone for [`SPARED`] may be deleted, so what is known here exists.
 
 use std::collections::HashMap;
 use std::sync::{Mutex, PoisonError};
@@ -30,7 +30,8 @@ impl Definitions {
         let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
         let is_known = |hash: &str| stored.get(hash).is_some_and(|at| at.elapsed() < KNOWN);
         let new = batch.iter().filter_map(|write| write.new.as_ref());
-        let mut missing: Vec<_> = new.map(|new| &*new.definition).filter(|d| !is_known(&d.hash)).collect();
+        let mut missing: Vec<_> =
+            new.map(|new| &*new.definition).filter(|d| !is_known(&d.hash)).collect();
         missing.sort_unstable_by(|a, b| a.hash.cmp(&b.hash));
         missing.dedup_by(|a, b| a.hash == b.hash);
         missing
@@ -41,7 +42,9 @@ impl Definitions {
         if !definitions.is_empty() {
             let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
             stored.retain(|_, at| at.elapsed() < KNOWN);
-            stored.extend(definitions.iter().map(|definition| (definition.hash.clone(), Instant::now())));
+            stored.extend(
+                definitions.iter().map(|definition| (definition.hash.clone(), Instant::now())),
+            );
         }
     }
 }

@@ -36,7 +36,8 @@ impl From<Error> for StoreError {
 fn passes(error: &dyn DatabaseError) -> bool {
     let Some(code) = error.code() else { return false };
     if error.try_downcast_ref::<PgDatabaseError>().is_some() {
-        ["08", "53", "57P"].iter().any(|class| code.starts_with(class)) || PASSING_STATES.contains(&&*code)
+        ["08", "53", "57P"].iter().any(|class| code.starts_with(class))
+            || PASSING_STATES.contains(&&*code)
     } else {
         code.parse::<u32>().is_ok_and(|code| PASSING_CODES.contains(&(code & 0xff)))
     }

@@ -82,7 +82,11 @@ where
             }
             self.query.push(")");
         }
-        self.query.push(" ORDER BY ").push(time).push(" DESC, id DESC LIMIT ").push_bind(i64::from(page.limit));
+        self.query
+            .push(" ORDER BY ")
+            .push(time)
+            .push(" DESC, id DESC LIMIT ")
+            .push_bind(i64::from(page.limit));
         self.query
     }
 }
@@ -165,7 +169,11 @@ where
     list.page("at", true, page)
 }
 
-pub(super) fn keys<DB: Database>(dialect: &Dialect, tenant: &str, page: &Page<RunCursor>) -> QueryBuilder<DB>
+pub(super) fn keys<DB: Database>(
+    dialect: &Dialect,
+    tenant: &str,
+    page: &Page<RunCursor>,
+) -> QueryBuilder<DB>
 where
     for<'q> String: Encode<'q, DB> + Type<DB>,
     for<'q> i64: Encode<'q, DB> + Type<DB>,

@@ -1,8 +1,8 @@
 //! Where runs are kept: one trait, two databases.
 //!
-//! The journal (`run_events`) is the source of truth; rows that are listed, filtered and counted are
-//! written in the same transaction as the event they come from ([`projection`]). All SQL is in this
-//! room. Every read takes the tenant; a thing of another tenant does not exist.
+//! The journal (`run_events`) is the source of truth; rows that are listed, filtered and counted
+//! are written in the same transaction as the event they come from ([`projection`]). All SQL is in
+//! this room. Every read takes the tenant; a thing of another tenant does not exist.
 
 mod approvals;
 mod budget;
@@ -62,8 +62,8 @@ pub enum WriteOutcome {
     Committed,
     /// The run is no longer ours: nothing of it was written.
     Fenced,
-    /// A new run's id, its idempotency key or its session is taken: nothing of it was written. Which of
-    /// them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
+    /// A new run's id, its idempotency key or its session is taken: nothing of it was written.
+    /// Which of them is not told; a caller asks [`Store::idempotent_run`] and [`Store::session`].
     IdTaken,
 }
 
@@ -145,16 +145,21 @@ pub trait Store: Send + Sync {
 
     /// Commits a batch in one transaction; one outcome per write, in order. At most one write per
     /// run in a batch. Repeating a batch after a lost answer is harmless.
-    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError>;
+    async fn commit(
+        &self,
+        owner: &str,
+        batch: &[RunWrite],
+    ) -> Result<Vec<WriteOutcome>, StoreError>;
     /// How many runs of all tenants are queued.
     async fn queued(&self) -> Result<u64, StoreError>;
-    /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits for its session
-    /// is taken when nobody holds that and no other run waits before it; it holds it then.
+    /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits
+    /// for its session is taken when nobody holds that and no other run waits before it; it holds
+    /// it then.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
     /// Takes this run, if it is queued and its turn has come.
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
-    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that it started, and that
-    /// those started. `None`: no such run.
+    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that
+    /// it started, and that those started. `None`: no such run.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -162,17 +167,19 @@ pub trait Store: Send + Sync {
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError>;
     /// Running runs of this owner that were asked to cancel, with the reason.
-    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
-    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their journals
-    /// and audit records; how many. When no such run is left, definitions that no run refers to and
-    /// that were not used for some hours go as well.
+    async fn cancel_requests(&self, owner: &str)
+    -> Result<Vec<(Uuid, Option<String>)>, StoreError>;
+    /// Deletes up to `limit` runs of all tenants that ended before that instant, with their
+    /// journals and audit records; how many. When no such run is left, definitions that no run
+    /// refers to and that were not used for some hours go as well.
     async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError>;
     /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
     /// counted. A run with a dispatched `once` call goes to review instead.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
 
-    /// Takes an answer to something that is still waited for, once; where it was the last, the run is queued. The run
-    /// as it is then; `None` where nothing of these kinds is waited for, not any more or not yet.
+    /// Takes an answer to something that is still waited for, once; where it was the last, the run
+    /// is queued. The run as it is then; `None` where nothing of these kinds is waited for, not any
+    /// more or not yet.
     async fn answer(
         &self,
         tenant: &str,
@@ -180,8 +187,8 @@ pub trait Store: Send + Sync {
         call: Uuid,
         answer: &Answer,
     ) -> Result<Option<RunRecord>, StoreError>;
-    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that waited for nothing
-    /// else; how many things were given up on.
+    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that
+    /// waited for nothing else; how many things were given up on.
     async fn expire_approvals(&self) -> Result<u64, StoreError>;
     /// What runs of a tenant wait for or waited for, newest first.
     async fn approvals(
@@ -197,17 +204,31 @@ pub trait Store: Send + Sync {
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
-    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels those whose parent has
-    /// ended without them. Settles what runs left reserved that nobody drives.
-    /// The sweeper itself is never one of them.
-    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError>;
+    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels
+    /// those whose parent has ended without them. Settles what runs left reserved that nobody
+    /// drives. The sweeper itself is never one of them.
+    async fn sweep(
+        &self,
+        sweeper: &str,
+        lease: Duration,
+        max_crashes: u32,
+    ) -> Result<Swept, StoreError>;
 
     /// One run.
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError>;
     /// The run that holds an idempotency key, however old it is.
-    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError>;
+    async fn idempotent_run(
+        &self,
+        tenant: &str,
+        key: &str,
+    ) -> Result<Option<IdempotentRun>, StoreError>;
     /// Takes the key from a run that was created before that instant, so that it can be used anew.
-    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError>;
+    async fn forget_idempotency_key(
+        &self,
+        tenant: &str,
+        key: &str,
+        before: DateTime<Utc>,
+    ) -> Result<(), StoreError>;
     /// Runs, newest first.
     async fn runs(
         &self,
@@ -224,13 +245,28 @@ pub trait Store: Send + Sync {
         limit: u32,
     ) -> Result<Vec<crate::event::Event>, StoreError>;
     /// The journals of these runs, one after the other.
-    async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<crate::event::Event>, StoreError>;
-    /// A session, with the last `ended` runs that held it and in which a model answered. `None`: no such session.
-    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError>;
-    /// Deletes a session's runs and those that they delegated to, with their journals and audit records.
-    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError>;
-    /// What other runs of this tenant's agent left that has most in common with a text: at most `limit`, the most
-    /// relevant first.
+    async fn journals(
+        &self,
+        tenant: &str,
+        runs: &[Uuid],
+    ) -> Result<Vec<crate::event::Event>, StoreError>;
+    /// A session, with the last `ended` runs that held it and in which a model answered. `None`: no
+    /// such session.
+    async fn session(
+        &self,
+        tenant: &str,
+        session: &str,
+        ended: u32,
+    ) -> Result<Option<SessionRecord>, StoreError>;
+    /// Deletes a session's runs and those that they delegated to, with their journals and audit
+    /// records.
+    async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+    ) -> Result<SessionDeleted, StoreError>;
+    /// What other runs of this tenant's agent left that has most in common with a text: at most
+    /// `limit`, the most relevant first.
     async fn recall(
         &self,
         tenant: &str,
@@ -240,13 +276,31 @@ pub trait Store: Send + Sync {
         limit: u32,
     ) -> Result<Vec<Observation>, StoreError>;
     /// Iterations in order; the cursor is the offset.
-    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError>;
+    async fn iterations(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<IterationRecord>, StoreError>;
     /// Tool calls in order, with arguments and results; the cursor is the offset.
-    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError>;
+    async fn tool_calls(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<ToolCallRecord>, StoreError>;
     /// How calls went, by tool.
-    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError>;
+    async fn tool_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<ToolStats>, StoreError>;
     /// What models took, the newest day first, then by agent and model.
-    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError>;
+    async fn usage_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<UsageStats>, StoreError>;
     /// Audit records, newest first.
     async fn audit(
         &self,
@@ -262,23 +316,41 @@ pub trait Store: Send + Sync {
     /// A key by id, of any tenant, for authentication.
     async fn key(&self, id: &str) -> Result<Option<ApiKeyRecord>, StoreError>;
     /// A tenant's keys, newest first.
-    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError>;
+    async fn keys(
+        &self,
+        tenant: &str,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApiKeyRecord>, StoreError>;
     /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError>;
 
-    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps, and what the run
-    /// itself has spent.
+    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps,
+    /// and what the run itself has spent.
     async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError>;
-    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything is granted.
-    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError>;
-    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where it spends no more.
-    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError>;
+    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything
+    /// is granted.
+    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts)
+    -> Result<Reserved, StoreError>;
+    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where
+    /// it spends no more.
+    async fn settle(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        spent: Amounts,
+        ended: bool,
+    ) -> Result<(), StoreError>;
     /// The budget of a root.
     async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError>;
 
     /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
     /// taken from is full.
-    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError>;
+    async fn take_tokens(
+        &self,
+        bucket: &str,
+        limit: RateLimit,
+        tokens: u32,
+    ) -> Result<Taken, StoreError>;
 }
 
 /// Opens the store of a URL: `sqlite://path`, or `postgres://…`. `max_connections` is PostgreSQL's.
@@ -289,7 +361,11 @@ pub trait Store: Send + Sync {
 pub async fn open(url: &str, max_connections: u32) -> Result<Arc<dyn Store>, StoreError> {
     match url.split_once(':').map(|(scheme, _)| scheme) {
         Some("sqlite") => Ok(Arc::new(sqlite::Sqlite::open(url).await?)),
-        Some("postgres" | "postgresql") => Ok(Arc::new(postgres::Postgres::connect(url, max_connections).await?)),
-        _ => Err(StoreError::Failed("the database URL must begin with sqlite:// or postgres://".to_owned())),
+        Some("postgres" | "postgresql") => {
+            Ok(Arc::new(postgres::Postgres::connect(url, max_connections).await?))
+        }
+        _ => Err(StoreError::Failed(
+            "the database URL must begin with sqlite:// or postgres://".to_owned(),
+        )),
     }
 }

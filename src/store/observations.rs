@@ -1,8 +1,9 @@
 //! What later runs may recall of a run: its events in a few words each.
 //!
-//! Pure. Text that the model or a tool marked as private is left out, values of names that look like secrets are
-//! removed, and what is left is cut to size. Words of a query are taken from it one by one, so that nothing in a text
-//! is ever syntax. Whether a run is observed at all is decided where it is started.
+//! Pure. Text that the model or a tool marked as private is left out, values of names that look
+//! like secrets are removed, and what is left is cut to size. Words of a query are taken from it
+//! one by one, so that nothing in a text is ever syntax. Whether a run is observed at all is
+//! decided where it is started.
 
 use std::collections::HashSet;
 use std::sync::LazyLock;
@@ -27,9 +28,10 @@ const MAX_QUERY: usize = 16 * 1024;
 
 /// Words that say nothing about what is looked for.
 const STOP_WORDS: [&str; 46] = [
-    "an", "and", "are", "as", "at", "be", "but", "by", "can", "do", "for", "from", "has", "have", "how", "if", "in",
-    "is", "it", "its", "me", "my", "no", "not", "of", "on", "or", "so", "that", "the", "their", "there", "they",
-    "this", "to", "was", "we", "what", "when", "where", "which", "who", "will", "with", "you", "your",
+    "an", "and", "are", "as", "at", "be", "but", "by", "can", "do", "for", "from", "has", "have",
+    "how", "if", "in", "is", "it", "its", "me", "my", "no", "not", "of", "on", "or", "so", "that",
+    "the", "their", "there", "they", "this", "to", "was", "we", "what", "when", "where", "which",
+    "who", "will", "with", "you", "your",
 ];
 
 const OPENING: &str = "<private>";
@@ -44,19 +46,33 @@ static SECRET: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// What is kept of an event of an observed run, if anything.
-pub(super) fn observation<'w>(write: &'w RunWrite, event: &'w Event) -> Option<ObservationInsert<'w>> {
+pub(super) fn observation<'w>(
+    write: &'w RunWrite,
+    event: &'w Event,
+) -> Option<ObservationInsert<'w>> {
     let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
     let (kind, text) = match &event.what {
         RunEvent::ModelResponded(response) => ("model_response", response.message.text.clone()),
         // What was recalled or read of a skill is known already.
-        RunEvent::ToolCallCompleted(call) if ["recall", "use_skill"].contains(&call.tool.as_str()) => return None,
-        RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => ("tool_call", of_call(write, call)),
-        RunEvent::ToolCallBlocked(call) => ("decision", format!("{} was refused: {}", call.tool, call.reason)),
+        RunEvent::ToolCallCompleted(call)
+            if ["recall", "use_skill"].contains(&call.tool.as_str()) =>
+        {
+            return None;
+        }
+        RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
+            ("tool_call", of_call(write, call))
+        }
+        RunEvent::ToolCallBlocked(call) => {
+            ("decision", format!("{} was refused: {}", call.tool, call.reason))
+        }
         RunEvent::ValidationFailed { errors, .. } => {
-            let errors: Vec<String> = errors.iter().map(|e| format!("{} {}", e.pointer, e.message)).collect();
+            let errors: Vec<String> =
+                errors.iter().map(|e| format!("{} {}", e.pointer, e.message)).collect();
             ("decision", format!("The output was not accepted: {}", errors.join("; ")))
         }
-        RunEvent::RunFailed(ending) => ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default()),
+        RunEvent::RunFailed(ending) => {
+            ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default())
+        }
         _ => return None,
     };
     let content = presentable(&text);
@@ -99,7 +115,9 @@ fn without_private(mut text: &str) -> String {
 
 /// Where a mark stands, in capitals or not.
 fn find(text: &str, mark: &str) -> Option<usize> {
-    text.as_bytes().windows(mark.len()).position(|window| window.eq_ignore_ascii_case(mark.as_bytes()))
+    text.as_bytes()
+        .windows(mark.len())
+        .position(|window| window.eq_ignore_ascii_case(mark.as_bytes()))
 }
 
 fn cut(text: &str, bytes: usize) -> String {
@@ -113,7 +131,8 @@ fn cut(text: &str, bytes: usize) -> String {
 pub(super) fn words(text: &str) -> Vec<String> {
     let text = &text[..text.floor_char_boundary(MAX_QUERY)];
     let mut seen = HashSet::new();
-    let words = text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().nth(1).is_some());
+    let words =
+        text.split(|c: char| !c.is_alphanumeric()).filter(|word| word.chars().nth(1).is_some());
     let words = words.filter(|word| word.len() <= MAX_WORD).map(str::to_lowercase);
     let words = words.filter(|word| !STOP_WORDS.contains(&word.as_str()));
     words.filter(|word| seen.insert(word.clone())).take(MAX_WORDS).collect()

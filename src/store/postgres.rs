@@ -1,10 +1,10 @@
 //! The store on PostgreSQL: any number of replicas share one database.
 //!
-//! Commits, reads and control (claims, heartbeats, cancelling) have connections of their own, so that
-//! slow lists cannot delay a commit, nor full queues a heartbeat. Leases follow the database's clock.
-//! Plans are kept simple on purpose. Every statement is written for index look-ups, so sequential
-//! scans, which a planner without statistics chooses for a table that is still small and keeps when
-//! it has grown, are off; and the commit statement is planned once per connection.
+//! Commits, reads and control (claims, heartbeats, cancelling) have connections of their own, so
+//! that slow lists cannot delay a commit, nor full queues a heartbeat. Leases follow the database's
+//! clock. Plans are kept simple on purpose. Every statement is written for index look-ups, so
+//! sequential scans, which a planner without statistics chooses for a table that is still small and
+//! keeps when it has grown, are off; and the commit statement is planned once per connection.
 
 mod approvals;
 mod budgets;
@@ -34,10 +34,11 @@ use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
-    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
-    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
+    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome,
+    ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit,
+    RunCursor, RunFilter, RunRecord, RunWrite, SessionDeleted, SessionRecord, SharedBudget,
+    StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats, UsageStats, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -83,7 +84,8 @@ impl Postgres {
             ("enable_mergejoin", "off"),
         ]);
         let others = COMMIT_CONNECTIONS + CONTROL_CONNECTIONS + 1;
-        let reads = usize::try_from(max_connections).unwrap_or(usize::MAX).saturating_sub(others).max(2);
+        let reads =
+            usize::try_from(max_connections).unwrap_or(usize::MAX).saturating_sub(others).max(2);
         let store = Self {
             commits: Connections::new(planned_once, COMMIT_CONNECTIONS),
             reads: Connections::new(options.clone(), reads),
@@ -109,7 +111,8 @@ impl Postgres {
     async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
         let missing = self.definitions.missing(batch);
         if !missing.is_empty() {
-            let (hashes, bodies): (Vec<&str>, Vec<&str>) = missing.iter().map(|d| (&*d.hash, &*d.json)).unzip();
+            let (hashes, bodies): (Vec<&str>, Vec<&str>) =
+                missing.iter().map(|d| (&*d.hash, &*d.json)).unzip();
             self.commits.fetch(sqlx::query(statements::DEFINE).bind(hashes).bind(bodies)).await?;
             self.definitions.note(&missing);
         }
@@ -136,7 +139,8 @@ async fn commit_on(
 ) -> Result<Vec<WriteOutcome>, StoreError> {
     let mut stored = commit::write(connection, owner, &project(batch)?).await?;
     if stored.len() < batch.len() {
-        let missed: Vec<&RunWrite> = batch.iter().filter(|write| !stored.contains(&write.run_id)).collect();
+        let missed: Vec<&RunWrite> =
+            batch.iter().filter(|write| !stored.contains(&write.run_id)).collect();
         stored.extend(commit::stored_earlier(connection, &missed).await?);
     }
     let outcome = |write: &RunWrite| match &write.new {
@@ -147,7 +151,8 @@ async fn commit_on(
     Ok(batch.iter().map(outcome).collect())
 }
 
-/// The same, with runs in it that are given back: one that waits for nothing any more by then is queued.
+/// The same, with runs in it that are given back: one that waits for nothing any more by then is
+/// queued.
 async fn park_on(
     connection: &mut PgConnection,
     owner: &str,
@@ -155,7 +160,8 @@ async fn park_on(
 ) -> Result<Vec<WriteOutcome>, StoreError> {
     let mut tx = connection.begin().await?;
     let outcomes = commit_on(&mut tx, owner, batch).await?;
-    let parked: Vec<Uuid> = batch.iter().filter(|write| write.park.is_some()).map(|write| write.run_id).collect();
+    let parked: Vec<Uuid> =
+        batch.iter().filter(|write| write.park.is_some()).map(|write| write.run_id).collect();
     approvals::go_on(&mut tx, &parked).await?;
     tx.commit().await?;
     Ok(outcomes)
@@ -175,13 +181,17 @@ impl Store for Postgres {
         // Without the limits of a session: a migration may take its time, and waits for another's.
         let mut connection = PgConnection::connect_with(&self.options).await?;
         let migrated = MIGRATIONS.run_direct(None, &mut connection, false).await;
-        migrated.map_err(|error| StoreError::Failed(format!("the schema cannot be brought up to date: {error}")))?;
+        migrated.map_err(|error| {
+            StoreError::Failed(format!("the schema cannot be brought up to date: {error}"))
+        })?;
         connection.close().await.map_err(StoreError::from)
     }
 
     async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         let rows = self.control.fetch(sqlx::query(statements::ABOUT)).await?;
-        let row = rows.first().ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
         let applied: i64 = if row.try_get("is_migrated")? {
             let rows = self.control.fetch(sqlx::query(statements::MIGRATED)).await?;
             rows.first().map_or(Ok(0), |row| row.try_get(0))?
@@ -207,7 +217,11 @@ impl Store for Postgres {
         self.control.close().await;
     }
 
-    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
+    async fn commit(
+        &self,
+        owner: &str,
+        batch: &[RunWrite],
+    ) -> Result<Vec<WriteOutcome>, StoreError> {
         self.define(batch).await?;
         let mut line = self.commits.get().await?;
         let is_parking = batch.iter().any(|write| write.park.is_some());
@@ -217,7 +231,10 @@ impl Store for Postgres {
             within(commit_on(&mut line, owner, batch)).await
         };
         let outcomes = line.settle(outcomes)?;
-        if is_parking || batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
+        if is_parking
+            || batch
+                .iter()
+                .any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
         {
             self.hint_queue().await;
         }
@@ -231,12 +248,16 @@ impl Store for Postgres {
     }
 
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
-        let rows = self.control.fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit))).await?;
+        let rows = self
+            .control
+            .fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit)))
+            .await?;
         rows.iter().map(|row| Columns(row).claimed()).collect()
     }
 
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
-        let rows = self.control.fetch(sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run)).await?;
+        let rows =
+            self.control.fetch(sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run)).await?;
         rows.first().map(|row| Columns(row).claimed()).transpose()
     }
 
@@ -251,7 +272,10 @@ impl Store for Postgres {
         line.settle(outcome)
     }
 
-    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
+    async fn cancel_requests(
+        &self,
+        owner: &str,
+    ) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         let rows = self.control.fetch(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
     }
@@ -322,7 +346,12 @@ impl Store for Postgres {
         Ok(!renewed.is_empty())
     }
 
-    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+    async fn sweep(
+        &self,
+        sweeper: &str,
+        lease: Duration,
+        max_crashes: u32,
+    ) -> Result<Swept, StoreError> {
         let mut line = self.control.get().await?;
         let buried = within(ownership::bury(&mut line, sweeper, lease)).await;
         let mut swept = Swept { replicas: line.settle(buried)?, ..Swept::default() };
@@ -350,13 +379,27 @@ impl Store for Postgres {
         rows.first().map(|row| Columns(row).run()).transpose()
     }
 
-    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError> {
-        let rows = self.reads.fetch(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key)).await?;
+    async fn idempotent_run(
+        &self,
+        tenant: &str,
+        key: &str,
+    ) -> Result<Option<IdempotentRun>, StoreError> {
+        let rows = self
+            .reads
+            .fetch(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key))
+            .await?;
         rows.first().map(|row| Columns(row).idempotent_run()).transpose()
     }
 
-    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError> {
-        self.reads.fetch(sqlx::query(statements::FORGET_KEY).bind(tenant).bind(key).bind(before)).await?;
+    async fn forget_idempotency_key(
+        &self,
+        tenant: &str,
+        key: &str,
+        before: DateTime<Utc>,
+    ) -> Result<(), StoreError> {
+        self.reads
+            .fetch(sqlx::query(statements::FORGET_KEY).bind(tenant).bind(key).bind(before))
+            .await?;
         Ok(())
     }
 
@@ -371,24 +414,45 @@ impl Store for Postgres {
         rows.iter().map(|row| Columns(row).run()).collect()
     }
 
-    async fn events(&self, tenant: &str, run: Uuid, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
-        let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run).bind(after).bind(i64::from(limit));
+    async fn events(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Event>, StoreError> {
+        let page = sqlx::query(statements::EVENTS)
+            .bind(tenant)
+            .bind(run)
+            .bind(after)
+            .bind(i64::from(limit));
         let rows = self.reads.fetch(page).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
     }
 
     async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
-        let rows = self.reads.fetch(sqlx::query(statements::JOURNALS).bind(tenant).bind(runs)).await?;
+        let rows =
+            self.reads.fetch(sqlx::query(statements::JOURNALS).bind(tenant).bind(runs)).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
     }
 
-    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
-        let look = sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(i64::from(ended));
+    async fn session(
+        &self,
+        tenant: &str,
+        session: &str,
+        ended: u32,
+    ) -> Result<Option<SessionRecord>, StoreError> {
+        let look =
+            sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(i64::from(ended));
         let rows = self.reads.fetch(look).await?;
         rows.first().map(|row| Columns(row).session()).transpose()
     }
 
-    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+    async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+    ) -> Result<SessionDeleted, StoreError> {
         let mut line = self.reads.get().await?;
         let deleted = within(retention::delete_session(&mut line, tenant, session)).await;
         line.settle(deleted)
@@ -411,28 +475,49 @@ impl Store for Postgres {
         rows.iter().map(|row| Columns(row).observation()).collect()
     }
 
-    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+    async fn iterations(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<IterationRecord>, StoreError> {
         let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run);
-        let rows = self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
+        let rows =
+            self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
         rows.iter().map(|row| Columns(row).iteration()).collect()
     }
 
-    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+    async fn tool_calls(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<ToolCallRecord>, StoreError> {
         let list = sqlx::query(statements::TOOL_CALLS).bind(tenant).bind(run);
-        let rows = self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
+        let rows =
+            self.reads.fetch(list.bind(limit(page)).bind(page.after.unwrap_or_default())).await?;
         let calls = rows.iter().map(|row| Columns(row).call()).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<i64> = calls.iter().flat_map(StoredCall::sources).collect();
-        let rows = self.reads.fetch(sqlx::query(statements::EVENTS_AT).bind(run).bind(sources)).await?;
+        let rows =
+            self.reads.fetch(sqlx::query(statements::EVENTS_AT).bind(run).bind(sources)).await?;
         let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
         Ok(attach_payloads(calls, events))
     }
 
-    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
+    async fn tool_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<ToolStats>, StoreError> {
         let rows = self.stats(statements::TOOL_STATS, tenant, filter).await?;
         rows.iter().map(|row| Columns(row).tool_stats()).collect()
     }
 
-    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
+    async fn usage_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<UsageStats>, StoreError> {
         let rows = self.stats(statements::USAGE_STATS, tenant, filter).await?;
         rows.iter().map(|row| Columns(row).usage_stats()).collect()
     }
@@ -473,14 +558,19 @@ impl Store for Postgres {
         rows.first().map(|row| Columns(row).key()).transpose()
     }
 
-    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
+    async fn keys(
+        &self,
+        tenant: &str,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApiKeyRecord>, StoreError> {
         let mut list = listing::keys(&DIALECT, tenant, page);
         let rows = self.reads.fetch(list.build()).await?;
         rows.iter().map(|row| Columns(row).key()).collect()
     }
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
-        let revoked = self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
+        let revoked =
+            self.reads.fetch(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id)).await?;
         Ok(!revoked.is_empty())
     }
 
@@ -490,13 +580,24 @@ impl Store for Postgres {
         line.settle(opened)
     }
 
-    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+    async fn reserve(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        wanted: Amounts,
+    ) -> Result<Reserved, StoreError> {
         let mut line = self.reads.get().await?;
         let reserved = within(budgets::reserve(&mut line, (root, run), wanted)).await;
         line.settle(reserved)
     }
 
-    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+    async fn settle(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        spent: Amounts,
+        ended: bool,
+    ) -> Result<(), StoreError> {
         let mut line = self.reads.get().await?;
         let settled = within(budgets::settle(&mut line, (root, run), spent, ended)).await;
         line.settle(settled)
@@ -508,10 +609,19 @@ impl Store for Postgres {
         line.settle(budget)
     }
 
-    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
-        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+    async fn take_tokens(
+        &self,
+        bucket: &str,
+        limit: RateLimit,
+        tokens: u32,
+    ) -> Result<Taken, StoreError> {
+        let take = sqlx::query(statements::TAKE_TOKENS)
+            .bind(bucket)
+            .bind(limit.interval())
+            .bind(limit.window());
         let rows = self.reads.fetch(take.bind(i64::from(tokens))).await?;
-        let row = rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
+        let row =
+            rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
         Columns(row).taken(limit)
     }
 }

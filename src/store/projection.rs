@@ -1,10 +1,10 @@
 //! From what runs write to the rows that change: pure, the same for both databases.
 //!
 //! Events become journal rows as they are; beside them stand the rows that are listed, filtered and
-//! counted. Payloads are not copied: a tool call's row holds the numbers of the events that have its
-//! arguments and its result ([`attach_payloads`] joins them again). Rows that one batch inserts and
-//! changes are merged, so that a whole iteration is one insert per row. Nothing here knows SQL, and
-//! nothing here decides what a run does next.
+//! counted. Payloads are not copied: a tool call's row holds the numbers of the events that have
+//! its arguments and its result ([`attach_payloads`] joins them again). Rows that one batch inserts
+//! and changes are merged, so that a whole iteration is one insert per row. Nothing here knows SQL,
+//! and nothing here decides what a run does next.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -15,8 +15,8 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::changes::{
-    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
-    NewColumns, RunChange, VoidedRun, int,
+    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert,
+    IterationInsert, NewColumns, RunChange, VoidedRun, int,
 };
 use super::observations::observation;
 use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
@@ -49,7 +49,9 @@ pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
             calls.apply(event);
         }
         changes.audit.extend(write.audit.iter().map(|record| audit(write, record)));
-        changes.observations.extend(write.events.iter().filter_map(|event| observation(write, event)));
+        changes
+            .observations
+            .extend(write.events.iter().filter_map(|event| observation(write, event)));
         wait(write, &mut changes)?;
     }
     Ok(changes)
@@ -67,7 +69,8 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
         (None, None, Some(new)) => new.status,
         (None, None, None) => RunStatus::Running,
     };
-    let started = |event: &Event| matches!(event.what, RunEvent::RunStarted { .. }).then_some(event.at);
+    let started =
+        |event: &Event| matches!(event.what, RunEvent::RunStarted { .. }).then_some(event.at);
     Ok(RunChange {
         id: write.run_id,
         epoch: write.epoch,
@@ -83,7 +86,9 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
         tools_used: list(totals.tools_used.len(), &totals.tools_used)?,
         warnings: list(totals.warnings.len(), &totals.warnings)?,
         callback_errors: list(totals.callback_errors.len(), &totals.callback_errors)?,
-        consumption: (!totals.consumption.is_nothing()).then(|| json(&totals.consumption)).transpose()?,
+        consumption: (!totals.consumption.is_nothing())
+            .then(|| json(&totals.consumption))
+            .transpose()?,
         end: ending.map(|(at, ending)| end_columns(at, ending)).transpose()?,
         tenant: &write.caller.tenant,
         subject: &write.caller.subject,
@@ -91,12 +96,15 @@ fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
     })
 }
 
-/// What a write asks for. A run that completes has nothing left to wait for; any other end makes void what is open.
+/// What a write asks for. A run that completes has nothing left to wait for; any other end makes
+/// void what is open.
 fn wait<'w>(write: &'w RunWrite, changes: &mut Changes<'w>) -> Result<(), StoreError> {
     let ending = write.events.last().and_then(|event| event.what.ending());
     let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
     for event in &write.events {
-        if let RunEvent::ApprovalRequested(awaited) | RunEvent::ToolCallAwaitingClient(awaited) = &event.what {
+        if let RunEvent::ApprovalRequested(awaited) | RunEvent::ToolCallAwaitingClient(awaited) =
+            &event.what
+        {
             changes.approvals.push(ApprovalInsert {
                 run_id: write.run_id,
                 seq: event.seq,
@@ -162,7 +170,8 @@ fn iteration<'w>(event: &Event, response: &'w ModelResponded) -> IterationInsert
         attempt: response.attempt,
         number: response.iteration,
         seq: event.seq,
-        started_at: TimeDelta::try_milliseconds(latency_ms).map_or(event.at, |latency| event.at - latency),
+        started_at: TimeDelta::try_milliseconds(latency_ms)
+            .map_or(event.at, |latency| event.at - latency),
         latency_ms,
         retries: response.retries,
         usage: response.usage.into(),
@@ -198,7 +207,9 @@ impl<'w> RunCalls<'_, 'w> {
                 row.decision = Some("escalated");
                 row.reason = Some(clean(&awaited.reason));
             }
-            RunEvent::ToolCallAwaitingClient(awaited) => self.row(awaited.call_id).state = "awaiting_client",
+            RunEvent::ToolCallAwaitingClient(awaited) => {
+                self.row(awaited.call_id).state = "awaiting_client"
+            }
             RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                 let row = self.row(call.call_id);
                 row.state = match call.failure {
@@ -229,8 +240,10 @@ impl<'w> RunCalls<'_, 'w> {
     fn propose(&mut self, seq: i64, response: &'w ModelResponded) {
         for (ordinal, call) in (1..).zip(&response.message.tool_calls) {
             if call.target == CallTarget::Tool {
-                let (attempt, iteration, tool) = (response.attempt, response.iteration, clean(&call.name));
-                self.row(call.id).proposed = Some(CallProposed { attempt, iteration, ordinal, tool, seq });
+                let (attempt, iteration, tool) =
+                    (response.attempt, response.iteration, clean(&call.name));
+                self.row(call.id).proposed =
+                    Some(CallProposed { attempt, iteration, ordinal, tool, seq });
             }
         }
     }
@@ -303,11 +316,13 @@ impl StoredCall {
 
 /// Fills in the arguments and results of calls from the events that have them.
 pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCallRecord> {
-    let events: HashMap<i64, RunEvent> = events.into_iter().map(|event| (event.seq, event.what)).collect();
+    let events: HashMap<i64, RunEvent> =
+        events.into_iter().map(|event| (event.seq, event.what)).collect();
     let fill = |StoredCall { mut record, proposed_seq, result_seq }| {
         if let Some(RunEvent::ModelResponded(response)) = events.get(&proposed_seq) {
             let position = usize::try_from(record.ordinal).unwrap_or_default().saturating_sub(1);
-            record.arguments = response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
+            record.arguments =
+                response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
         record.result = match result_seq.and_then(|seq| events.get(&seq)) {
             Some(RunEvent::ToolCallCompleted(call)) => Some(call.told().into_owned()),
@@ -338,12 +353,14 @@ fn event_data(event: &RunEvent) -> Result<String, StoreError> {
 /// # Errors
 /// [`StoreError::Failed`] where the row is not an event that this version knows.
 pub fn event_from(kind: &str, data: &str) -> Result<RunEvent, StoreError> {
-    serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#))
-        .map_err(|error| StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}")))
+    serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#)).map_err(|error| {
+        StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}"))
+    })
 }
 
 pub(super) fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value).map_err(|error| StoreError::Failed(format!("a value is not JSON: {error}")))
+    serde_json::to_string(value)
+        .map_err(|error| StoreError::Failed(format!("a value is not JSON: {error}")))
 }
 
 /// A list as JSON text; nothing where it is empty.
@@ -353,7 +370,11 @@ fn list<T: Serialize>(len: usize, items: &T) -> Result<Option<String>, StoreErro
 
 /// Text columns cannot hold NUL, and a model may write one; the journal keeps what it wrote.
 pub(super) fn clean(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') { Cow::Owned(text.replace('\0', "\u{FFFD}")) } else { Cow::Borrowed(text) }
+    if text.contains('\0') {
+        Cow::Owned(text.replace('\0', "\u{FFFD}"))
+    } else {
+        Cow::Borrowed(text)
+    }
 }
 
 #[cfg(test)]

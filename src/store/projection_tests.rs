@@ -10,7 +10,13 @@ use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
 use crate::run::{Consumption, Effect, Totals};
 
 fn call(name: &str, target: CallTarget) -> ToolCall {
-    ToolCall { id: Uuid::now_v7(), provider_id: "p".into(), name: name.into(), arguments: "{}".into(), target }
+    ToolCall {
+        id: Uuid::now_v7(),
+        provider_id: "p".into(),
+        name: name.into(),
+        arguments: "{}".into(),
+        target,
+    }
 }
 
 fn response(tool_calls: Vec<ToolCall>) -> RunEvent {
@@ -103,8 +109,18 @@ fn every_event_survives_the_journal() {
         started(&call),
         answered(&call, Some(CallFailure::Timeout)),
         blocked(&call),
-        RunEvent::OutputProposed { call_id: None, attempt: 1, output: json!({"type": "x"}), problem: None },
-        RunEvent::ValidationFailed { attempt: 1, call_id: Some(call.id), errors: vec![error], feedback: "f".into() },
+        RunEvent::OutputProposed {
+            call_id: None,
+            attempt: 1,
+            output: json!({"type": "x"}),
+            problem: None,
+        },
+        RunEvent::ValidationFailed {
+            attempt: 1,
+            call_id: Some(call.id),
+            errors: vec![error],
+            feedback: "f".into(),
+        },
         RunEvent::ConfirmationRequested { prompt: "p".into() },
         RunEvent::RunCancelRequested { reason: None },
         RunEvent::interrupted("i"),
@@ -127,10 +143,19 @@ proptest! {
 
 #[test]
 fn a_whole_iteration_is_one_insert_a_row() {
-    let (done, denied, output) =
-        (call("read", CallTarget::Tool), call("shell", CallTarget::Tool), call("output", CallTarget::Output));
+    let (done, denied, output) = (
+        call("read", CallTarget::Tool),
+        call("shell", CallTarget::Tool),
+        call("output", CallTarget::Output),
+    );
     let asked = response(vec![output.clone(), done.clone(), denied.clone()]);
-    let batch = [write(vec![asked, started(&done), answered(&done, None), blocked(&denied), answered(&output, None)])];
+    let batch = [write(vec![
+        asked,
+        started(&done),
+        answered(&done, None),
+        blocked(&denied),
+        answered(&output, None),
+    ])];
     let changes = project(&batch).unwrap();
     assert_eq!((changes.runs[0].first_seq, changes.runs[0].next_seq), (5, 10));
     assert_eq!(changes.runs[0].status, "running");
@@ -143,7 +168,10 @@ fn a_whole_iteration_is_one_insert_a_row() {
     let [read, shell] = &changes.calls[..] else { panic!("{:?}", changes.calls) };
     let place = |row: &CallChange| row.proposed.as_ref().map(|p| (p.iteration, p.ordinal, p.seq));
     assert_eq!((place(read), place(shell)), (Some((2, 2, 5)), Some((2, 3, 5))));
-    assert_eq!((read.state, read.decision, read.reason.as_deref()), ("succeeded", Some("warned"), Some("slow")));
+    assert_eq!(
+        (read.state, read.decision, read.reason.as_deref()),
+        ("succeeded", Some("warned"), Some("slow"))
+    );
     assert_eq!((read.result_seq, read.effect), (Some(7), Some("read")));
     assert_eq!((shell.state, shell.is_error, shell.result_seq), ("denied", true, Some(8)));
 }

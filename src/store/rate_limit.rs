@@ -1,9 +1,9 @@
 //! The arithmetic of token buckets (GCRA) around the one statement that takes from them.
 //!
-//! A bucket is a single number: the instant at which it will be full again. Taking a token moves that
-//! instant by the time in which one token comes back; what would move it further than the whole bucket
-//! from now is not given. Instants are nanoseconds since 1970 by the database's clock. Who has which
-//! bucket, and what a refusal looks like, is decided elsewhere.
+//! A bucket is a single number: the instant at which it will be full again. Taking a token moves
+//! that instant by the time in which one token comes back; what would move it further than the
+//! whole bucket from now is not given. Instants are nanoseconds since 1970 by the database's clock.
+//! Who has which bucket, and what a refusal looks like, is decided elsewhere.
 
 use std::time::Duration;
 
@@ -33,7 +33,8 @@ pub struct Taken {
 }
 
 impl RateLimit {
-    /// Nanoseconds in which one token comes back; rounded up, so that no minute has more than its share.
+    /// Nanoseconds in which one token comes back; rounded up, so that no minute has more than its
+    /// share.
     pub(super) fn interval(self) -> i64 {
         60_000_000_000_u64.div_ceil(u64::from(self.per_minute.max(1))).cast_signed()
     }
@@ -103,7 +104,12 @@ mod tests {
             let at = 1_800_000_000 * SECOND;
             let taken = Taken::read(limit, at, at + missing, 1);
             let nanos = |n: i64| Duration::from_nanos(n.unsigned_abs());
-            let expected = Taken { granted: 1, remaining, retry_after: nanos(retry_after), reset: nanos(reset) };
+            let expected = Taken {
+                granted: 1,
+                remaining,
+                retry_after: nanos(retry_after),
+                reset: nanos(reset),
+            };
             assert_eq!(taken, expected, "{missing}");
         }
     }

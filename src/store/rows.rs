@@ -1,6 +1,7 @@
 //! The rows that go into and come out of the store, in portable types.
 //!
-//! No SQL and no database type here. Times are UTC with microseconds, money is integer micro-dollars.
+//! No SQL and no database type here. Times are UTC with microseconds, money is integer
+//! micro-dollars.
 
 use std::sync::Arc;
 
@@ -34,7 +35,8 @@ pub struct NewRun {
     pub definition: Arc<DefinitionSnapshot>,
     /// Single shot or loop.
     pub kind: RunKind,
-    /// [`RunStatus::Running`] (owned by the committing replica, epoch 1) or [`RunStatus::Queued`] (epoch 0).
+    /// [`RunStatus::Running`] (owned by the committing replica, epoch 1) or [`RunStatus::Queued`]
+    /// (epoch 0).
     pub status: RunStatus,
     /// The validated inputs.
     pub inputs: Arc<Value>,
@@ -56,11 +58,12 @@ pub struct NewRun {
     pub traceparent: Option<String>,
 }
 
-/// A run's place in its session when it is accepted. One live run holds a session; others wait, and cannot be
-/// claimed before it has ended.
+/// A run's place in its session when it is accepted. One live run holds a session; others wait, and
+/// cannot be claimed before it has ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum SessionPlace {
-    /// It holds the session. Not stored where another run holds it or waits for it, or had this turn.
+    /// It holds the session. Not stored where another run holds it or waits for it, or had this
+    /// turn.
     Holds {
         /// 1 for the first run that holds the session, 2 for the next, as far as the starter knows.
         turn: i64,
@@ -252,7 +255,8 @@ pub struct ToolCallRecord {
     pub effect: Option<String>,
     pub decision: Option<String>,
     pub reason: Option<String>,
-    /// `proposed denied awaiting_approval awaiting_client dispatched succeeded failed unknown cancelled`.
+    /// `proposed denied awaiting_approval awaiting_client dispatched succeeded failed unknown
+    /// cancelled`.
     pub state: String,
     pub result: Option<String>,
     pub is_error: bool,

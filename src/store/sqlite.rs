@@ -22,8 +22,8 @@ use chrono::{DateTime, Utc};
 use sqlx::migrate::Migrator;
 use sqlx::query::Query;
 use sqlx::sqlite::{
-    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool, SqlitePoolOptions,
-    SqliteRow, SqliteSynchronous,
+    SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
+    SqlitePoolOptions, SqliteRow, SqliteSynchronous,
 };
 use sqlx::{ConnectOptions, Connection, Row, Sqlite as Dialect, Transaction};
 use tokio::sync::{MappedMutexGuard, Mutex as AsyncMutex, MutexGuard, broadcast};
@@ -35,10 +35,11 @@ use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
 use super::{
-    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome, ClaimedRun,
-    DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit, RunCursor, RunFilter, RunRecord,
-    RunWrite, SessionDeleted, SessionRecord, SharedBudget, StatsFilter, Store, StoreError, Swept, Taken,
-    ToolCallRecord, ToolStats, UsageStats, Wakeup, WriteOutcome, listing,
+    Answer, ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, CancelOutcome,
+    ClaimedRun, DatabaseInfo, IdempotentRun, IterationRecord, Observation, Page, RateLimit,
+    RunCursor, RunFilter, RunRecord, RunWrite, SessionDeleted, SessionRecord, SharedBudget,
+    StatsFilter, Store, StoreError, Swept, Taken, ToolCallRecord, ToolStats, UsageStats, Wakeup,
+    WriteOutcome, listing,
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
@@ -70,8 +71,9 @@ impl Sqlite {
     pub async fn open(location: &str) -> Result<Self, StoreError> {
         let path = location.strip_prefix("sqlite:").unwrap_or(location);
         let path = PathBuf::from(path.strip_prefix("//").unwrap_or(path));
-        let cannot =
-            |error: std::io::Error| StoreError::Failed(format!("{} cannot be opened: {error}", path.display()));
+        let cannot = |error: std::io::Error| {
+            StoreError::Failed(format!("{} cannot be opened: {error}", path.display()))
+        };
         if let Some(parent) = path.parent() {
             std::fs::create_dir_all(parent).map_err(cannot)?;
         }
@@ -99,19 +101,24 @@ impl Sqlite {
 
     async fn writer(&self) -> Result<MappedMutexGuard<'_, SqliteConnection>, StoreError> {
         let closed = |_| StoreError::Unavailable("it is closed".to_owned());
-        let mut writer = MutexGuard::try_map(self.writer.lock().await, Option::as_mut).map_err(closed)?;
+        let mut writer =
+            MutexGuard::try_map(self.writer.lock().await, Option::as_mut).map_err(closed)?;
         if writer.is_in_transaction() {
             writer.ping().await?; // until a rollback that is on its way has been carried out
         }
         if writer.is_in_transaction() {
-            // SQLite ends a transaction by itself where the disk is full, and the driver never learns it.
+            // SQLite ends a transaction by itself where the disk is full, and the driver never
+            // learns it.
             *writer = self.options.connect().await?;
         }
         Ok(writer)
     }
 
     /// Runs one statement that reads.
-    async fn read(&self, query: Query<'_, Dialect, SqliteArguments>) -> Result<Vec<SqliteRow>, StoreError> {
+    async fn read(
+        &self,
+        query: Query<'_, Dialect, SqliteArguments>,
+    ) -> Result<Vec<SqliteRow>, StoreError> {
         query.fetch_all(&self.readers).await.map_err(StoreError::from)
     }
 
@@ -148,8 +155,10 @@ impl Sqlite {
 fn lock(database: &Path) -> Result<File, StoreError> {
     let mut name = database.as_os_str().to_owned();
     name.push(".lock");
-    let cannot = |error| StoreError::Failed(format!("{} cannot be locked: {error}", database.display()));
-    let file = File::options().create(true).truncate(false).write(true).open(name).map_err(cannot)?;
+    let cannot =
+        |error| StoreError::Failed(format!("{} cannot be locked: {error}", database.display()));
+    let file =
+        File::options().create(true).truncate(false).write(true).open(name).map_err(cannot)?;
     match file.try_lock() {
         Ok(()) => Ok(file),
         Err(TryLockError::Error(error)) => Err(cannot(error)),
@@ -176,12 +185,16 @@ impl Store for Sqlite {
 
     async fn migrate(&self) -> Result<(), StoreError> {
         let migrated = MIGRATIONS.run_direct(None, &mut *self.writer().await?, false).await;
-        migrated.map_err(|error| StoreError::Failed(format!("the schema cannot be brought up to date: {error}")))
+        migrated.map_err(|error| {
+            StoreError::Failed(format!("the schema cannot be brought up to date: {error}"))
+        })
     }
 
     async fn about(&self) -> Result<DatabaseInfo, StoreError> {
         let rows = self.read(sqlx::query(statements::ABOUT)).await?;
-        let row = rows.first().ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
+        let row = rows
+            .first()
+            .ok_or_else(|| StoreError::Failed("it says nothing about itself".to_owned()))?;
         let applied: i64 = if row.try_get("is_migrated")? {
             let rows = self.read(sqlx::query(statements::MIGRATED)).await?;
             rows.first().map_or(Ok(0), |row| row.try_get(0))?
@@ -217,25 +230,35 @@ impl Store for Sqlite {
         self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
     }
 
-    async fn commit(&self, owner: &str, batch: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
+    async fn commit(
+        &self,
+        owner: &str,
+        batch: &[RunWrite],
+    ) -> Result<Vec<WriteOutcome>, StoreError> {
         let changes = project(batch)?;
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let missing = self.definitions.missing(batch);
         for definition in &missing {
-            let define = sqlx::query(statements::DEFINE).bind(&definition.hash).bind(&definition.json).bind(now());
+            let define = sqlx::query(statements::DEFINE)
+                .bind(&definition.hash)
+                .bind(&definition.json)
+                .bind(now());
             define.execute(&mut *tx).await?;
         }
         let written = commit::write(&mut tx, owner, &changes, Utc::now()).await?;
         let mut outcomes = Vec::with_capacity(batch.len());
         for write in batch {
-            outcomes.push(if written.contains(&write.run_id) || commit::stored_earlier(&mut tx, write).await? {
-                WriteOutcome::Committed
-            } else if write.new.is_some() {
-                WriteOutcome::IdTaken
-            } else {
-                WriteOutcome::Fenced
-            });
+            outcomes.push(
+                if written.contains(&write.run_id) || commit::stored_earlier(&mut tx, write).await?
+                {
+                    WriteOutcome::Committed
+                } else if write.new.is_some() {
+                    WriteOutcome::IdTaken
+                } else {
+                    WriteOutcome::Fenced
+                },
+            );
         }
         let parked = batch.iter().filter(|write| write.park.is_some());
         let parked: Vec<String> = parked.map(|write| write.run_id.to_string()).collect();
@@ -246,7 +269,9 @@ impl Store for Sqlite {
         drop(writer);
         self.definitions.note(&missing);
         if !parked.is_empty()
-            || batch.iter().any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
+            || batch
+                .iter()
+                .any(|write| write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued))
         {
             self.hint(Wakeup::Queue);
         }
@@ -266,7 +291,8 @@ impl Store for Sqlite {
     }
 
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
-        let claim = sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run.to_string()).bind(now());
+        let claim =
+            sqlx::query(statements::CLAIM_RUN).bind(owner).bind(run.to_string()).bind(now());
         let row = claim.fetch_optional(&mut *self.writer().await?).await?;
         row.map(|row| Columns(&row).claimed()).transpose()
     }
@@ -287,7 +313,10 @@ impl Store for Sqlite {
         Ok(outcome)
     }
 
-    async fn cancel_requests(&self, owner: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
+    async fn cancel_requests(
+        &self,
+        owner: &str,
+    ) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
         let rows = self.read(sqlx::query(statements::CANCEL_REQUESTS).bind(owner)).await?;
         rows.iter().map(|row| Columns(row).cancel_request()).collect()
     }
@@ -363,7 +392,12 @@ impl Store for Sqlite {
         Ok(self.change(sqlx::query(statements::HEARTBEAT).bind(id).bind(now())).await? > 0)
     }
 
-    async fn sweep(&self, sweeper: &str, lease: Duration, max_crashes: u32) -> Result<Swept, StoreError> {
+    async fn sweep(
+        &self,
+        sweeper: &str,
+        lease: Duration,
+        max_crashes: u32,
+    ) -> Result<Swept, StoreError> {
         let living = self.registered();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
@@ -383,17 +417,34 @@ impl Store for Sqlite {
     }
 
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
-        let rows = self.read(sqlx::query(statements::RUN).bind(tenant).bind(run.to_string())).await?;
+        let rows =
+            self.read(sqlx::query(statements::RUN).bind(tenant).bind(run.to_string())).await?;
         rows.first().map(|row| Columns(row).run()).transpose()
     }
 
-    async fn idempotent_run(&self, tenant: &str, key: &str) -> Result<Option<IdempotentRun>, StoreError> {
-        let rows = self.read(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key)).await?;
+    async fn idempotent_run(
+        &self,
+        tenant: &str,
+        key: &str,
+    ) -> Result<Option<IdempotentRun>, StoreError> {
+        let rows =
+            self.read(sqlx::query(statements::IDEMPOTENT_RUN).bind(tenant).bind(key)).await?;
         rows.first().map(|row| Columns(row).idempotent_run()).transpose()
     }
 
-    async fn forget_idempotency_key(&self, tenant: &str, key: &str, before: DateTime<Utc>) -> Result<(), StoreError> {
-        self.change(sqlx::query(statements::FORGET_KEY).bind(tenant).bind(key).bind(before.timestamp_micros())).await?;
+    async fn forget_idempotency_key(
+        &self,
+        tenant: &str,
+        key: &str,
+        before: DateTime<Utc>,
+    ) -> Result<(), StoreError> {
+        self.change(
+            sqlx::query(statements::FORGET_KEY)
+                .bind(tenant)
+                .bind(key)
+                .bind(before.timestamp_micros()),
+        )
+        .await?;
         Ok(())
     }
 
@@ -407,24 +458,42 @@ impl Store for Sqlite {
         self.read(list.build()).await?.iter().map(|row| Columns(row).run()).collect()
     }
 
-    async fn events(&self, tenant: &str, run: Uuid, after: i64, limit: u32) -> Result<Vec<Event>, StoreError> {
+    async fn events(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        after: i64,
+        limit: u32,
+    ) -> Result<Vec<Event>, StoreError> {
         let page = sqlx::query(statements::EVENTS).bind(tenant).bind(run.to_string());
         let rows = self.read(page.bind(after).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
     }
 
     async fn journals(&self, tenant: &str, runs: &[Uuid]) -> Result<Vec<Event>, StoreError> {
-        let ids = serde_json::to_string(runs).map_err(|error| StoreError::Failed(error.to_string()))?;
+        let ids =
+            serde_json::to_string(runs).map_err(|error| StoreError::Failed(error.to_string()))?;
         let rows = self.read(sqlx::query(statements::JOURNALS).bind(tenant).bind(ids)).await?;
         rows.iter().map(|row| Columns(row).event()).collect()
     }
 
-    async fn session(&self, tenant: &str, session: &str, ended: u32) -> Result<Option<SessionRecord>, StoreError> {
-        let rows = self.read(sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(ended)).await?;
+    async fn session(
+        &self,
+        tenant: &str,
+        session: &str,
+        ended: u32,
+    ) -> Result<Option<SessionRecord>, StoreError> {
+        let rows = self
+            .read(sqlx::query(statements::SESSION).bind(tenant).bind(session).bind(ended))
+            .await?;
         rows.first().map(|row| Columns(row).session()).transpose()
     }
 
-    async fn delete_session(&self, tenant: &str, session: &str) -> Result<SessionDeleted, StoreError> {
+    async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+    ) -> Result<SessionDeleted, StoreError> {
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let deleted = retention::delete_session(&mut tx, tenant, session).await?;
@@ -440,38 +509,64 @@ impl Store for Sqlite {
         text: &str,
         limit: u32,
     ) -> Result<Vec<Observation>, StoreError> {
-        let words: Vec<String> = words(text).into_iter().map(|word| format!("\"{word}\"")).collect();
+        let words: Vec<String> =
+            words(text).into_iter().map(|word| format!("\"{word}\"")).collect();
         if words.is_empty() {
             return Ok(Vec::new());
         }
-        let look = sqlx::query(statements::RECALL).bind(tenant).bind(agent).bind(except.to_string());
+        let look =
+            sqlx::query(statements::RECALL).bind(tenant).bind(agent).bind(except.to_string());
         let rows = self.read(look.bind(words.join(" OR ")).bind(i64::from(limit))).await?;
         rows.iter().map(|row| Columns(row).observation()).collect()
     }
 
-    async fn iterations(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<IterationRecord>, StoreError> {
+    async fn iterations(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<IterationRecord>, StoreError> {
         let list = sqlx::query(statements::ITERATIONS).bind(tenant).bind(run.to_string());
-        let rows = self.read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default())).await?;
+        let rows = self
+            .read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default()))
+            .await?;
         rows.iter().map(|row| Columns(row).iteration()).collect()
     }
 
-    async fn tool_calls(&self, tenant: &str, run: Uuid, page: &Page<i64>) -> Result<Vec<ToolCallRecord>, StoreError> {
+    async fn tool_calls(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        page: &Page<i64>,
+    ) -> Result<Vec<ToolCallRecord>, StoreError> {
         let list = sqlx::query(statements::TOOL_CALLS).bind(tenant).bind(run.to_string());
-        let rows = self.read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default())).await?;
+        let rows = self
+            .read(list.bind(i64::from(page.limit)).bind(page.after.unwrap_or_default()))
+            .await?;
         let calls = rows.iter().map(|row| Columns(row).call()).collect::<Result<Vec<_>, _>>()?;
         let sources: Vec<i64> = calls.iter().flat_map(StoredCall::sources).collect();
         let sources = serde_json::Value::from(sources).to_string();
-        let rows = self.read(sqlx::query(statements::EVENTS_AT).bind(run.to_string()).bind(sources)).await?;
+        let rows = self
+            .read(sqlx::query(statements::EVENTS_AT).bind(run.to_string()).bind(sources))
+            .await?;
         let events = rows.iter().map(|row| Columns(row).event()).collect::<Result<Vec<_>, _>>()?;
         Ok(attach_payloads(calls, events))
     }
 
-    async fn tool_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
+    async fn tool_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<ToolStats>, StoreError> {
         let rows = self.stats(statements::TOOL_STATS, tenant, filter).await?;
         rows.iter().map(|row| Columns(row).tool_stats()).collect()
     }
 
-    async fn usage_stats(&self, tenant: &str, filter: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
+    async fn usage_stats(
+        &self,
+        tenant: &str,
+        filter: &StatsFilter,
+    ) -> Result<Vec<UsageStats>, StoreError> {
         let rows = self.stats(statements::USAGE_STATS, tenant, filter).await?;
         rows.iter().map(|row| Columns(row).usage_stats()).collect()
     }
@@ -510,13 +605,20 @@ impl Store for Sqlite {
         rows.first().map(|row| Columns(row).key()).transpose()
     }
 
-    async fn keys(&self, tenant: &str, page: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
+    async fn keys(
+        &self,
+        tenant: &str,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApiKeyRecord>, StoreError> {
         let mut list = listing::keys(&DIALECT, tenant, page);
         self.read(list.build()).await?.iter().map(|row| Columns(row).key()).collect()
     }
 
     async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
-        Ok(self.change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now())).await? > 0)
+        Ok(self
+            .change(sqlx::query(statements::REVOKE_KEY).bind(tenant).bind(id).bind(now()))
+            .await?
+            > 0)
     }
 
     async fn open_budget(&self, root: Uuid, caps: Caps, spent: Amounts) -> Result<(), StoreError> {
@@ -526,7 +628,12 @@ impl Store for Sqlite {
         Ok(tx.commit().await?)
     }
 
-    async fn reserve(&self, root: Uuid, run: Uuid, wanted: Amounts) -> Result<Reserved, StoreError> {
+    async fn reserve(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        wanted: Amounts,
+    ) -> Result<Reserved, StoreError> {
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let reserved = budgets::reserve(&mut tx, (root, run), wanted).await?;
@@ -534,7 +641,13 @@ impl Store for Sqlite {
         Ok(reserved)
     }
 
-    async fn settle(&self, root: Uuid, run: Uuid, spent: Amounts, ended: bool) -> Result<(), StoreError> {
+    async fn settle(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        spent: Amounts,
+        ended: bool,
+    ) -> Result<(), StoreError> {
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         budgets::settle(&mut tx, (root, run), spent, ended).await?;
@@ -545,10 +658,18 @@ impl Store for Sqlite {
         budgets::read(&mut *self.readers.acquire().await?, root).await
     }
 
-    async fn take_tokens(&self, bucket: &str, limit: RateLimit, tokens: u32) -> Result<Taken, StoreError> {
+    async fn take_tokens(
+        &self,
+        bucket: &str,
+        limit: RateLimit,
+        tokens: u32,
+    ) -> Result<Taken, StoreError> {
         let mut writer = self.writer().await?;
         let now = Utc::now().timestamp_micros() * 1000;
-        let take = sqlx::query(statements::TAKE_TOKENS).bind(bucket).bind(limit.interval()).bind(limit.window());
+        let take = sqlx::query(statements::TAKE_TOKENS)
+            .bind(bucket)
+            .bind(limit.interval())
+            .bind(limit.window());
         let row = take.bind(tokens).bind(now).fetch_one(&mut *writer).await?;
         Columns(&row).taken(limit)
     }

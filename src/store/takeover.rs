@@ -14,7 +14,9 @@ use uuid::Uuid;
 use super::changes::ApprovalInsert;
 use super::projection::{arguments, clean};
 use super::{ApprovalStatus, RunRecord, RunWrite, Swept};
-use crate::event::{CallFailure, Event, Resolution, Resolved, RunEvent, ToolCallCompleted, WaitKind};
+use crate::event::{
+    CallFailure, Event, Resolution, Resolved, RunEvent, ToolCallCompleted, WaitKind,
+};
 use crate::message::ToolCall;
 use crate::run::{Caller, Effect, OnUnknownOutcome, RunStatus, Totals};
 
@@ -56,13 +58,23 @@ pub(super) struct Decided {
 
 /// Decides on the runs of dead replicas and counts them in `swept`. `record.crash_count` does not
 /// count this crash yet; the run fails when it is the `max_crashes`-th.
-pub(super) fn decide(runs: &[Locked], max_crashes: u32, now: DateTime<Utc>, swept: &mut Swept) -> Decided {
+pub(super) fn decide(
+    runs: &[Locked],
+    max_crashes: u32,
+    now: DateTime<Utc>,
+    swept: &mut Swept,
+) -> Decided {
     let mut decided = Decided::default();
     for run in runs {
         match verdict(run, max_crashes) {
             Verdict::Cancel => {
                 swept.cancelled += 1;
-                decided.endings.push(cancelled(run, "iteration", run.record.cancel_reason.as_deref(), now));
+                decided.endings.push(cancelled(
+                    run,
+                    "iteration",
+                    run.record.cancel_reason.as_deref(),
+                    now,
+                ));
             }
             Verdict::Review => {
                 swept.needs_review += 1;
@@ -71,7 +83,8 @@ pub(super) fn decide(runs: &[Locked], max_crashes: u32, now: DateTime<Utc>, swep
             Verdict::Fail => {
                 swept.failed += 1;
                 let crashes = run.record.crash_count + 1;
-                let message = format!("The service stopped {crashes} times while it executed this run.");
+                let message =
+                    format!("The service stopped {crashes} times while it executed this run.");
                 decided.endings.push(ending(run, RunEvent::interrupted(message), now));
             }
             Verdict::Requeue => {
@@ -95,19 +108,26 @@ fn verdict(run: &Locked, max_crashes: u32) -> Verdict {
     }
 }
 
-/// Whether a call was dispatched that must not be repeated unasked, and nobody knows what became of it.
+/// Whether a call was dispatched that must not be repeated unasked, and nobody knows what became of
+/// it.
 pub(super) fn may_have_acted(run: &Locked) -> bool {
     open_calls(&run.tail).any(|(_, start)| start.is_some_and(|start| start.has_acted()))
 }
 
-/// What somebody has to find out of a run that may have acted: what became of the call of each start that is left open.
-/// The same start asks once, whoever meets it.
+/// What somebody has to find out of a run that may have acted: what became of the call of each
+/// start that is left open. The same start asks once, whoever meets it.
 pub(super) fn reviews(run: &Locked, now: DateTime<Utc>) -> Vec<ApprovalInsert<'_>> {
     let open = open_calls(&run.tail);
-    open.filter_map(|(call, start)| Some(review(run, call, start.filter(Start::has_acted)?, now))).collect()
+    open.filter_map(|(call, start)| Some(review(run, call, start.filter(Start::has_acted)?, now)))
+        .collect()
 }
 
-fn review<'r>(run: &'r Locked, call: &'r ToolCall, start: Start, now: DateTime<Utc>) -> ApprovalInsert<'r> {
+fn review<'r>(
+    run: &'r Locked,
+    call: &'r ToolCall,
+    start: Start,
+    now: DateTime<Utc>,
+) -> ApprovalInsert<'r> {
     ApprovalInsert {
         run_id: run.record.id,
         seq: start.seq,
@@ -126,22 +146,31 @@ fn review<'r>(run: &'r Locked, call: &'r ToolCall, start: Start, now: DateTime<U
 /// The arguments that an approver put in the place of the model's.
 fn edited(tail: &[Event], call: &ToolCall) -> Option<Value> {
     tail.iter().rev().find_map(|event| match &event.what {
-        RunEvent::ApprovalResolved(Resolved { call_id, resolution: Resolution::Approved { arguments }, .. })
-            if *call_id == call.id =>
-        {
-            arguments.clone()
-        }
+        RunEvent::ApprovalResolved(Resolved {
+            call_id,
+            resolution: Resolution::Approved { arguments },
+            ..
+        }) if *call_id == call.id => arguments.clone(),
         _ => None,
     })
 }
 
 /// How long a run waits before another replica may take it: not at all after its first crash.
 pub(super) fn requeue_delay(crash_count: u32) -> Duration {
-    if crash_count <= 1 { Duration::ZERO } else { Duration::from_secs(2_u64.saturating_pow(crash_count - 1).min(60)) }
+    if crash_count <= 1 {
+        Duration::ZERO
+    } else {
+        Duration::from_secs(2_u64.saturating_pow(crash_count - 1).min(60))
+    }
 }
 
 /// The write that cancels a run in the given phase.
-pub(super) fn cancelled(run: &Locked, phase: &str, reason: Option<&str>, now: DateTime<Utc>) -> RunWrite {
+pub(super) fn cancelled(
+    run: &Locked,
+    phase: &str,
+    reason: Option<&str>,
+    now: DateTime<Utc>,
+) -> RunWrite {
     let said = run.tail.iter().rev().find_map(|event| match &event.what {
         RunEvent::ModelResponded(response) => Some(response.message.text.clone()),
         _ => None,
@@ -160,13 +189,18 @@ pub(super) fn waiting_phase(status: RunStatus) -> &'static str {
 fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
     let record = &run.record;
     let mut totals = totals_of(record);
-    let answers = open_calls(&run.tail).map(|(call, start)| answer(call, start.map(|start| start.effect)));
+    let answers =
+        open_calls(&run.tail).map(|(call, start)| answer(call, start.map(|start| start.effect)));
     let events: Vec<Event> = (run.record.last_seq + 1..)
         .zip(answers.chain([last]))
         .map(|(seq, what)| Event { seq, at: now, run_id: record.id, what })
         .inspect(|event| totals.apply(&event.what))
         .collect();
-    let caller = Caller { subject: record.subject.clone(), tenant: record.tenant.clone(), scopes: Vec::new() };
+    let caller = Caller {
+        subject: record.subject.clone(),
+        tenant: record.tenant.clone(),
+        scopes: Vec::new(),
+    };
     RunWrite {
         run_id: record.id,
         epoch: record.epoch + 1,
@@ -206,9 +240,8 @@ fn open_calls(tail: &[Event]) -> impl Iterator<Item = (&ToolCall, Option<Start>)
         let answered = tail.iter().any(|event| match &event.what {
             RunEvent::ToolCallCompleted(done) => done.call_id == call.id,
             RunEvent::ToolCallBlocked(blocked) => blocked.call_id == call.id,
-            RunEvent::ValidationFailed { call_id, .. } | RunEvent::OutputProposed { call_id, .. } => {
-                *call_id == Some(call.id)
-            }
+            RunEvent::ValidationFailed { call_id, .. }
+            | RunEvent::OutputProposed { call_id, .. } => *call_id == Some(call.id),
             _ => false,
         });
         let start = tail.iter().rev().find_map(|event| match &event.what {

@@ -7,7 +7,13 @@ use crate::run::{Consumption, RunKind};
 
 fn call(name: &str) -> ToolCall {
     let target = CallTarget::Tool;
-    ToolCall { id: Uuid::now_v7(), provider_id: "p".into(), name: name.into(), arguments: "{}".into(), target }
+    ToolCall {
+        id: Uuid::now_v7(),
+        provider_id: "p".into(),
+        name: name.into(),
+        arguments: "{}".into(),
+        target,
+    }
 }
 
 fn asked(calls: &[&ToolCall]) -> RunEvent {
@@ -17,7 +23,11 @@ fn asked(calls: &[&ToolCall]) -> RunEvent {
         iteration: 1,
         provider: "openai".into(),
         model: "gpt".into(),
-        message: AssistantMessage { text: "said".into(), tool_calls, ..AssistantMessage::default() },
+        message: AssistantMessage {
+            text: "said".into(),
+            tool_calls,
+            ..AssistantMessage::default()
+        },
         finish_reason: FinishReason::ToolCalls,
         usage: Usage::default(),
         latency_ms: 1,
@@ -82,8 +92,10 @@ fn locked(tail: Vec<RunEvent>) -> Locked {
         cancel_reason: None,
         traceparent: None,
     };
-    let tail: Vec<Event> =
-        (3..).zip(tail).map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what }).collect();
+    let tail: Vec<Event> = (3..)
+        .zip(tail)
+        .map(|(seq, what)| Event { seq, at: DateTime::UNIX_EPOCH, run_id: id, what })
+        .collect();
     Locked { record, tail }
 }
 
@@ -149,12 +161,16 @@ fn an_ending_answers_the_open_calls_without_guessing() {
     assert_eq!(answers, expected);
     let ending = write.events[3].what.ending().unwrap();
     assert_eq!((ending.latency_ms, ending.outcome.raw_response()), (2500, "said"));
-    assert_eq!(ending.outcome.error().unwrap().context, json!({"phase": "iteration", "reason": "enough"}));
+    assert_eq!(
+        ending.outcome.error().unwrap().context,
+        json!({"phase": "iteration", "reason": "enough"})
+    );
 }
 
 #[test]
 fn only_repeated_crashes_delay_a_run() {
-    let delays: Vec<u64> = [0, 1, 2, 3, 6, 7, 40].map(|crashes| requeue_delay(crashes).as_secs()).to_vec();
+    let delays: Vec<u64> =
+        [0, 1, 2, 3, 6, 7, 40].map(|crashes| requeue_delay(crashes).as_secs()).to_vec();
     assert_eq!(delays, [0, 0, 2, 4, 32, 60, 60]);
 }
 
@@ -170,18 +186,28 @@ fn a_review_shows_what_was_started_last() {
         reason: None,
     });
     let again = match dispatched(&retried, Effect::Once) {
-        RunEvent::ToolCallStarted(started) => {
-            RunEvent::ToolCallStarted(ToolCallStarted { on_unknown_outcome: OnUnknownOutcome::Retry, ..started })
-        }
+        RunEvent::ToolCallStarted(started) => RunEvent::ToolCallStarted(ToolCallStarted {
+            on_unknown_outcome: OnUnknownOutcome::Retry,
+            ..started
+        }),
         other => other,
     };
     let starts = [dispatched(&plain, Effect::Once), dispatched(&edited, Effect::Once), again];
-    let tail = [asked(&[&edited, &plain, &retried]), dispatched(&edited, Effect::Once), approved].into_iter();
+    let tail = [asked(&[&edited, &plain, &retried]), dispatched(&edited, Effect::Once), approved]
+        .into_iter();
     let run = locked(tail.chain(starts).collect());
     let first = run.tail[0].seq;
-    let shown: Vec<_> =
-        reviews(&run, Utc::now()).into_iter().map(|row| (row.seq - first, row.tool, row.arguments)).collect();
-    assert_eq!(shown, [(4, "edited".into(), r#"{"path":"b"}"#.to_owned()), (3, "plain".into(), "{}".to_owned())]);
+    let shown: Vec<_> = reviews(&run, Utc::now())
+        .into_iter()
+        .map(|row| (row.seq - first, row.tool, row.arguments))
+        .collect();
+    assert_eq!(
+        shown,
+        [(4, "edited".into(), r#"{"path":"b"}"#.to_owned()), (3, "plain".into(), "{}".to_owned())]
+    );
     assert!(may_have_acted(&run));
-    assert!(!may_have_acted(&locked(vec![asked(&[&retried]), run.tail[5].what.clone()])), "it is told what to do");
+    assert!(
+        !may_have_acted(&locked(vec![asked(&[&retried]), run.tail[5].what.clone()])),
+        "it is told what to do"
+    );
 }

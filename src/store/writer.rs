@@ -53,7 +53,8 @@ pub struct Writer {
     available: Arc<AtomicBool>,
 }
 
-/// Told of every write as soon as it is durable; the writes of one run in their order. Must not block.
+/// Told of every write as soon as it is durable; the writes of one run in their order. Must not
+/// block.
 pub type OnDurable = Arc<dyn Fn(&RunWrite) + Send + Sync>;
 
 type Answer = oneshot::Sender<Result<(), AppendError>>;
@@ -77,21 +78,40 @@ struct Waiting {
 
 impl Writer {
     /// Starts the task. `patience`: how long a transient failure is retried before it is reported.
-    pub fn spawn(store: Arc<dyn Store>, owner: Arc<str>, patience: Duration, on_durable: OnDurable) -> Self {
+    pub fn spawn(
+        store: Arc<dyn Store>,
+        owner: Arc<str>,
+        patience: Duration,
+        on_durable: OnDurable,
+    ) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
         let seconds = metrics::histogram!("toolloop_store_commit_seconds");
-        let committer =
-            Arc::new(Committer { store, owner, patience, available: available.clone(), on_durable, seconds });
-        let task =
-            Task { inbox, committer, queue: VecDeque::new(), in_flight: HashSet::new(), commits: JoinSet::new() };
+        let committer = Arc::new(Committer {
+            store,
+            owner,
+            patience,
+            available: available.clone(),
+            on_durable,
+            seconds,
+        });
+        let task = Task {
+            inbox,
+            committer,
+            queue: VecDeque::new(),
+            in_flight: HashSet::new(),
+            commits: JoinSet::new(),
+        };
         tokio::spawn(task.run());
         Self { requests, available }
     }
 
     /// Hands over a write at once; the future resolves when it is durable. Writes of one run are
     /// committed in the order of these calls. Dropping the future does not undo the write.
-    pub fn append(&self, write: RunWrite) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
+    pub fn append(
+        &self,
+        write: RunWrite,
+    ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
         let (answer, outcome) = oneshot::channel();
         // Where the task is gone, the answer is dropped with the request.
         let _ = self.requests.send(Request::Append(Box::new(write), answer));
@@ -247,14 +267,18 @@ struct Committer {
 impl Committer {
     /// Commits a batch and answers everybody who waits for it; gives back its runs.
     async fn commit(self: Arc<Self>, batch: Vec<Pending>) -> Vec<Uuid> {
-        let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) = batch.into_iter().map(|p| (p.write, p.waiting)).unzip();
+        let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) =
+            batch.into_iter().map(|p| (p.write, p.waiting)).unzip();
         let runs = writes.iter().map(|write| write.run_id).collect();
         let refused = self.commit_patiently(writes, waiting).await;
         let alone = refused.len() == 1;
         for (write, waiting) in refused {
             // One write that the database refuses must not fail its neighbours.
-            let still_refused =
-                if alone { vec![(write, waiting)] } else { self.commit_patiently(vec![write], vec![waiting]).await };
+            let still_refused = if alone {
+                vec![(write, waiting)]
+            } else {
+                self.commit_patiently(vec![write], vec![waiting]).await
+            };
             for (_, waiting) in still_refused {
                 waiting.answer(Err(AppendError::Refused));
             }
@@ -263,7 +287,11 @@ impl Committer {
     }
 
     /// Gives back, unanswered, the writes that the store refuses for a reason that will not pass.
-    async fn commit_patiently(&self, mut writes: Vec<RunWrite>, mut waiting: Vec<Waiting>) -> Vec<(RunWrite, Waiting)> {
+    async fn commit_patiently(
+        &self,
+        mut writes: Vec<RunWrite>,
+        mut waiting: Vec<Waiting>,
+    ) -> Vec<(RunWrite, Waiting)> {
         let mut pause = FIRST_PAUSE;
         loop {
             let since = Instant::now();
@@ -291,8 +319,10 @@ impl Committer {
                     if self.available.swap(false, Ordering::Relaxed) {
                         tracing::warn!(%error, "writes wait for the store");
                     }
-                    let (patient, expired): (Vec<_>, Vec<_>) =
-                        writes.into_iter().zip(waiting).partition(|(_, w)| w.since.elapsed() < self.patience);
+                    let (patient, expired): (Vec<_>, Vec<_>) = writes
+                        .into_iter()
+                        .zip(waiting)
+                        .partition(|(_, w)| w.since.elapsed() < self.patience);
                     for (_, waiting) in expired {
                         waiting.answer(Err(AppendError::Unavailable));
                     }
@@ -300,7 +330,8 @@ impl Committer {
                     if writes.is_empty() {
                         return Vec::new();
                     }
-                    let jitter = f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
+                    let jitter =
+                        f64::from(getrandom::u32().unwrap_or(u32::MAX)) / f64::from(u32::MAX);
                     tokio::time::sleep(pause.mul_f64(0.5 + jitter / 2.0)).await;
                     pause = LAST_PAUSE.min(pause * 2);
                 }

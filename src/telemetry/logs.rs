@@ -1,8 +1,8 @@
 //! Log lines on their way to standard error, which may be slow, stuck or gone.
 //!
 //! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …). Nothing that a caller sent
-//! and no secret is logged at `info` or above. Whoever logs copies the line into a bounded buffer and
-//! goes on; a thread of its own writes. Lines that do not fit are dropped and counted.
+//! and no secret is logged at `info` or above. Whoever logs copies the line into a bounded buffer
+//! and goes on; a thread of its own writes. Lines that do not fit are dropped and counted.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
@@ -34,7 +34,8 @@ pub enum LogFormat {
     Json,
 }
 
-/// Sends logs to standard error for as long as it lives; what is left is written when it is dropped.
+/// Sends logs to standard error for as long as it lives; what is left is written when it is
+/// dropped.
 pub struct Logs {
     buffer: Arc<Buffer>,
 }
@@ -65,22 +66,27 @@ impl Logs {
     ///
     /// # Errors
     /// The filter in the variable cannot be understood, or logging was started before.
-    pub fn start(format: LogFormat, default: &str) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
+    pub fn start(
+        format: LogFormat,
+        default: &str,
+    ) -> Result<Self, Box<dyn std::error::Error + Send + Sync>> {
         let filter = match std::env::var(FILTER_VARIABLE) {
-            Ok(filter) if !filter.is_empty() => {
-                EnvFilter::try_new(&filter).map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?
-            }
+            Ok(filter) if !filter.is_empty() => EnvFilter::try_new(&filter)
+                .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?,
             _ => EnvFilter::try_new(format!("{default},{QUIET}"))?,
         };
         // Not std's handle: its lock would be held for as long as the reader is stuck.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let buffer = Buffer::drained_to(stderr)?;
         let lines = Arc::clone(&buffer);
-        let subscriber =
-            tracing_subscriber::fmt().with_env_filter(filter).with_writer(move || Lines(Arc::clone(&lines)));
+        let subscriber = tracing_subscriber::fmt()
+            .with_env_filter(filter)
+            .with_writer(move || Lines(Arc::clone(&lines)));
         match format {
             LogFormat::Text => subscriber.with_ansi(io::stderr().is_terminal()).try_init()?,
-            LogFormat::Json => subscriber.json().flatten_event(true).with_current_span(false).try_init()?,
+            LogFormat::Json => {
+                subscriber.json().flatten_event(true).with_current_span(false).try_init()?
+            }
         }
         std::panic::set_hook(Box::new(|panic| {
             let place = panic.location().map(tracing::field::display);

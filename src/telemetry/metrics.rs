@@ -13,7 +13,9 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::{ModelTry, Observed, TelemetryError, began};
-use crate::event::{AuditRecord, CallFailure, ContextCompacted, Event, RunEvent, ToolCallCompleted};
+use crate::event::{
+    AuditRecord, CallFailure, ContextCompacted, Event, RunEvent, ToolCallCompleted,
+};
 use crate::message::{CallTarget, Usage};
 
 const RUNS: &str = "toolloop_runs_total";
@@ -37,11 +39,14 @@ const MOST_SETS: usize = 1000;
 const OTHER: &str = "other";
 
 /// Seconds. Runs and model calls take milliseconds to many minutes.
-const LONG: [f64; 14] = [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
+const LONG: [f64; 14] =
+    [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
 /// Seconds. Tool calls begin with reading a small file.
-const TOOL: [f64; 13] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
+const TOOL: [f64; 13] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
 /// Seconds. A commit is a write to a disk or a round trip or two.
-const COMMIT: [f64; 12] = [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
+const COMMIT: [f64; 12] =
+    [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
 /// What is not counted but looked up when metrics are scraped.
 #[derive(Debug, Clone, Copy)]
@@ -95,7 +100,10 @@ impl Metrics {
         Ok(Self {
             exposition,
             runs: Family::new(|agent, (status, reason)| {
-                counter!(RUNS, vec![named("agent", agent), fixed("status", status), fixed("reason", reason)])
+                counter!(
+                    RUNS,
+                    vec![named("agent", agent), fixed("status", status), fixed("reason", reason)]
+                )
             }),
             runs_in_flight: gauge!(RUNS_IN_FLIGHT),
             run_duration: histogram!(RUN_DURATION),
@@ -106,7 +114,11 @@ impl Metrics {
             tool_call_duration: histogram!(TOOL_CALL_DURATION),
             model_calls: Family::new(|name, outcome| {
                 let (provider, model) = name.split_once('/').unwrap_or((name, name));
-                let labels = vec![named("provider", provider), named("model", model), fixed("outcome", outcome)];
+                let labels = vec![
+                    named("provider", provider),
+                    named("model", model),
+                    fixed("outcome", outcome),
+                ];
                 counter!(MODEL_CALLS, labels)
             }),
             model_call_duration: histogram!(MODEL_CALL_DURATION),
@@ -123,7 +135,11 @@ impl Metrics {
                 counter!(GATE_DECISIONS, vec![named("rule", rule), fixed("decision", decision)])
             }),
             http_requests: Family::new(|route, (method, status)| {
-                let labels = vec![named("route", route), fixed("method", method), named("status", &status.to_string())];
+                let labels = vec![
+                    named("route", route),
+                    fixed("method", method),
+                    named("status", &status.to_string()),
+                ];
                 counter!(HTTP_REQUESTS, labels)
             }),
         })
@@ -136,13 +152,18 @@ impl Metrics {
                     self.iterations.increment(1);
                     self.took(&response.usage);
                 }
-                RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => self.took(&call.usage),
+                RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
+                    self.took(&call.usage)
+                }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
                 what => {
                     if let Some(ending) = what.ending() {
                         let outcome = &ending.outcome;
-                        self.runs.add(&origin.agent, (outcome.status().as_str(), outcome.reason().as_str()));
+                        self.runs.add(
+                            &origin.agent,
+                            (outcome.status().as_str(), outcome.reason().as_str()),
+                        );
                         self.run_duration.record(Duration::from_millis(ending.latency_ms));
                     }
                 }
@@ -240,7 +261,10 @@ fn fixed(key: &'static str, value: &'static str) -> Label {
 }
 
 fn decision_label(decision: &str) -> &'static str {
-    ["allowed", "warned", "escalated", "blocked"].into_iter().find(|known| *known == decision).unwrap_or(OTHER)
+    ["allowed", "warned", "escalated", "blocked"]
+        .into_iter()
+        .find(|known| *known == decision)
+        .unwrap_or(OTHER)
 }
 
 fn recorder() -> Result<PrometheusHandle, BuildError> {
@@ -262,8 +286,14 @@ fn describe() {
         (ITERATIONS, "Model responses used by runs."),
         (TOOL_CALLS, "Tool calls by tool and outcome: succeeded, failed, cancelled or blocked."),
         (MODEL_CALLS, "Tries of model calls by outcome: succeeded, or the kind of failure."),
-        (TOKENS, "Tokens by kind. Cached and cache_write are parts of input, reasoning is part of output."),
-        (COST, "Cost of model calls in millionths of a US dollar, as far as prices are configured."),
+        (
+            TOKENS,
+            "Tokens by kind. Cached and cache_write are parts of input, reasoning is part of output.",
+        ),
+        (
+            COST,
+            "Cost of model calls in millionths of a US dollar, as far as prices are configured.",
+        ),
         (GATE_DECISIONS, "Decisions on tool calls, by the rule that decided."),
         (HTTP_REQUESTS, "Answered requests by route template, method and status."),
     ] {

@@ -3,8 +3,8 @@
 //!
 //! Spans are made from durable events, whole and with their times, so nothing is open in between: a
 //! run that crashes and is resumed elsewhere has one trace. They say what happened, never what was
-//! said: no arguments, results or messages. They wait in a bounded queue for a thread that sends them
-//! over OTLP/HTTP; what does not fit, or is not taken, is dropped.
+//! said: no arguments, results or messages. They wait in a bounded queue for a thread that sends
+//! them over OTLP/HTTP; what does not fit, or is not taken, is dropped.
 //!
 //! Names: open-telemetry/semantic-conventions-genai, gen-ai-spans and gen-ai-agent-spans.
 
@@ -19,7 +19,8 @@ use opentelemetry_otlp::{Protocol, SpanExporter as Otlp, WithExportConfig as _};
 use opentelemetry_sdk::Resource;
 use opentelemetry_sdk::error::OTelSdkResult;
 use opentelemetry_sdk::trace::{
-    BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks, SpanProcessor as _,
+    BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks,
+    SpanProcessor as _,
 };
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
@@ -71,9 +72,14 @@ impl Traces {
             .with_scheduled_delay(GATHER)
             .build();
         let exporter = Tolerant { otlp, lost: Mutex::default() };
-        let mut processor = BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
-        processor.set_resource(&Resource::builder().with_service_name(settings.service_name.clone()).build());
-        let scope = InstrumentationScope::builder("toolloop").with_version(env!("CARGO_PKG_VERSION")).build();
+        let mut processor =
+            BatchSpanProcessor::builder(exporter).with_batch_config(batches).build();
+        processor.set_resource(
+            &Resource::builder().with_service_name(settings.service_name.clone()).build(),
+        );
+        let scope = InstrumentationScope::builder("toolloop")
+            .with_version(env!("CARGO_PKG_VERSION"))
+            .build();
         Ok(Self { processor, scope })
     }
 
@@ -84,35 +90,68 @@ impl Traces {
         for (at, event) in events.iter().enumerate() {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
-                    let place = SpanPlace::Chat { attempt: response.attempt, iteration: response.iteration };
+                    let place = SpanPlace::Chat {
+                        attempt: response.attempt,
+                        iteration: response.iteration,
+                    };
                     let model = (response.provider.as_str(), response.model.as_str());
-                    let mut said = chat(origin, event.at, model, &response.usage, response.latency_ms);
+                    let mut said =
+                        chat(origin, event.at, model, &response.usage, response.latency_ms);
                     let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
-                    said.attributes.push(KeyValue::new("gen_ai.response.finish_reasons", Value::Array(reasons)));
+                    said.attributes.push(KeyValue::new(
+                        "gen_ai.response.finish_reasons",
+                        Value::Array(reasons),
+                    ));
                     self.child(origin.trace.span(place), said);
                 }
-                RunEvent::ContextCompacted(ContextCompacted { attempt, iteration, call: Some(call), .. }) => {
+                RunEvent::ContextCompacted(ContextCompacted {
+                    attempt,
+                    iteration,
+                    call: Some(call),
+                    ..
+                }) => {
                     let place = SpanPlace::Summary { attempt: *attempt, iteration: *iteration };
-                    let said = chat(origin, event.at, (&call.provider, &call.model), &call.usage, call.latency_ms);
+                    let said = chat(
+                        origin,
+                        event.at,
+                        (&call.provider, &call.model),
+                        &call.usage,
+                        call.latency_ms,
+                    );
                     self.child(origin.trace.span(place), said);
                 }
                 RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                     let began = began(events, at, call.call_id, call.duration_ms);
                     let error = call.failure.map(error_type);
-                    let tool = if call.failure == Some(CallFailure::UnknownTool) { "unknown" } else { &call.tool };
+                    let tool = if call.failure == Some(CallFailure::UnknownTool) {
+                        "unknown"
+                    } else {
+                        &call.tool
+                    };
                     let span = origin.trace.span(SpanPlace::Tool(call.call_id));
-                    self.child(span, execute_tool(origin, tool, call.call_id, (began, event.at), error));
+                    self.child(
+                        span,
+                        execute_tool(origin, tool, call.call_id, (began, event.at), error),
+                    );
                 }
                 RunEvent::ToolCallBlocked(call) => {
                     let span = origin.trace.span(SpanPlace::Tool(call.call_id));
                     let times = (event.at, event.at);
-                    self.child(span, execute_tool(origin, &call.tool, call.call_id, times, Some("blocked")));
+                    self.child(
+                        span,
+                        execute_tool(origin, &call.tool, call.call_id, times, Some("blocked")),
+                    );
                 }
                 what => {
                     if let Some(ending) = what.ending() {
                         let parent = origin.trace.parent;
                         let said = invoke_agent(origin, event, ending, totals);
-                        self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), said);
+                        self.send(
+                            origin.trace.span(SpanPlace::Run),
+                            parent,
+                            parent.is_some(),
+                            said,
+                        );
                     }
                 }
             }
@@ -244,13 +283,21 @@ fn execute_tool(
     ];
     about_run(&mut attributes, origin);
     let name = format!("execute_tool {tool}").into();
-    Said { name, kind: SpanKind::Internal, began, ended, attributes, error: error.map(Cow::Borrowed) }
+    Said {
+        name,
+        kind: SpanKind::Internal,
+        began,
+        ended,
+        attributes,
+        error: error.map(Cow::Borrowed),
+    }
 }
 
 /// The tokens of the whole run have a name of their own: those who sum up `gen_ai.usage.*` would
 /// count every call twice.
 fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Totals) -> Said {
-    let (provider, model) = totals.model.as_deref().and_then(|name| name.split_once('/')).unwrap_or_default();
+    let (provider, model) =
+        totals.model.as_deref().and_then(|name| name.split_once('/')).unwrap_or_default();
     let mut attributes = vec![KeyValue::new("gen_ai.operation.name", "invoke_agent")];
     if !model.is_empty() {
         attributes = about_model("invoke_agent", provider, model);
@@ -274,10 +321,12 @@ fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Tot
     }
 }
 
-/// When a run's span begins. Latencies are whole milliseconds, rounded down: one more is taken, so that no part of a
-/// run begins before the run. Without a latency (whoever ended the run did not know it) it is when it was accepted.
+/// When a run's span begins. Latencies are whole milliseconds, rounded down: one more is taken, so
+/// that no part of a run begins before the run. Without a latency (whoever ended the run did not
+/// know it) it is when it was accepted.
 fn began_of_run(accepted: DateTime<Utc>, ended: DateTime<Utc>, latency_ms: u64) -> DateTime<Utc> {
-    let began = if latency_ms == 0 { accepted } else { earlier(ended, latency_ms + 1).max(accepted) };
+    let began =
+        if latency_ms == 0 { accepted } else { earlier(ended, latency_ms + 1).max(accepted) };
     began.min(ended)
 }
 

@@ -1,7 +1,9 @@
-//! Calls that somebody has to approve: what is asked, what an approval is, and what the audit log keeps of a decision.
+//! Calls that somebody has to approve: what is asked, what an approval is, and what the audit log
+//! keeps of a decision.
 //!
-//! An approval is bound to the arguments that were shown, or to those that the approver put in their place. It answers
-//! the gate's question for one and nothing else: arguments are checked and judged like any others.
+//! An approval is bound to the arguments that were shown, or to those that the approver put in
+//! their place. It answers the gate's question for one and nothing else: arguments are checked and
+//! judged like any others.
 
 use chrono::Utc;
 use serde_json::Value;
@@ -33,7 +35,14 @@ pub struct Escalated {
 }
 
 /// What the audit log keeps of a decision on a call, or of one that nobody made in time.
-pub fn decided(call_id: Uuid, tool: &str, arguments: &Value, rule: &str, passes: bool, reason: String) -> AuditRecord {
+pub fn decided(
+    call_id: Uuid,
+    tool: &str,
+    arguments: &Value,
+    rule: &str,
+    passes: bool,
+    reason: String,
+) -> AuditRecord {
     let decision = if passes { Decision::Allowed } else { Decision::Blocked };
     AuditRecord {
         at: Utc::now(),

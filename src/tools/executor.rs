@@ -1,10 +1,10 @@
 //! One tool call, from the arguments that a model wrote to the result that it reads.
 //!
-//! Before the write-ahead event ([`Executor::prepare`]): resolve, parse, check against the schema, ask
-//! the tool what the call would do, ask the gate. After it ([`Executor::execute`]): run under a timeout
-//! and cancellation, cap the result, note it for the audit log. Whatever goes wrong in a call becomes its
-//! result; only a fault of the service itself ends the run. Appending events, and deciding what happens
-//! next, is the engine's.
+//! Before the write-ahead event ([`Executor::prepare`]): resolve, parse, check against the schema,
+//! ask the tool what the call would do, ask the gate. After it ([`Executor::execute`]): run under a
+//! timeout and cancellation, cap the result, note it for the audit log. Whatever goes wrong in a
+//! call becomes its result; only a fault of the service itself ends the run. Appending events, and
+//! deciding what happens next, is the engine's.
 
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
@@ -26,8 +26,8 @@ use super::interceptors::{Intercepted, Interceptors};
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
-    ValidationError,
+    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
+    ToolCallStarted, ValidationError,
 };
 use crate::governance::{self, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -153,8 +153,11 @@ impl Ready {
 
     /// What to record with its start, where the call hands the conversation to another agent.
     pub fn handoff(&self) -> Option<RunEvent> {
-        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else { return None };
-        let (call_id, agent, reason) = (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
+        let Some(Delegation::Handoff(agent)) = Delegation::of_tool(&self.started.tool) else {
+            return None;
+        };
+        let (call_id, agent, reason) =
+            (self.started.call_id, agent.to_owned(), subagent::reason(&self.arguments));
         Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
@@ -261,7 +264,10 @@ impl Executor {
 
     /// The tools whose results are used again.
     pub fn cached(&self) -> impl Iterator<Item = &str> {
-        self.tools.iter().filter(|offered| offered.options.cache).map(|offered| offered.tool.info().name.as_str())
+        self.tools
+            .iter()
+            .filter(|offered| offered.options.cache)
+            .map(|offered| offered.tool.info().name.as_str())
     }
 
     /// Checks arguments against a tool's schema. Those of an unknown tool are not judged.
@@ -273,10 +279,12 @@ impl Executor {
         offered.map_or(Ok(()), |offered| check(&offered.arguments, arguments))
     }
 
-    /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not judged.
+    /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not
+    /// judged.
     pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
         let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        let errors = offered.into_iter().flat_map(|offered| offered.arguments.iter_errors(arguments));
+        let errors =
+            offered.into_iter().flat_map(|offered| offered.arguments.iter_errors(arguments));
         let error = |error: jsonschema::ValidationError<'_>| ValidationError {
             pointer: error.instance_path().as_str().to_owned(),
             message: error.masked().to_string(),
@@ -284,8 +292,8 @@ impl Executor {
         errors.take(MAX_SCHEMA_ERRORS).map(error).collect()
     }
 
-    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces the question for
-    /// one, and no other check.
+    /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
+    /// the question for one, and no other check.
     ///
     /// # Errors
     /// [`FatalToolError`] where the tool cannot even look at what the call would do.
@@ -297,13 +305,24 @@ impl Executor {
         approval: Option<Granted<'_>>,
     ) -> Result<Prepared, FatalToolError> {
         let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
-        let known = self.tools.iter().enumerate().find(offered).filter(|_| scope.tools.contains(&call.name));
+        let known = self
+            .tools
+            .iter()
+            .enumerate()
+            .find(offered)
+            .filter(|_| scope.tools.contains(&call.name));
         let Some((index, Offered { tool, arguments: validator, options })) = known else {
-            return Ok(answered(call, CallFailure::UnknownTool, &format!("Unknown tool {}", call.name)));
+            return Ok(answered(
+                call,
+                CallFailure::UnknownTool,
+                &format!("Unknown tool {}", call.name),
+            ));
         };
         let edited = approval.and_then(|granted| granted.arguments);
         let arguments = edited.map_or_else(|| parse(&call.arguments), |edited| Ok(edited.clone()));
-        let arguments = match arguments.and_then(|arguments| check(validator, &arguments).map(|()| arguments)) {
+        let arguments = match arguments
+            .and_then(|arguments| check(validator, &arguments).map(|()| arguments))
+        {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
         };
@@ -322,20 +341,29 @@ impl Executor {
         };
         let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
             Ok(actions) => actions,
-            // What a call would do cannot be told, so it cannot be judged: a check that cannot decide blocks.
+            // What a call would do cannot be told, so it cannot be judged: a check that cannot
+            // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
                 let shown_arguments = shown(&arguments, canonical);
                 return Ok(Prepared::Answered(blocked(call, "actions", message, shown_arguments)));
             }
             Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
-            Err(Failure::Fatal(message)) => return Err(fatal(&call.name, message, fault(call.id, &call.name), None)),
+            Err(Failure::Fatal(message)) => {
+                return Err(fatal(&call.name, message, fault(call.id, &call.name), None));
+            }
         };
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let consumes = governance::consumption(&actions);
         let shown_arguments = shown(&arguments, canonical);
         let approved_by = approval.map(|granted| granted.by);
-        let question = Call { tool: &call.name, effect: declared, actions, approved_by, skills: &scope.skills };
+        let question = Call {
+            tool: &call.name,
+            effect: declared,
+            actions,
+            approved_by,
+            skills: &scope.skills,
+        };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, reason } => {
                 let started = ToolCallStarted {
@@ -361,10 +389,13 @@ impl Executor {
                 })
             }
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
-                let audit = not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                let audit =
+                    not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
                 Prepared::Escalated(Escalated { arguments, reason, audit })
             }
-            Verdict::Stop { rule, reason, .. } => Prepared::Answered(blocked(call, rule, reason, shown_arguments)),
+            Verdict::Stop { rule, reason, .. } => {
+                Prepared::Answered(blocked(call, rule, reason, shown_arguments))
+            }
         })
     }
 
@@ -405,10 +436,18 @@ impl Executor {
         cancel: &CancellationToken,
     ) -> Result<Finished, FatalToolError> {
         let since = Instant::now();
-        let result = cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
-            let known = if ready.effect() == Effect::Read { "" } else { "; it is unknown whether it took effect" };
-            Err(Failure::Told(CallFailure::Cancelled, format!("The run ended during this call{known}.")))
-        });
+        let result =
+            cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
+                let known = if ready.effect() == Effect::Read {
+                    ""
+                } else {
+                    "; it is unknown whether it took effect"
+                };
+                Err(Failure::Told(
+                    CallFailure::Cancelled,
+                    format!("The run ended during this call{known}."),
+                ))
+            });
         let duration_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX);
         let outcome = match &result {
             Ok(_) => "succeeded",
@@ -439,13 +478,15 @@ impl Executor {
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
             Err(Failure::Fatal(message)) => {
-                let completed = ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
+                let completed =
+                    ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
                 Err(fatal(&started.tool, message, completed, Some(audit)))
             }
         }
     }
 
-    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be seen in two.
+    /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be
+    /// seen in two.
     fn readable(&self, tool: &str, text: String) -> String {
         capped(self.interceptors.after(tool, text))
     }
@@ -469,22 +510,31 @@ impl Executor {
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
         }
-        guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context)).await
+        guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context))
+            .await
     }
 }
 
 /// A tool's work, bounded in time and with its panics caught.
-async fn guarded<T>(limit: Duration, work: impl Future<Output = Result<T, ToolError>>) -> Result<T, Failure> {
+async fn guarded<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, ToolError>>,
+) -> Result<T, Failure> {
     match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
         Ok(Ok(Ok(done))) => Ok(done),
-        Ok(Ok(Err(ToolError::ForModel(message)))) => Err(Failure::Told(CallFailure::ToolError, message)),
+        Ok(Ok(Err(ToolError::ForModel(message)))) => {
+            Err(Failure::Told(CallFailure::ToolError, message))
+        }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
             Err(Failure::Told(CallFailure::Panicked, message.into()))
         }
         Err(_elapsed) => {
-            let message = format!("The tool did not finish within {} seconds and was given up.", limit.as_secs_f64());
+            let message = format!(
+                "The tool did not finish within {} seconds and was given up.",
+                limit.as_secs_f64()
+            );
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }
@@ -535,8 +585,8 @@ fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -
     })
 }
 
-/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64 KiB at most, of
-/// which head and tail are kept.
+/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64
+/// KiB at most, of which head and tail are kept.
 pub fn capped(mut text: String) -> String {
     if text.contains('\0') {
         text.retain(|c| c != '\0');
@@ -600,7 +650,13 @@ fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Fi
 }
 
 /// What the audit log keeps of a call that is not executed, at least not now.
-fn not_executed(call: &ToolCall, decision: Decision, rule: &str, reason: String, arguments: String) -> AuditRecord {
+fn not_executed(
+    call: &ToolCall,
+    decision: Decision,
+    rule: &str,
+    reason: String,
+    arguments: String,
+) -> AuditRecord {
     AuditRecord {
         at: Utc::now(),
         call_id: call.id,
@@ -614,7 +670,8 @@ fn not_executed(call: &ToolCall, decision: Decision, rule: &str, reason: String,
     }
 }
 
-/// What a call is answered with where the service failed; the cause is nobody's business but the log's.
+/// What a call is answered with where the service failed; the cause is nobody's business but the
+/// log's.
 fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
     ToolCallCompleted {
         call_id,
@@ -628,8 +685,17 @@ fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
     }
 }
 
-fn fatal(tool: &str, message: String, completed: ToolCallCompleted, audit: Option<AuditRecord>) -> FatalToolError {
-    FatalToolError { tool: tool.to_owned(), message, finished: Box::new(finished(completed, audit)) }
+fn fatal(
+    tool: &str,
+    message: String,
+    completed: ToolCallCompleted,
+    audit: Option<AuditRecord>,
+) -> FatalToolError {
+    FatalToolError {
+        tool: tool.to_owned(),
+        message,
+        finished: Box::new(finished(completed, audit)),
+    }
 }
 
 #[cfg(test)]

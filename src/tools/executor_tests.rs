@@ -1,7 +1,7 @@
 //! A call's way through the executor, with tools that misbehave in every way there is.
 //!
-//! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once, to see
-//! that the whole way holds.
+//! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once,
+//! to see that the whole way holds.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 
@@ -43,8 +43,12 @@ impl Tool for Probe {
     }
 
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let action =
-            |effect, destructive| Action { what: ActionKind::Call(self.0.name.clone()), effect, destructive, lines: 0 };
+        let action = |effect, destructive| Action {
+            what: ActionKind::Call(self.0.name.clone()),
+            effect,
+            destructive,
+            lines: 0,
+        };
         match arguments["do"].as_str().unwrap_or_default() {
             "destroy" => Ok(vec![action(Effect::Once, true)]),
             "look" => Ok(vec![action(Effect::Read, false)]),
@@ -58,7 +62,12 @@ impl Tool for Probe {
         }
     }
 
-    async fn execute(&self, _: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
+    async fn execute(
+        &self,
+        _: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
         match arguments["do"].as_str().unwrap_or_default() {
             "fail" => Err(ToolError::ForModel("it did not work".into())),
             "fatal" => Err(ToolError::Fatal("disk on fire".into())),
@@ -84,7 +93,11 @@ fn bench(policy: &Policy) -> Bench {
     let scope = RunScope {
         agent: "reader".into(),
         run_id: Uuid::from_u128(7),
-        caller: Arc::new(Caller { subject: "s".into(), tenant: "t".into(), scopes: vec!["tools:execute".into()] }),
+        caller: Arc::new(Caller {
+            subject: "s".into(),
+            tenant: "t".into(),
+            scopes: vec!["tools:execute".into()],
+        }),
         workspace: Workspace::open(home.path(), "t", ".").unwrap(),
         timeout: Duration::from_mins(1),
         delegation_timeout: Duration::from_hours(1),
@@ -94,7 +107,8 @@ fn bench(policy: &Policy) -> Bench {
         skills: Arc::default(),
     };
     Bench {
-        executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default()).unwrap(),
+        executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default())
+            .unwrap(),
         scope,
         home,
     }
@@ -129,7 +143,11 @@ impl Bench {
     }
 
     /// Content, failure and audit of an answered call.
-    async fn answered(&self, name: &str, arguments: &str) -> (String, Option<CallFailure>, Option<AuditRecord>) {
+    async fn answered(
+        &self,
+        name: &str,
+        arguments: &str,
+    ) -> (String, Option<CallFailure>, Option<AuditRecord>) {
         match self.prepare(name, arguments).await {
             Prepared::Answered(finished) => outcome(finished),
             other => panic!("{arguments}: {other:?}"),
@@ -190,7 +208,8 @@ async fn what_cannot_be_judged_is_blocked_and_audited() {
 async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
     let policy = Policy { tool_policies: vec![("probe".into(), ToolPolicy::Deny)], ..full() };
     let reason = "Blocked by the tool_policy rule: the policy for probe denies every call of probe; do without it.";
-    let Prepared::Answered(finished) = bench(&policy).prepare("probe", r#"{"do": "look"}"#).await else {
+    let Prepared::Answered(finished) = bench(&policy).prepare("probe", r#"{"do": "look"}"#).await
+    else {
         panic!("it passed")
     };
     let expected = ToolCallBlocked {
@@ -213,17 +232,30 @@ async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
 
 #[tokio::test]
 async fn an_approval_answers_the_question_and_nothing_else() {
-    let bench = bench(&Policy { tool_policies: vec![("other".into(), ToolPolicy::Deny)], ..Policy::default() });
+    let bench = bench(&Policy {
+        tool_policies: vec![("other".into(), ToolPolicy::Deny)],
+        ..Policy::default()
+    });
     let destroy = call("probe", r#"{"do": "destroy"}"#);
-    let asks = "The autonomy rule asks for an approval: to call probe would lose what exists there.";
-    let Prepared::Escalated(escalated) = bench.prepare("probe", &destroy.arguments).await else { panic!("it passed") };
-    assert_eq!((&escalated.arguments, escalated.reason.as_str()), (&json!({"do": "destroy"}), asks));
+    let asks =
+        "The autonomy rule asks for an approval: to call probe would lose what exists there.";
+    let Prepared::Escalated(escalated) = bench.prepare("probe", &destroy.arguments).await else {
+        panic!("it passed")
+    };
+    assert_eq!(
+        (&escalated.arguments, escalated.reason.as_str()),
+        (&json!({"do": "destroy"}), asks)
+    );
     let audit = escalated.audit;
     assert_eq!((audit.rule.as_str(), audit.decision.as_str()), ("autonomy", "escalated"));
-    assert_eq!((audit.outcome.as_str(), audit.arguments.as_str()), ("not_executed", r#"{"do":"destroy"}"#));
+    assert_eq!(
+        (audit.outcome.as_str(), audit.arguments.as_str()),
+        ("not_executed", r#"{"do":"destroy"}"#)
+    );
 
     let granted = |arguments| Some(Granted { by: "ann", arguments });
-    let approved = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
+    let approved =
+        bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
     let Prepared::Ready(ready) = approved else { panic!("{approved:?}") };
     let started = ready.started();
     assert_eq!((started.decision.as_str(), started.effect), ("escalated", Effect::Once));
@@ -232,20 +264,26 @@ async fn an_approval_answers_the_question_and_nothing_else() {
 
     // Other arguments are judged like the model's, and are another effect.
     let look = json!({"do": "look"});
-    let edited = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&look))).await.unwrap();
+    let edited =
+        bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&look))).await.unwrap();
     let Prepared::Ready(ready) = edited else { panic!("{edited:?}") };
     assert_eq!((ready.started().decision.as_str(), ready.effect()), ("allowed", Effect::Read));
     assert_ne!(ready.started().effect_key, key);
     let wrong = json!({"do": 1});
-    let missed = bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&wrong))).await.unwrap();
+    let missed =
+        bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&wrong))).await.unwrap();
     let Prepared::Answered(finished) = missed else { panic!("{missed:?}") };
     assert_eq!(outcome(finished).1, Some(CallFailure::InvalidArguments));
 
     // What is blocked stays blocked.
-    let scope = RunScope { tools: Arc::new(BTreeSet::from(["other".to_owned()])), ..bench.scope.clone() };
+    let scope =
+        RunScope { tools: Arc::new(BTreeSet::from(["other".to_owned()])), ..bench.scope.clone() };
     let other = call("other", r#"{"do": "destroy"}"#);
     let blocked = bench.executor.prepare(&other, SLOT, &scope, granted(None)).await.unwrap();
-    assert!(matches!(blocked, Prepared::Answered(Finished { event: RunEvent::ToolCallBlocked(_), .. })), "{blocked:?}");
+    assert!(
+        matches!(blocked, Prepared::Answered(Finished { event: RunEvent::ToolCallBlocked(_), .. })),
+        "{blocked:?}"
+    );
 }
 
 #[tokio::test]
@@ -254,7 +292,10 @@ async fn a_call_that_passes_is_announced_executed_and_audited() {
     let ready = bench.ready("look").await;
     assert_eq!(ready.effect(), Effect::Read);
     let started = ready.started();
-    assert_eq!((started.tool.as_str(), started.decision.as_str(), &started.reason), ("probe", "allowed", &None));
+    assert_eq!(
+        (started.tool.as_str(), started.decision.as_str(), &started.reason),
+        ("probe", "allowed", &None)
+    );
     let (content, failure, audit) = bench.executed("look").await;
     assert_eq!((content.as_str(), failure), ("did look", None));
     let audit = audit.unwrap();
@@ -263,7 +304,9 @@ async fn a_call_that_passes_is_announced_executed_and_audited() {
         ("none", "allowed", "succeeded")
     );
     assert!(audit.duration_ms.is_some());
-    for (what, effect) in [("mix", Effect::Idempotent), ("undeclared", Effect::Once), ("destroy", Effect::Once)] {
+    for (what, effect) in
+        [("mix", Effect::Idempotent), ("undeclared", Effect::Once), ("destroy", Effect::Once)]
+    {
         assert_eq!(bench.ready(what).await.effect(), effect, "{what}");
     }
 }
@@ -274,16 +317,20 @@ async fn errors_panics_and_timeouts_are_results() {
     let bench = bench(&full());
     let crashed = "Error: The tool crashed on this call; try other arguments or another tool.";
     let late = "Error: The tool did not finish within 60 seconds and was given up.";
-    for (what, failure, content) in
-        [("fail", ToolError, "Error: it did not work"), ("panic", Panicked, crashed), ("hang", Timeout, late)]
-    {
+    for (what, failure, content) in [
+        ("fail", ToolError, "Error: it did not work"),
+        ("panic", Panicked, crashed),
+        ("hang", Timeout, late),
+    ] {
         let (answer, because, audit) = bench.executed(what).await;
         assert_eq!((answer.as_str(), because), (content, Some(failure)), "{what}");
         let audit = audit.unwrap();
         assert_eq!(audit.outcome, "failed");
         assert_eq!(audit.duration_ms, Some(if failure == Timeout { 60_000 } else { 0 }), "{what}");
     }
-    for (what, failure, content) in [("panic early", Panicked, crashed), ("hang early", Timeout, late)] {
+    for (what, failure, content) in
+        [("panic early", Panicked, crashed), ("hang early", Timeout, late)]
+    {
         let answer = bench.answered("probe", &json!({"do": what}).to_string()).await;
         assert_eq!(answer, (content.to_owned(), Some(failure), None), "{what}");
     }
@@ -310,7 +357,11 @@ impl Tool for Flaky {
 
     async fn execute(&self, _: Permit, _: Value, _: &ToolContext) -> Result<String, ToolError> {
         let calls = self.calls.fetch_add(1, Ordering::SeqCst);
-        if calls < self.failures { Err(ToolError::ForModel("not yet".into())) } else { Ok("done".into()) }
+        if calls < self.failures {
+            Err(ToolError::ForModel("not yet".into()))
+        } else {
+            Ok("done".into())
+        }
     }
 }
 
@@ -355,13 +406,21 @@ async fn how_long_a_call_may_take() {
     for (name, timeout, longest, expected) in table {
         let mut bench = bench(&full());
         let options = move |_: &str| CallOptions { timeout, ..CallOptions::default() };
-        bench.executor = Executor::new(vec![Probe::named(name)], Gate::new(&full()).unwrap(), options).unwrap();
+        bench.executor =
+            Executor::new(vec![Probe::named(name)], Gate::new(&full()).unwrap(), options).unwrap();
         bench.scope.longest = longest;
         bench.scope.tools = Arc::new(BTreeSet::from([name.to_owned()]));
-        let Prepared::Ready(ready) = bench.prepare(name, r#"{"do": "hang"}"#).await else { panic!("{name}") };
-        let finished = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
+        let Prepared::Ready(ready) = bench.prepare(name, r#"{"do": "hang"}"#).await else {
+            panic!("{name}")
+        };
+        let finished =
+            bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
         let (_, failure, audit) = outcome(finished);
-        assert_eq!((failure, audit.unwrap().duration_ms), (Some(CallFailure::Timeout), Some(expected)), "{name}");
+        assert_eq!(
+            (failure, audit.unwrap().duration_ms),
+            (Some(CallFailure::Timeout), Some(expected)),
+            "{name}"
+        );
     }
 }
 
@@ -370,28 +429,40 @@ async fn cancelling_a_run_ends_its_call_at_once() {
     let bench = bench(&full());
     let cancel = CancellationToken::new();
     let ready = bench.ready("hang").await;
-    let (finished, ()) = tokio::join!(bench.executor.execute(ready, &bench.scope, &cancel), async {
-        tokio::time::advance(Duration::from_millis(30)).await;
-        cancel.cancel();
-    });
+    let (finished, ()) =
+        tokio::join!(bench.executor.execute(ready, &bench.scope, &cancel), async {
+            tokio::time::advance(Duration::from_millis(30)).await;
+            cancel.cancel();
+        });
     let (content, failure, audit) = outcome(finished.unwrap());
     assert_eq!(failure, Some(CallFailure::Cancelled));
-    assert_eq!(content, "Error: The run ended during this call; it is unknown whether it took effect.");
+    assert_eq!(
+        content,
+        "Error: The run ended during this call; it is unknown whether it took effect."
+    );
     let audit = audit.unwrap();
     assert_eq!((audit.outcome.as_str(), audit.duration_ms), ("cancelled", Some(30)));
 
     let ready = bench.ready("look").await;
-    let (content, ..) = outcome(bench.executor.execute(ready, &bench.scope, &cancel).await.unwrap());
-    assert_eq!(content, "Error: The run ended during this call.", "a cancelled run executes nothing");
+    let (content, ..) =
+        outcome(bench.executor.execute(ready, &bench.scope, &cancel).await.unwrap());
+    assert_eq!(
+        content, "Error: The run ended during this call.",
+        "a cancelled run executes nothing"
+    );
 }
 
 #[tokio::test]
 async fn a_fault_of_the_service_ends_the_run_but_the_call_is_answered() {
     let bench = bench(&full());
     let ready = bench.ready("fatal").await;
-    let late = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap_err();
-    let early =
-        bench.executor.prepare(&call("probe", r#"{"do":"fatal early"}"#), SLOT, &bench.scope, None).await.unwrap_err();
+    let late =
+        bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap_err();
+    let early = bench
+        .executor
+        .prepare(&call("probe", r#"{"do":"fatal early"}"#), SLOT, &bench.scope, None)
+        .await
+        .unwrap_err();
     for error in [late, early] {
         assert_eq!(error.to_string(), "probe: disk on fire");
         let (content, failure, _) = outcome(*error.finished);
@@ -442,7 +513,11 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
     };
     let base = key(SLOT, "probe", r#"{"do":"x","n":2}"#, 7).await;
     assert_eq!(base.len(), 64);
-    assert_eq!(base, key(SLOT, "probe", " {\"n\": 2,\n \"do\": \"x\"}", 7).await, "order and white space say nothing");
+    assert_eq!(
+        base,
+        key(SLOT, "probe", " {\"n\": 2,\n \"do\": \"x\"}", 7).await,
+        "order and white space say nothing"
+    );
     let others = [
         key(Slot { attempt: 2, ..SLOT }, "probe", r#"{"do":"x","n":2}"#, 7).await,
         key(Slot { iteration: 3, ..SLOT }, "probe", r#"{"do":"x","n":2}"#, 7).await,
@@ -456,7 +531,10 @@ async fn effect_keys_are_equal_for_equal_calls_only() {
     assert_eq!(all.len(), 7);
     let ready = bench.ready("key").await;
     let announced = ready.started().effect_key.clone();
-    let told = outcome(bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap()).0;
+    let told = outcome(
+        bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap(),
+    )
+    .0;
     assert_eq!(told, announced, "the tool is told the key that is stored");
 }
 
@@ -474,7 +552,10 @@ fn the_audit_log_keeps_no_secret_and_no_novel() {
             json!({"access_token": ["t"], "client-secret": "s"}),
             r#"{"access_token":"[redacted]","client-secret":"[redacted]"}"#,
         ),
-        (json!({"headers": {"Authorization": "Bearer x"}}), r#"{"headers":{"Authorization":"[redacted]"}}"#),
+        (
+            json!({"headers": {"Authorization": "Bearer x"}}),
+            r#"{"headers":{"Authorization":"[redacted]"}}"#,
+        ),
     ] {
         assert_eq!(shown(arguments), kept);
     }
@@ -490,11 +571,14 @@ async fn file_ops_goes_the_whole_way() {
     bench.executor = Executor::new(tools, bench.executor.gate, |_| CallOptions::default()).unwrap();
     bench.scope.tools = Arc::new(BTreeSet::from(["file_ops".to_owned()]));
     std::fs::write(bench.home.path().join("t/sum.txt"), "42").unwrap();
-    let Prepared::Ready(ready) = bench.prepare("file_ops", r#"{"operation":"read","path":"sum.txt"}"#).await else {
+    let Prepared::Ready(ready) =
+        bench.prepare("file_ops", r#"{"operation":"read","path":"sum.txt"}"#).await
+    else {
         panic!("a read was not let through")
     };
     assert_eq!(ready.effect(), Effect::Read);
-    let finished = bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
+    let finished =
+        bench.executor.execute(ready, &bench.scope, &CancellationToken::new()).await.unwrap();
     assert_eq!(outcome(finished).0, "42");
     let write = r#"{"operation":"write","path":"sum.txt","content":"43"}"#;
     assert!(
@@ -515,15 +599,24 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         let error = registry.resolve(&["file_ops".into(), name.into()]).err().unwrap();
         assert_eq!(error.0, name);
     }
-    assert_eq!(registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(), ["file_ops", "recall"]);
+    assert_eq!(
+        registry.infos().map(|info| info.name.as_str()).collect::<Vec<_>>(),
+        ["file_ops", "recall"]
+    );
 
     for schema in [
         json!({"type": "nonsense"}),
         json!({"$ref": "https://example.com/schema.json"}),
         json!({"$ref": "file:///etc/passwd"}),
     ] {
-        let probe = Probe(ToolInfo { input_schema: Arc::new(schema.clone()), ..Probe::named("probe").info().clone() });
-        let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap(), |_| CallOptions::default()).err();
+        let probe = Probe(ToolInfo {
+            input_schema: Arc::new(schema.clone()),
+            ..Probe::named("probe").info().clone()
+        });
+        let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap(), |_| {
+            CallOptions::default()
+        })
+        .err();
         assert_eq!(error.map(|e| e.tool).as_deref(), Some("probe"), "{schema}");
     }
 }

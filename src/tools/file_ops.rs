@@ -1,10 +1,10 @@
 //! `file_ops`: reads and changes files of the run's workspace.
 //!
-//! This file is the tool as the model sees it (description, arguments) and as the gate sees it: every
-//! operation declares which resolved paths it reads and writes, and whether something would be lost.
-//! Execution takes its paths from the permit and never from the arguments, so what was judged is what is
-//! done. The operations themselves are in `file_ops/`; everything that can take long runs on the blocking
-//! pool and stops when nobody waits for it any more.
+//! This file is the tool as the model sees it (description, arguments) and as the gate sees it:
+//! every operation declares which resolved paths it reads and writes, and whether something would
+//! be lost. Execution takes its paths from the permit and never from the arguments, so what was
+//! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
+//! long runs on the blocking pool and stops when nobody waits for it any more.
 
 mod finding;
 mod reading;
@@ -68,8 +68,10 @@ impl FileOps {
     /// The tool, for any workspace.
     #[expect(clippy::new_without_default, reason = "there is nothing default about it")]
     pub fn new() -> Self {
-        let operations =
-            ["read", "write", "append", "edit", "list", "glob", "search", "stat", "mkdir", "move", "delete"];
+        let operations = [
+            "read", "write", "append", "edit", "list", "glob", "search", "stat", "mkdir", "move",
+            "delete",
+        ];
         let input_schema = json!({
             "type": "object",
             "properties": {
@@ -108,7 +110,11 @@ impl Tool for FileOps {
         &self.info
     }
 
-    async fn actions(&self, arguments: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError> {
+    async fn actions(
+        &self,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError> {
         match Operation::parse(arguments)? {
             // Moving a directory names all that is in it, writing compares with what is there.
             Operation::Move { .. } | Operation::Write { .. } => {
@@ -119,9 +125,15 @@ impl Tool for FileOps {
         }
     }
 
-    async fn execute(&self, permit: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
+    async fn execute(
+        &self,
+        permit: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
         if let Operation::Read { offset, limit, .. } = Operation::parse(&arguments)?
-            && let Some(text) = reading::read_small(&context.workspace, path_of(&permit, 0)?, offset, limit)?
+            && let Some(text) =
+                reading::read_small(&context.workspace, path_of(&permit, 0)?, offset, limit)?
         {
             return Ok(text);
         }
@@ -148,7 +160,8 @@ impl<'a> Operation<'a> {
             }
             Self::Write { path, content } => {
                 let Resolved { path, kind } = workspace.resolve(path)?;
-                let destructive = kind == Some(Kind::File) && !writing::holds(workspace, &path, content);
+                let destructive =
+                    kind == Some(Kind::File) && !writing::holds(workspace, &path, content);
                 vec![writes_lines(path, Effect::Idempotent, destructive, content.lines().count())]
             }
             Self::Append { path, content } => {
@@ -160,22 +173,27 @@ impl<'a> Operation<'a> {
                 let lines = old.lines().count().max(new.lines().count());
                 vec![writes_lines(path.clone(), Effect::Once, false, lines), reads(path)]
             }
-            Self::Mkdir { path } => vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)],
+            Self::Mkdir { path } => {
+                vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)]
+            }
             Self::Move { path, to } => {
                 let (from, to) = (workspace.resolve_entry(path)?, workspace.resolve_entry(to)?);
                 if from.path == "." || to.path == "." {
                     return Err(refused(".", &io::ErrorKind::InvalidInput.into()));
                 }
-                let onto_something = !matches!(to.kind, None | Some(Kind::Directory)) && to.path != from.path;
+                let onto_something =
+                    !matches!(to.kind, None | Some(Kind::Directory)) && to.path != from.path;
                 let mut actions = vec![
                     writes(from.path.clone(), Effect::Once, false),
                     writes(to.path.clone(), Effect::Once, onto_something),
                     reads(from.path.clone()),
                 ];
                 if from.kind == Some(Kind::Directory) {
-                    // What moves along is moved too: a rule about a file holds wherever its directory goes.
+                    // What moves along is moved too: a rule about a file holds wherever its
+                    // directory goes.
                     for entry in finding::everything_in(workspace, &from.path, MAX_MOVED)? {
-                        let (old, new) = (format!("{}/{entry}", from.path), format!("{}/{entry}", to.path));
+                        let (old, new) =
+                            (format!("{}/{entry}", from.path), format!("{}/{entry}", to.path));
                         actions.extend([
                             writes(old.clone(), Effect::Once, false),
                             writes(new, Effect::Once, false),
@@ -185,24 +203,36 @@ impl<'a> Operation<'a> {
                 }
                 actions
             }
-            Self::Delete { path } => vec![writes(workspace.resolve_entry(path)?.path, Effect::Once, true)],
+            Self::Delete { path } => {
+                vec![writes(workspace.resolve_entry(path)?.path, Effect::Once, true)]
+            }
         })
     }
 
     /// Does it, on the permitted paths.
-    fn perform(self, workspace: &Workspace, permit: &Permit, stop: &CancellationToken) -> Result<String, ToolError> {
+    fn perform(
+        self,
+        workspace: &Workspace,
+        permit: &Permit,
+        stop: &CancellationToken,
+    ) -> Result<String, ToolError> {
         let path = path_of(permit, 0)?;
         match self {
             Self::Read { offset, limit, .. } => reading::read(workspace, path, offset, limit, stop),
             Self::Stat { .. } => reading::stat(workspace, path),
             Self::List { .. } => finding::list(workspace, path, permit),
             Self::Glob { pattern, .. } => finding::glob(workspace, path, pattern, permit, stop),
-            Self::Search { pattern, glob, .. } => finding::search(workspace, path, pattern, glob, permit, stop),
+            Self::Search { pattern, glob, .. } => {
+                finding::search(workspace, path, pattern, glob, permit, stop)
+            }
             Self::Write { content, .. } => writing::write(workspace, path, content, permit, stop),
             Self::Append { content, .. } => writing::append(workspace, path, content),
             Self::Edit { old, new, replace_all, .. } => {
-                let occurrences =
-                    if replace_all == Some(true) { writing::Occurrences::All } else { writing::Occurrences::One };
+                let occurrences = if replace_all == Some(true) {
+                    writing::Occurrences::All
+                } else {
+                    writing::Occurrences::One
+                };
                 writing::edit(workspace, path, old, new, occurrences, stop)
             }
             Self::Mkdir { .. } => writing::mkdir(workspace, path),
@@ -266,17 +296,23 @@ fn refused(path: &str, error: &io::Error) -> ToolError {
         _ if path == "." => "the workspace itself cannot be used like that".to_owned(),
         io::ErrorKind::NotFound => format!("{path:?} does not exist"),
         io::ErrorKind::IsADirectory => format!("{path:?} is a directory"),
-        io::ErrorKind::NotADirectory => format!("{path:?} is not a directory, or goes through something that is none"),
+        io::ErrorKind::NotADirectory => {
+            format!("{path:?} is not a directory, or goes through something that is none")
+        }
         io::ErrorKind::AlreadyExists => format!("{path:?} exists already"),
         io::ErrorKind::DirectoryNotEmpty => format!("{path:?} is a directory that is not empty"),
-        _ if error.raw_os_error() == LINK => format!("{path:?} is a symbolic link now and was none before; look again"),
+        _ if error.raw_os_error() == LINK => {
+            format!("{path:?} is a symbolic link now and was none before; look again")
+        }
         kind => format!("{path:?} was refused by the system: {kind}"),
     })
 }
 
 /// What the model is told of devices, FIFOs and sockets.
 fn special(path: &str) -> ToolError {
-    ToolError::ForModel(format!("{path:?} is a device, FIFO or socket; only files and directories can be used"))
+    ToolError::ForModel(format!(
+        "{path:?} is a device, FIFO or socket; only files and directories can be used"
+    ))
 }
 
 impl From<PathError> for ToolError {

@@ -1,7 +1,8 @@
 //! What an operator has done to calls before they are judged, and to results before they are read.
 //!
-//! Compiled once for a definition. Interceptors apply in their order, each to what the ones before it left. One that
-//! cannot be evaluated blocks. Whether rewritten arguments still fit the tool is the executor's.
+//! Compiled once for a definition. Interceptors apply in their order, each to what the ones before
+//! it left. One that cannot be evaluated blocks. Whether rewritten arguments still fit the tool is
+//! the executor's.
 
 use globset::{Glob, GlobMatcher};
 use regex::{NoExpand, Regex};
@@ -99,9 +100,14 @@ impl Interceptors {
     /// # Errors
     /// The first glob, expression or pattern that is none.
     pub fn new(before: &[BeforeRule], after: &[AfterRule]) -> Result<Self, InterceptorError> {
-        let before = before.iter().enumerate().map(|(i, rule)| Before::new(&format!("before[{i}]"), rule));
-        let after = after.iter().enumerate().map(|(i, rule)| After::new(&format!("after[{i}]"), rule));
-        Ok(Self { before: before.collect::<Result<_, _>>()?, after: after.collect::<Result<_, _>>()? })
+        let before =
+            before.iter().enumerate().map(|(i, rule)| Before::new(&format!("before[{i}]"), rule));
+        let after =
+            after.iter().enumerate().map(|(i, rule)| After::new(&format!("after[{i}]"), rule));
+        Ok(Self {
+            before: before.collect::<Result<_, _>>()?,
+            after: after.collect::<Result<_, _>>()?,
+        })
     }
 
     /// Applies those for calls of a tool.
@@ -118,7 +124,9 @@ impl Interceptors {
             let args = rewritten.as_ref().map_or(arguments, |(args, _)| args);
             let variables = [("args", args), ("inputs", inputs), ("tool", &name)];
             let undecided = |why: &dyn std::fmt::Display| {
-                Intercepted::Blocked(format!("interceptor {place} cannot decide on this call: {why}."))
+                Intercepted::Blocked(format!(
+                    "interceptor {place} cannot decide on this call: {why}."
+                ))
             };
             match interceptor.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
                 Ok(true) => {}
@@ -130,9 +138,14 @@ impl Interceptors {
                 Compiled::Rewrite(changes) => {
                     let mut altered = args.clone();
                     for (pointer, value) in changes {
-                        match value.value(&variables).map(|value| put(&mut altered, pointer, value)) {
+                        match value.value(&variables).map(|value| put(&mut altered, pointer, value))
+                        {
                             Ok(Some(())) => {}
-                            Ok(None) => return undecided(&format!("the arguments have no place {pointer}")),
+                            Ok(None) => {
+                                return undecided(&format!(
+                                    "the arguments have no place {pointer}"
+                                ));
+                            }
                             Err(why) => return undecided(&why),
                         }
                     }
@@ -140,12 +153,15 @@ impl Interceptors {
                 }
             }
         }
-        rewritten.map_or(Intercepted::Untouched, |(args, place)| Intercepted::Rewritten(args, place))
+        rewritten
+            .map_or(Intercepted::Untouched, |(args, place)| Intercepted::Rewritten(args, place))
     }
 
     /// Applies those for results of a tool.
     pub(super) fn after(&self, tool: &str, mut text: String) -> String {
-        for After { redact, with, .. } in self.after.iter().filter(|after| after.tool.is_match(tool)) {
+        for After { redact, with, .. } in
+            self.after.iter().filter(|after| after.tool.is_match(tool))
+        {
             if redact.is_match(&text) {
                 text = redact.replace_all(&text, NoExpand(with)).into_owned();
             }
@@ -157,9 +173,11 @@ impl Interceptors {
 impl Before {
     fn new(key: &str, rule: &BeforeRule) -> Result<Self, InterceptorError> {
         let compile = |key: String, source: &str| {
-            Expression::compile(source, &VARIABLES).map_err(|e| InterceptorError { key, message: e.to_string() })
+            Expression::compile(source, &VARIABLES)
+                .map_err(|e| InterceptorError { key, message: e.to_string() })
         };
-        let when = rule.when.as_ref().map(|when| compile(format!("{key}.when"), when)).transpose()?;
+        let when =
+            rule.when.as_ref().map(|when| compile(format!("{key}.when"), when)).transpose()?;
         let what = match &rule.what {
             Interception::Block(reason) => Compiled::Block(reason.clone()),
             Interception::Rewrite(changes) => {
@@ -175,8 +193,10 @@ impl Before {
 
 impl After {
     fn new(key: &str, rule: &AfterRule) -> Result<Self, InterceptorError> {
-        let redact = Regex::new(&rule.redact)
-            .map_err(|e| InterceptorError { key: format!("{key}.redact"), message: e.to_string() })?;
+        let redact = Regex::new(&rule.redact).map_err(|e| InterceptorError {
+            key: format!("{key}.redact"),
+            message: e.to_string(),
+        })?;
         let with = rule.with.clone().unwrap_or_else(|| REDACTED.to_owned());
         Ok(Self { tool: glob(key, &rule.tool)?, redact, with })
     }
@@ -184,11 +204,13 @@ impl After {
 
 /// Names are no paths: `*` matches a `/` too.
 fn glob(key: &str, pattern: &str) -> Result<GlobMatcher, InterceptorError> {
-    let wrong = |e: globset::Error| InterceptorError { key: format!("{key}.tool"), message: e.to_string() };
+    let wrong =
+        |e: globset::Error| InterceptorError { key: format!("{key}.tool"), message: e.to_string() };
     Glob::new(pattern).map(|glob| glob.compile_matcher()).map_err(wrong)
 }
 
-/// Puts a value where a pointer leads; a new member, or one behind the last item (`-`), may come about.
+/// Puts a value where a pointer leads; a new member, or one behind the last item (`-`), may come
+/// about.
 fn put(arguments: &mut Value, pointer: &str, value: Value) -> Option<()> {
     let (parent, last) = pointer.rsplit_once('/')?;
     let key = last.replace("~1", "/").replace("~0", "~");

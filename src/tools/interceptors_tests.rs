@@ -3,12 +3,21 @@ use serde_json::json;
 use super::*;
 
 fn block(tool: &str, when: Option<&str>, reason: &str) -> BeforeRule {
-    BeforeRule { tool: tool.into(), when: when.map(Into::into), what: Interception::Block(reason.into()) }
+    BeforeRule {
+        tool: tool.into(),
+        when: when.map(Into::into),
+        what: Interception::Block(reason.into()),
+    }
 }
 
 fn rewrite(tool: &str, when: Option<&str>, changes: &[(&str, &str)]) -> BeforeRule {
-    let changes = changes.iter().map(|(pointer, value)| ((*pointer).into(), (*value).into())).collect();
-    BeforeRule { tool: tool.into(), when: when.map(Into::into), what: Interception::Rewrite(changes) }
+    let changes =
+        changes.iter().map(|(pointer, value)| ((*pointer).into(), (*value).into())).collect();
+    BeforeRule {
+        tool: tool.into(),
+        when: when.map(Into::into),
+        what: Interception::Rewrite(changes),
+    }
 }
 
 fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
@@ -23,7 +32,9 @@ fn calls_are_blocked_by_rule() {
     assert_eq!(before(&force, "shell", &json!({"command": "git push --force"})), blocked);
     assert_eq!(before(&force, "shell", &json!({"command": "git push"})), Intercepted::Untouched);
     assert_eq!(before(&force, "file_ops", &json!({"command": "--force"})), Intercepted::Untouched);
-    let Intercepted::Blocked(why) = before(&force, "shell", &json!({})) else { panic!("it cannot decide") };
+    let Intercepted::Blocked(why) = before(&force, "shell", &json!({})) else {
+        panic!("it cannot decide")
+    };
     assert_eq!(why, "interceptor 1 cannot decide on this call: there is no key \"command\".");
 
     let all = [block("mcp:*", None, "Not today.")];
@@ -36,17 +47,30 @@ fn calls_are_blocked_by_rule() {
 #[test]
 fn arguments_are_rewritten_in_order() {
     let rules = [
-        rewrite("file_ops", Some("!args.path.startsWith('base/')"), &[("/path", "inputs.root + '/' + args.path")]),
+        rewrite(
+            "file_ops",
+            Some("!args.path.startsWith('base/')"),
+            &[("/path", "inputs.root + '/' + args.path")],
+        ),
         block("file_ops", Some("args.path == 'base/secret'"), "Not that one."),
-        rewrite("*", None, &[("/limit", "inputs.max * 10"), ("/list/0", "args.path"), ("/list/-", "'new'")]),
+        rewrite(
+            "*",
+            None,
+            &[("/limit", "inputs.max * 10"), ("/list/0", "args.path"), ("/list/-", "'new'")],
+        ),
     ];
     let arguments = json!({"path": "a.txt", "list": ["x"]});
     let expected = json!({"path": "base/a.txt", "list": ["base/a.txt", "new"], "limit": 20});
     assert_eq!(before(&rules, "file_ops", &arguments), Intercepted::Rewritten(expected, 3));
     let blocked = Intercepted::Blocked("Not that one.".into());
     assert_eq!(before(&rules, "file_ops", &json!({"path": "secret", "list": []})), blocked);
-    let Intercepted::Blocked(why) = before(&rules, "file_ops", &json!({"path": "b"})) else { panic!("no place") };
-    assert_eq!(why, "interceptor 3 cannot decide on this call: the arguments have no place /list/0.");
+    let Intercepted::Blocked(why) = before(&rules, "file_ops", &json!({"path": "b"})) else {
+        panic!("no place")
+    };
+    assert_eq!(
+        why,
+        "interceptor 3 cannot decide on this call: the arguments have no place /list/0."
+    );
 }
 
 #[test]
@@ -72,10 +96,17 @@ fn results_are_redacted() {
 
 #[test]
 fn what_means_nothing_is_an_error() {
-    let error = |before: &[BeforeRule], after: &[AfterRule]| Interceptors::new(before, after).unwrap_err().to_string();
+    let error = |before: &[BeforeRule], after: &[AfterRule]| {
+        Interceptors::new(before, after).unwrap_err().to_string()
+    };
     assert!(error(&[block("[", None, "x")], &[]).starts_with("interceptors.before[0].tool: "));
-    assert!(error(&[block("*", Some("argh"), "x")], &[]).starts_with("interceptors.before[0].when: "));
-    assert!(error(&[rewrite("*", None, &[("/a", "1 +")])], &[]).starts_with("interceptors.before[0].rewrite./a: "));
+    assert!(
+        error(&[block("*", Some("argh"), "x")], &[]).starts_with("interceptors.before[0].when: ")
+    );
+    assert!(
+        error(&[rewrite("*", None, &[("/a", "1 +")])], &[])
+            .starts_with("interceptors.before[0].rewrite./a: ")
+    );
     let look_around = AfterRule { tool: "*".into(), redact: "(?=x)".into(), with: None };
     assert!(error(&[], &[look_around]).starts_with("interceptors.after[0].redact: "));
 }

@@ -1,6 +1,7 @@
 //! Tools: the trait, what a tool is told, and the two ways it can fail.
 //!
-//! [`executor`] takes a call from its arguments to its result; nothing else calls [`Tool::execute`].
+//! [`executor`] takes a call from its arguments to its result; nothing else calls
+//! [`Tool::execute`].
 
 pub mod approval;
 pub mod executor;
@@ -38,7 +39,8 @@ pub struct ToolInfo {
     pub effect: Effect,
     /// Whether single calls may have a weaker effect, which their actions tell.
     pub varies: bool,
-    /// Whether its calls may be executed at the same time as neighbouring ones although they do not only read.
+    /// Whether its calls may be executed at the same time as neighbouring ones although they do not
+    /// only read.
     pub concurrent: bool,
     /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
     pub source: String,
@@ -50,7 +52,8 @@ impl ToolInfo {
         self.effect == Effect::Read || self.varies
     }
 
-    /// Whether there are calls of the tool that may be executed at the same time as neighbouring ones.
+    /// Whether there are calls of the tool that may be executed at the same time as neighbouring
+    /// ones.
     pub fn may_be_concurrent(&self) -> bool {
         self.concurrent || self.may_only_read()
     }
@@ -95,16 +98,27 @@ pub trait Tool: Send + Sync {
         None
     }
 
-    /// What a call with these arguments (which match the schema) would do. May look, must not touch.
+    /// What a call with these arguments (which match the schema) would do. May look, must not
+    /// touch.
     ///
     /// # Errors
-    /// [`ToolError::ForModel`] where the arguments make no sense, e.g. a path that leaves the workspace.
-    async fn actions(&self, arguments: &Value, context: &ToolContext) -> Result<Vec<Action>, ToolError>;
+    /// [`ToolError::ForModel`] where the arguments make no sense, e.g. a path that leaves the
+    /// workspace.
+    async fn actions(
+        &self,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError>;
 
     /// Does it, and nothing that the permit does not cover. Answers what the model reads. Dropping
     /// the future stops it.
     ///
     /// # Errors
     /// See [`ToolError`].
-    async fn execute(&self, permit: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError>;
+    async fn execute(
+        &self,
+        permit: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError>;
 }

@@ -1,7 +1,7 @@
 //! `recall`: what earlier runs of the same agent left, by words.
 //!
-//! What is kept, and how it is looked up, is not known here: the service gives a function for it. The tenant and the
-//! agent come from the run and never from the model.
+//! What is kept, and how it is looked up, is not known here: the service gives a function for it.
+//! The tenant and the agent come from the run and never from the model.
 
 use std::sync::Arc;
 
@@ -37,7 +37,8 @@ pub struct Question {
 }
 
 /// Answers with what is remembered, the most relevant first, or why it cannot be told.
-pub type Recollect = Arc<dyn Fn(Question) -> BoxFuture<'static, Result<Vec<String>, String>> + Send + Sync>;
+pub type Recollect =
+    Arc<dyn Fn(Question) -> BoxFuture<'static, Result<Vec<String>, String>> + Send + Sync>;
 
 /// The tool.
 pub struct Recall {
@@ -83,7 +84,12 @@ impl Tool for Recall {
         Ok(vec![Action { what, effect: Effect::Read, destructive: false, lines: 0 }])
     }
 
-    async fn execute(&self, _: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
+    async fn execute(
+        &self,
+        _: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
         let top_k = arguments["top_k"].as_u64().unwrap_or(TOP_K).clamp(1, MOST);
         let question = Question {
             tenant: context.caller.tenant.clone(),

@@ -1,6 +1,7 @@
 //! All tools by name, and which of them a definition means.
 //!
-//! A name or glob that means no tool is an error when a definition is loaded, and not a surprise in a run.
+//! A name or glob that means no tool is an error when a definition is loaded, and not a surprise in
+//! a run.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -23,7 +24,8 @@ pub struct Registry {
 }
 
 impl Registry {
-    /// The tools that need no configuration. Nothing is remembered until `recall` is replaced by one that does.
+    /// The tools that need no configuration. Nothing is remembered until `recall` is replaced by
+    /// one that does.
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         registry.add(Arc::new(FileOps::new()));
@@ -49,7 +51,9 @@ impl Registry {
                 meant.push(name);
             } else {
                 let glob = Glob::new(name).map_err(|_| unknown())?.compile_matcher();
-                meant.extend(self.tools.keys().map(String::as_str).filter(|tool| glob.is_match(tool)));
+                meant.extend(
+                    self.tools.keys().map(String::as_str).filter(|tool| glob.is_match(tool)),
+                );
             }
             if meant.len() == before {
                 return Err(unknown());

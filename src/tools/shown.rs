@@ -1,14 +1,25 @@
-//! What the audit log keeps of a call's arguments: without what looks like a secret by its name, and capped.
+//! What the audit log keeps of a call's arguments: without what looks like a secret by its name,
+//! and capped.
 
 use serde_json::Value;
 
 /// Bytes of arguments in the audit log.
 const MAX_AUDITED: usize = 4096;
 /// Parts of names of arguments that the audit log does not keep.
-const SECRETS: [&str; 9] =
-    ["token", "password", "passwd", "secret", "api_key", "apikey", "api-key", "authorization", "private_key"];
+const SECRETS: [&str; 9] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+];
 
-/// The arguments as the audit log keeps them: without what looks like a secret by its name, and capped.
+/// The arguments as the audit log keeps them: without what looks like a secret by its name, and
+/// capped.
 pub(super) fn shown(arguments: &Value, canonical: String) -> String {
     let mut text = if names_secret(arguments) {
         let mut redacted = arguments.clone();

@@ -1,9 +1,11 @@
-//! Other agents as tools: `agent:<name>` gives one a task, `transfer_to_<name>` hands it the conversation.
+//! Other agents as tools: `agent:<name>` gives one a task, `transfer_to_<name>` hands it the
+//! conversation.
 //!
-//! A call starts a child run and waits for its end; the output is the result. Which run that is follows from the
-//! call's effect key, so a call that is repeated after a crash waits for the child that it started. Starting runs is
-//! the runtime's: this file owns the trait by which it is asked, and knows neither stores nor definitions. What the
-//! child does is judged call by call, in its own run.
+//! A call starts a child run and waits for its end; the output is the result. Which run that is
+//! follows from the call's effect key, so a call that is repeated after a crash waits for the child
+//! that it started. Starting runs is the runtime's: this file owns the trait by which it is asked,
+//! and knows neither stores nor definitions. What the child does is judged call by call, in its own
+//! run.
 
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -19,8 +21,8 @@ use crate::run::{Delegation, Effect};
 /// Starts child runs and waits for them.
 #[async_trait]
 pub trait StartRun: Send + Sync {
-    /// The output of the child run that this call means: started, or found where the call is repeated. Dropping the
-    /// future cancels the child, unless the parent itself goes on elsewhere.
+    /// The output of the child run that this call means: started, or found where the call is
+    /// repeated. Dropping the future cancels the child, unless the parent itself goes on elsewhere.
     ///
     /// # Errors
     /// Why there is no output, for the model of the parent.
@@ -80,8 +82,14 @@ pub struct Subagent {
 
 impl Subagent {
     /// The tool of that name.
-    pub fn new(name: &str, delegation: Delegation<'_>, child: ChildAgent, start: Arc<dyn StartRun>) -> Self {
-        let (agent, is_handoff) = (delegation.agent(), matches!(delegation, Delegation::Handoff(_)));
+    pub fn new(
+        name: &str,
+        delegation: Delegation<'_>,
+        child: ChildAgent,
+        start: Arc<dyn StartRun>,
+    ) -> Self {
+        let (agent, is_handoff) =
+            (delegation.agent(), matches!(delegation, Delegation::Handoff(_)));
         let mut description = if is_handoff {
             format!(
                 "Hands the conversation over to the agent {agent}, which goes on with it and gives its answer back."
@@ -117,8 +125,17 @@ impl Tool for Subagent {
         Ok(vec![Action { what, effect: Effect::Idempotent, destructive: false, lines: 0 }])
     }
 
-    async fn execute(&self, _: Permit, arguments: Value, context: &ToolContext) -> Result<String, ToolError> {
-        let task = if self.is_handoff { Task::Handoff { reason: reason(&arguments) } } else { Task::Inputs(arguments) };
+    async fn execute(
+        &self,
+        _: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
+        let task = if self.is_handoff {
+            Task::Handoff { reason: reason(&arguments) }
+        } else {
+            Task::Inputs(arguments)
+        };
         let child = ChildCall {
             parent: context.run_id,
             call_id: context.call_id,
@@ -137,7 +154,8 @@ pub fn reason(arguments: &Value) -> Option<String> {
     (!reason.is_empty()).then(|| reason.to_owned())
 }
 
-/// An output as the parent's model reads it: JSON, or the plain text where a text answer is all there is.
+/// An output as the parent's model reads it: JSON, or the plain text where a text answer is all
+/// there is.
 fn as_result(output: &Value) -> String {
     match output.as_object().map(|object| (object.len(), object.get("result"))) {
         Some((1, Some(Value::String(text)))) => text.clone(),
@@ -186,8 +204,11 @@ mod tests {
 
     #[test]
     fn reasons() {
-        let table =
-            [(json!({"reason": " too hard "}), Some("too hard")), (json!({"reason": " "}), None), (json!({}), None)];
+        let table = [
+            (json!({"reason": " too hard "}), Some("too hard")),
+            (json!({"reason": " "}), None),
+            (json!({}), None),
+        ];
         for (arguments, expected) in table {
             assert_eq!(reason(&arguments).as_deref(), expected);
         }

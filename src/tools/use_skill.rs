@@ -1,7 +1,7 @@
 //! `use_skill`: lets a model read a skill's instructions, from when on the skill's bounds hold.
 //!
-//! Where skills come from is passed in. That a skill is active is recorded by the engine, and its bounds are kept by
-//! the gate; bounds never take this tool away.
+//! Where skills come from is passed in. That a skill is active is recorded by the engine, and its
+//! bounds are kept by the gate; bounds never take this tool away.
 
 use std::sync::Arc;
 
@@ -36,7 +36,9 @@ impl UseSkill {
             "additionalProperties": false});
         let info = ToolInfo {
             name: NAME.into(),
-            description: "Activates a skill and gives you its instructions. From then on its rules hold.".into(),
+            description:
+                "Activates a skill and gives you its instructions. From then on its rules hold."
+                    .into(),
             input_schema: Arc::new(input_schema),
             effect: Effect::Read,
             varies: false,
@@ -66,10 +68,17 @@ impl Tool for UseSkill {
         Ok(vec![Action { what, effect: Effect::Read, destructive: false, lines: 0 }])
     }
 
-    async fn execute(&self, _: Permit, arguments: Value, _: &ToolContext) -> Result<String, ToolError> {
+    async fn execute(
+        &self,
+        _: Permit,
+        arguments: Value,
+        _: &ToolContext,
+    ) -> Result<String, ToolError> {
         match self.find(&arguments) {
             Some((_, instructions)) => Ok(instructions),
-            None => Err(ToolError::ForModel("There is no such skill any more; do without it.".into())),
+            None => {
+                Err(ToolError::ForModel("There is no such skill any more; do without it.".into()))
+            }
         }
     }
 }

@@ -1,10 +1,10 @@
 //! The directory that a run's files lie beneath, and the only way from a path to a file.
 //!
-//! Paths are relative text with `/`. [`Workspace::resolve`] turns what a model wrote into the path that
-//! it really names, symbolic links followed, so that rules judge the real thing. What is judged is then
-//! opened component by component without following any link ([`Workspace::holder`]): a link that is
-//! swapped in between is refused and never followed. Everything goes through `cap-std` directory
-//! handles, so even a wrong path cannot leave the workspace.
+//! Paths are relative text with `/`. [`Workspace::resolve`] turns what a model wrote into the path
+//! that it really names, symbolic links followed, so that rules judge the real thing. What is
+//! judged is then opened component by component without following any link ([`Workspace::holder`]):
+//! a link that is swapped in between is refused and never followed. Everything goes through
+//! `cap-std` directory handles, so even a wrong path cannot leave the workspace.
 //!
 //! It does not decide what may be read or written, and knows no operation.
 
@@ -125,7 +125,11 @@ impl Workspace {
             opened => opened,
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
-        let directory = if beneath == "." { tenant } else { open_or_make(&tenant, &beneath).map_err(failed)? };
+        let directory = if beneath == "." {
+            tenant
+        } else {
+            open_or_make(&tenant, &beneath).map_err(failed)?
+        };
         Ok(Self(Arc::new(directory)))
     }
 
@@ -204,10 +208,17 @@ impl Workspace {
         dir.open_dir_nofollow(name).map(Arc::new)
     }
 
-    fn walk<'p>(&self, path: &'p str, step: impl Fn(&Dir, &str) -> io::Result<Dir>) -> io::Result<(Arc<Dir>, &'p str)> {
+    fn walk<'p>(
+        &self,
+        path: &'p str,
+        step: impl Fn(&Dir, &str) -> io::Result<Dir>,
+    ) -> io::Result<(Arc<Dir>, &'p str)> {
         let (parent, name) = split(path);
         if name == "." {
-            return Err(io::Error::new(io::ErrorKind::InvalidInput, "this is the workspace itself"));
+            return Err(io::Error::new(
+                io::ErrorKind::InvalidInput,
+                "this is the workspace itself",
+            ));
         }
         let mut dir = Arc::clone(&self.0);
         for part in parent.split('/').filter(|part| *part != ".") {
@@ -220,8 +231,14 @@ impl Workspace {
     fn look(&self, path: &str) -> Result<Option<Kind>, PathError> {
         match self.0.symlink_metadata(path) {
             Ok(metadata) => Ok(Some(Kind::of(&metadata))),
-            Err(e) if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) => Ok(None),
-            Err(e) => Err(PathError::Unreadable { path: path.to_owned(), reason: e.kind().to_string() }),
+            Err(e)
+                if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
+            {
+                Ok(None)
+            }
+            Err(e) => {
+                Err(PathError::Unreadable { path: path.to_owned(), reason: e.kind().to_string() })
+            }
         }
     }
 
@@ -234,7 +251,9 @@ impl Workspace {
             match kind {
                 Some(Kind::Link) => return Ok(Found::Link(end)),
                 Some(Kind::Directory) => {}
-                Some(Kind::File | Kind::Special) if end < path.len() => return Ok(Found::End(None)),
+                Some(Kind::File | Kind::Special) if end < path.len() => {
+                    return Ok(Found::End(None));
+                }
                 Some(Kind::File | Kind::Special) | None => return Ok(Found::End(kind)),
             }
         }
@@ -245,10 +264,10 @@ impl Workspace {
     fn through_link(&self, path: &str, end: usize) -> Result<String, PathError> {
         let (link, rest) = path.split_at(end);
         let leaves = || PathError::LinkLeaves(link.to_owned());
-        let target = self
-            .0
-            .read_link_contents(link)
-            .map_err(|e| PathError::Unreadable { path: link.to_owned(), reason: e.kind().to_string() })?;
+        let target = self.0.read_link_contents(link).map_err(|e| PathError::Unreadable {
+            path: link.to_owned(),
+            reason: e.kind().to_string(),
+        })?;
         let target = target.to_str().filter(|t| !t.starts_with('/')).ok_or_else(leaves)?;
         normalise(&format!("{}/{target}{rest}", split(link).0)).map_err(|e| match e {
             PathError::Leaves(_) => leaves(),
@@ -380,7 +399,10 @@ mod tests {
             ("acme", "a\0b"),
         ] {
             let refused = Workspace::open(&root, tenant, directory);
-            assert!(matches!(refused, Err(WorkspaceError::InvalidDirectory(_))), "{tenant:?} {directory:?}");
+            assert!(
+                matches!(refused, Err(WorkspaceError::InvalidDirectory(_))),
+                "{tenant:?} {directory:?}"
+            );
         }
         std::os::unix::fs::symlink("..", root.join("acme/up")).unwrap();
         std::os::unix::fs::symlink("/", root.join("acme/top")).unwrap();
@@ -399,9 +421,12 @@ mod tests {
         let at = root.path().join("t");
         std::fs::create_dir_all(at.join("real/deep")).unwrap();
         std::fs::write(at.join("real/deep/file"), "text").unwrap();
-        for (link, target) in
-            [("dir", "real"), ("real/back", "../real/./deep"), ("file", "dir/back/file"), ("new", "real/new")]
-        {
+        for (link, target) in [
+            ("dir", "real"),
+            ("real/back", "../real/./deep"),
+            ("file", "dir/back/file"),
+            ("new", "real/new"),
+        ] {
             std::os::unix::fs::symlink(target, at.join(link)).unwrap();
         }
         for (path, resolved, kind) in [
@@ -413,7 +438,11 @@ mod tests {
             ("real/deep/file/below", "real/deep/file/below", None),
             (".", ".", Some(Kind::Directory)),
         ] {
-            assert_eq!(workspace.resolve(path), Ok(Resolved { path: resolved.into(), kind }), "{path}");
+            assert_eq!(
+                workspace.resolve(path),
+                Ok(Resolved { path: resolved.into(), kind }),
+                "{path}"
+            );
         }
         let entry = workspace.resolve_entry("dir/back").unwrap();
         assert_eq!(entry, Resolved { path: "real/back".into(), kind: Some(Kind::Link) });

@@ -1,5 +1,5 @@
-//! The API as its document promises it: who is let in, what is refused, what answers look like. What
-//! runs do is told in `stories`.
+//! The API as its document promises it: who is let in, what is refused, what answers look like.
+//! What runs do is told in `stories`.
 
 use std::collections::BTreeMap;
 
@@ -38,7 +38,10 @@ steps:
 "#;
 
 fn reader() -> Setup {
-    Setup::new().agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n")
+    Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READING)
+        .file("notes.txt", "seventeen\n")
 }
 
 fn document() -> Value {
@@ -101,10 +104,16 @@ async fn every_route_needs_its_scope_and_names_it(db: Db) {
             answer(if let Some(key) = key { request.bearer_auth(key) } else { request })
         };
         assert_eq!(problem(&ask(None).await), (401, "UNAUTHENTICATED"), "{url}");
-        assert_eq!(problem(&ask(Some("tl_testadmin_not-the-secret-of-this-key")).await), (401, "UNAUTHENTICATED"));
+        assert_eq!(
+            problem(&ask(Some("tl_testadmin_not-the-secret-of-this-key")).await),
+            (401, "UNAUTHENTICATED")
+        );
         let refused = ask(Some(&poor)).await;
         assert_eq!(problem(&refused), (403, "FORBIDDEN"), "{url}");
-        assert!(refused.body["detail"].as_str().unwrap().contains(scope), "{refused:?} does not name {scope}");
+        assert!(
+            refused.body["detail"].as_str().unwrap().contains(scope),
+            "{refused:?} does not name {scope}"
+        );
         if !held.contains_key(scope) {
             held.insert(scope.to_owned(), key(&service, &[scope]).await);
         }
@@ -118,7 +127,8 @@ async fn every_route_needs_its_scope_and_names_it(db: Db) {
 async fn answers_are_what_the_document_says(db: Db) {
     let service = reader().start(db).await;
     let id = uuid::Uuid::from_u128(4).to_string();
-    let body = json!({"inputs": {"task": "x"}, "metadata": {"a": "b"}, "run_id": id, "session_id": id});
+    let body =
+        json!({"inputs": {"task": "x"}, "metadata": {"a": "b"}, "run_id": id, "session_id": id});
     let invoked = service.run("reader", &body).await;
     let run = invoked["run_id"].as_str().unwrap();
     let document = document();
@@ -130,8 +140,12 @@ async fn answers_are_what_the_document_says(db: Db) {
             ("POST", "/agents/{name}/invoke" | "/agents/{name}/invoke-iterative") => {
                 ("200", service.post(&operation.path(run), &json!({"inputs": {"task": "x"}})).await)
             }
-            ("POST", "/runs/{id}/cancel") => ("200", service.post(&operation.path(run), &json!({})).await),
-            ("POST", "/keys") => ("201", service.post("/keys", &json!({"name": "n", "scopes": ["runs:read"]})).await),
+            ("POST", "/runs/{id}/cancel") => {
+                ("200", service.post(&operation.path(run), &json!({})).await)
+            }
+            ("POST", "/keys") => {
+                ("201", service.post("/keys", &json!({"name": "n", "scopes": ["runs:read"]})).await)
+            }
             _ => continue,
         };
         assert_eq!(body.status.as_str(), status, "{} {body:?}", operation.path);
@@ -140,8 +154,10 @@ async fn answers_are_what_the_document_says(db: Db) {
             let mut schema = content["schema"].clone();
             schema["components"] = document["components"].clone();
             let validator = jsonschema::validator_for(&schema).unwrap();
-            let errors: Vec<String> =
-                validator.iter_errors(value).map(|e| format!("{} {e}", e.instance_path())).collect();
+            let errors: Vec<String> = validator
+                .iter_errors(value)
+                .map(|e| format!("{} {e}", e.instance_path()))
+                .collect();
             assert!(errors.is_empty(), "{what} of {}: {errors:#?}", operation.path);
         }
         checked += 1;
@@ -152,13 +168,20 @@ async fn answers_are_what_the_document_says(db: Db) {
 async fn documented_parameters_are_taken_and_others_refused(db: Db) {
     let service = reader().start(db).await;
     let run = uuid::Uuid::from_u128(4).to_string();
-    service.run("reader", &json!({"inputs": {"task": "x"}, "run_id": run, "session_id": run})).await;
-    for operation in operations().iter().filter(|o| o.method == Method::GET && o.scope().is_some()) {
+    service
+        .run("reader", &json!({"inputs": {"task": "x"}, "run_id": run, "session_id": run}))
+        .await;
+    for operation in operations().iter().filter(|o| o.method == Method::GET && o.scope().is_some())
+    {
         let path = operation.path(&run);
         let refused = service.get(&format!("{path}?colour=red")).await;
         assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{path}");
         assert!(refused.body["detail"].as_str().unwrap().contains("colour"));
-        for parameter in operation.details["parameters"].as_array().into_iter().flatten().filter(|p| p["in"] == "query")
+        for parameter in operation.details["parameters"]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter(|p| p["in"] == "query")
         {
             let name = match parameter["name"].as_str().unwrap() {
                 // One parameter a label: it stands for all that begin with its name.
@@ -172,13 +195,19 @@ async fn documented_parameters_are_taken_and_others_refused(db: Db) {
                 "decision" => "allowed",
                 "outcome" => "failed",
                 "run_id" | "parent_run_id" => &run,
-                "created_after" | "created_before" | "since" | "until" => "2026-01-31T12:00:00%2B01:00",
+                "created_after" | "created_before" | "since" | "until" => {
+                    "2026-01-31T12:00:00%2B01:00"
+                }
                 "cursor" => continue,
                 _ => "anything",
             };
             let taken = service.get(&format!("{path}?{name}={value}")).await;
             assert_eq!(taken.status, 200, "{path}?{name}={value} {taken:?}");
-            for wrong in [format!("{name}={value}&{name}={value}"), format!("{name}=%00"), format!("{name}=%ff")] {
+            for wrong in [
+                format!("{name}={value}&{name}={value}"),
+                format!("{name}=%00"),
+                format!("{name}=%ff"),
+            ] {
                 let refused = service.get(&format!("{path}?{wrong}")).await;
                 assert_eq!(problem(&refused), (400, "INVALID_PARAMETER"), "{path}?{wrong}");
             }
@@ -197,7 +226,10 @@ async fn keys_are_shown_once_and_stop_working_when_revoked(db: Db) {
     let (id, token) = (made.body["id"].as_str().unwrap(), made.body["key"].as_str().unwrap());
     assert!(token.starts_with(&format!("tl_{id}_")) && token.len() > 50, "{token}");
     assert_eq!(made.body["scopes"], json!(["agents:invoke", "runs:read"]));
-    assert_eq!((&made.body["tenant"], &made.body["expires_at"]), (&json!("default"), &body["expires_at"]));
+    assert_eq!(
+        (&made.body["tenant"], &made.body["expires_at"]),
+        (&json!("default"), &body["expires_at"])
+    );
 
     let listed = service.get("/v1/keys").await.body;
     let mut shown = made.body.as_object().unwrap().clone();
@@ -213,15 +245,24 @@ async fn keys_are_shown_once_and_stop_working_when_revoked(db: Db) {
     assert_eq!(service.delete(&format!("/v1/keys/{id}")).await.status, 204, "again is harmless");
     assert!(service.get("/v1/keys").await.body["data"][0]["revoked_at"].is_string());
     for unknown in ["nobody", "a%00b", "a%2Fb", "%C3%A9"] {
-        assert_eq!(problem(&service.delete(&format!("/v1/keys/{unknown}")).await), (404, "NOT_FOUND"), "{unknown}");
+        assert_eq!(
+            problem(&service.delete(&format!("/v1/keys/{unknown}")).await),
+            (404, "NOT_FOUND"),
+            "{unknown}"
+        );
     }
 
     let soon = chrono::Utc::now() + chrono::Duration::milliseconds(500);
-    let short = service.post("/v1/keys", &json!({"name": "s", "scopes": ["runs:read"], "expires_at": soon})).await;
+    let short = service
+        .post("/v1/keys", &json!({"name": "s", "scopes": ["runs:read"], "expires_at": soon}))
+        .await;
     let token = short.body["key"].as_str().unwrap_or_else(|| panic!("{short:?}")).to_owned();
     let mut last = 0;
     for _ in 0..500 {
-        last = answer(service.http.get(service.url("/v1/runs")).bearer_auth(&token)).await.status.as_u16();
+        last = answer(service.http.get(service.url("/v1/runs")).bearer_auth(&token))
+            .await
+            .status
+            .as_u16();
         if last == 401 {
             break;
         }
@@ -239,9 +280,15 @@ async fn nobody_makes_a_key_beyond_their_own(db: Db) {
         (json!({"name": "x", "scopes": ["runs:read", "everything"]}), "/scopes/1"),
         (json!({"name": "x", "scopes": "runs:read"}), "/scopes"),
         (json!({"name": "x", "scopes": ["runs:read"], "tenant": "Not A Tenant"}), "/tenant"),
-        (json!({"name": "x", "scopes": ["runs:read"], "expires_at": "2020-01-01T00:00:00Z"}), "/expires_at"),
+        (
+            json!({"name": "x", "scopes": ["runs:read"], "expires_at": "2020-01-01T00:00:00Z"}),
+            "/expires_at",
+        ),
         (json!({"name": "x", "scopes": ["runs:read"], "expires_at": "tomorrow"}), "/expires_at"),
-        (json!({"name": "x", "scopes": ["runs:read"], "rate_limit_per_minute": 0}), "/rate_limit_per_minute"),
+        (
+            json!({"name": "x", "scopes": ["runs:read"], "rate_limit_per_minute": 0}),
+            "/rate_limit_per_minute",
+        ),
         (json!({"name": "x", "scopes": ["runs:read"], "secret": "mine"}), "/secret"),
     ];
     for (body, pointer) in faulty {
@@ -269,20 +316,31 @@ async fn agents_and_tools_are_shown(db: Db) {
     let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
     assert_eq!(names, ["another", "reader"]);
     let agent = service.get("/agents/reader").await.body;
-    assert_eq!((&agent["description"], &agent["hash"]), (&json!("Reads a file."), &list["data"][1]["hash"]));
-    assert_eq!((&agent["tools"], &agent["limits"]["max_attempts"]), (&json!(["file_ops"]), &json!(3)));
+    assert_eq!(
+        (&agent["description"], &agent["hash"]),
+        (&json!("Reads a file."), &list["data"][1]["hash"])
+    );
+    assert_eq!(
+        (&agent["tools"], &agent["limits"]["max_attempts"]),
+        (&json!(["file_ops"]), &json!(3))
+    );
     assert_eq!(agent["inputs"]["required"], json!(["task"]));
     assert_eq!(problem(&service.get("/v1/agents/nobody").await), (404, "NOT_FOUND"));
 
     let first = service.get("/v1/agents?limit=1").await.body;
     let cursor = first["next_cursor"].as_str().unwrap();
     let second = service.get(&format!("/v1/agents?limit=1&cursor={cursor}")).await.body;
-    assert_eq!((&second["data"][0]["name"], &second["next_cursor"]), (&json!("reader"), &Value::Null));
+    assert_eq!(
+        (&second["data"][0]["name"], &second["next_cursor"]),
+        (&json!("reader"), &Value::Null)
+    );
 
     let tool = service.get("/v1/tools/file_ops").await.body;
     assert_eq!((&tool["allowed"], &tool["source"]), (&json!(true), &json!("builtin")));
     assert_eq!(tool["input_schema"]["type"], "object");
-    for (scopes, allowed) in [(vec!["tools:read"], false), (vec!["tools:read", "tools:file_ops"], true)] {
+    for (scopes, allowed) in
+        [(vec!["tools:read"], false), (vec!["tools:read", "tools:file_ops"], true)]
+    {
         let key = key(&service, &scopes).await;
         let seen = answer(service.http.get(service.url("/v1/tools")).bearer_auth(key)).await.body;
         assert_eq!(seen["data"][0]["allowed"], allowed, "{scopes:?}");
@@ -297,7 +355,8 @@ async fn bodies_are_refused_with_the_connection_alive(db: Db) {
     let send = async |body: reqwest::Body, kind: &str| {
         answer(service.request(Method::POST, path).header("content-type", kind).body(body)).await
     };
-    let deep = format!("{{\"inputs\": {{\"task\": {}1{}}}}}", "[".repeat(20_000), "]".repeat(20_000));
+    let deep =
+        format!("{{\"inputs\": {{\"task\": {}1{}}}}}", "[".repeat(20_000), "]".repeat(20_000));
     for (body, expected) in [
         (String::from("{\"inputs\": "), (400, "MALFORMED_JSON")),
         ("nonsense".into(), (400, "MALFORMED_JSON")),
@@ -307,7 +366,10 @@ async fn bodies_are_refused_with_the_connection_alive(db: Db) {
         (r#"{"inputs": {"task": "\ud800"}}"#.into(), (400, "MALFORMED_JSON")),
         (r#"{"inputs": {"task": 1e999}}"#.into(), (400, "MALFORMED_JSON")),
         (deep, (400, "MALFORMED_JSON")),
-        (format!(r#"{{"inputs": {{"task": "{}"}}}}"#, "x".repeat(70_000)), (413, "PAYLOAD_TOO_LARGE")),
+        (
+            format!(r#"{{"inputs": {{"task": "{}"}}}}"#, "x".repeat(70_000)),
+            (413, "PAYLOAD_TOO_LARGE"),
+        ),
         ("x".repeat(11_000_000), (413, "PAYLOAD_TOO_LARGE")),
     ] {
         let start: String = body.chars().take(40).collect();
@@ -317,18 +379,29 @@ async fn bodies_are_refused_with_the_connection_alive(db: Db) {
     let chunked = send(reqwest::Body::wrap_stream(chunks), "application/json").await;
     assert_eq!(problem(&chunked), (413, "PAYLOAD_TOO_LARGE"));
     assert_eq!(problem(&send("{}".into(), "text/plain").await), (415, "UNSUPPORTED_MEDIA_TYPE"));
-    assert_eq!(problem(&send("".into(), "text/plain").await), (422, "INVALID_INPUTS"), "no body is an empty object");
-    let literal = send(r#"{"inputs": {"task": "\\u0000"}}"#.into(), "application/json; charset=utf-8").await;
+    assert_eq!(
+        problem(&send("".into(), "text/plain").await),
+        (422, "INVALID_INPUTS"),
+        "no body is an empty object"
+    );
+    let literal =
+        send(r#"{"inputs": {"task": "\\u0000"}}"#.into(), "application/json; charset=utf-8").await;
     assert_eq!(literal.status, 200, "a backslash and the text u0000 are no NUL: {literal:?}");
 }
 
 async fn a_request_id_and_a_run_id_are_on_every_answer(db: Db) {
     let service = reader().start(db).await;
     let body = json!({"inputs": {"task": "x"}});
-    for (path, status) in [("/v1/agents/reader/invoke-iterative", 200), ("/v1/agents/nobody/invoke", 404)] {
-        let request = service.request(Method::POST, path).header("x-request-id", "mine-1").json(&body);
+    for (path, status) in
+        [("/v1/agents/reader/invoke-iterative", 200), ("/v1/agents/nobody/invoke", 404)]
+    {
+        let request =
+            service.request(Method::POST, path).header("x-request-id", "mine-1").json(&body);
         let answer = answer(request).await;
-        assert_eq!((answer.status.as_u16(), &answer.headers["x-request-id"]), (status, &"mine-1".parse().unwrap()));
+        assert_eq!(
+            (answer.status.as_u16(), &answer.headers["x-request-id"]),
+            (status, &"mine-1".parse().unwrap())
+        );
         if status == 200 {
             assert_eq!(answer.headers["x-run-id"], answer.body["run_id"].as_str().unwrap());
         } else {
@@ -337,7 +410,10 @@ async fn a_request_id_and_a_run_id_are_on_every_answer(db: Db) {
         }
     }
     for accept in ["text/html", "application/json;q=0"] {
-        let request = service.request(Method::POST, "/agents/reader/invoke").header("accept", accept).json(&body);
+        let request = service
+            .request(Method::POST, "/agents/reader/invoke")
+            .header("accept", accept)
+            .json(&body);
         assert_eq!(problem(&answer(request).await), (406, "NOT_ACCEPTABLE"), "{accept}");
     }
     assert!(!service.get("/v1/nowhere").await.headers["x-request-id"].is_empty());
@@ -354,22 +430,32 @@ async fn health_and_document_are_open(db: Db) {
         assert_eq!(open(path).await.body, document());
     }
     let wrong = answer(service.request(Method::PUT, "/v1/runs")).await;
-    assert_eq!((problem(&wrong), &wrong.headers["allow"]), ((405, "METHOD_NOT_ALLOWED"), &"GET,HEAD".parse().unwrap()));
+    assert_eq!(
+        (problem(&wrong), &wrong.headers["allow"]),
+        ((405, "METHOD_NOT_ALLOWED"), &"GET,HEAD".parse().unwrap())
+    );
     assert_eq!(problem(&open("/v3/runs").await), (404, "NOT_FOUND"));
     assert_eq!(service.http.head(service.url("/healthz")).send().await.unwrap().status(), 200);
 }
 
 async fn audit_filters_and_pages(db: Db) {
     let service = reader().start(db).await;
-    let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await["run_id"].as_str().unwrap().to_owned();
+    let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await["run_id"]
+        .as_str()
+        .unwrap()
+        .to_owned();
     service.run("reader", &json!({"inputs": {"task": "y"}})).await;
-    let count =
-        async |query: &str| service.get(&format!("/v1/audit?{query}")).await.body["data"].as_array().unwrap().len();
+    let count = async |query: &str| {
+        service.get(&format!("/v1/audit?{query}")).await.body["data"].as_array().unwrap().len()
+    };
     assert_eq!(count("").await, 4);
     assert_eq!(count(&format!("run_id={run}")).await, 2);
     assert_eq!(count("outcome=failed").await, 2, "reading what is not there");
     assert_eq!(
-        count(&format!("outcome=succeeded&run_id={run}&tool=file_ops&decision=allowed&subject=testadmin")).await,
+        count(&format!(
+            "outcome=succeeded&run_id={run}&tool=file_ops&decision=allowed&subject=testadmin"
+        ))
+        .await,
         1
     );
     assert_eq!(count("tool=shell").await, 0);
@@ -378,7 +464,13 @@ async fn audit_filters_and_pages(db: Db) {
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
         let page = service.get(&format!("/v1/audit?limit=3{cursor}")).await.body;
-        seen.extend(page["data"].as_array().unwrap().iter().map(|row| row["id"].as_str().unwrap().to_owned()));
+        seen.extend(
+            page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|row| row["id"].as_str().unwrap().to_owned()),
+        );
         let Some(next) = page["next_cursor"].as_str() else { break };
         cursor = format!("&cursor={next}");
     }
@@ -390,6 +482,10 @@ async fn audit_filters_and_pages(db: Db) {
         .collect();
     assert_eq!((seen.len(), &seen), (4, &all));
     for wrong in ["decision=maybe", "outcome=fine", "run_id=7"] {
-        assert_eq!(problem(&service.get(&format!("/v1/audit?{wrong}")).await), (400, "INVALID_PARAMETER"), "{wrong}");
+        assert_eq!(
+            problem(&service.get(&format!("/v1/audit?{wrong}")).await),
+            (400, "INVALID_PARAMETER"),
+            "{wrong}"
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Runs that wait for somebody: what is asked, who may answer, and what becomes of the run, whoever dies in between.
+//! Runs that wait for somebody: what is asked, who may answer, and what becomes of the run, whoever
+//! dies in between.
 
 use std::time::Duration;
 
@@ -69,11 +70,14 @@ pub fn paths(run: &Value) -> (String, Vec<String>) {
 }
 
 pub fn file(service: &Service, path: &str) -> String {
-    std::fs::read_to_string(service.dir.path().join("workspace/default").join(path)).unwrap_or_default()
+    std::fs::read_to_string(service.dir.path().join("workspace/default").join(path))
+        .unwrap_or_default()
 }
 
 pub async fn ended(service: &Service, run: &str) -> Value {
-    service.until(run, |run| ["completed", "failed", "cancelled"].contains(&text(run, "status"))).await
+    service
+        .until(run, |run| ["completed", "failed", "cancelled"].contains(&text(run, "status")))
+        .await
 }
 
 pub async fn types(service: &Service, run: &str) -> Vec<String> {
@@ -89,13 +93,22 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
     assert!(!parked.headers.contains_key("preference-applied"), "nobody preferred it");
     let pending = &parked.body["pending"][0];
     assert_eq!((&pending["kind"], &pending["tool"]), (&json!("approval"), &json!("file_ops")));
-    assert_eq!(pending["arguments"], json!({"operation": "write", "path": "notes.txt", "content": "new\n"}));
+    assert_eq!(
+        pending["arguments"],
+        json!({"operation": "write", "path": "notes.txt", "content": "new\n"})
+    );
     assert!(text(pending, "reason").contains("notes.txt"), "{pending:#}");
     assert!(text(pending, "expires_at") > text(&parked.body, "created_at"));
     assert_eq!(service.get(&run).await.body["pending"], parked.body["pending"]);
-    assert_eq!(service.get(&format!("{run}/wait?timeout=60")).await.body["status"], "awaiting_approval");
+    assert_eq!(
+        service.get(&format!("{run}/wait?timeout=60")).await.body["status"],
+        "awaiting_approval"
+    );
     let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
-    assert_eq!((&call["state"], &call["decision"]), (&json!("awaiting_approval"), &json!("escalated")));
+    assert_eq!(
+        (&call["state"], &call["decision"]),
+        (&json!("awaiting_approval"), &json!("escalated"))
+    );
     assert_eq!(file(&service, "notes.txt"), "old\n");
 
     let waiting = service.get("/v1/approvals").await.body;
@@ -107,11 +120,16 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
     assert_eq!((&row["run_id"], &row["agent"]), (&parked.body["run_id"], &json!("editor")));
     assert_eq!((&row["status"], &row["decided_by"]), (&json!("pending"), &Value::Null));
 
-    let approved = service.post(&format!("{}/approve", calls[0]), &json!({"reason": "go on"})).await;
+    let approved =
+        service.post(&format!("{}/approve", calls[0]), &json!({"reason": "go on"})).await;
     assert_eq!(approved.status, 200, "{:#}", approved.body);
     assert_eq!(approved.body["pending"], json!([]), "{:#}", approved.body);
     let done = ended(&service, &run).await;
-    assert_eq!((&done["status"], &done["tool_calls_made"]), (&json!("completed"), &json!(1)), "{done:#}");
+    assert_eq!(
+        (&done["status"], &done["tool_calls_made"]),
+        (&json!("completed"), &json!(1)),
+        "{done:#}"
+    );
     assert_eq!(file(&service, "notes.txt"), "new\n");
     assert_eq!(
         types(&service, &run).await[3..],
@@ -128,20 +146,31 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
         ]
     );
     let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
-    assert_eq!((&call["state"], &call["decision"]), (&json!("succeeded"), &json!("escalated")), "{call:#}");
+    assert_eq!(
+        (&call["state"], &call["decision"]),
+        (&json!("succeeded"), &json!("escalated")),
+        "{call:#}"
+    );
     assert!(text(call, "reason").ends_with("Approved by testadmin."), "{call:#}");
     assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     let row = &service.get("/v1/approvals?status=approved").await.body["data"][0];
-    assert_eq!((&row["decided_by"], &row["decision_reason"]), (&json!("testadmin"), &json!("go on")));
+    assert_eq!(
+        (&row["decided_by"], &row["decision_reason"]),
+        (&json!("testadmin"), &json!("go on"))
+    );
     assert!(row["decided_at"].is_string());
     let audit = service.get("/v1/audit").await.body;
-    let said: Vec<_> = audit["data"].as_array().unwrap().iter().map(|r| (&r["decision"], &r["outcome"])).collect();
+    let said: Vec<_> =
+        audit["data"].as_array().unwrap().iter().map(|r| (&r["decision"], &r["outcome"])).collect();
     let (asked, allowed, done) = (json!("escalated"), json!("allowed"), json!("succeeded"));
     let waits = json!("not_executed");
     assert_eq!(said, [(&asked, &done), (&allowed, &waits), (&asked, &waits)], "{audit:#}");
     assert_eq!(audit["data"][1]["reason"], "Approved by testadmin: go on");
     let again = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
-    assert_eq!((again.status.as_u16(), &again.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
+    assert_eq!(
+        (again.status.as_u16(), &again.body["code"]),
+        (409, &json!("NOT_AWAITING_APPROVAL"))
+    );
 }
 
 async fn a_denied_call_is_told_to_the_model(db: Db) {
@@ -149,13 +178,23 @@ async fn a_denied_call_is_told_to_the_model(db: Db) {
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let edited = service.post(&format!("{}/deny", calls[0]), &json!({"arguments": {}})).await;
     assert_eq!(edited.status, 422, "only who approves edits: {edited:?}");
-    assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({"reason": "not today"})).await.status, 200);
+    assert_eq!(
+        service.post(&format!("{}/deny", calls[0]), &json!({"reason": "not today"})).await.status,
+        200
+    );
     let done = ended(&service, &run).await;
-    assert_eq!(done["output"], json!({"result": "Error: testadmin denied this call: not today."}), "{done:#}");
+    assert_eq!(
+        done["output"],
+        json!({"result": "Error: testadmin denied this call: not today."}),
+        "{done:#}"
+    );
     assert_eq!(file(&service, "notes.txt"), "old\n");
     let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
     assert_eq!((&call["state"], &call["is_error"]), (&json!("denied"), &json!(true)));
-    assert_eq!(service.get("/v1/approvals?status=denied").await.body["data"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        service.get("/v1/approvals?status=denied").await.body["data"].as_array().unwrap().len(),
+        1
+    );
 }
 
 async fn nobody_decides_in_time(db: Db) {
@@ -163,10 +202,18 @@ async fn nobody_decides_in_time(db: Db) {
     let service = editor().agent("hasty", &hasty).start(db).await;
     let (run, calls) = paths(&parked(&service, "hasty").await.body);
     let done = ended(&service, &run).await;
-    assert_eq!(done["output"], json!({"result": "Error: Nobody approved this call in time."}), "{done:#}");
+    assert_eq!(
+        done["output"],
+        json!({"result": "Error: Nobody approved this call in time."}),
+        "{done:#}"
+    );
     assert_eq!(file(&service, "notes.txt"), "old\n");
     let row = &service.get("/v1/approvals?status=expired").await.body["data"][0];
-    assert_eq!((&row["decided_by"], row["decided_at"].is_string()), (&Value::Null, true), "{row:#}");
+    assert_eq!(
+        (&row["decided_by"], row["decided_at"].is_string()),
+        (&Value::Null, true),
+        "{row:#}"
+    );
     let late = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
     let audit = service.get("/v1/audit?decision=blocked").await.body;
@@ -177,9 +224,15 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
     let service = editor().start(db).await;
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let approve = format!("{}/approve", calls[0]);
-    for (arguments, pointer) in [(json!({"operation": "fly"}), "/arguments/operation"), (json!([]), "/arguments")] {
+    for (arguments, pointer) in
+        [(json!({"operation": "fly"}), "/arguments/operation"), (json!([]), "/arguments")]
+    {
         let refused = service.post(&approve, &json!({"arguments": arguments})).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (422, &json!("INVALID_INPUTS")), "{refused:?}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (422, &json!("INVALID_INPUTS")),
+            "{refused:?}"
+        );
         let pointers: Vec<&str> =
             refused.body["errors"].as_array().unwrap().iter().map(|e| text(e, "pointer")).collect();
         assert!(pointers.contains(&pointer), "{pointers:?}");
@@ -187,12 +240,16 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
     let edited = json!({"operation": "write", "path": "other.txt", "content": "edited\n"});
     assert_eq!(service.post(&approve, &json!({"arguments": edited})).await.status, 200);
     assert_eq!(ended(&service, &run).await["status"], "completed");
-    assert_eq!((file(&service, "notes.txt"), file(&service, "other.txt")), ("old\n".into(), "edited\n".into()));
+    assert_eq!(
+        (file(&service, "notes.txt"), file(&service, "other.txt")),
+        ("old\n".into(), "edited\n".into())
+    );
 
     // What is forbidden stays so, whoever approves it.
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let secret = json!({"operation": "write", "path": "secret/key.txt", "content": "mine\n"});
-    let approved = service.post(&format!("{}/approve", calls[0]), &json!({"arguments": secret})).await;
+    let approved =
+        service.post(&format!("{}/approve", calls[0]), &json!({"arguments": secret})).await;
     assert_eq!(approved.status, 200);
     let done = ended(&service, &run).await;
     assert!(text(&done["output"], "result").contains("Blocked by the path rule"), "{done:#}");
@@ -215,13 +272,19 @@ steps:
     assert_eq!(calls.len(), 2, "both at once: {parked:#}");
     assert_eq!(parked["tool_calls_made"], 1, "what comes before is done");
     let first = service.post(&format!("{}/deny", calls[1]), &json!({})).await.body;
-    assert_eq!((&first["status"], first["pending"].as_array().unwrap().len()), (&json!("awaiting_approval"), 1));
+    assert_eq!(
+        (&first["status"], first["pending"].as_array().unwrap().len()),
+        (&json!("awaiting_approval"), 1)
+    );
     assert_eq!(file(&service, "log.txt"), "", "the others of the batch wait");
     assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
     let done = ended(&service, &run).await;
     assert_eq!(done["output"], json!({"result": "4 old"}), "{done:#}");
     assert_eq!(file(&service, "notes.txt"), "one\n");
-    assert_eq!((file(&service, "log.txt"), file(&service, "other.txt")), ("between\n".into(), "other\n".into()));
+    assert_eq!(
+        (file(&service, "log.txt"), file(&service, "other.txt")),
+        ("between\n".into(), "other\n".into())
+    );
     let resumed = types(&service, &run).await.iter().filter(|kind| *kind == "run.resumed").count();
     assert_eq!(resumed, 1, "the batch goes on once");
 }
@@ -238,7 +301,10 @@ async fn of_two_who_decide_one_is_late(db: Db) {
         });
         let answers = futures::future::join_all(decide).await;
         let taken: Vec<_> = answers.iter().filter(|(_, answer)| answer.status == 200).collect();
-        let late = answers.iter().filter(|(_, answer)| answer.body["code"] == "NOT_AWAITING_APPROVAL").count();
+        let late = answers
+            .iter()
+            .filter(|(_, answer)| answer.body["code"] == "NOT_AWAITING_APPROVAL")
+            .count();
         assert_eq!((taken.len(), late), (1, 7), "{answers:?}");
         ended(&service, &run).await;
         let call = &service.get(&format!("{run}/tool-calls")).await.body["data"][0];
@@ -254,21 +320,33 @@ async fn cancelling_races_approving(db: Db) {
     assert_eq!(cancelled["error"]["context"]["phase"], "approval", "{cancelled:#}");
     assert_eq!(cancelled["pending"], json!([]));
     assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 409);
-    assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]), "what an ended run asked for is void");
-    assert_eq!(service.get("/v1/approvals?status=void").await.body["data"].as_array().unwrap().len(), 1);
+    assert_eq!(
+        service.get("/v1/approvals").await.body["data"],
+        json!([]),
+        "what an ended run asked for is void"
+    );
+    assert_eq!(
+        service.get("/v1/approvals?status=void").await.body["data"].as_array().unwrap().len(),
+        1
+    );
 
     for _ in 0..10 {
         service.write("workspace/default/notes.txt", "old\n");
         let (run, calls) = paths(&parked(&service, "editor").await.body);
         let (cancel, approve) = (format!("{run}/cancel"), format!("{}/approve", calls[0]));
         let nothing = json!({});
-        let (cancelled, approved) = tokio::join!(service.post(&cancel, &nothing), service.post(&approve, &nothing));
+        let (cancelled, approved) =
+            tokio::join!(service.post(&cancel, &nothing), service.post(&approve, &nothing));
         assert!([200, 202].contains(&cancelled.status.as_u16()), "{cancelled:?}");
         assert!([200, 409].contains(&approved.status.as_u16()), "{approved:?}");
         let done = ended(&service, &run).await;
         if approved.status == 409 {
             assert_eq!(done["status"], "cancelled");
-            assert_eq!(file(&service, "notes.txt"), "old\n", "nothing is executed that nobody approved");
+            assert_eq!(
+                file(&service, "notes.txt"),
+                "old\n",
+                "nothing is executed that nobody approved"
+            );
         }
         assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
     }
@@ -319,7 +397,8 @@ steps:
 
 async fn a_stream_goes_on_over_a_park(db: Db) {
     let service = editor().start(db).await;
-    let request = service.request(Method::POST, "/v1/agents/editor/invoke-iterative").json(&json!({}));
+    let request =
+        service.request(Method::POST, "/v1/agents/editor/invoke-iterative").json(&json!({}));
     let response = request.header("accept", "text/event-stream").send().await.unwrap();
     let run = format!("/v1/runs/{}", response.headers()["x-run-id"].to_str().unwrap());
     let mut reader = crate::streaming::Reader::of(response);
@@ -330,16 +409,23 @@ async fn a_stream_goes_on_over_a_park(db: Db) {
         }
     };
     let call = text(&asked.data["data"], "call_id");
-    let other = crate::streaming::follow(&service, run.rsplit('/').next().unwrap(), Some(asked.id)).await;
+    let other =
+        crate::streaming::follow(&service, run.rsplit('/').next().unwrap(), Some(asked.id)).await;
     let parked = service.until(&run, |run| run["status"] == "awaiting_approval").await;
     assert_eq!(parked["pending"][0]["call_id"], call);
-    assert_eq!(service.post(&format!("{run}/tool-calls/{call}/approve"), &json!({})).await.status, 200);
+    assert_eq!(
+        service.post(&format!("{run}/tool-calls/{call}/approve"), &json!({})).await.status,
+        200
+    );
     let rest = reader.rest().await;
     assert_eq!(other.rest().await, rest);
     assert_eq!(rest.first().unwrap().event, "run.resumed");
     assert_eq!(rest.last().unwrap().data["data"]["run"]["status"], "completed");
     let numbers: Vec<i64> = rest.iter().map(|frame| frame.id).collect();
-    assert!(numbers.iter().zip(asked.id + 1..).all(|(number, expected)| *number == expected), "{numbers:?}");
+    assert!(
+        numbers.iter().zip(asked.id + 1..).all(|(number, expected)| *number == expected),
+        "{numbers:?}"
+    );
 }
 
 async fn a_parked_run_is_told_on_every_way(db: Db) {
@@ -348,19 +434,35 @@ async fn a_parked_run_is_told_on_every_way(db: Db) {
     for prefer in ["wait=60", "respond-async, wait=60"] {
         let request = service.request(Method::POST, path).json(&json!({})).header("prefer", prefer);
         let parked = answer(request.header("idempotency-key", prefer)).await;
-        assert_eq!((parked.status.as_u16(), &parked.body["status"]), (202, &json!("awaiting_approval")), "{prefer}");
+        assert_eq!(
+            (parked.status.as_u16(), &parked.body["status"]),
+            (202, &json!("awaiting_approval")),
+            "{prefer}"
+        );
         assert_eq!(parked.body["pending"].as_array().unwrap().len(), 1, "{prefer}");
-        let request = service.request(Method::POST, path).json(&json!({})).header("idempotency-key", prefer);
+        let request =
+            service.request(Method::POST, path).json(&json!({})).header("idempotency-key", prefer);
         let replayed = answer(request).await;
-        assert_eq!((replayed.status.as_u16(), &replayed.body["run_id"]), (202, &parked.body["run_id"]), "{prefer}");
+        assert_eq!(
+            (replayed.status.as_u16(), &replayed.body["run_id"]),
+            (202, &parked.body["run_id"]),
+            "{prefer}"
+        );
         assert_eq!(replayed.headers["location"], parked.headers["location"]);
     }
-    let request = service.request(Method::POST, path).json(&json!({})).header("prefer", "respond-async");
+    let request =
+        service.request(Method::POST, path).json(&json!({})).header("prefer", "respond-async");
     let queued = answer(request).await;
     let run = queued.headers["location"].to_str().unwrap();
     let waited = service.get(&format!("{run}/wait?timeout=60")).await.body;
     assert_eq!(waited["status"], "awaiting_approval");
-    assert_eq!(service.get("/v1/runs?status=awaiting_approval").await.body["data"].as_array().unwrap().len(), 3);
+    assert_eq!(
+        service.get("/v1/runs?status=awaiting_approval").await.body["data"]
+            .as_array()
+            .unwrap()
+            .len(),
+        3
+    );
     // Who waits hears of the end when somebody decides.
     let (_, calls) = paths(&waited);
     assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
@@ -376,13 +478,23 @@ async fn only_who_may_decides(db: Db) {
     let no_uuid = format!("{run}/tool-calls/first/approve");
     for path in [no_call, no_run, no_uuid] {
         let unknown = service.post(&path, &json!({})).await;
-        assert_eq!((unknown.status.as_u16(), &unknown.body["code"]), (404, &json!("NOT_FOUND")), "{path}");
+        assert_eq!(
+            (unknown.status.as_u16(), &unknown.body["code"]),
+            (404, &json!("NOT_FOUND")),
+            "{path}"
+        );
     }
     let long = service.post(&approve, &json!({"reason": "x".repeat(1001)})).await;
-    assert_eq!((long.status.as_u16(), &long.body["errors"][0]["pointer"]), (422, &json!("/reason")));
+    assert_eq!(
+        (long.status.as_u16(), &long.body["errors"][0]["pointer"]),
+        (422, &json!("/reason"))
+    );
     let others = [
         (json!({"name": "x", "tenant": "other", "scopes": ["runs:approve"]}), 404),
-        (json!({"name": "x", "tenant": "default", "scopes": ["runs:read", "runs:cancel", "agents:invoke"]}), 403),
+        (
+            json!({"name": "x", "tenant": "default", "scopes": ["runs:read", "runs:cancel", "agents:invoke"]}),
+            403,
+        ),
     ];
     let admin = service.key.clone();
     for (key, status) in others {
@@ -423,17 +535,33 @@ steps:
     for verb in ["approve", "deny"] {
         let parked = parked(&service, "watched").await.body;
         let pending = &parked["pending"][0];
-        assert_eq!((&pending["kind"], &pending["tool"]), (&json!("escalation"), &json!("")), "{pending:#}");
+        assert_eq!(
+            (&pending["kind"], &pending["tool"]),
+            (&json!("escalation"), &json!("")),
+            "{pending:#}"
+        );
         assert!(text(pending, "reason").contains("counters.tool_calls >= 1"), "{pending:#}");
-        assert_eq!(service.get("/v1/approvals").await.body["data"][0]["call_id"], pending["call_id"]);
+        assert_eq!(
+            service.get("/v1/approvals").await.body["data"][0]["call_id"],
+            pending["call_id"]
+        );
         let (run, calls) = paths(&parked);
-        let edited = service.post(&format!("{}/approve", calls[0]), &json!({"arguments": {}})).await;
+        let edited =
+            service.post(&format!("{}/approve", calls[0]), &json!({"arguments": {}})).await;
         assert_eq!((edited.status.as_u16(), &edited.body["code"]), (422, &json!("INVALID_INPUTS")));
         assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 200);
         let done = ended(&service, &run).await;
         if verb == "approve" {
-            assert_eq!((&done["status"], &done["tool_calls_made"]), (&json!("completed"), &json!(2)), "{done:#}");
-            assert_eq!(types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count(), 1, "once");
+            assert_eq!(
+                (&done["status"], &done["tool_calls_made"]),
+                (&json!("completed"), &json!(2)),
+                "{done:#}"
+            );
+            assert_eq!(
+                types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count(),
+                1,
+                "once"
+            );
         } else {
             assert_eq!(
                 (&done["status"], &done["error"]["code"]),
@@ -458,7 +586,10 @@ async fn another_replica_takes_the_answer_and_the_run() {
     assert_eq!(there.get("/v1/approvals").await.body["data"].as_array().unwrap().len(), 1);
     assert_eq!(there.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
     assert_eq!(ended(&there, &run).await["status"], "completed");
-    assert_eq!((file(&here, "notes.txt"), file(&there, "notes.txt")), ("old\n".into(), "new\n".into()));
+    assert_eq!(
+        (file(&here, "notes.txt"), file(&there, "notes.txt")),
+        ("old\n".into(), "new\n".into())
+    );
     assert_eq!(reader.rest().await.last().unwrap().event, "run.completed");
 }
 
@@ -467,6 +598,10 @@ async fn who_is_nobody_approves_nothing() {
     let service = editor().config("[auth]\nmode = \"none\"").start(Db::Sqlite).await;
     let (_, calls) = paths(&parked(&service, "editor").await.body);
     let refused = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
-    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (403, &json!("FORBIDDEN")), "{refused:?}");
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (403, &json!("FORBIDDEN")),
+        "{refused:?}"
+    );
     assert_eq!(service.get("/v1/approvals").await.body["data"].as_array().unwrap().len(), 1);
 }

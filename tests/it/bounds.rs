@@ -1,5 +1,5 @@
-//! Where a run ends and how its calls are executed, as callers see it: last answers, runs that make no progress,
-//! flags, counted files and lines, calls together, caches, retries.
+//! Where a run ends and how its calls are executed, as callers see it: last answers, runs that make
+//! no progress, flags, counted files and lines, calls together, caches, retries.
 
 use serde_json::{Value, json};
 
@@ -32,7 +32,8 @@ fn worker(settings: &str, steps: &str) -> Setup {
         .file("more.txt", "eighteen\n")
 }
 
-const READ: &str = "  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]\n";
+const READ: &str =
+    "  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: notes.txt}}]\n";
 
 async fn calls_of(service: &Service, run: &Value) -> Vec<Value> {
     let path = format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap());
@@ -54,13 +55,23 @@ async fn a_run_at_a_limit_answers_with_what_it_has(db: Db) {
         "{run:#}"
     );
     assert_eq!((&run["partial"], &run["error"]), (&json!(true), &Value::Null));
-    assert_eq!((&run["output"], &run["iterations"]), (&json!({"result": "as far as I got"}), &json!(2)));
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "as far as I got"}), &json!(2))
+    );
 
     let failed = service.run("worker", &json!({"max_iterations": 1, "on_limit": "fail"})).await;
-    assert_eq!((&failed["status"], &failed["error"]["code"]), (&json!("failed"), &json!("MAX_ITERATIONS")));
+    assert_eq!(
+        (&failed["status"], &failed["error"]["code"]),
+        (&json!("failed"), &json!("MAX_ITERATIONS"))
+    );
     let calls = service.run("worker", &json!({"budget": {"max_tool_calls": 0}})).await;
-    assert_eq!((&calls["termination_reason"], &calls["partial"]), (&json!("budget_exceeded"), &json!(true)));
-    let stored = service.get(&format!("/v1/runs/{}/messages", calls["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(
+        (&calls["termination_reason"], &calls["partial"]),
+        (&json!("budget_exceeded"), &json!(true))
+    );
+    let stored =
+        service.get(&format!("/v1/runs/{}/messages", calls["run_id"].as_str().unwrap())).await.body;
     let said = stored["data"].to_string();
     assert!(said.contains("not executed, the budget for tool calls is used up"), "{said}");
 }
@@ -68,10 +79,16 @@ async fn a_run_at_a_limit_answers_with_what_it_has(db: Db) {
 async fn a_run_that_makes_no_progress_ends(db: Db) {
     let service = worker("", READ).start(db).await;
     let run = service.run("worker", &json!({})).await;
-    assert_eq!((&run["status"], &run["error"]["code"]), (&json!("failed"), &json!("STUCK")), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["error"]["code"]),
+        (&json!("failed"), &json!("STUCK")),
+        "{run:#}"
+    );
     assert_eq!(run["error"]["context"], json!({"tool": "file_ops", "repetitions": 5}));
-    let results: Vec<Value> = calls_of(&service, &run).await.into_iter().map(|call| call["result"].clone()).collect();
-    let noted: Vec<bool> = results.iter().map(|result| result.as_str().unwrap().contains("same result")).collect();
+    let results: Vec<Value> =
+        calls_of(&service, &run).await.into_iter().map(|call| call["result"].clone()).collect();
+    let noted: Vec<bool> =
+        results.iter().map(|result| result.as_str().unwrap().contains("same result")).collect();
     assert_eq!(noted, [false, false, true, true, true], "{results:#?}");
 }
 
@@ -80,17 +97,29 @@ async fn the_first_failure_can_end_a_run(db: Db) {
     let service = worker("", steps).start(db).await;
     assert_eq!(service.run("worker", &json!({})).await["status"], "completed");
     let run = service.run("worker", &json!({"throw_on_tool_failure": true})).await;
-    assert_eq!((&run["termination_reason"], &run["error"]["code"]), (&json!("tool_failure"), &json!("TOOL_FAILURE")));
-    assert_eq!((&run["error"]["context"]["tool"], &run["tool_calls_made"]), (&json!("file_ops"), &json!(1)), "{run:#}");
+    assert_eq!(
+        (&run["termination_reason"], &run["error"]["code"]),
+        (&json!("tool_failure"), &json!("TOOL_FAILURE"))
+    );
+    assert_eq!(
+        (&run["error"]["context"]["tool"], &run["tool_calls_made"]),
+        (&json!("file_ops"), &json!(1)),
+        "{run:#}"
+    );
 }
 
 async fn after_a_block_the_rest_can_be_left_out(db: Db) {
     let steps = "  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: a.txt, content: x}}, {tool: file_ops, arguments: {operation: read, path: notes.txt}}]\n  - text: done\n";
-    let service = worker("", steps).agent("careful", &WORKER.replace("full", "read-only")).start(db).await;
+    let service =
+        worker("", steps).agent("careful", &WORKER.replace("full", "read-only")).start(db).await;
     let run = service.run("careful", &json!({"stop_on_tool_block": true})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     let calls = calls_of(&service, &run).await;
-    assert_eq!((&calls[0]["state"], &calls[1]["state"]), (&json!("denied"), &json!("cancelled")), "{calls:#?}");
+    assert_eq!(
+        (&calls[0]["state"], &calls[1]["state"]),
+        (&json!("denied"), &json!("cancelled")),
+        "{calls:#?}"
+    );
     assert!(calls[1]["result"].as_str().unwrap().contains("not executed"), "{calls:#?}");
     let run = service.run("careful", &json!({})).await;
     assert_eq!(calls_of(&service, &run).await[1]["state"], "succeeded");
@@ -105,9 +134,14 @@ async fn files_and_lines_are_counted_and_bounded(db: Db) {
     let service = worker("", steps).start(db).await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
-    let budget = &service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body["budget"];
+    let budget =
+        &service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body["budget"];
     let used = &budget["used"];
-    assert_eq!((&used["files_modified"], &used["lines_changed"]), (&json!(2), &json!(5)), "{budget:#}");
+    assert_eq!(
+        (&used["files_modified"], &used["lines_changed"]),
+        (&json!(2), &json!(5)),
+        "{budget:#}"
+    );
     assert_eq!((&used["files_written"], &used["files_read"]), (&json!(3), &json!(1)), "{budget:#}");
     assert_eq!(
         (&budget["limits"]["max_files_modified"], &budget["limits"]["max_lines_changed"]),
@@ -134,14 +168,21 @@ async fn reads_are_executed_together_and_answered_in_order(db: Db) {
     let service = worker("parallel_tool_calls: true", steps).start(db).await;
     let run = service.run("worker", &json!({})).await;
     let output = run["output"]["result"].as_str().unwrap();
-    let places: Vec<usize> = ["seventeen", "does not exist", "eighteen"].map(|text| output.find(text).unwrap()).into();
+    let places: Vec<usize> =
+        ["seventeen", "does not exist", "eighteen"].map(|text| output.find(text).unwrap()).into();
     assert!(places.is_sorted(), "{output}");
     let order = |events: &[Value]| {
-        let kinds =
-            events.iter().map(|event| event["type"].as_str().unwrap()).filter(|kind| kind.starts_with("tool_call"));
+        let kinds = events
+            .iter()
+            .map(|event| event["type"].as_str().unwrap())
+            .filter(|kind| kind.starts_with("tool_call"));
         kinds.map(|kind| if kind == "tool_call.started" { 's' } else { 'c' }).collect::<String>()
     };
-    assert_eq!(order(&events_of(&service, &run).await), "sssccc".to_owned() + "scsc", "a write goes alone");
+    assert_eq!(
+        order(&events_of(&service, &run).await),
+        "sssccc".to_owned() + "scsc",
+        "a write goes alone"
+    );
     let one_by_one = service.run("worker", &json!({"parallel_tool_calls": false})).await;
     assert_eq!(order(&events_of(&service, &one_by_one).await), "scscscscsc");
 }
@@ -156,17 +197,29 @@ async fn the_same_read_is_made_once(db: Db) {
     let calls = calls_of(&service, &run).await;
     let cached: Vec<bool> = calls.iter().map(|call| call["cached"].as_bool().unwrap()).collect();
     assert_eq!(cached, [false, true, false, false], "{calls:#?}");
-    assert!(calls[3]["result"].as_str().unwrap().contains("more"), "what was changed is read again");
-    let used = &service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body["budget"]["used"];
+    assert!(
+        calls[3]["result"].as_str().unwrap().contains("more"),
+        "what was changed is read again"
+    );
+    let used = &service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body["budget"]
+        ["used"];
     assert_eq!((&used["files_read"], &used["tool_calls"]), (&json!(2), &json!(4)));
 }
 
 async fn a_budget_of_tokens_pays_for_the_input_too(db: Db) {
     let service = worker("", "  - text: done\n").start(db).await;
     let long = "word ".repeat(8000);
-    let run = service.run("worker", &json!({"inputs": {"task": long}, "budget": {"max_total_tokens": 5000}})).await;
-    assert_eq!((&run["error"]["code"], &run["tokens_used"]), (&json!("BUDGET_EXCEEDED"), &json!(0)), "{run:#}");
-    let enough = service.run("worker", &json!({"inputs": {"task": "x"}, "budget": {"max_total_tokens": 5000}})).await;
+    let run = service
+        .run("worker", &json!({"inputs": {"task": long}, "budget": {"max_total_tokens": 5000}}))
+        .await;
+    assert_eq!(
+        (&run["error"]["code"], &run["tokens_used"]),
+        (&json!("BUDGET_EXCEEDED"), &json!(0)),
+        "{run:#}"
+    );
+    let enough = service
+        .run("worker", &json!({"inputs": {"task": "x"}, "budget": {"max_total_tokens": 5000}}))
+        .await;
     assert_eq!(enough["status"], "completed", "{enough:#}");
 }
 
@@ -174,7 +227,8 @@ async fn a_request_narrows_and_never_widens(db: Db) {
     let settings = "throw_on_tool_failure: true\nlimits: {max_iterations: 2}";
     let steps = "  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: missing.txt}}]\n  - text: done\n";
     let service = worker(settings, steps).start(db).await;
-    let run = service.run("worker", &json!({"throw_on_tool_failure": false, "max_iterations": 20})).await;
+    let run =
+        service.run("worker", &json!({"throw_on_tool_failure": false, "max_iterations": 20})).await;
     assert_eq!(run["error"]["code"], "TOOL_FAILURE", "{run:#}");
     for (field, value) in [
         ("on_limit", json!("never")),
@@ -182,8 +236,13 @@ async fn a_request_narrows_and_never_widens(db: Db) {
         ("budget", json!({"max_files_modified": -1})),
         ("throw_on_tool_failure", json!("yes")),
     ] {
-        let refused = service.post("/v1/agents/worker/invoke-iterative", &json!({field: value})).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{field}");
+        let refused =
+            service.post("/v1/agents/worker/invoke-iterative", &json!({field: value})).await;
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (422, &json!("INVALID_OVERRIDE")),
+            "{field}"
+        );
         let pointer = refused.body["errors"][0]["pointer"].as_str().unwrap();
         assert!(pointer.starts_with(&format!("/{field}")), "{:#}", refused.body);
     }

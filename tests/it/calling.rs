@@ -34,8 +34,14 @@ fn setup() -> Setup {
         .scenario("stuck", "steps: [{delay_ms: 60000, text: late}]")
 }
 
-async fn invoke(service: &Service, agent: &str, headers: &[(&'static str, &str)], body: Value) -> Answer {
-    let mut request = service.request(Method::POST, &format!("/v1/agents/{agent}/invoke-iterative")).json(&body);
+async fn invoke(
+    service: &Service,
+    agent: &str,
+    headers: &[(&'static str, &str)],
+    body: Value,
+) -> Answer {
+    let mut request =
+        service.request(Method::POST, &format!("/v1/agents/{agent}/invoke-iterative")).json(&body);
     for (name, value) in headers {
         request = request.header(*name, *value);
     }
@@ -50,27 +56,44 @@ fn run_of(answer: &Answer) -> String {
 
 async fn a_queued_run_is_accepted_at_once_and_found_by_its_location(db: Db) {
     let service = setup().start(db).await;
-    let accepted = invoke(&service, "quick", &[("prefer", "respond-async")], json!({"inputs": {"n": 7}})).await;
+    let accepted =
+        invoke(&service, "quick", &[("prefer", "respond-async")], json!({"inputs": {"n": 7}}))
+            .await;
     assert_eq!(accepted.status, 202, "{accepted:?}");
     let run = run_of(&accepted);
     assert_eq!(accepted.headers["location"], format!("/v1/runs/{run}"));
     assert_eq!(accepted.headers["preference-applied"], "respond-async");
-    assert!(["queued", "running", "completed"].contains(&accepted.body["status"].as_str().unwrap()));
-    let done = service.until(accepted.headers["location"].to_str().unwrap(), |run| run["status"] == "completed").await;
+    assert!(
+        ["queued", "running", "completed"].contains(&accepted.body["status"].as_str().unwrap())
+    );
+    let done = service
+        .until(accepted.headers["location"].to_str().unwrap(), |run| run["status"] == "completed")
+        .await;
     assert_eq!(done["output"], json!({"result": "7"}));
     let events = service.get(&format!("/v1/runs/{run}/events")).await.body;
-    assert_eq!((&events["data"][0]["type"], &events["data"][1]["type"]), (&json!("run.queued"), &json!("run.started")));
+    assert_eq!(
+        (&events["data"][0]["type"], &events["data"][1]["type"]),
+        (&json!("run.queued"), &json!("run.started"))
+    );
 }
 
 async fn a_caller_waits_no_longer_than_it_wants(db: Db) {
     let service = setup().start(db).await;
     let accepted = invoke(&service, "stuck", &[("prefer", "wait=0")], json!({})).await;
-    assert_eq!((accepted.status.as_u16(), &accepted.body["status"]), (202, &json!("running")), "{accepted:?}");
+    assert_eq!(
+        (accepted.status.as_u16(), &accepted.body["status"]),
+        (202, &json!("running")),
+        "{accepted:?}"
+    );
     assert_eq!(accepted.headers["preference-applied"], "respond-async");
     assert_eq!(accepted.headers["location"], format!("/v1/runs/{}", run_of(&accepted)));
     for prefer in ["wait=20", "respond-async, wait=20"] {
         let done = invoke(&service, "slow", &[("prefer", prefer)], json!({})).await;
-        assert_eq!((done.status.as_u16(), &done.body["status"]), (200, &json!("completed")), "{done:?}");
+        assert_eq!(
+            (done.status.as_u16(), &done.body["status"]),
+            (200, &json!("completed")),
+            "{done:?}"
+        );
     }
 }
 
@@ -85,7 +108,11 @@ async fn waiting_answers_when_the_run_has_ended(db: Db) {
     assert_eq!(again.body, done.body);
     for bad in ["-1", "3601", "1.5", "soon"] {
         let refused = service.get(&format!("/v1/runs/{run}/wait?timeout={bad}")).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (400, &json!("INVALID_PARAMETER")), "{bad}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (400, &json!("INVALID_PARAMETER")),
+            "{bad}"
+        );
     }
     assert_eq!(service.get("/v1/runs/0197a000-0000-7000-8000-000000000000/wait").await.status, 404);
 }
@@ -93,7 +120,13 @@ async fn waiting_answers_when_the_run_has_ended(db: Db) {
 async fn the_same_key_is_the_same_run(db: Db) {
     let mut service = setup().start(db).await;
     let key = [("idempotency-key", "\"order-1\"")];
-    let first = invoke(&service, "slow", &key, json!({"inputs": {"n": 1}, "metadata": {"a": "1", "b": "2"}})).await;
+    let first = invoke(
+        &service,
+        "slow",
+        &key,
+        json!({"inputs": {"n": 1}, "metadata": {"a": "1", "b": "2"}}),
+    )
+    .await;
     assert_eq!((first.status.as_u16(), first.headers.get("idempotency-replayed")), (200, None));
     // Bare or quoted, keys in another order, now or after a crash.
     service.kill().await;
@@ -104,19 +137,26 @@ async fn the_same_key_is_the_same_run(db: Db) {
     assert_eq!(again.headers["idempotency-replayed"], "true");
     run_of(&again);
     // An answer to an asynchronous repetition says that it is over.
-    let ended = invoke(&service, "slow", &[key[0], ("prefer", "respond-async")], same.clone()).await;
+    let ended =
+        invoke(&service, "slow", &[key[0], ("prefer", "respond-async")], same.clone()).await;
     assert_eq!((ended.status.as_u16(), &ended.body["run_id"]), (200, &first.body["run_id"]));
     // As a stream.
     let request = service.request(Method::POST, "/v1/agents/slow/invoke-iterative").json(&same);
-    let request = request.header("idempotency-key", "order-1").header("accept", "text/event-stream");
+    let request =
+        request.header("idempotency-key", "order-1").header("accept", "text/event-stream");
     let frames = crate::streaming::Reader::of(request.send().await.unwrap()).rest().await;
     assert_eq!(frames.last().unwrap().data["data"]["run"], first.body);
 
     for (agent, body) in [("slow", json!({"inputs": {"n": 2}})), ("quick", same.clone())] {
         let refused = invoke(&service, agent, &key, body).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (422, &json!("IDEMPOTENCY_MISMATCH")));
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (422, &json!("IDEMPOTENCY_MISMATCH"))
+        );
     }
-    let single = service.request(Method::POST, "/v1/agents/slow/invoke").header("idempotency-key", "order-1");
+    let single = service
+        .request(Method::POST, "/v1/agents/slow/invoke")
+        .header("idempotency-key", "order-1");
     assert_eq!(answer(single.json(&same)).await.body["code"], "IDEMPOTENCY_MISMATCH");
     // Another tenant's keys are its own.
     let other = json!({"name": "x", "tenant": "other", "scopes": ["agents:invoke"]});
@@ -127,7 +167,11 @@ async fn the_same_key_is_the_same_run(db: Db) {
     assert_ne!(theirs.body["run_id"], first.body["run_id"]);
     for bad in ["", "\"open", &"k".repeat(256)] {
         let refused = invoke(&service, "slow", &[("idempotency-key", bad)], json!({})).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (400, &json!("INVALID_PARAMETER")), "{bad:?}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (400, &json!("INVALID_PARAMETER")),
+            "{bad:?}"
+        );
     }
 }
 
@@ -136,14 +180,18 @@ async fn a_hundred_identical_requests_start_one_run(db: Db) {
     for (prefer, statuses) in [("wait=20", &[200][..]), ("respond-async", &[202, 200])] {
         let key = format!("burst {prefer}");
         let headers = [("idempotency-key", key.as_str()), ("prefer", prefer)];
-        let calls = (0..100).map(|_| invoke(&service, "slow", &headers, json!({"metadata": {"burst": prefer}})));
+        let calls = (0..100)
+            .map(|_| invoke(&service, "slow", &headers, json!({"metadata": {"burst": prefer}})));
         let answers = futures::future::join_all(calls).await;
         let run = run_of(&answers[0]);
         for answer in &answers {
             assert_eq!(run_of(answer), run);
             assert!(statuses.contains(&answer.status.as_u16()), "{answer:?}");
         }
-        let replayed = answers.iter().filter(|answer| answer.headers.contains_key("idempotency-replayed")).count();
+        let replayed = answers
+            .iter()
+            .filter(|answer| answer.headers.contains_key("idempotency-replayed"))
+            .count();
         assert_eq!(replayed, 99);
         let label = prefer.replace('=', "%3D");
         let runs = service.get(&format!("/v1/runs?metadata.burst={label}")).await.body;
@@ -161,7 +209,8 @@ async fn what_was_refused_is_not_remembered(db: Db) {
 }
 
 async fn the_queue_is_bounded_and_drained_in_order(db: Db) {
-    let service = setup().config("[runtime]\nqueue_workers = 1\nmax_queued_runs = 3").start(db).await;
+    let service =
+        setup().config("[runtime]\nqueue_workers = 1\nmax_queued_runs = 3").start(db).await;
     let queue = [("prefer", "respond-async")];
     let blocking = run_of(&invoke(&service, "stuck", &queue, json!({})).await);
     service.until(&format!("/v1/runs/{blocking}"), |run| run["status"] == "running").await;
@@ -170,7 +219,11 @@ async fn the_queue_is_bounded_and_drained_in_order(db: Db) {
         waiting.push(run_of(&invoke(&service, "quick", &queue, json!({"inputs": {"n": n}})).await));
     }
     let refused = invoke(&service, "quick", &queue, json!({})).await;
-    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("OVERLOADED")), "{refused:?}");
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (503, &json!("OVERLOADED")),
+        "{refused:?}"
+    );
     assert!(refused.headers.contains_key("retry-after"));
     // Who waits for an answer does not stand in that queue.
     assert_eq!(invoke(&service, "quick", &[], json!({"inputs": {"n": 9}})).await.status, 200);
@@ -178,7 +231,12 @@ async fn the_queue_is_bounded_and_drained_in_order(db: Db) {
     service.post(&format!("/v1/runs/{blocking}/cancel"), &json!({})).await;
     let mut ended = Vec::new();
     for run in &waiting {
-        ended.push(service.get(&format!("/v1/runs/{run}/wait")).await.body["finished_at"].as_str().unwrap().to_owned());
+        ended.push(
+            service.get(&format!("/v1/runs/{run}/wait")).await.body["finished_at"]
+                .as_str()
+                .unwrap()
+                .to_owned(),
+        );
     }
     assert!(ended.is_sorted(), "{ended:?}");
     assert_eq!(invoke(&service, "quick", &queue, json!({})).await.status, 202);
@@ -199,12 +257,16 @@ async fn a_queued_run_can_be_cancelled(db: Db) {
     };
     let (waited, frames, cancelled) = tokio::join!(waiting, stream, cancel);
     assert_eq!(cancelled.status, 202);
-    assert_eq!((&waited.body["status"], &waited.body["attempts"]), (&json!("cancelled"), &json!(0)));
+    assert_eq!(
+        (&waited.body["status"], &waited.body["attempts"]),
+        (&json!("cancelled"), &json!(0))
+    );
     assert_eq!(frames.last().unwrap().event, "run.cancelled");
 }
 
 async fn queued_runs_survive_a_crash(db: Db) {
-    let mut service = setup().config("[runtime]\nqueue_workers = 1\nlease = \"2s\"").start(db).await;
+    let mut service =
+        setup().config("[runtime]\nqueue_workers = 1\nlease = \"2s\"").start(db).await;
     let queue = [("prefer", "respond-async")];
     let blocking = run_of(&invoke(&service, "stuck", &queue, json!({})).await);
     let mut waiting = Vec::new();
@@ -215,7 +277,8 @@ async fn queued_runs_survive_a_crash(db: Db) {
     service.restart().await;
     service.post(&format!("/v1/runs/{blocking}/cancel"), &json!({})).await;
     for (n, run) in waiting.iter().enumerate() {
-        let run = service.until(&format!("/v1/runs/{run}"), |run| run["status"] == "completed").await;
+        let run =
+            service.until(&format!("/v1/runs/{run}"), |run| run["status"] == "completed").await;
         assert_eq!(run["output"], json!({"result": n.to_string()}));
     }
 }

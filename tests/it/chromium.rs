@@ -1,7 +1,8 @@
 //! A real Chromium without a window, driven over its DevTools protocol: one browser, one page.
 //!
-//! It does what a person does (keys, clicks, looking) and notes what a person would not see: errors on
-//! the console, violations of the page's policy, requests to other hosts. It knows nothing of our pages.
+//! It does what a person does (keys, clicks, looking) and notes what a person would not see: errors
+//! on the console, violations of the page's policy, requests to other hosts. It knows nothing of
+//! our pages.
 
 use std::collections::HashMap;
 use std::path::PathBuf;
@@ -50,8 +51,18 @@ impl Chromium {
     pub(crate) async fn start() -> Self {
         let profile = TempDir::new().unwrap();
         let mut child = Command::new(program())
-            .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run"])
-            .args(["--disable-background-networking", "--disable-component-update", "--disable-sync"])
+            .args([
+                "--headless",
+                "--no-sandbox",
+                "--disable-gpu",
+                "--disable-quic",
+                "--no-first-run",
+            ])
+            .args([
+                "--disable-background-networking",
+                "--disable-component-update",
+                "--disable-sync",
+            ])
             .args(["--disable-dev-shm-usage", "--hide-scrollbars", "--remote-debugging-port=0"])
             .arg(format!("--user-data-dir={}", profile.path().display()))
             .stdin(Stdio::null())
@@ -65,12 +76,21 @@ impl Chromium {
         let heard = Arc::<Heard>::default();
         tokio::spawn(listen(from_browser, Arc::clone(&heard)));
         let to_browser = to_browser.into();
-        let mut browser =
-            Self { child, _profile: profile, to_browser, heard, next_id: 1.into(), session: String::new() };
+        let mut browser = Self {
+            child,
+            _profile: profile,
+            to_browser,
+            heard,
+            next_id: 1.into(),
+            session: String::new(),
+        };
 
         let target = browser.call("Target.createTarget", json!({"url": "about:blank"})).await;
         let attach = json!({"targetId": target["targetId"], "flatten": true});
-        browser.session = browser.call("Target.attachToTarget", attach).await["sessionId"].as_str().unwrap().into();
+        browser.session = browser.call("Target.attachToTarget", attach).await["sessionId"]
+            .as_str()
+            .unwrap()
+            .into();
         for domain in ["Page", "Runtime", "Network", "Log"] {
             browser.call(&format!("{domain}.enable"), json!({})).await;
         }
@@ -112,7 +132,11 @@ impl Chromium {
     pub(crate) async fn eval(&self, expression: &str) -> Value {
         let params = json!({"expression": expression, "awaitPromise": true, "returnByValue": true});
         let mut answer = self.call("Runtime.evaluate", params).await;
-        assert!(answer.get("exceptionDetails").is_none(), "{expression}: {:#}", answer["exceptionDetails"]);
+        assert!(
+            answer.get("exceptionDetails").is_none(),
+            "{expression}: {:#}",
+            answer["exceptionDetails"]
+        );
         answer["result"]["value"].take()
     }
 
@@ -178,7 +202,8 @@ impl Chromium {
             "/" => ("Slash", 191, "/"),
             other => panic!("there is no key {other}"),
         };
-        let mut event = json!({"type": "keyDown", "key": key, "code": code, "windowsVirtualKeyCode": number});
+        let mut event =
+            json!({"type": "keyDown", "key": key, "code": code, "windowsVirtualKeyCode": number});
         if !text.is_empty() {
             event["text"] = text.into();
         }
@@ -191,7 +216,9 @@ impl Chromium {
     /// Presses Tab until the focus is on an element.
     pub(crate) async fn tab_to(&self, selector: &str) {
         for _ in 0..60 {
-            if self.eval(&format!("document.activeElement.matches({})", json!(selector))).await == true {
+            if self.eval(&format!("document.activeElement.matches({})", json!(selector))).await
+                == true
+            {
                 return;
             }
             self.press("Tab").await;
@@ -201,7 +228,8 @@ impl Chromium {
 
     /// The size of the window in CSS pixels.
     pub(crate) async fn window(&self, width: u32, height: u32) {
-        let size = json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
+        let size =
+            json!({"width": width, "height": height, "deviceScaleFactor": 1, "mobile": false});
         self.call("Emulation.setDeviceMetricsOverride", size).await;
     }
 
@@ -211,9 +239,11 @@ impl Chromium {
         self.call("Emulation.setEmulatedMedia", json!({ "features": features })).await;
     }
 
-    /// A picture of the whole page, for people: `console/<name>.png` in the directory for tests' files.
+    /// A picture of the whole page, for people: `console/<name>.png` in the directory for tests'
+    /// files.
     pub(crate) async fn screenshot(&self, name: &str) {
-        let shot = self.call("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
+        let shot =
+            self.call("Page.captureScreenshot", json!({"captureBeyondViewport": true})).await;
         let dir = PathBuf::from(env!("CARGO_TARGET_TMPDIR")).join("console");
         std::fs::create_dir_all(&dir).unwrap();
         let png = BASE64_STANDARD.decode(shot["data"].as_str().unwrap()).unwrap();
@@ -227,8 +257,8 @@ impl Chromium {
         sent.map(|event| event["params"]["request"]["url"].as_str().unwrap().to_owned()).collect()
     }
 
-    /// Uncaught exceptions, errors on the console and violations of the policy. Answers that are errors
-    /// are none: a page may ask and be refused.
+    /// Uncaught exceptions, errors on the console and violations of the policy. Answers that are
+    /// errors are none: a page may ask and be refused.
     pub(crate) fn complaints(&self) -> Vec<Value> {
         let events = self.heard.events.borrow();
         let bad = events.iter().filter(|event| match event["method"].as_str() {
@@ -245,10 +275,13 @@ impl Chromium {
         bad.cloned().collect()
     }
 
-    /// Asserts that nothing went wrong behind the scenes and nobody else was asked, and ends the browser.
+    /// Asserts that nothing went wrong behind the scenes and nobody else was asked, and ends the
+    /// browser.
     pub(crate) async fn close(mut self, origin: &str) {
         assert_eq!(self.complaints(), Vec::<Value>::new());
-        let ours = |url: &String| url.starts_with(origin) || url.starts_with("data:") || url == "about:blank";
+        let ours = |url: &String| {
+            url.starts_with(origin) || url.starts_with("data:") || url == "about:blank"
+        };
         let foreign: Vec<String> = self.requests().into_iter().filter(|url| !ours(url)).collect();
         assert!(foreign.is_empty(), "requests left {origin}: {foreign:?}");
         self.session.clear();
@@ -261,7 +294,9 @@ impl Chromium {
 async fn address(child: &mut Child) -> String {
     let mut lines = BufReader::new(child.stderr.take().unwrap()).lines();
     let mut said = Vec::new();
-    while let Some(line) = tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("it speaks").unwrap() {
+    while let Some(line) =
+        tokio::time::timeout(PATIENCE, lines.next_line()).await.expect("it speaks").unwrap()
+    {
         if let Some(address) = line.strip_prefix("DevTools listening on ") {
             let address = address.to_owned();
             tokio::spawn(async move { while let Ok(Some(_)) = lines.next_line().await {} });
@@ -274,7 +309,10 @@ async fn address(child: &mut Child) -> String {
 
 async fn listen(mut from_browser: SplitStream<Socket>, heard: Arc<Heard>) {
     while let Some(Ok(message)) = from_browser.next().await {
-        let Ok(message) = serde_json::from_str::<Value>(message.to_text().unwrap_or_default()) else { continue };
+        let Ok(message) = serde_json::from_str::<Value>(message.to_text().unwrap_or_default())
+        else {
+            continue;
+        };
         let Some(id) = message["id"].as_u64() else {
             heard.events.send_modify(|events| events.push(message));
             continue;

@@ -1,4 +1,5 @@
-//! Tools that the caller executes: offered like others, called through the parked run, answered over HTTP.
+//! Tools that the caller executes: offered like others, called through the parked run, answered
+//! over HTTP.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -53,17 +54,24 @@ steps:
     assert_eq!(pending["arguments"], json!({"question": "why?"}));
     let (run, calls) = paths(&parked);
     assert_eq!(types(&service, &run).await.last().unwrap(), "tool_call.awaiting_client");
-    assert_eq!(service.get(&format!("{run}/tool-calls")).await.body["data"][0]["state"], "awaiting_client");
+    assert_eq!(
+        service.get(&format!("{run}/tool-calls")).await.body["data"][0]["state"],
+        "awaiting_client"
+    );
     assert_eq!(service.get("/v1/approvals").await.body["data"][0]["kind"], "client");
 
     let not_asked = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
-    assert_eq!((not_asked.status.as_u16(), &not_asked.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
+    assert_eq!(
+        (not_asked.status.as_u16(), &not_asked.body["code"]),
+        (409, &json!("NOT_AWAITING_APPROVAL"))
+    );
     for bad in [json!({}), json!({"content": 1}), json!({"content": "a", "isError": true})] {
         assert_eq!(service.post(&format!("{}/result", calls[0]), &bad).await.status, 422, "{bad}");
     }
     let given = service.post(&format!("{}/result", calls[0]), &json!({"content": "because"})).await;
     assert_eq!((given.status.as_u16(), &given.body["pending"]), (200, &json!([])), "{given:?}");
-    let again = service.until(&run, |run| run["pending"][0]["arguments"]["question"] == "really?").await;
+    let again =
+        service.until(&run, |run| run["pending"][0]["arguments"]["question"] == "really?").await;
     let late = service.post(&format!("{}/result", calls[0]), &json!({"content": "because"})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
     let (_, calls) = paths(&again);
@@ -73,10 +81,15 @@ steps:
     assert_eq!(done["output"], json!({"result": "nobody is there"}), "{done:#}");
     assert_eq!((&done["tool_calls_made"], &done["iterations"]), (&json!(2), &json!(3)));
     let made = service.get(&format!("{run}/tool-calls")).await.body;
-    let states: Vec<_> = made["data"].as_array().unwrap().iter().map(|c| (&c["state"], &c["result"])).collect();
-    let (good, bad) = ((json!("succeeded"), json!("because")), (json!("failed"), json!("nobody is there")));
+    let states: Vec<_> =
+        made["data"].as_array().unwrap().iter().map(|c| (&c["state"], &c["result"])).collect();
+    let (good, bad) =
+        ((json!("succeeded"), json!("because")), (json!("failed"), json!("nobody is there")));
     assert_eq!(states, [(&good.0, &good.1), (&bad.0, &bad.1)], "{made:#}");
-    assert_eq!(service.get("/v1/approvals?status=answered").await.body["data"].as_array().unwrap().len(), 2);
+    assert_eq!(
+        service.get("/v1/approvals?status=answered").await.body["data"].as_array().unwrap().len(),
+        2
+    );
 }
 
 async fn what_the_model_gets_wrong_parks_nobody(db: Db) {
@@ -89,7 +102,10 @@ steps:
     let run = invoke(&service, "asker").await;
     assert_eq!(run.status, 200, "{run:?}");
     let result = text(&run.body["output"], "result");
-    assert!(result.contains("do not match the tool's schema") && result.contains("question"), "{result}");
+    assert!(
+        result.contains("do not match the tool's schema") && result.contains("question"),
+        "{result}"
+    );
 }
 
 async fn a_result_that_does_not_come_is_an_error(db: Db) {
@@ -102,8 +118,15 @@ steps:
     let service = Setup::new().agent("asker", &hasty).scenario("asker", steps).start(db).await;
     let (run, calls) = paths(&parked(&service, "asker").await);
     let done = ended(&service, &run).await;
-    assert_eq!(done["output"], json!({"result": "Error: no result of this call came in time."}), "{done:#}");
-    assert_eq!(service.post(&format!("{}/result", calls[0]), &json!({"content": "late"})).await.status, 409);
+    assert_eq!(
+        done["output"],
+        json!({"result": "Error: no result of this call came in time."}),
+        "{done:#}"
+    );
+    assert_eq!(
+        service.post(&format!("{}/result", calls[0]), &json!({"content": "late"})).await.status,
+        409
+    );
 }
 
 async fn answers_and_approvals_may_come_in_any_order(db: Db) {
@@ -127,7 +150,8 @@ steps:
         service.write("workspace/default/notes.txt", "old");
         let parked = parked(&service, "both").await;
         assert_eq!(parked["status"], "awaiting_approval");
-        let kinds: Vec<&str> = parked["pending"].as_array().unwrap().iter().map(|p| text(p, "kind")).collect();
+        let kinds: Vec<&str> =
+            parked["pending"].as_array().unwrap().iter().map(|p| text(p, "kind")).collect();
         assert_eq!(kinds, ["approval", "client"]);
         let (run, calls) = paths(&parked);
         let approve = (format!("{}/approve", calls[0]), json!({}));
@@ -138,33 +162,53 @@ steps:
             let taken = service.post(&path, &body).await;
             assert_eq!(taken.status, 200, "{taken:?}");
             if let Some(left) = left {
-                assert_eq!(taken.body["status"], left, "what is left to wait for says in which status it waits");
+                assert_eq!(
+                    taken.body["status"], left,
+                    "what is left to wait for says in which status it waits"
+                );
                 let listed = service.get(&format!("/v1/runs?status={left}")).await.body;
-                assert_eq!(listed["data"][0]["pending"].as_array().map(Vec::len), Some(1), "{listed:#}");
+                assert_eq!(
+                    listed["data"][0]["pending"].as_array().map(Vec::len),
+                    Some(1),
+                    "{listed:#}"
+                );
             }
         }
         let done = ended(&service, &run).await;
-        assert_eq!((&done["output"], file(&service, "notes.txt").as_str()), (&json!({"result": "because"}), "new"));
+        assert_eq!(
+            (&done["output"], file(&service, "notes.txt").as_str()),
+            (&json!({"result": "because"}), "new")
+        );
     }
 }
 
 async fn a_tool_that_cannot_be_offered_is_refused(db: Db) {
     let agent = format!("{ASKER}tools: [file_ops]\noutput: {{schema: {{type: object}}}}\n");
-    let service = Setup::new().agent("asker", &agent).scenario("asker", "steps: [{text: x}]").start(db).await;
+    let service =
+        Setup::new().agent("asker", &agent).scenario("asker", "steps: [{text: x}]").start(db).await;
     let object = json!({"type": "object"});
     for (tools, pointer) in [
         (json!([{"name": "a b", "input_schema": object}]), "/client_tools/0/name"),
         (json!([{"name": "file_ops", "input_schema": object}]), "/client_tools/0/name"),
         (json!([{"name": "output", "input_schema": object}]), "/client_tools/0/name"),
         (json!([ask_user(), ask_user()]), "/client_tools/1/name"),
-        (json!([{"name": "a", "input_schema": {"type": "object", "properties": 1}}]), "/client_tools/0/input_schema"),
+        (
+            json!([{"name": "a", "input_schema": {"type": "object", "properties": 1}}]),
+            "/client_tools/0/input_schema",
+        ),
         (json!([{"name": "a", "input_schema": {"type": "text"}}]), "/client_tools/0/input_schema"),
         (json!([{"name": "a"}]), "/client_tools/0"),
         (json!([{"name": "a", "input_schema": object, "url": "x"}]), "/client_tools/0/url"),
         (json!({"name": "a"}), "/client_tools"),
     ] {
-        let refused = service.post("/v1/agents/asker/invoke-iterative", &json!({"client_tools": tools})).await;
-        let said = (refused.status.as_u16(), &refused.body["code"], text(&refused.body["errors"][0], "pointer"));
+        let refused = service
+            .post("/v1/agents/asker/invoke-iterative", &json!({"client_tools": tools}))
+            .await;
+        let said = (
+            refused.status.as_u16(),
+            &refused.body["code"],
+            text(&refused.body["errors"][0], "pointer"),
+        );
         assert_eq!(said, (422, &json!("INVALID_OVERRIDE"), pointer), "{tools}: {refused:?}");
     }
     let single = service.post("/v1/agents/asker/invoke", &json!({"client_tools": []})).await;
@@ -188,9 +232,17 @@ async fn providers_see_a_tool_like_any_other(db: Db) {
     assert_eq!(ended(&service, &run).await["output"], json!({"result": "so"}));
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
     let last = mock.requests().pop().unwrap();
-    let offered: Vec<&str> =
-        last.body["tools"].as_array().unwrap().iter().map(|tool| text(&tool["function"], "name")).collect();
+    let offered: Vec<&str> = last.body["tools"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|tool| text(&tool["function"], "name"))
+        .collect();
     assert_eq!(offered, ["file_ops", "ask_user"]);
     let result = last.messages().last().unwrap()["content"].as_str().unwrap();
-    assert!(result.len() <= 64 * 1024 && result.contains("are left out here"), "{} bytes", result.len());
+    assert!(
+        result.len() <= 64 * 1024 && result.contains("are left out here"),
+        "{} bytes",
+        result.len()
+    );
 }

@@ -1,5 +1,5 @@
-//! Generated clients: made from the document that the service serves, compiled, and used by programs in
-//! their languages (`tests/clients`) as their authors would.
+//! Generated clients: made from the document that the service serves, compiled, and used by
+//! programs in their languages (`tests/clients`) as their authors would.
 
 use std::fs;
 
@@ -26,7 +26,10 @@ steps:
         .agent("reader", reader)
         .scenario("reader", reads)
         .file("note.txt", "hello")
-        .agent("stuck", "model: scripted/stuck\ninstructions: Wait.\nenable_double_confirmation: false")
+        .agent(
+            "stuck",
+            "model: scripted/stuck\ninstructions: Wait.\nenable_double_confirmation: false",
+        )
         .scenario("stuck", "steps: [{delay_ms: 60000, text: late}]")
         .start(Db::Sqlite)
         .await
@@ -56,11 +59,14 @@ async fn a_python_client_compiles_and_calls() {
     let workshop = Workshop::python().await;
     let service = service().await;
     fetch_document(&service, &workshop).await;
-    let arguments = ["generate", "--path", "openapi.json", "--output-path", "toolloop_client", "--overwrite"];
+    let arguments =
+        ["generate", "--path", "openapi.json", "--output-path", "toolloop_client", "--overwrite"];
     let arguments = [&arguments[..], &["--meta", "none", "--fail-on-warning"]].concat();
     workshop.run("venv/bin/openapi-python-client", &arguments, &[]).await;
     workshop.run("venv/bin/python", &["-m", "compileall", "-q", "toolloop_client"], &[]).await;
-    workshop.run("venv/bin/mypy", &["--strict", "--follow-imports=silent", "example.py"], &[]).await;
+    workshop
+        .run("venv/bin/mypy", &["--strict", "--follow-imports=silent", "example.py"], &[])
+        .await;
     let environment = [("TOOLLOOP_URL", &*service.url("")), ("TOOLLOOP_KEY", ADMIN_KEY)];
     let said = workshop.run("venv/bin/python", &["example.py"], &environment).await;
     assert!(said.contains(GOODBYE), "{said}\n{}", service.log());

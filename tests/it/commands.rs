@@ -38,12 +38,17 @@ const ECHO: &str = "name: echo\nmodel: scripted/echo\ninputs: {type: object, pro
 
 #[tokio::test]
 async fn invoke_runs_an_agent_without_a_server() {
-    let dir =
-        directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: '{{ inputs.word }}!'}]")]);
+    let dir = directory(&[
+        ("agents/echo.yaml", ECHO),
+        ("scenarios/echo.yaml", "steps: [{text: '{{ inputs.word }}!'}]"),
+    ]);
     let done = toolloop(dir.path(), &["invoke", "echo", "--input", "word=hello"]).await;
     assert_eq!(done.code, Some(0), "{}", done.err);
     let answer: Value = serde_json::from_str(&done.out).unwrap();
-    assert_eq!((&answer["status"], &answer["output"]), (&json!("completed"), &json!({"result": "hello!"})));
+    assert_eq!(
+        (&answer["status"], &answer["output"]),
+        (&json!("completed"), &json!({"result": "hello!"}))
+    );
     assert!(done.err.contains("completed"), "progress is told on standard error: {}", done.err);
 
     let refused = toolloop(dir.path(), &["invoke", "echo", "--input", "word:=1"]).await;
@@ -72,15 +77,23 @@ async fn check_names_file_line_and_key() {
     let bad = toolloop(bad.path(), &["check"]).await;
     assert_eq!(bad.code, Some(1), "{}", bad.err);
     assert!(bad.out.contains("echo.yaml") && bad.out.contains("teleport"), "{}", bad.out);
-    let unknown = directory(&[("toolloop.toml", "[server]\nlisten = \"127.0.0.1:0\"\nlissen = 1\n")]);
+    let unknown =
+        directory(&[("toolloop.toml", "[server]\nlisten = \"127.0.0.1:0\"\nlissen = 1\n")]);
     let unknown = toolloop(unknown.path(), &["check"]).await;
     assert_eq!(unknown.code, Some(2), "{}", unknown.err);
-    assert!(unknown.err.contains("toolloop.toml:3") && unknown.err.contains("lissen"), "{}", unknown.err);
+    assert!(
+        unknown.err.contains("toolloop.toml:3") && unknown.err.contains("lissen"),
+        "{}",
+        unknown.err
+    );
 }
 
 #[tokio::test]
 async fn open_doors_are_refused() {
-    let dir = directory(&[("toolloop.toml", "[auth]\nmode = \"none\"\n[server]\nlisten = \"0.0.0.0:0\"\n")]);
+    let dir = directory(&[(
+        "toolloop.toml",
+        "[auth]\nmode = \"none\"\n[server]\nlisten = \"0.0.0.0:0\"\n",
+    )]);
     let refused = toolloop(dir.path(), &["serve"]).await;
     assert_eq!(refused.code, Some(2), "{}", refused.err);
     assert!(refused.err.contains("loopback"), "{}", refused.err);
@@ -92,7 +105,17 @@ async fn keys_made_on_the_command_line_open_the_service() {
     let url = service.database_url.clone();
     let made = toolloop(
         service.dir.path(),
-        &["keys", "create", "--database-url", &url, "--name", "ci", "--scope", "runs:read", "--json"],
+        &[
+            "keys",
+            "create",
+            "--database-url",
+            &url,
+            "--name",
+            "ci",
+            "--scope",
+            "runs:read",
+            "--json",
+        ],
     )
     .await;
     assert_eq!(made.code, Some(0), "{}", made.err);
@@ -100,8 +123,11 @@ async fn keys_made_on_the_command_line_open_the_service() {
     service.key = key["key"].as_str().unwrap().into();
     assert_eq!(service.get("/v1/runs").await.status, 200);
     assert_eq!(service.get("/v1/keys").await.status, 403);
-    let revoked =
-        toolloop(service.dir.path(), &["keys", "revoke", key["id"].as_str().unwrap(), "--database-url", &url]).await;
+    let revoked = toolloop(
+        service.dir.path(),
+        &["keys", "revoke", key["id"].as_str().unwrap(), "--database-url", &url],
+    )
+    .await;
     assert_eq!(revoked.code, Some(0), "{}", revoked.err);
     let mut refused = service.get("/v1/runs").await.status;
     for _ in 0..300 {
@@ -120,11 +146,21 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
     let first = toolloop(dir.path(), &["migrate"]).await;
     assert_eq!(first.code, Some(0), "{}", first.err);
     let start = async || {
-        let mut child = command(dir.path()).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
-        let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(child.stderr.take().unwrap()));
+        let mut child =
+            command(dir.path()).args(["serve", "--listen", "127.0.0.1:0"]).spawn().unwrap();
+        let mut lines = tokio::io::AsyncBufReadExt::lines(tokio::io::BufReader::new(
+            child.stderr.take().unwrap(),
+        ));
         while !lines.next_line().await.unwrap().unwrap().contains("listening") {}
         let pid = child.id().unwrap().to_string();
-        assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
+        assert!(
+            tokio::process::Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .await
+                .unwrap()
+                .success()
+        );
         let output = child.wait_with_output().await.unwrap();
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stdout).unwrap()

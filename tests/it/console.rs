@@ -86,7 +86,8 @@ fn id(run: &Value) -> &str {
 #[tokio::test]
 async fn a_person_signs_in_and_finds_runs() {
     let service = setup().start(Db::Sqlite).await;
-    let labels = json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
+    let labels =
+        json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
     let read = service.run("reader", &labels).await;
     let failed = service.run("hopeless", &json!({"metadata": {"which": "first"}})).await;
     let extracted = service.run("extractor", &json!({})).await;
@@ -108,7 +109,8 @@ async fn a_person_signs_in_and_finds_runs() {
     );
     browser.screenshot("runs").await;
 
-    // What happens is seen without a look of one's own; where there is more than a page, pages follow.
+    // What happens is seen without a look of one's own; where there is more than a page, pages
+    // follow.
     for _ in 0..48 {
         service.run("hopeless", &json!({})).await;
     }
@@ -129,7 +131,11 @@ async fn a_person_signs_in_and_finds_runs() {
     let choose = "(() => { const s = document.querySelector('[name=status]'); s.value = 'failed';
         s.dispatchEvent(new Event('change', {bubbles: true})); })()";
     browser.eval(choose).await;
-    browser.until("[...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')").await;
+    browser
+        .until(
+            "[...document.querySelectorAll('td .status')].every((s) => s.innerText === 'failed')",
+        )
+        .await;
     assert_eq!(browser.eval("location.hash").await, "#/runs?status=failed");
     browser.eval("history.back()").await;
     browser.until("document.querySelectorAll('[data-run]').length === 50").await;
@@ -159,7 +165,8 @@ async fn a_person_signs_in_and_finds_runs() {
 #[tokio::test]
 async fn a_run_tells_its_story() {
     let service = setup().start(Db::Sqlite).await;
-    let labels = json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
+    let labels =
+        json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
     let read = service.run("reader", &labels).await;
     let failed = service.run("hopeless", &json!({})).await;
     let extracted = service.run("extractor", &json!({})).await;
@@ -167,18 +174,30 @@ async fn a_run_tells_its_story() {
     let browser = signed_in(&service, "#/runs?agent=reader").await;
     // The tool calls of one run.
     browser.click(&format!("[data-run='{}']", id(&read))).await;
-    browser.until("document.querySelectorAll('.call').length === 2 && document.querySelector('.end')").await;
+    browser
+        .until("document.querySelectorAll('.call').length === 2 && document.querySelector('.end')")
+        .await;
     browser.click(".call summary").await;
     let call = browser.eval("document.querySelector('.call').innerText").await;
-    for part in
-        ["file_ops", "succeeded", "\"operation\": \"read\"", "\"path\": \"notes.txt\"", "seventeen", "Gate: allowed"]
-    {
+    for part in [
+        "file_ops",
+        "succeeded",
+        "\"operation\": \"read\"",
+        "\"path\": \"notes.txt\"",
+        "seventeen",
+        "Gate: allowed",
+    ] {
         assert!(call.as_str().unwrap().contains(part), "{part} is not in {call}");
     }
     let page = browser.text().await;
-    for part in
-        ["I will look at the file first.", "Iteration 2", "ticket=42", "s-1", "reader 1.4.0", "iterations 2 of 100"]
-    {
+    for part in [
+        "I will look at the file first.",
+        "Iteration 2",
+        "ticket=42",
+        "s-1",
+        "reader 1.4.0",
+        "iterations 2 of 100",
+    ] {
         assert!(page.contains(part), "{part} is not in:\n{page}");
     }
     browser.screenshot("run-completed").await;
@@ -192,7 +211,9 @@ async fn a_run_tells_its_story() {
     browser.eval(&format!("location.hash = '#/runs/{}'", id(&extracted))).await;
     browser.until("document.querySelector('.end.completed')").await;
     let story = browser.text().await;
-    for part in ["Attempt 1", "Output proposed", "Validation failed", "/total", "Attempt 2", "\"total\": 3"] {
+    for part in
+        ["Attempt 1", "Output proposed", "Validation failed", "/total", "Attempt 2", "\"total\": 3"]
+    {
         assert!(story.contains(part), "{part} is not in:\n{story}");
     }
 
@@ -219,8 +240,14 @@ async fn a_parked_run_says_what_it_waits_for() {
     let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
     browser.until("document.querySelector('.title .status')?.innerText === 'needs review'").await;
     browser.until("document.querySelector('.call')?.innerText.includes('running')").await;
-    let waits = browser.eval("document.querySelector('[aria-label=\"Waiting for\"]').innerText").await;
-    for part in ["Waits for review", "file_ops", "unknown whether it took effect", "\"operation\": \"list\""] {
+    let waits =
+        browser.eval("document.querySelector('[aria-label=\"Waiting for\"]').innerText").await;
+    for part in [
+        "Waits for review",
+        "file_ops",
+        "unknown whether it took effect",
+        "\"operation\": \"list\"",
+    ] {
         assert!(waits.as_str().unwrap().contains(part), "{part} is not in {waits}");
     }
     browser.screenshot("run-parked").await;
@@ -253,11 +280,16 @@ steps:
     browser.screenshot("run-approval").await;
     browser.click(&format!("{form} input")).await;
     browser.write("not today").await;
-    let looks =
-        format!("performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{}')).length", id(&parked));
+    let looks = format!(
+        "performance.getEntriesByType('resource').filter((e) => e.name.endsWith('{}')).length",
+        id(&parked)
+    );
     let before = browser.eval(&looks).await;
     browser.until(&format!("{looks} >= {before} + 2")).await; // the run is looked at again every second
-    assert_eq!(browser.eval(&format!("document.querySelector('{form} input').value")).await, "not today");
+    assert_eq!(
+        browser.eval(&format!("document.querySelector('{form} input').value")).await,
+        "not today"
+    );
     browser.press("Tab").await;
     assert_eq!(browser.eval("document.activeElement.innerText").await, "Approve");
     browser.press("Tab").await;
@@ -290,7 +322,11 @@ async fn a_run_is_started_from_its_form_and_watched() {
 
     // What the service refuses is said at the field.
     browser.click("button.main").await;
-    browser.until("document.querySelector('#field-inputs-path').getAttribute('aria-invalid') === 'true'").await;
+    browser
+        .until(
+            "document.querySelector('#field-inputs-path').getAttribute('aria-invalid') === 'true'",
+        )
+        .await;
     let said = "document.querySelector('#field-inputs-path-error').innerText";
     assert_eq!(browser.eval(said).await, "\"path\" is a required property");
     browser.click(&field("path")).await;
@@ -302,7 +338,9 @@ async fn a_run_is_started_from_its_form_and_watched() {
     browser.click(&field("globs")).await;
     browser.write("[1,").await;
     browser.click("button.main").await;
-    browser.until("document.querySelector('#field-inputs-globs-error').innerText.includes('not JSON')").await;
+    browser
+        .until("document.querySelector('#field-inputs-globs-error').innerText.includes('not JSON')")
+        .await;
 
     // All kinds of fields, and a limit.
     browser.eval("document.querySelector('#field-inputs-globs').value = ''").await;
@@ -354,7 +392,10 @@ async fn the_keyboard_is_enough() {
     assert_eq!(browser.eval("document.activeElement.tagName").await, "H1");
 
     browser.press("/").await;
-    assert_eq!(browser.eval("document.activeElement.name + document.activeElement.value").await, "agent");
+    assert_eq!(
+        browser.eval("document.activeElement.name + document.activeElement.value").await,
+        "agent"
+    );
     browser.write("nobody").await;
     browser.press("Enter").await;
     browser.until_text("No runs match.").await;
@@ -365,7 +406,10 @@ async fn the_keyboard_is_enough() {
     // Start a run that takes long, by links, fields and the button.
     browser.eval("document.querySelector('.skip').focus()").await;
     browser.tab_to("nav a[href='#/agents']").await;
-    assert_eq!(browser.eval("getComputedStyle(document.activeElement).outlineStyle").await, "solid");
+    assert_eq!(
+        browser.eval("getComputedStyle(document.activeElement).outlineStyle").await,
+        "solid"
+    );
     browser.press("Enter").await;
     browser.until("document.querySelector('a[href=\"#/agents/patient\"]')").await;
     browser.tab_to("a[href='#/agents/patient']").await;
@@ -396,11 +440,15 @@ async fn the_keyboard_is_enough() {
     browser.until("document.querySelector('.title .status').innerText === 'cancelled'").await;
     assert_eq!(browser.eval("document.querySelector('.title button').hidden").await, true);
     let run = service.get("/v1/runs?session_id=by-keyboard").await.body["data"][0].clone();
-    assert_eq!((&run["status"], &run["error"]["context"]["reason"]), (&json!("cancelled"), &json!("no longer needed")));
+    assert_eq!(
+        (&run["status"], &run["error"]["context"]["reason"]),
+        (&json!("cancelled"), &json!("no longer needed"))
+    );
     browser.close(&service.url("/")).await;
 }
 
-const MARKUP: &str = r#"<img src=x onerror="window.struck = true"><script>window.struck = true</script>"#;
+const MARKUP: &str =
+    r#"<img src=x onerror="window.struck = true"><script>window.struck = true</script>"#;
 
 #[tokio::test]
 async fn what_models_and_callers_write_is_text() {
@@ -418,7 +466,8 @@ async fn what_models_and_callers_write_is_text() {
         .config("[auth]\nmode = \"none\"")
         .start(Db::Sqlite)
         .await;
-    let request = json!({"inputs": {MARKUP: MARKUP}, "metadata": {MARKUP: MARKUP}, "session_id": MARKUP});
+    let request =
+        json!({"inputs": {MARKUP: MARKUP}, "metadata": {MARKUP: MARKUP}, "session_id": MARKUP});
     let run = service.run("nasty", &request).await;
 
     // Without a key, for none is asked for.
@@ -428,7 +477,11 @@ async fn what_models_and_callers_write_is_text() {
     assert_eq!(browser.eval("document.querySelector('#sign-out').hidden").await, true);
     for (page, drawn, parts) in [
         (format!("runs/{}", id(&run)), ".end", 6),
-        (format!("runs?session_id={}", "%3Cimg%20src%3Dx%20onerror%3D1%3E"), "table tbody td, .notice", 0),
+        (
+            format!("runs?session_id={}", "%3Cimg%20src%3Dx%20onerror%3D1%3E"),
+            "table tbody td, .notice",
+            0,
+        ),
         ("agents".into(), ".card, table tbody td", 1),
         ("agents/nasty".into(), ".card, .notice, form", 1),
         ("agents/%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3Dtrue%22%3E".into(), ".notice", 0),
@@ -436,8 +489,16 @@ async fn what_models_and_callers_write_is_text() {
         browser.eval(&format!("location.hash = '#/{page}'")).await;
         browser.until(&format!("document.querySelector('{drawn}')")).await;
         browser.eval("document.querySelectorAll('details').forEach((d) => d.open = true)").await;
-        assert!(browser.text().await.matches("<img src=x").count() >= parts, "{page}: {}", browser.text().await);
-        assert_eq!(browser.eval("document.querySelectorAll('img, script:not([src])').length").await, 0, "{page}");
+        assert!(
+            browser.text().await.matches("<img src=x").count() >= parts,
+            "{page}: {}",
+            browser.text().await
+        );
+        assert_eq!(
+            browser.eval("document.querySelectorAll('img, script:not([src])').length").await,
+            0,
+            "{page}"
+        );
         assert_eq!(browser.eval("window.struck === undefined").await, true, "{page}");
     }
     browser.close(&service.url("/")).await;
@@ -468,7 +529,9 @@ const LOWEST_CONTRAST: &str = "(() => {
 #[tokio::test]
 async fn it_is_readable_in_light_and_dark_and_on_a_small_screen() {
     let service = setup().start(Db::Sqlite).await;
-    let read = service.run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}})).await;
+    let read = service
+        .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}}))
+        .await;
     let failed = service.run("hopeless", &json!({})).await;
     let browser = signed_in(&service, "").await;
     let mut grounds = Vec::new();
@@ -489,8 +552,12 @@ async fn it_is_readable_in_light_and_dark_and_on_a_small_screen() {
                 browser.screenshot(&format!("{name}-{scheme}-{size}")).await;
                 let worst = browser.eval(LOWEST_CONTRAST).await;
                 assert!(worst[0].as_f64().unwrap() >= 4.5, "{page} in {scheme}: {worst}");
-                let overflow = browser.eval("document.documentElement.scrollWidth - innerWidth").await;
-                assert!(overflow.as_i64().unwrap() <= 0, "{page}, {size}: {overflow} pixels too wide");
+                let overflow =
+                    browser.eval("document.documentElement.scrollWidth - innerWidth").await;
+                assert!(
+                    overflow.as_i64().unwrap() <= 0,
+                    "{page}, {size}: {overflow} pixels too wide"
+                );
             }
         }
         grounds.push(browser.eval("getComputedStyle(document.body).backgroundColor").await);
@@ -567,7 +634,9 @@ async fn the_api_document_is_shown_without_the_internet() {
 #[tokio::test]
 async fn pages_are_fenced_in_and_can_be_left_out() {
     let service = setup().start(Db::Sqlite).await;
-    let get = async |service: &Service, path: &str| answer(service.http.request(Method::GET, service.url(path))).await;
+    let get = async |service: &Service, path: &str| {
+        answer(service.http.request(Method::GET, service.url(path))).await
+    };
     for (path, kind) in [
         ("/console", "text/html; charset=utf-8"),
         ("/console/console.js", "text/javascript; charset=utf-8"),
@@ -591,7 +660,8 @@ async fn pages_are_fenced_in_and_can_be_left_out() {
         }
         assert_eq!(page.headers["cache-control"], "no-cache");
         assert_eq!(page.headers["x-content-type-options"], "nosniff");
-        let known = service.http.get(service.url(path)).header("If-None-Match", &page.headers["etag"]);
+        let known =
+            service.http.get(service.url(path)).header("If-None-Match", &page.headers["etag"]);
         assert_eq!(answer(known).await.status, StatusCode::NOT_MODIFIED, "{path}");
     }
     for path in ["/console/nothing.js", "/docs/index.css", "/console/../api.js"] {

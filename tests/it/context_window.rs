@@ -36,7 +36,10 @@ const TOO_LONG: &str = "{error: {status: 400, code: context_length_exceeded, mes
 
 fn setup(steps: &[String]) -> Setup {
     let scenario = format!("steps: [{}]", steps.join(", "));
-    Setup::new().agent("reader", AGENT).scenario("reader", &scenario).file("big.txt", &"seventeen\n".repeat(200))
+    Setup::new()
+        .agent("reader", AGENT)
+        .scenario("reader", &scenario)
+        .file("big.txt", &"seventeen\n".repeat(200))
 }
 
 async fn part(service: &Service, run: &Value, part: &str) -> Vec<Value> {
@@ -46,7 +49,10 @@ async fn part(service: &Service, run: &Value, part: &str) -> Vec<Value> {
 
 async fn compactions(service: &Service, run: &Value) -> Vec<Value> {
     let events = part(service, run, "events").await.into_iter();
-    events.filter(|event| event["type"] == "context.compacted").map(|event| event["data"].clone()).collect()
+    events
+        .filter(|event| event["type"] == "context.compacted")
+        .map(|event| event["data"].clone())
+        .collect()
 }
 
 fn roles(messages: &[Value]) -> Vec<&str> {
@@ -61,12 +67,25 @@ async fn old_results_are_cleared(db: Db) {
     let compacted = compactions(&service, &run).await;
     assert_eq!(compacted.len(), 1, "{compacted:#?}");
     let compacted = &compacted[0];
-    assert_eq!((&compacted["cause"], &compacted["iteration"]), (&json!("window_nearly_full"), &json!(4)));
+    assert_eq!(
+        (&compacted["cause"], &compacted["iteration"]),
+        (&json!("window_nearly_full"), &json!(4))
+    );
     assert_eq!((&compacted["summary"], &compacted["window"]), (&Value::Null, &json!(10_000)));
     let number = |field: &str| compacted[field].as_u64().unwrap();
     assert!(number("tokens_before") > 8000 && number("tokens_after") < 8000, "{compacted:#}");
     let messages = part(&service, &run, "messages").await;
-    let expected = ["system", "user", "assistant", "tool", "assistant", "tool", "assistant", "tool", "assistant"];
+    let expected = [
+        "system",
+        "user",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+        "tool",
+        "assistant",
+    ];
     assert_eq!(roles(&messages), expected);
     let first = messages[3]["content"].as_str().unwrap();
     assert!(first.starts_with("[result cleared: 2") && first.ends_with(" bytes]"), "{first}");
@@ -93,18 +112,29 @@ async fn old_turns_are_summarised(db: Db) {
     let compacted = compactions(&service, &run).await;
     assert_eq!(compacted.len(), 1, "{compacted:#?}");
     assert_eq!(compacted[0]["summary"]["turns"], 1);
-    assert_eq!((&compacted[0]["call"]["model"], &compacted[0]["cleared"]), (&json!("reader"), &json!([])));
+    assert_eq!(
+        (&compacted[0]["call"]["model"], &compacted[0]["cleared"]),
+        (&json!("reader"), &json!([]))
+    );
     let messages = part(&service, &run, "messages").await;
-    assert_eq!(roles(&messages), ["system", "user", "user", "assistant", "tool", "assistant", "tool", "assistant"]);
+    assert_eq!(
+        roles(&messages),
+        ["system", "user", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+    );
     let summary = messages[2]["content"].as_str().unwrap();
     assert!(summary.starts_with("[Summary") && summary.ends_with("it says seventeen"), "{summary}");
 }
 
 async fn a_summary_counts_against_the_budget(db: Db) {
-    let long = [read(1000), read(2000), read(12_000), say("it says seventeen", 18_000), say("done", 100)];
+    let long =
+        [read(1000), read(2000), read(12_000), say("it says seventeen", 18_000), say("done", 100)];
     let service = setup(&long).config(WINDOW).start(db).await;
     let run = service.run("reader", &json!({"budget": {"max_total_tokens": 32_000}})).await;
-    assert_eq!((&run["termination_reason"], &run["iterations"]), (&json!("budget_exceeded"), &json!(3)), "{run:#}");
+    assert_eq!(
+        (&run["termination_reason"], &run["iterations"]),
+        (&json!("budget_exceeded"), &json!(3)),
+        "{run:#}"
+    );
     assert_eq!(run["error"]["context"]["used"], 33_040);
 }
 
@@ -121,7 +151,10 @@ async fn a_refused_call_is_repeated_with_less(db: Db) {
     let compacted = compactions(&service, &run).await;
     assert_eq!(compacted.len(), 1, "{compacted:#?}");
     let compacted = &compacted[0];
-    assert_eq!((&compacted["cause"], &compacted["failed_tries"]), (&json!("provider_refused"), &json!(1)));
+    assert_eq!(
+        (&compacted["cause"], &compacted["failed_tries"]),
+        (&json!("provider_refused"), &json!(1))
+    );
     assert_eq!((&compacted["window"], &compacted["summary"]["turns"]), (&Value::Null, &json!(1)));
 }
 
@@ -130,7 +163,10 @@ async fn what_cannot_be_compacted_overflows(db: Db) {
     for (steps, tried) in [(vec![TOO_LONG.to_owned()], 0), (twice, 1)] {
         let service = setup(&steps).start(db).await;
         let run = service.run("reader", &json!({})).await;
-        assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("context_overflow")));
+        assert_eq!(
+            (&run["status"], &run["termination_reason"]),
+            (&json!("failed"), &json!("context_overflow"))
+        );
         let error = &run["error"];
         assert_eq!(error["code"], "CONTEXT_OVERFLOW");
         assert_eq!(error["context"]["provider_code"], "context_length_exceeded", "{error:#}");
@@ -141,21 +177,29 @@ async fn what_cannot_be_compacted_overflows(db: Db) {
 async fn a_fallback_may_have_a_larger_window(db: Db) {
     let agent = format!("{AGENT}fallback_models: [scripted/larger]\n");
     let setup = setup(&[TOO_LONG.to_owned()]).agent("patient", &agent);
-    let service = setup.scenario("larger", "steps: [{text: nobody asks}, {text: done}]").start(db).await;
+    let service =
+        setup.scenario("larger", "steps: [{text: nobody asks}, {text: done}]").start(db).await;
     let run = service.run("patient", &json!({})).await;
-    assert_eq!((&run["status"], &run["model"]), (&json!("completed"), &json!("scripted/larger")), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["model"]),
+        (&json!("completed"), &json!("scripted/larger")),
+        "{run:#}"
+    );
     assert_eq!(run["output"], json!({"result": "done"}));
 }
 
 async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
     let mut steps = summarised();
     "{text: done, delay_ms: 3000}".clone_into(&mut steps[4]);
-    let mut service = setup(&steps).config(WINDOW).config("[runtime]\nlease = \"2s\"").start(db).await;
+    let mut service =
+        setup(&steps).config(WINDOW).config("[runtime]\nlease = \"2s\"").start(db).await;
     let id = "0197bbbb-0000-7000-8000-000000000001";
     let start = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative");
     let call = tokio::spawn(start.json(&json!({"run_id": id})).send());
     let is_compacted = |page: &Value| {
-        page["data"].as_array().is_some_and(|events| events.iter().any(|event| event["type"] == "context.compacted"))
+        page["data"]
+            .as_array()
+            .is_some_and(|events| events.iter().any(|event| event["type"] == "context.compacted"))
     };
     service.until(&format!("/v1/runs/{id}/events?limit=100"), is_compacted).await;
     let run = json!({"run_id": id});
@@ -164,7 +208,11 @@ async fn a_crash_after_a_compaction_changes_nothing(db: Db) {
     assert!(call.await.unwrap().is_err(), "the connection died with the process");
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["finished_at"].is_string()).await;
-    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"result": "done"})), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["output"]),
+        (&json!("completed"), &json!({"result": "done"})),
+        "{run:#}"
+    );
     assert_eq!(compactions(&service, &run).await.len(), 1);
     let after = part(&service, &run, "messages").await;
     assert_eq!(after[..before.len()], before, "the model goes on with the same conversation");

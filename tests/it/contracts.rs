@@ -1,4 +1,5 @@
-//! What an output must satisfy beyond its schema, and what is done to calls on the way to their tools.
+//! What an output must satisfy beyond its schema, and what is done to calls on the way to their
+//! tools.
 
 use std::net::SocketAddr;
 use std::sync::{Arc, Mutex};
@@ -37,9 +38,15 @@ impl Endpoint {
         let router = Router::new()
             .route("/fussy", post(fussy))
             .route("/silent", post(|| async { tokio::time::sleep(Duration::from_hours(1)).await }))
-            .route("/moved", post(|| async { Redirect::temporary("http://169.254.169.254/latest/meta-data") }))
+            .route(
+                "/moved",
+                post(|| async { Redirect::temporary("http://169.254.169.254/latest/meta-data") }),
+            )
             .route("/large", post(|| async { vec![b'1'; 10 * 1024 * 1024] }))
-            .route("/broken", post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, "panic at 10.1.2.3") }))
+            .route(
+                "/broken",
+                post(|| async { (StatusCode::INTERNAL_SERVER_ERROR, "panic at 10.1.2.3") }),
+            )
             .route("/garbage", post(|| async { "yes, very good" }))
             .route("/shown", post(shown))
             .route("/plain", post(|| async { "just text" }))
@@ -61,11 +68,15 @@ impl Endpoint {
 }
 
 /// Accepts outputs whose `n` is even.
-async fn fussy(State(asked): State<Arc<Mutex<Vec<Value>>>>, axum::Json(body): axum::Json<Value>) -> Response {
+async fn fussy(
+    State(asked): State<Arc<Mutex<Vec<Value>>>>,
+    axum::Json(body): axum::Json<Value>,
+) -> Response {
     let n = body["output"]["n"].as_i64().unwrap();
     asked.lock().unwrap().push(body);
     let errors = json!(["not like this", {"pointer": "/n", "message": format!("{n} is odd")}]);
-    axum::Json(json!({"valid": n % 2 == 0, "errors": if n % 2 == 0 { json!([]) } else { errors }})).into_response()
+    axum::Json(json!({"valid": n % 2 == 0, "errors": if n % 2 == 0 { json!([]) } else { errors }}))
+        .into_response()
 }
 
 async fn shown(axum::Json(body): axum::Json<Value>) -> Response {
@@ -80,7 +91,8 @@ fn contract(model: &str, more: &str) -> String {
     )
 }
 
-/// A model that proposes these numbers, one an attempt, and repeats what it was told about the last one.
+/// A model that proposes these numbers, one an attempt, and repeats what it was told about the last
+/// one.
 fn proposing(numbers: &[i64]) -> String {
     let step = |n: &i64| {
         format!(
@@ -107,19 +119,29 @@ async fn a_broken_rule_is_told_and_the_next_attempt_passes(db: Db) {
         .start(db)
         .await;
     let run = service.run("counter", &json!({"inputs": {"least": 4}})).await;
-    assert_eq!((&run["status"], &run["attempts"], &run["output"]["n"]), (&json!("completed"), &json!(2), &json!(7)));
+    assert_eq!(
+        (&run["status"], &run["attempts"], &run["output"]["n"]),
+        (&json!("completed"), &json!(2), &json!(7))
+    );
     let told = run["output"]["said"].as_str().unwrap();
     assert!(told.contains("Aim higher.") && told.contains("Be odd."), "{run:#}");
     let failed = of_type(&service, &run, "validation.failed").await;
-    let messages: Vec<_> = failed[0]["errors"].as_array().unwrap().iter().map(|e| e["message"].clone()).collect();
+    let messages: Vec<_> =
+        failed[0]["errors"].as_array().unwrap().iter().map(|e| e["message"].clone()).collect();
     assert_eq!(messages, ["Aim higher.", "Be odd."]);
     let path = format!("/v1/runs/{}/messages", run["run_id"].as_str().unwrap());
     let messages = service.get(&path).await.body["data"].as_array().unwrap().clone();
     let prompt = messages.iter().rfind(|message| message["role"] == "user").unwrap();
-    assert!(prompt["content"].as_str().unwrap().contains("Be odd."), "the errors are also a prompt: {messages:#?}");
+    assert!(
+        prompt["content"].as_str().unwrap().contains("Be odd."),
+        "the errors are also a prompt: {messages:#?}"
+    );
     let unknown = service.run("counter", &json!({"max_attempts": 1})).await;
     let message = unknown["error"]["context"]["errors"][0]["message"].as_str().unwrap();
-    assert_eq!(message, "Aim higher. (The rule output.n > inputs.least fails: there is no key \"least\".)");
+    assert_eq!(
+        message,
+        "Aim higher. (The rule output.n > inputs.least fails: there is no key \"least\".)"
+    );
 }
 
 async fn the_last_errors_of_all_attempts_are_in_the_error(db: Db) {
@@ -131,10 +153,17 @@ async fn the_last_errors_of_all_attempts_are_in_the_error(db: Db) {
         .start(db)
         .await;
     let run = service.run("counter", &json!({})).await;
-    assert_eq!((&run["status"], &run["error"]["code"]), (&json!("failed"), &json!("VALIDATION_FAILED")));
+    assert_eq!(
+        (&run["status"], &run["error"]["code"]),
+        (&json!("failed"), &json!("VALIDATION_FAILED"))
+    );
     assert_eq!(run["termination_reason"], "validation_failed");
     let errors = &run["error"]["context"]["errors"];
-    assert_eq!(*errors, json!([{"pointer": "", "message": "Less than three."}]), "those of the last attempt");
+    assert_eq!(
+        *errors,
+        json!([{"pointer": "", "message": "Less than three."}]),
+        "those of the last attempt"
+    );
 }
 
 async fn a_validator_is_asked_last_and_its_errors_are_told(db: Db) {
@@ -157,7 +186,8 @@ async fn a_validator_is_asked_last_and_its_errors_are_told(db: Db) {
     assert_eq!(numbers, [3, 4], "what the rules refuse is nobody else's business");
     assert_eq!((&asked[0]["inputs"], &asked[0]["run_id"]), (&json!({"a": "b"}), &run["run_id"]));
     let failed = of_type(&service, &run, "validation.failed").await;
-    let pointers: Vec<_> = failed[1]["errors"].as_array().unwrap().iter().map(|e| e["pointer"].clone()).collect();
+    let pointers: Vec<_> =
+        failed[1]["errors"].as_array().unwrap().iter().map(|e| e["pointer"].clone()).collect();
     assert_eq!(pointers, ["", "/n"]);
 }
 
@@ -177,7 +207,9 @@ async fn a_validator_that_does_not_judge_is_an_error_in_words() {
     ];
     for (path, _) in cases {
         let url = if path == "nobody" { format!("http://{nobody}/") } else { endpoint.url(path) };
-        let more = format!("  validator: {{url: '{url}', timeout_seconds: 1}}\nlimits: {{max_attempts: 1}}\n");
+        let more = format!(
+            "  validator: {{url: '{url}', timeout_seconds: 1}}\nlimits: {{max_attempts: 1}}\n"
+        );
         setup = setup.agent(path, &contract("counter", &more));
     }
     let service = setup.start(Db::Sqlite).await;
@@ -187,7 +219,9 @@ async fn a_validator_that_does_not_judge_is_an_error_in_words() {
         let errors = run["error"]["context"]["errors"].to_string();
         assert!(errors.contains(words), "{path}: {errors}");
         assert!(
-            !errors.contains("127.0.0.1") && !errors.contains("10.1.2.3") && !errors.contains("169.254"),
+            !errors.contains("127.0.0.1")
+                && !errors.contains("10.1.2.3")
+                && !errors.contains("169.254"),
             "{errors}"
         );
     }
@@ -196,17 +230,21 @@ async fn a_validator_that_does_not_judge_is_an_error_in_words() {
 
 async fn a_run_is_cancelled_while_its_output_is_validated(db: Db) {
     let endpoint = Endpoint::start().await;
-    let more = format!("  validator: {{url: '{}', timeout_seconds: 600}}\n", endpoint.url("silent"));
+    let more =
+        format!("  validator: {{url: '{}', timeout_seconds: 600}}\n", endpoint.url("silent"));
     let service = Setup::new()
         .agent("counter", &contract("counter", &more))
         .scenario("counter", &proposing(&[2]))
         .start(db)
         .await;
     let start = service.request(Method::POST, "/v1/agents/counter/invoke-iterative");
-    let accepted = crate::service::answer(start.header("Prefer", "respond-async").json(&json!({}))).await;
+    let accepted =
+        crate::service::answer(start.header("Prefer", "respond-async").json(&json!({}))).await;
     let run = format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap());
     let events = format!("{run}/events");
-    let proposed = |page: &Value| page["data"].as_array().unwrap().iter().any(|e| e["type"] == "output.proposed");
+    let proposed = |page: &Value| {
+        page["data"].as_array().unwrap().iter().any(|e| e["type"] == "output.proposed")
+    };
     service.until(&events, proposed).await;
     service.post(&format!("{run}/cancel"), &json!({})).await;
     let ended = service.until(&run, |run| run["status"] == "cancelled").await;
@@ -223,26 +261,47 @@ async fn an_output_is_shown_before_it_is_submitted(db: Db) {
     let script = proposing(&[1, 2]).replace("steps: [", "").trim_end_matches(']').to_owned();
     let mut setup = Setup::new().scenario("counter", &format!("steps: [{script}, {submit}]"));
     let cases = [
-        ("by-template", "template: 'n is {{ output.n }} of {{ inputs.who }}'".to_owned(), "n is 1 of me"),
+        (
+            "by-template",
+            "template: 'n is {{ output.n }} of {{ inputs.who }}'".to_owned(),
+            "n is 1 of me",
+        ),
         ("by-endpoint", format!("url: '{}'", endpoint.url("shown")), "1 of \"me\""),
         ("by-text", format!("url: '{}'", endpoint.url("plain")), "just text"),
-        ("unfitting", "template: '{{ output.none }}'".to_owned(), "Error: The output cannot be shown"),
-        ("silent", format!("url: '{}', timeout_seconds: 1", endpoint.url("silent")), "did not answer within 1 seconds"),
+        (
+            "unfitting",
+            "template: '{{ output.none }}'".to_owned(),
+            "Error: The output cannot be shown",
+        ),
+        (
+            "silent",
+            format!("url: '{}', timeout_seconds: 1", endpoint.url("silent")),
+            "did not answer within 1 seconds",
+        ),
         ("moved", format!("url: '{}'", endpoint.url("moved")), "answered with the status 307"),
         ("large", format!("url: '{}'", endpoint.url("large")), "of more than 1048576 bytes"),
     ];
     for (agent, reflection, _) in &cases {
-        setup = setup.agent(agent, &contract("counter", &format!("  reflection: {{{reflection}}}\n")));
+        setup =
+            setup.agent(agent, &contract("counter", &format!("  reflection: {{{reflection}}}\n")));
     }
     let service = setup.start(db).await;
     for (agent, _, words) in &cases {
         let run = service.run(agent, &json!({"inputs": {"who": "me"}})).await;
-        assert_eq!((&run["status"], &run["output"]["n"]), (&json!("completed"), &json!(2)), "{run:#}");
+        assert_eq!(
+            (&run["status"], &run["output"]["n"]),
+            (&json!("completed"), &json!(2)),
+            "{run:#}"
+        );
         let told = run["output"]["said"].as_str().unwrap();
         assert!(told.contains(words), "{agent}: {told}");
         let reflected = of_type(&service, &run, "output.reflected").await;
         let are_errors = ["unfitting", "silent", "moved", "large"].contains(agent);
-        assert_eq!((reflected.len(), &reflected[0]["is_error"]), (2, &json!(are_errors)), "{reflected:#?}");
+        assert_eq!(
+            (reflected.len(), &reflected[0]["is_error"]),
+            (2, &json!(are_errors)),
+            "{reflected:#?}"
+        );
     }
 }
 
@@ -261,20 +320,31 @@ governance: {budget: {stop_conditions: [
         .start(db)
         .await;
     let run = service.run("reader", &json!({})).await;
-    assert_eq!((&run["error"]["code"], &run["iterations"]), (&json!("STOP_CONDITION"), &json!(2)), "{run:#}");
+    assert_eq!(
+        (&run["error"]["code"], &run["iterations"]),
+        (&json!("STOP_CONDITION"), &json!(2)),
+        "{run:#}"
+    );
     assert_eq!(run["termination_reason"], "budget_exceeded");
     assert!(run["warnings"].to_string().contains("counters.iterations >= 1"), "{run:#}");
 }
 
 #[tokio::test]
 async fn broken_contracts_are_reported_and_serve_no_run() {
-    let broken = contract("x", "  rules: [{rule: 'output.n > 1', message: More., match: [{n: 2}, {n: 1}]}]\n");
+    let broken = contract(
+        "x",
+        "  rules: [{rule: 'output.n > 1', message: More., match: [{n: 2}, {n: 1}]}]\n",
+    );
     let cached = "model: scripted/x\ntools: [file_ops]\ntool_options: {shel: {retries: 1}}\n";
     let unguarded = "model: scripted/x\ntools: [file_ops]\ninterceptors: {before: [{tool: shell, block: No.}]}\n";
-    let setup = Setup::new().agent("broken", &broken).agent("options", cached).agent("unguarded", unguarded);
+    let setup = Setup::new()
+        .agent("broken", &broken)
+        .agent("options", cached)
+        .agent("unguarded", unguarded);
     let dir = setup.lay_out();
     let check = command(dir.path()).arg("check").output().await.unwrap();
-    let said = String::from_utf8_lossy(&check.stdout).into_owned() + &String::from_utf8_lossy(&check.stderr);
+    let said = String::from_utf8_lossy(&check.stdout).into_owned()
+        + &String::from_utf8_lossy(&check.stderr);
     assert!(!check.status.success(), "{said}");
     let service = setup.start(Db::Sqlite).await;
     let ready = service.get("/readyz").await.body["definitions"].to_string();
@@ -302,11 +372,18 @@ interceptors:
   - {tool: file_ops, when: \"args.path == 'base/odd'\", rewrite: {/limit: \"'many'\"}}
   after: [{tool: '*', redact: '\\b\\d{16}\\b', with: '<card>'}]
 ";
-    let read = |path: &str| format!("{{tool: file_ops, arguments: {{operation: read, path: {path}}}}}");
-    let calls = [read("card.txt"), read("secret.txt"), read("odd"), read("'1234567890123456'")].join(", ");
+    let read =
+        |path: &str| format!("{{tool: file_ops, arguments: {{operation: read, path: {path}}}}}");
+    let calls =
+        [read("card.txt"), read("secret.txt"), read("odd"), read("'1234567890123456'")].join(", ");
     let service = Setup::new()
         .agent("reader", agent)
-        .scenario("reader", &format!("steps: [{{tool_calls: [{calls}]}}, {{text: \"{{{{ results | join('|') }}}}\"}}]"))
+        .scenario(
+            "reader",
+            &format!(
+                "steps: [{{tool_calls: [{calls}]}}, {{text: \"{{{{ results | join('|') }}}}\"}}]"
+            ),
+        )
         .file("base/card.txt", "card 1234567890123456 of Bob\n")
         .start(db)
         .await;
@@ -315,9 +392,18 @@ interceptors:
     let results: Vec<&str> = run["output"]["result"].as_str().unwrap().split('|').collect();
     assert!(results[0].contains("card <card> of Bob"), "{run:#}");
     assert_eq!(results[1], "Error: Blocked by an interceptor: Secrets stay where they are.");
-    assert!(results[2].contains("Interceptor 3 changed the arguments") && results[2].contains("/limit"), "{results:?}");
-    assert!(results[3].contains("<card>") && !results[3].contains("1234567890123456"), "{results:?}");
+    assert!(
+        results[2].contains("Interceptor 3 changed the arguments") && results[2].contains("/limit"),
+        "{results:?}"
+    );
+    assert!(
+        results[3].contains("<card>") && !results[3].contains("1234567890123456"),
+        "{results:?}"
+    );
     let blocked = of_type(&service, &run, "tool_call.blocked").await;
-    assert_eq!((&blocked[0]["rule"], &blocked[0]["decision"]), (&json!("interceptor"), &json!("blocked")));
+    assert_eq!(
+        (&blocked[0]["rule"], &blocked[0]["decision"]),
+        (&json!("interceptor"), &json!("blocked"))
+    );
     assert_eq!(blocked.len(), 1);
 }

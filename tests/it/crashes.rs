@@ -1,8 +1,8 @@
-//! A run that uses everything, and a process that dies at every commit of it: whatever was cut off, the run ends as if
-//! nothing had happened, nothing takes effect twice, and the budget adds up.
+//! A run that uses everything, and a process that dies at every commit of it: whatever was cut off,
+//! the run ends as if nothing had happened, nothing takes effect twice, and the budget adds up.
 //!
-//! Where the process dies is counted and never timed. What a call left open is found out as a person would: by looking
-//! at what it should have changed.
+//! Where the process dies is counted and never timed. What a call left open is found out as a
+//! person would: by looking at what it should have changed.
 
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
@@ -92,7 +92,8 @@ async fn die_at_every(point: &str, db: Db, step: usize) {
 
 /// Whether the process died on the way.
 async fn one_run(service: &mut Service, nth: usize) -> bool {
-    let (id, file) = (Uuid::from_u128(0x7000 << 64 | nth as u128).to_string(), format!("ledger-{nth}.txt"));
+    let (id, file) =
+        (Uuid::from_u128(0x7000 << 64 | nth as u128).to_string(), format!("ledger-{nth}.txt"));
     let body = json!({
         "run_id": id, "inputs": {"file": file}, "session_id": format!("s-{nth}"),
         "client_tools": [{"name": "lookup", "description": "Looks up.", "input_schema": {"type": "object"}}],
@@ -105,20 +106,33 @@ async fn one_run(service: &mut Service, nth: usize) -> bool {
             service.restart().await;
         }
         if !accepted {
-            let invoke = service.request(reqwest::Method::POST, "/v1/agents/lead/invoke-iterative").json(&body);
-            let sent = invoke.header("Prefer", "respond-async").header("Idempotency-Key", &id).send().await;
+            let invoke = service
+                .request(reqwest::Method::POST, "/v1/agents/lead/invoke-iterative")
+                .json(&body);
+            let sent = invoke
+                .header("Prefer", "respond-async")
+                .header("Idempotency-Key", &id)
+                .send()
+                .await;
             accepted = sent.is_ok_and(|answer| answer.status().is_success());
             continue;
         }
         let Some(run) = asked(service, &format!("/v1/runs/{id}")).await else { continue };
-        if ["completed", "failed", "cancelled"].contains(&run["status"].as_str().unwrap_or_default()) {
+        if ["completed", "failed", "cancelled"]
+            .contains(&run["status"].as_str().unwrap_or_default())
+        {
             break run;
         }
         for pending in run["pending"].as_array().into_iter().flatten() {
             resolve(service, &id, pending, &file).await;
         }
         if let Some(children) = asked(service, &format!("/v1/runs?parent_run_id={id}")).await {
-            for child in children["data"].as_array().into_iter().flatten().filter(|c| c["status"] == "needs_review") {
+            for child in children["data"]
+                .as_array()
+                .into_iter()
+                .flatten()
+                .filter(|c| c["status"] == "needs_review")
+            {
                 let id = child["run_id"].as_str().unwrap();
                 let Some(child) = asked(service, &format!("/v1/runs/{id}")).await else { continue };
                 for pending in child["pending"].as_array().into_iter().flatten() {
@@ -145,7 +159,8 @@ async fn resolve(service: &Service, run: &str, pending: &Value, file: &str) {
         "client" => ("result", json!({"content": "looked up"})),
         _ => {
             let line = pending["arguments"]["content"].as_str().unwrap();
-            let outcome = if written(service, file).contains(line) { "happened" } else { "did_not_happen" };
+            let outcome =
+                if written(service, file).contains(line) { "happened" } else { "did_not_happen" };
             ("resolve", json!({ "outcome": outcome }))
         }
     };
@@ -154,14 +169,23 @@ async fn resolve(service: &Service, run: &str, pending: &Value, file: &str) {
 }
 
 fn written(service: &Service, file: &str) -> String {
-    std::fs::read_to_string(service.dir.path().join("workspace/default").join(file)).unwrap_or_default()
+    std::fs::read_to_string(service.dir.path().join("workspace/default").join(file))
+        .unwrap_or_default()
 }
 
 async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
     let id = run["run_id"].as_str().unwrap();
-    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"total": 2})), "{nth}: {run:#}");
+    assert_eq!(
+        (&run["status"], &run["output"]),
+        (&json!("completed"), &json!({"total": 2})),
+        "{nth}: {run:#}"
+    );
     assert_eq!(written(service, file), "one\ntwo\n", "{nth}: every effect once");
-    assert_eq!((&run["attempts"], &run["tool_calls_made"]), (&json!(2), &json!(4)), "{nth}: {run:#}");
+    assert_eq!(
+        (&run["attempts"], &run["tool_calls_made"]),
+        (&json!(2), &json!(4)),
+        "{nth}: {run:#}"
+    );
 
     let mut events: Vec<Value> = Vec::new();
     loop {
@@ -174,9 +198,14 @@ async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
         events.extend(page);
     }
     let numbers: Vec<u64> = events.iter().map(|event| event["seq"].as_u64().unwrap()).collect();
-    assert_eq!(numbers, (1..=events.len() as u64).collect::<Vec<_>>(), "{nth}: no number is missing or repeated");
+    assert_eq!(
+        numbers,
+        (1..=events.len() as u64).collect::<Vec<_>>(),
+        "{nth}: no number is missing or repeated"
+    );
     let ends = ["run.completed", "run.failed", "run.cancelled"];
-    let terminal = events.iter().filter(|event| ends.contains(&event["type"].as_str().unwrap())).count();
+    let terminal =
+        events.iter().filter(|event| ends.contains(&event["type"].as_str().unwrap())).count();
     assert_eq!(terminal, 1, "{nth}: exactly one terminal event");
 
     let iterations = service.get(&format!("/v1/runs/{id}/iterations")).await.body;
@@ -191,8 +220,7 @@ async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
 
 /// Rows of budgets that still hold something, or whose sums differ from those of their runs.
 async fn unbalanced(service: &Service) -> i64 {
-    const HELD: &str =
-        "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
+    const HELD: &str = "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
     const SUMS: &str = "SELECT count(*) FROM budgets b WHERE reserved_tokens <> 0 OR reserved_iterations <> 0 \
         OR spent_tokens <> (SELECT sum(r.input_tokens + r.output_tokens) FROM runs r \
             WHERE r.id = b.root_run_id OR r.parent_run_id = b.root_run_id)";

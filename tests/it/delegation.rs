@@ -1,4 +1,5 @@
-//! Agents that leave work to others: what a child run is, what it may do, and that none is left behind.
+//! Agents that leave work to others: what a child run is, what it may do, and that none is left
+//! behind.
 
 use std::time::Duration;
 
@@ -77,15 +78,28 @@ async fn a_subagent_works_on_a_task(db: Db) {
     let body = json!({"inputs": {"what": "x"}, "session_id": "s", "metadata": {"ticket": "42"}});
     let run = service.run("parent", &body).await;
     assert_eq!(run["output"], json!({"result": "told: done: weigh x"}), "{run:#}");
-    assert_eq!((&run["tool_calls_made"], &run["tools_used"]), (&json!(1), &json!(["agent:researcher"])));
+    assert_eq!(
+        (&run["tool_calls_made"], &run["tools_used"]),
+        (&json!(1), &json!(["agent:researcher"]))
+    );
 
     let children = children(&service, id(&run)).await;
     assert_eq!(children.len(), 1, "{children:#?}");
     let child = service.get(&format!("/v1/runs/{}", id(&children[0]))).await.body;
-    assert_eq!((&child["agent"], &child["kind"]), (&json!("researcher"), &json!("iterative")), "{child:#}");
+    assert_eq!(
+        (&child["agent"], &child["kind"]),
+        (&json!("researcher"), &json!("iterative")),
+        "{child:#}"
+    );
     assert_eq!((&child["parent_run_id"], &child["session_id"]), (&run["run_id"], &Value::Null));
-    assert_eq!((&child["inputs"], &child["status"]), (&json!({"task": "weigh x"}), &json!("completed")));
-    assert!(child["overrides"]["budget"]["max_duration_seconds"].as_u64().unwrap() <= 3600, "{child:#}");
+    assert_eq!(
+        (&child["inputs"], &child["status"]),
+        (&json!({"task": "weigh x"}), &json!("completed"))
+    );
+    assert!(
+        child["overrides"]["budget"]["max_duration_seconds"].as_u64().unwrap() <= 3600,
+        "{child:#}"
+    );
 
     let calls = service.get(&format!("/v1/runs/{}/tool-calls", id(&run))).await.body;
     assert_eq!(
@@ -103,7 +117,9 @@ async fn what_goes_wrong_in_a_child_is_a_result(db: Db) {
         )
     };
     let agent = |model: &str, tool: &str| {
-        PARENT.replace("scripted/parent", &format!("scripted/{model}")).replace("agent:researcher", tool)
+        PARENT
+            .replace("scripted/parent", &format!("scripted/{model}"))
+            .replace("agent:researcher", tool)
     };
     let service = Setup::new()
         .agent("researcher", RESEARCHER)
@@ -119,16 +135,28 @@ async fn what_goes_wrong_in_a_child_is_a_result(db: Db) {
     let told = async |agent: &str| {
         let run = service.run(agent, &json!({"inputs": {"what": "x"}})).await;
         assert_eq!(run["status"], "completed", "{run:#}");
-        (run["output"]["result"].as_str().unwrap().to_owned(), children(&service, id(&run)).await.len())
+        (
+            run["output"]["result"].as_str().unwrap().to_owned(),
+            children(&service, id(&run)).await.len(),
+        )
     };
     let (text, children) = told("fails").await;
-    assert!(text.starts_with("Error: ") && text.contains("MODEL_ERROR") && text.contains("who are you"), "{text}");
+    assert!(
+        text.starts_with("Error: ") && text.contains("MODEL_ERROR") && text.contains("who are you"),
+        "{text}"
+    );
     assert_eq!(children, 1);
     let (text, children) = told("misses").await;
-    assert!(text.starts_with("Error: ") && text.contains("/task") && text.contains("more"), "{text}");
+    assert!(
+        text.starts_with("Error: ") && text.contains("/task") && text.contains("more"),
+        "{text}"
+    );
     assert_eq!(children, 0, "nothing was started");
     let (text, children) = told("hands-over").await;
-    assert!(text.starts_with("Error: ") && text.contains("task"), "the parent's inputs must fit the worker: {text}");
+    assert!(
+        text.starts_with("Error: ") && text.contains("task"),
+        "the parent's inputs must fit the worker: {text}"
+    );
     assert_eq!(children, 0);
 }
 
@@ -147,7 +175,10 @@ enable_double_confirmation: false
 ";
 
 async fn supervised(mock: &MockModel, supervisor: &str, worker: &str, db: Db) -> Service {
-    let setup = Setup::new().agent("supervisor", supervisor).agent("worker", worker).file("notes.txt", "seventeen\n");
+    let setup = Setup::new()
+        .agent("supervisor", supervisor)
+        .agent("worker", worker)
+        .file("notes.txt", "seventeen\n");
     setup.config(&mock_models(mock)).start(db).await
 }
 
@@ -156,14 +187,25 @@ async fn a_worker_goes_on_with_the_conversation(db: Db) {
     let service = supervised(&mock, SUPERVISOR, WORKER, db).await;
     let reading = Reply::call("file_ops", &json!({"operation": "read", "path": "notes.txt"}));
     let hand_over = Reply::call("transfer_to_worker", &json!({"reason": "too hard"}));
-    mock.script([reading.clone(), hand_over, reading, Reply::text("it is 17"), Reply::text("the worker says 17")]);
+    mock.script([
+        reading.clone(),
+        hand_over,
+        reading,
+        Reply::text("it is 17"),
+        Reply::text("the worker says 17"),
+    ]);
     let run = service.run("supervisor", &json!({"inputs": {"task": "count"}})).await;
     assert_eq!(run["output"], json!({"result": "the worker says 17"}), "{run:#}");
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
 
     let requests = mock.requests();
-    let roles =
-        |n: usize| requests[n].messages().iter().map(|m| m["role"].as_str().unwrap().to_owned()).collect::<Vec<_>>();
+    let roles = |n: usize| {
+        requests[n]
+            .messages()
+            .iter()
+            .map(|m| m["role"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
+    };
     assert_eq!(
         roles(2),
         ["system", "user", "assistant", "tool", "user"],
@@ -175,10 +217,18 @@ async fn a_worker_goes_on_with_the_conversation(db: Db) {
     assert_eq!(messages[3]["content"].as_str().unwrap().trim(), "seventeen");
     let said = messages[4]["content"].as_str().unwrap();
     assert!(said.contains("supervisor") && said.contains("too hard"), "{said}");
-    assert_eq!(requests[4].messages().last().unwrap()["content"], "it is 17", "the answer is the call's result");
+    assert_eq!(
+        requests[4].messages().last().unwrap()["content"],
+        "it is 17",
+        "the answer is the call's result"
+    );
 
     let children = children(&service, id(&run)).await;
-    assert_eq!((children.len(), &children[0]["inputs"]), (1, &json!({"task": "count"})), "{children:#?}");
+    assert_eq!(
+        (children.len(), &children[0]["inputs"]),
+        (1, &json!({"task": "count"})),
+        "{children:#?}"
+    );
     let opened = events(&service, id(&children[0])).await;
     assert_eq!(
         (&opened[0]["type"], &opened[0]["data"]["history"]),
@@ -187,11 +237,19 @@ async fn a_worker_goes_on_with_the_conversation(db: Db) {
         opened[0]
     );
     let handed = events(&service, id(&run)).await;
-    let handed: Vec<&Value> = handed.iter().filter(|event| event["type"] == "handoff.started").collect();
+    let handed: Vec<&Value> =
+        handed.iter().filter(|event| event["type"] == "handoff.started").collect();
     assert_eq!(handed.len(), 1);
-    assert_eq!((&handed[0]["data"]["agent"], &handed[0]["data"]["reason"]), (&json!("worker"), &json!("too hard")));
-    let trace =
-        |n: usize| requests[n].headers.get("traceparent").map(|header| header.to_str().unwrap()[3..35].to_owned());
+    assert_eq!(
+        (&handed[0]["data"]["agent"], &handed[0]["data"]["reason"]),
+        (&json!("worker"), &json!("too hard"))
+    );
+    let trace = |n: usize| {
+        requests[n]
+            .headers
+            .get("traceparent")
+            .map(|header| header.to_str().unwrap()[3..35].to_owned())
+    };
     assert!(trace(0).is_some(), "{:?}", requests[0].headers);
     assert_eq!(trace(0), trace(2), "a child continues its parent's trace");
 }
@@ -206,7 +264,8 @@ async fn a_handoff_is_not_the_first_call_that_is_required(db: Db) {
     mock.script([hand_over, reading.clone(), Reply::text("17"), reading, Reply::text("done")]);
     let run = service.run("supervisor", &json!({"inputs": {"task": "count"}})).await;
     assert_eq!(run["output"], json!({"result": "done"}), "{run:#}");
-    let choices: Vec<Value> = mock.requests().iter().map(|request| request.body["tool_choice"].clone()).collect();
+    let choices: Vec<Value> =
+        mock.requests().iter().map(|request| request.body["tool_choice"].clone()).collect();
     let required = |n: usize| choices[n] == "required";
     assert!(required(0) && required(1) && !required(2), "{choices:?}");
     assert!(required(3) && !required(4), "a handoff does not settle it: {choices:?}");
@@ -214,19 +273,24 @@ async fn a_handoff_is_not_the_first_call_that_is_required(db: Db) {
 
 async fn work_is_passed_on_three_times_and_never_in_a_circle(db: Db) {
     let link = |name: &str, next: &str| {
-        let agent = format!("model: scripted/{name}\ntools: ['agent:{next}']\nenable_double_confirmation: false\n");
+        let agent = format!(
+            "model: scripted/{name}\ntools: ['agent:{next}']\nenable_double_confirmation: false\n"
+        );
         let scenario = format!(
             "steps:\n  - tool_calls: [{{tool: \"agent:{next}\"}}]\n  - text: \"{name} < {{{{ results[0] }}}}\"\n"
         );
         (agent, scenario)
     };
     let mut setup = Setup::new();
-    for (name, next) in [("a1", "b1"), ("b1", "c1"), ("c1", "d1"), ("d1", "e1"), ("ping", "pong"), ("pong", "ping")] {
+    for (name, next) in
+        [("a1", "b1"), ("b1", "c1"), ("c1", "d1"), ("d1", "e1"), ("ping", "pong"), ("pong", "ping")]
+    {
         let (agent, scenario) = link(name, next);
         setup = setup.agent(name, &agent).scenario(name, &scenario);
     }
     let last = "model: scripted/e1\nenable_double_confirmation: false\n";
-    let service = setup.agent("e1", last).scenario("e1", "steps: [{text: reached}]").start(db).await;
+    let service =
+        setup.agent("e1", last).scenario("e1", "steps: [{text: reached}]").start(db).await;
     let run = service.run("b1", &json!({})).await;
     assert_eq!(run["output"], json!({"result": "b1 < c1 < d1 < reached"}), "{run:#}");
     let run = service.run("a1", &json!({})).await;
@@ -239,16 +303,19 @@ async fn work_is_passed_on_three_times_and_never_in_a_circle(db: Db) {
 
 async fn agents_that_are_named_must_be_there(db: Db) {
     let setup = Setup::new().agent("parent", PARENT).scenario("parent", ASKS);
-    let service = setup.agent("narcissus", &PARENT.replace("researcher", "narcissus")).start(db).await;
+    let service =
+        setup.agent("narcissus", &PARENT.replace("researcher", "narcissus")).start(db).await;
     let problems = service.get("/readyz").await.body["definitions"].as_array().unwrap().clone();
-    let files: Vec<&str> = problems.iter().map(|problem| problem["file"].as_str().unwrap()).collect();
+    let files: Vec<&str> =
+        problems.iter().map(|problem| problem["file"].as_str().unwrap()).collect();
     assert_eq!(files, ["narcissus.yaml", "parent.yaml"], "{problems:#?}");
     assert!(problems[1]["error"].as_str().unwrap().contains("researcher"), "{problems:#?}");
     assert_eq!(service.post("/v1/agents/parent/invoke-iterative", &json!({})).await.status, 404);
 
     service.write("scenarios/researcher.yaml", "steps: [{text: 'done: {{ inputs.task }}'}]");
     service.write("agents/researcher.yaml", &format!("name: researcher\n{RESEARCHER}"));
-    let loaded = |ready: &Value| ready["definitions"].as_array().is_some_and(|files| files.len() == 1);
+    let loaded =
+        |ready: &Value| ready["definitions"].as_array().is_some_and(|files| files.len() == 1);
     service.until("/readyz", loaded).await;
     let run = service.run("parent", &json!({})).await;
     assert_eq!(run["output"], json!({"result": "told: done: weigh it"}), "{run:#}");
@@ -256,7 +323,10 @@ async fn agents_that_are_named_must_be_there(db: Db) {
     // The parent is offered what the agent is now.
     service.write(
         "agents/researcher.yaml",
-        &format!("name: researcher\n{}", RESEARCHER.replace("task: {type: string}", "task: {enum: [y]}")),
+        &format!(
+            "name: researcher\n{}",
+            RESEARCHER.replace("task: {type: string}", "task: {enum: [y]}")
+        ),
     );
     let changed = |agent: &Value| {
         agent["inputs"]["properties"]["task"] == json!({"enum": ["y"]})
@@ -268,9 +338,16 @@ async fn agents_that_are_named_must_be_there(db: Db) {
 
     // A version that was good stays, and its calls say what is missing.
     std::fs::remove_file(service.dir.path().join("agents/researcher.yaml")).unwrap();
-    service.until("/readyz", |ready| ready["definitions"].as_array().is_some_and(|files| files.len() == 2)).await;
+    service
+        .until("/readyz", |ready| {
+            ready["definitions"].as_array().is_some_and(|files| files.len() == 2)
+        })
+        .await;
     let run = service.run("parent", &json!({})).await;
-    assert!(run["output"]["result"].as_str().unwrap().contains("there is no agent named"), "{run:#}");
+    assert!(
+        run["output"]["result"].as_str().unwrap().contains("there is no agent named"),
+        "{run:#}"
+    );
 }
 
 async fn permissions_only_narrow(db: Db) {
@@ -328,8 +405,11 @@ async fn with_a_hanging_child(mock: &MockModel, setup: Setup, db: Db) -> (Servic
     let request = service.request(Method::POST, "/v1/agents/parent/invoke-iterative").json(&body);
     tokio::spawn(async move { request.send().await });
     mock.wait_for_requests(1).await;
-    let listed =
-        service.until(&format!("/v1/runs?parent_run_id={parent}"), |runs| runs["data"][0]["run_id"].is_string()).await;
+    let listed = service
+        .until(&format!("/v1/runs?parent_run_id={parent}"), |runs| {
+            runs["data"][0]["run_id"].is_string()
+        })
+        .await;
     let child = listed["data"][0]["run_id"].as_str().unwrap().to_owned();
     (service, parent, child)
 }
@@ -340,8 +420,15 @@ async fn until_ended(service: &Service, run: &str) -> Value {
 
 async fn cancelling_a_parent_cancels_what_it_started(db: Db) {
     let mock = MockModel::start().await;
-    let (service, parent, child) = with_a_hanging_child(&mock, Setup::new().agent("parent", PARENT), db).await;
-    assert_eq!(service.post(&format!("/v1/runs/{parent}/cancel"), &json!({"reason": "enough"})).await.status, 202);
+    let (service, parent, child) =
+        with_a_hanging_child(&mock, Setup::new().agent("parent", PARENT), db).await;
+    assert_eq!(
+        service
+            .post(&format!("/v1/runs/{parent}/cancel"), &json!({"reason": "enough"}))
+            .await
+            .status,
+        202
+    );
     mock.wait_for_abort().await;
     assert_eq!(until_ended(&service, &parent).await["status"], "cancelled");
     let child = until_ended(&service, &child).await;
@@ -355,12 +442,16 @@ async fn cancelling_a_parent_cancels_what_it_started(db: Db) {
 async fn a_call_that_is_given_up_leaves_no_child(db: Db) {
     let mock = MockModel::start().await;
     let parent = format!("{PARENT}limits: {{tool_call_timeout_seconds: 1}}\n");
-    let (service, parent, child) = with_a_hanging_child(&mock, Setup::new().agent("parent", &parent), db).await;
+    let (service, parent, child) =
+        with_a_hanging_child(&mock, Setup::new().agent("parent", &parent), db).await;
     mock.wait_for_abort().await;
     assert_eq!(until_ended(&service, &child).await["status"], "cancelled");
     let parent = until_ended(&service, &parent).await;
     assert_eq!(parent["status"], "completed", "{parent:#}");
-    assert!(parent["output"]["result"].as_str().unwrap().contains("did not finish within 1 seconds"), "{parent:#}");
+    assert!(
+        parent["output"]["result"].as_str().unwrap().contains("did not finish within 1 seconds"),
+        "{parent:#}"
+    );
 }
 
 const QUICK_LEASE: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1\nmax_concurrent_runs = 1";
@@ -396,10 +487,19 @@ governance: {autonomy: full, paths: {write: ['./**']}}
     let run = until_ended(&service, &parent).await;
     assert_eq!(run["output"], json!({"result": "told: written"}), "{run:#}");
     let children = children(&service, &parent).await;
-    assert_eq!((children.len(), id(&children[0])), (1, child.as_str()), "the parent found its child again");
-    let log = std::fs::read_to_string(service.dir.path().join("workspace/default/log.txt")).unwrap();
+    assert_eq!(
+        (children.len(), id(&children[0])),
+        (1, child.as_str()),
+        "the parent found its child again"
+    );
+    let log =
+        std::fs::read_to_string(service.dir.path().join("workspace/default/log.txt")).unwrap();
     assert_eq!(log, "once\n");
-    let resumed = events(&service, &child).await.iter().filter(|event| event["type"] == "run.resumed").count();
+    let resumed = events(&service, &child)
+        .await
+        .iter()
+        .filter(|event| event["type"] == "run.resumed")
+        .count();
     assert_eq!(resumed, 1, "the child went on too");
 }
 
@@ -412,12 +512,17 @@ async fn a_parent_that_is_given_up_leaves_no_child(db: Db) {
     // The child would be taken over for ever, were it not for its parent's end.
     service.restart().await;
     let parent = until_ended(&service, &parent).await;
-    assert_eq!((&parent["status"], &parent["error"]["code"]), (&json!("failed"), &json!("INTERRUPTED")), "{parent:#}");
+    assert_eq!(
+        (&parent["status"], &parent["error"]["code"]),
+        (&json!("failed"), &json!("INTERRUPTED")),
+        "{parent:#}"
+    );
     let child = until_ended(&service, &child).await;
     assert_ne!(child["status"], "completed", "{child:#}");
 }
 
-/// The same from outside: whoever has cancelled a parent finds no descendant under way, on any replica.
+/// The same from outside: whoever has cancelled a parent finds no descendant under way, on any
+/// replica.
 #[tokio::test]
 async fn a_cancel_reaches_children_on_other_replicas() {
     let mock = MockModel::start().await;
@@ -425,7 +530,9 @@ async fn a_cancel_reaches_children_on_other_replicas() {
         with_a_hanging_child(&mock, Setup::new().agent("parent", PARENT), Db::Postgres).await;
     let other = Setup::new().start_on(service.database_url.clone()).await;
     assert_eq!(
-        answer(other.request(Method::POST, &format!("/v1/runs/{parent}/cancel")).json(&json!({}))).await.status,
+        answer(other.request(Method::POST, &format!("/v1/runs/{parent}/cancel")).json(&json!({})))
+            .await
+            .status,
         202
     );
     assert_eq!(until_ended(&other, &child).await["status"], "cancelled");
@@ -435,7 +542,9 @@ async fn a_cancel_reaches_children_on_other_replicas() {
 
 async fn what_a_parent_forbids_or_asks_for_holds_for_its_children(db: Db) {
     let writes = r#"steps: [{tool_calls: [{tool: file_ops, arguments: {operation: write, path: "{{ inputs.task }}", content: x}}]}, {text: "{{ results[0] }}"}]"#;
-    let files = format!("{RESEARCHER}tools: [file_ops]\ngovernance: {{autonomy: full, paths: {{write: ['./**']}}}}\n");
+    let files = format!(
+        "{RESEARCHER}tools: [file_ops]\ngovernance: {{autonomy: full, paths: {{write: ['./**']}}}}\n"
+    );
     let parent = |rules: &str| format!("{PARENT}governance: {{autonomy: full, {rules}}}\n");
     let service = Setup::new()
         .agent("researcher", &files)
@@ -446,7 +555,9 @@ async fn what_a_parent_forbids_or_asks_for_holds_for_its_children(db: Db) {
         .agent("guarded", &parent("paths: {deny: ['a.*']}"))
         .start(db)
         .await;
-    for (agent, told) in [("free", "Wrote 1 bytes"), ("strict", "tool_policy rule"), ("guarded", "path rule")] {
+    for (agent, told) in
+        [("free", "Wrote 1 bytes"), ("strict", "tool_policy rule"), ("guarded", "path rule")]
+    {
         let run = service.run(agent, &json!({})).await;
         let output = run["output"]["result"].as_str().unwrap();
         assert!(output.contains(told), "{agent}: {output}");

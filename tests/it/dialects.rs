@@ -1,6 +1,6 @@
-//! One agent on every API but OpenAI's, whose stories are in `providers.rs`: each against a server that
-//! refuses what the real one refuses, in one piece and streamed. And whatever conversation there may be,
-//! what is sent of it is valid.
+//! One agent on every API but OpenAI's, whose stories are in `providers.rs`: each against a server
+//! that refuses what the real one refuses, in one piece and streamed. And whatever conversation
+//! there may be, what is sent of it is valid.
 
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
@@ -9,14 +9,16 @@ use proptest::prelude::*;
 use reqwest::Method;
 use secrecy::SecretString;
 use serde_json::{Value, json};
-use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, ToolResult};
+use toolloop::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, ToolResult,
+};
 use toolloop::providers::anthropic::{self, Anthropic};
 use toolloop::providers::capabilities::{CapabilityTable, ProviderKind};
 use toolloop::providers::ollama::{self, Ollama};
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
-    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, ToolOffer,
-    WireNames,
+    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
+    ToolChoice, ToolOffer, WireNames,
 };
 use toolloop::run::{Effort, Thinking};
 use uuid::Uuid;
@@ -35,8 +37,10 @@ on_both_stores! {
 }
 
 /// Kind in a configuration, model, rules.
-const DIALECTS: [(&str, &str, Api); 2] =
-    [("anthropic", "claude-sonnet-4-5", mock_anthropic::API), ("ollama", "qwen3:4b", mock_ollama::API)];
+const DIALECTS: [(&str, &str, Api); 2] = [
+    ("anthropic", "claude-sonnet-4-5", mock_anthropic::API),
+    ("ollama", "qwen3:4b", mock_ollama::API),
+];
 
 const READER: &str = "
 model: mock/MODEL
@@ -90,7 +94,10 @@ async fn an_agent_uses_tools_and_answers_on_every_api(db: Db) {
         assert_eq!(requests.len(), 3);
         assert!(requests.iter().all(|request| request["stream"] == json!(false)), "nobody follows");
         let sent = requests[2]["messages"].to_string();
-        assert!(sent.contains("Thinking for the 1. time") && sent.contains("Thinking for the 2. time"), "{sent}");
+        assert!(
+            sent.contains("Thinking for the 1. time") && sent.contains("Thinking for the 2. time"),
+            "{sent}"
+        );
         assert!(sent.contains("seventeen"), "{sent}");
     }
 }
@@ -99,15 +106,23 @@ async fn a_followed_run_is_streamed_on_every_api(db: Db) {
     for (kind, model, api) in DIALECTS {
         let mock = MockServer::start(api, reading()).await;
         let service = service(db, kind, model, &mock).await;
-        let request = service.request(Method::POST, "/v1/agents/reader/invoke-iterative").json(&json!({}));
+        let request =
+            service.request(Method::POST, "/v1/agents/reader/invoke-iterative").json(&json!({}));
         let response = request.header("accept", "text/event-stream").send().await.unwrap();
         let mut reader = Reader::of(response);
         let mut last = reader.next().await.unwrap();
         while let Some(frame) = reader.next().await {
             last = frame;
         }
-        assert!(mock.requests().iter().all(|request| request["stream"] == json!(true)), "{kind}: somebody follows");
-        assert_eq!(last.data["data"]["run"]["output"], json!({"read": "seventeen"}), "{kind}: {last:?}");
+        assert!(
+            mock.requests().iter().all(|request| request["stream"] == json!(true)),
+            "{kind}: somebody follows"
+        );
+        assert_eq!(
+            last.data["data"]["run"]["output"],
+            json!({"read": "seventeen"}),
+            "{kind}: {last:?}"
+        );
         assert!(!reader.deltas.is_empty(), "{kind}: pieces are passed on");
     }
 }
@@ -120,7 +135,11 @@ async fn a_structured_output_is_proposed_on_every_api(db: Db) {
         let service = service(db, kind, model, &mock).await;
         let run = service.run("extractor", &json!({})).await;
         assert_eq!(mock.requests().len(), 3);
-        assert_eq!((&run["output"], &run["attempts"]), (&json!({"total": 3}), &json!(3)), "{kind}: {run:#}");
+        assert_eq!(
+            (&run["output"], &run["attempts"]),
+            (&json!({"total": 3}), &json!(3)),
+            "{kind}: {run:#}"
+        );
     }
 }
 
@@ -131,7 +150,11 @@ async fn a_single_shot_is_held_to_its_schema_on_every_api(db: Db) {
         let answer = service.post("/v1/agents/extractor/invoke", &json!({})).await;
         let request = mock.requests().remove(0);
         assert_eq!(answer.body["output"], json!({"total": 3}), "{kind}: {:#}", answer.body);
-        let schema = if kind == "ollama" { &request["format"] } else { &request["output_config"]["format"]["schema"] };
+        let schema = if kind == "ollama" {
+            &request["format"]
+        } else {
+            &request["output_config"]["format"]["schema"]
+        };
         assert_eq!(schema["required"], json!(["total"]), "{request:#}");
     }
 }
@@ -139,11 +162,16 @@ async fn a_single_shot_is_held_to_its_schema_on_every_api(db: Db) {
 async fn a_provider_that_is_overloaded_is_asked_again(db: Db) {
     for (kind, model, api) in DIALECTS {
         let overloaded = json!({"type": "error", "error": {"type": "overloaded_error", "message": "Overloaded"}});
-        let replies = [Reply::Raw(529, overloaded.to_string()), Reply::Raw(200, overloaded.to_string())];
+        let replies =
+            [Reply::Raw(529, overloaded.to_string()), Reply::Raw(200, overloaded.to_string())];
         let mock = MockServer::start(api, replies.into_iter().chain(reading())).await;
         let service = service(db, kind, model, &mock).await;
         let run = service.run("reader", &json!({})).await;
-        assert_eq!((&run["status"], mock.requests().len()), (&json!("completed"), 5), "{kind}: {run:#}");
+        assert_eq!(
+            (&run["status"], mock.requests().len()),
+            (&json!("completed"), 5),
+            "{kind}: {run:#}"
+        );
         assert_eq!(run["iterations"], 3, "failed calls burn no iteration");
     }
 }
@@ -165,11 +193,14 @@ async fn ask(kind: &str, base_url: &str, deltas: Deltas<'_>) -> Result<Completio
         "ollama" => Arc::new(Ollama::new(settings(base_url)).unwrap()),
         _ => Arc::new(Anthropic::new(settings(base_url)).unwrap()),
     };
-    let (names, mut conversation) = (WireNames::new(["mcp:time/now"]), Conversation::new("be brief"));
+    let (names, mut conversation) =
+        (WireNames::new(["mcp:time/now"]), Conversation::new("be brief"));
     conversation.push_user("hello");
-    let capabilities = if kind == "ollama" { Capabilities::OLLAMA } else { Capabilities::ANTHROPIC };
+    let capabilities =
+        if kind == "ollama" { Capabilities::OLLAMA } else { Capabilities::ANTHROPIC };
     let thinking = Some(Thinking { budget_tokens: Some(2000), effort: None });
-    let request = ModelRequest { thinking, deltas, ..request(&conversation, &names, &capabilities) };
+    let request =
+        ModelRequest { thinking, deltas, ..request(&conversation, &names, &capabilities) };
     provider.complete(&request).await
 }
 
@@ -221,20 +252,27 @@ async fn a_followed_answer_is_the_same_answer() {
                 }
             }
         }
-        let told = whole.tool_calls.iter().map(|call| (call.wire_name.clone(), call.arguments.clone()));
+        let told =
+            whole.tool_calls.iter().map(|call| (call.wire_name.clone(), call.arguments.clone()));
         assert_eq!((Some(&thinking), calls), (whole.thinking.as_ref(), told.collect()), "{kind}");
         assert_eq!(whole.finish_reason, FinishReason::ToolCalls);
         let tokens = |completion: &Completion| completion.usage.map(|usage| usage.output_tokens);
         assert_eq!(tokens(&followed), tokens(&whole));
-        assert_eq!(Completion { usage: None, ..followed }, Completion { usage: None, ..whole }, "{kind}");
+        assert_eq!(
+            Completion { usage: None, ..followed },
+            Completion { usage: None, ..whole },
+            "{kind}"
+        );
     }
 }
 
 #[tokio::test]
 async fn errors_have_the_kind_of_their_status() {
-    let anthropic = |code: &str| json!({"type": "error", "error": {"type": code, "message": "m"}}).to_string();
+    let anthropic =
+        |code: &str| json!({"type": "error", "error": {"type": code, "message": "m"}}).to_string();
     let context = "prompt is too long: 210000 tokens > 200000 maximum";
-    let too_long = json!({"type": "error", "error": {"type": "invalid_request_error", "message": context}});
+    let too_long =
+        json!({"type": "error", "error": {"type": "invalid_request_error", "message": context}});
     let ollama = |message: &str| json!({ "error": message }).to_string();
     let table = [
         ("anthropic", 400, anthropic("invalid_request_error"), FailureKind::BadRequest),
@@ -252,7 +290,12 @@ async fn errors_have_the_kind_of_their_status() {
         ("anthropic", 400, too_long.to_string(), FailureKind::ContextLength),
         ("anthropic", 200, "{\"content\": [".into(), FailureKind::Transient),
         ("ollama", 400, ollama("\"m\" does not support tools"), FailureKind::BadRequest),
-        ("ollama", 400, ollama("the input length exceeds the context length"), FailureKind::ContextLength),
+        (
+            "ollama",
+            400,
+            ollama("the input length exceeds the context length"),
+            FailureKind::ContextLength,
+        ),
         ("ollama", 404, ollama("model 'm' not found"), FailureKind::NotFound),
         ("ollama", 500, ollama("llama runner process has terminated"), FailureKind::Transient),
         ("ollama", 200, ollama("model runner has unexpectedly stopped"), FailureKind::Transient),
@@ -283,7 +326,12 @@ pub(crate) struct Asked {
 #[derive(Debug, Clone)]
 pub(crate) enum Said {
     User(&'static str),
-    Model { text: &'static str, calls: Vec<Asked>, provider: &'static str, blocks: Vec<&'static str> },
+    Model {
+        text: &'static str,
+        calls: Vec<Asked>,
+        provider: &'static str,
+        blocks: Vec<&'static str>,
+    },
 }
 
 static CAPABILITIES: LazyLock<CapabilityTable> = LazyLock::new(CapabilityTable::default);
@@ -291,7 +339,15 @@ static CAPABILITIES: LazyLock<CapabilityTable> = LazyLock::new(CapabilityTable::
 const TOOLS: [&str; 3] = ["file_ops", "mcp:time/now", "agent:fact.checker"];
 
 fn asked() -> impl Strategy<Value = Asked> {
-    let id = prop::sample::select(vec!["toolu_1", "toolu_2", "call_1_0", "functions.now:0", "", "a b", "日本"]);
+    let id = prop::sample::select(vec![
+        "toolu_1",
+        "toolu_2",
+        "call_1_0",
+        "functions.now:0",
+        "",
+        "a b",
+        "日本",
+    ]);
     let name = prop::sample::select(vec![
         "file_ops",
         "mcp:time/now",
@@ -299,17 +355,33 @@ fn asked() -> impl Strategy<Value = Asked> {
         "",
         "a_name_that_is_so_long_that_no_provider_would_ever_take_it_as_the_name_of_a_tool",
     ]);
-    let arguments = vec!["{}", r#"{"a" : [1, 2.50]}"#, "", "  ", "[1]", r#"{"a":"#, "null", "\"x\"", "{} {}"];
+    let arguments =
+        vec!["{}", r#"{"a" : [1, 2.50]}"#, "", "  ", "[1]", r#"{"a":"#, "null", "\"x\"", "{} {}"];
     let result = prop::sample::select(vec!["", " ", "fine", "Error: no"]);
-    (id, name, prop::sample::select(arguments), result, any::<bool>())
-        .prop_map(|(id, name, arguments, result, is_error)| Asked { id, name, arguments, result, is_error })
+    (id, name, prop::sample::select(arguments), result, any::<bool>()).prop_map(
+        |(id, name, arguments, result, is_error)| Asked { id, name, arguments, result, is_error },
+    )
 }
 
 pub(crate) fn said() -> impl Strategy<Value = Said> {
-    let text = || prop::sample::select(vec!["", " \n", "hello", "ends in white space \n", "é日本", "{\"a\": 1}"]);
+    let text = || {
+        prop::sample::select(vec![
+            "",
+            " \n",
+            "hello",
+            "ends in white space \n",
+            "é日本",
+            "{\"a\": 1}",
+        ])
+    };
     let block = prop::sample::select(vec!["thinking", "redacted_thinking", "server_tool_use"]);
     let provider = prop::sample::select(vec!["home", "home", "elsewhere", ""]);
-    let model = (text(), prop::collection::vec(asked(), 0..4), provider, prop::collection::vec(block, 0..4));
+    let model = (
+        text(),
+        prop::collection::vec(asked(), 0..4),
+        provider,
+        prop::collection::vec(block, 0..4),
+    );
     prop_oneof![
         1 => text().prop_map(Said::User),
         2 => model.prop_map(|(text, calls, provider, blocks)| Said::Model { text, calls, provider, blocks }),
@@ -334,7 +406,10 @@ fn kept_by_anthropic(text: &str, calls: usize, blocks: &[&str]) -> String {
     json!(kept).to_string()
 }
 
-pub(crate) fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str]) -> String) -> Conversation {
+pub(crate) fn conversation(
+    history: &[Said],
+    kept: impl Fn(&str, usize, &[&str]) -> String,
+) -> Conversation {
     let mut conversation = Conversation::new("be kind");
     conversation.push_user("hello");
     let mut number = 0;
@@ -342,8 +417,10 @@ pub(crate) fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str])
         match said {
             Said::User(text) => conversation.push_user(*text),
             Said::Model { text, calls, provider, blocks } => {
-                let opaque = (!provider.is_empty() && !blocks.is_empty())
-                    .then(|| OpaqueBlocks { provider: (*provider).to_owned(), json: kept(text, calls.len(), blocks) });
+                let opaque = (!provider.is_empty() && !blocks.is_empty()).then(|| OpaqueBlocks {
+                    provider: (*provider).to_owned(),
+                    json: kept(text, calls.len(), blocks),
+                });
                 let (mut tool_calls, mut results) = (Vec::new(), Vec::new());
                 for asked in calls {
                     number += 1;
@@ -358,8 +435,13 @@ pub(crate) fn conversation(history: &[Said], kept: impl Fn(&str, usize, &[&str])
                     let (content, is_error) = (asked.result.to_owned(), asked.is_error);
                     results.push(ToolResult { call_id: id, content, is_error });
                 }
-                let message =
-                    AssistantMessage { text: (*text).to_owned(), thinking: None, tool_calls, opaque, decision: None };
+                let message = AssistantMessage {
+                    text: (*text).to_owned(),
+                    thinking: None,
+                    tool_calls,
+                    opaque,
+                    decision: None,
+                };
                 conversation.push_turn(message, results).unwrap();
             }
         }
@@ -392,8 +474,10 @@ pub(crate) fn wish(models: Vec<&'static str>) -> impl Strategy<Value = Wish> {
         ToolChoice::Required,
         ToolChoice::Tool("file_ops".into()),
     ]);
-    let asked = (prop::sample::select(models), 0..=TOOLS.len(), choice, prop::option::of(any::<bool>()));
-    let shaped = (prop::option::of(0.0..2.0f64), prop::option::of(1..20_000u32), prop::option::of(thinking));
+    let asked =
+        (prop::sample::select(models), 0..=TOOLS.len(), choice, prop::option::of(any::<bool>()));
+    let shaped =
+        (prop::option::of(0.0..2.0f64), prop::option::of(1..20_000u32), prop::option::of(thinking));
     (asked, shaped, any::<[bool; 3]>()).prop_map(|(asked, shaped, flags)| Wish {
         model: asked.0,
         tools: asked.1,

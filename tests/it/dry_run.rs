@@ -34,7 +34,10 @@ fn setup() -> Setup {
 
 async fn invoke(service: &Service, route: &str, body: Value) -> (u16, Value) {
     let answer = service.post(&format!("/v1/agents/worker/{route}"), &body).await;
-    assert!(!answer.headers.contains_key("x-run-id") || answer.body["run_id"].is_string(), "{answer:?}");
+    assert!(
+        !answer.headers.contains_key("x-run-id") || answer.body["run_id"].is_string(),
+        "{answer:?}"
+    );
     (answer.status.as_u16(), answer.body)
 }
 
@@ -48,21 +51,34 @@ async fn a_dry_run_shows_what_a_run_would_be_and_starts_none(db: Db) {
     assert_eq!(dry["models"], json!(["scripted/worker", "scripted/other"]));
     let system = dry["messages"][0]["content"].as_str().unwrap();
     assert!(
-        system.contains("You work on this.") && system.contains("Be brief.") && system.contains("- later: "),
+        system.contains("You work on this.")
+            && system.contains("Be brief.")
+            && system.contains("- later: "),
         "{system}"
     );
     assert_eq!(dry["messages"][1], json!({"role": "user", "content": "{\"task\":\"this\"}"}));
-    let tools: Vec<_> = dry["tools"].as_array().unwrap().iter().map(|tool| tool["name"].clone()).collect();
+    let tools: Vec<_> =
+        dry["tools"].as_array().unwrap().iter().map(|tool| tool["name"].clone()).collect();
     assert_eq!(tools, ["file_ops", "use_skill", "output", "submit"]);
     assert_eq!(dry["tools"][0]["input_schema"]["type"], "object");
-    assert_eq!((&dry["limits"]["max_iterations"], &dry["budget"]["max_tool_calls"]), (&json!(3), &json!(2)));
+    assert_eq!(
+        (&dry["limits"]["max_iterations"], &dry["budget"]["max_tool_calls"]),
+        (&json!(3), &json!(2))
+    );
     let policy = &dry["policy"];
-    assert_eq!((&policy["on_limit"], &policy["governance"]["autonomy"]), (&json!("answer"), &json!("read-only")));
+    assert_eq!(
+        (&policy["on_limit"], &policy["governance"]["autonomy"]),
+        (&json!("answer"), &json!("read-only"))
+    );
     assert_eq!(policy["governance"]["budget"]["max_tool_calls"], 2);
     assert_eq!(dry["active_skills"], json!(["style"]));
 
-    let (status, single) = invoke(&service, "invoke", json!({"inputs": {"task": "this"}, "dry_run": true})).await;
-    assert_eq!((status, &single["policy"]["single_shot"], &single["tools"]), (200, &json!(true), &json!([])));
+    let (status, single) =
+        invoke(&service, "invoke", json!({"inputs": {"task": "this"}, "dry_run": true})).await;
+    assert_eq!(
+        (status, &single["policy"]["single_shot"], &single["tools"]),
+        (200, &json!(true), &json!([]))
+    );
     assert_eq!(service.get("/v1/runs").await.body["data"], json!([]), "nothing is stored");
 }
 
@@ -105,13 +121,24 @@ async fn the_command_line_rehearses_too() {
 async fn a_dry_run_keeps_to_the_sessions_that_a_run_would_keep_to(db: Db) {
     let other = "model: scripted/worker\nenable_double_confirmation: false";
     let service = setup().agent("other", other).start(db).await;
-    let begun = service.post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s"})).await;
+    let begun =
+        service.post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s"})).await;
     assert_eq!(begun.status, 200);
-    let (status, refused) =
-        invoke(&service, "invoke-iterative", json!({"inputs": {"task": "x"}, "session_id": "s", "dry_run": true}))
-            .await;
+    let (status, refused) = invoke(
+        &service,
+        "invoke-iterative",
+        json!({"inputs": {"task": "x"}, "session_id": "s", "dry_run": true}),
+    )
+    .await;
     assert_eq!((status, &refused["code"]), (409, &json!("SESSION_OF_OTHER_AGENT")), "{refused:#}");
     assert!(!refused.to_string().contains("never"), "nothing of what was said is told");
-    let own = service.post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s", "dry_run": true})).await;
-    assert_eq!(own.body["messages"].as_array().unwrap().len(), 4, "history, and the next message: {:#}", own.body);
+    let own = service
+        .post("/v1/agents/other/invoke-iterative", &json!({"session_id": "s", "dry_run": true}))
+        .await;
+    assert_eq!(
+        own.body["messages"].as_array().unwrap().len(),
+        4,
+        "history, and the next message: {:#}",
+        own.body
+    );
 }

@@ -31,7 +31,12 @@ async fn with_model(mock: &MockModel, db: Db) -> Service {
         "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\napi_key_env = \"PATH\"\nmax_retries = 2\ntimeout = \"5s\"",
         mock.base_url()
     );
-    Setup::new().agent("reader", READER).file("notes.txt", "seventeen\n").config(&models).start(db).await
+    Setup::new()
+        .agent("reader", READER)
+        .file("notes.txt", "seventeen\n")
+        .config(&models)
+        .start(db)
+        .await
 }
 
 fn reading() -> Reply {
@@ -52,14 +57,29 @@ async fn a_real_wire_format_carries_the_whole_loop(db: Db) {
         Reply::text(r#"{"read": 17}"#),
     ]);
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
-    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"read": 17})), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["output"]),
+        (&json!("completed"), &json!({"read": 17})),
+        "{run:#}"
+    );
     assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(4), &json!(5)));
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
     let last = mock.requests().pop().unwrap();
     let roles: Vec<&str> = last.messages().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(
         roles,
-        ["system", "user", "assistant", "tool", "assistant", "tool", "tool", "tool", "assistant", "tool"],
+        [
+            "system",
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "tool",
+            "tool",
+            "tool",
+            "assistant",
+            "tool"
+        ],
         "one result for each call, behind its call"
     );
     assert_eq!(last.messages()[3]["content"].as_str().unwrap().trim(), "seventeen");
@@ -72,7 +92,8 @@ async fn a_provider_that_recovers_is_asked_again(db: Db) {
     mock.script([Reply::error(503, "overloaded", Some(1)), Reply::Garbage, Reply::text("done")]);
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
     assert_eq!((&run["status"], &run["iterations"]), (&json!("completed"), &json!(1)), "{run:#}");
-    let iterations = service.get(&format!("/v1/runs/{}/iterations", run["run_id"].as_str().unwrap())).await.body;
+    let iterations =
+        service.get(&format!("/v1/runs/{}/iterations", run["run_id"].as_str().unwrap())).await.body;
     assert_eq!(iterations["data"][0]["retries"], 2);
 }
 
@@ -98,7 +119,11 @@ async fn a_provider_that_does_not_recover_is_named(db: Db) {
             "{what}: {run:#}"
         );
         let context = &run["error"]["context"];
-        assert_eq!((&context["provider"], &context["attempts"]), (&json!("mock"), &json!(attempts)), "{what}: {run:#}");
+        assert_eq!(
+            (&context["provider"], &context["attempts"]),
+            (&json!("mock"), &json!(attempts)),
+            "{what}: {run:#}"
+        );
         if what != "NoChoices" {
             assert_eq!(context["status"], status, "{what}: {run:#}");
         }
@@ -112,16 +137,22 @@ async fn cancel_closes_the_model_socket(db: Db) {
     mock.script([reading(), Reply::Hang]);
     let id = uuid::Uuid::from_u128(77).to_string();
     let body = json!({"inputs": {"task": "x"}, "run_id": id});
-    let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
+    let request =
+        service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { answer(request).await.body });
     mock.wait_for_requests(2).await;
     assert_eq!(service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await.status, 202);
     mock.wait_for_abort().await;
     let run = call.await.unwrap();
-    assert_eq!((&run["status"], &run["tool_calls_made"]), (&json!("cancelled"), &json!(1)), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["tool_calls_made"]),
+        (&json!("cancelled"), &json!(1)),
+        "{run:#}"
+    );
     assert_eq!(run["error"]["context"]["phase"], "model_call");
     let messages = service.get(&format!("/v1/runs/{id}/messages")).await.body;
-    let roles: Vec<&str> = messages["data"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<&str> =
+        messages["data"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "tool"]);
 }
 
@@ -140,7 +171,8 @@ async fn a_broken_file_keeps_its_last_good_version(db: Db) {
 
     let hash = service.get("/v1/agents").await.body["data"][0]["hash"].clone();
     service.write("agents/reader.yaml", "name: reader\nmodel: [\n");
-    let broken = |ready: &Value| ready["definitions"].as_array().is_some_and(|files| files.len() == 2);
+    let broken =
+        |ready: &Value| ready["definitions"].as_array().is_some_and(|files| files.len() == 2);
     service.until("/readyz", broken).await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
     assert_eq!(run["status"], "completed", "the last good version goes on");
@@ -164,12 +196,15 @@ async fn a_second_process_on_the_same_file_refuses_to_start() {
     assert_eq!(service.get("/healthz").await.status, 200, "the first one is not disturbed");
 }
 
-/// Callers see 200 or 503 and nothing else; runs in flight pause and go on; what was told is stored.
+/// Callers see 200 or 503 and nothing else; runs in flight pause and go on; what was told is
+/// stored.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_database_that_restarts_under_load_loses_nothing_that_was_acknowledged() {
     let postgres = tokio::task::spawn_blocking(OwnServer::start).await.unwrap();
     let steps = "steps: [{delay_ms: 50, tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}, {text: done}]";
-    let setup = Setup::new().agent("reader", &READER.replace("mock/any", "scripted/reader")).scenario("reader", steps);
+    let setup = Setup::new()
+        .agent("reader", &READER.replace("mock/any", "scripted/reader"))
+        .scenario("reader", steps);
     let service = Arc::new(setup.start_on(postgres.url()).await);
     let stop = Arc::new(std::sync::atomic::AtomicBool::new(false));
     let callers: Vec<_> = (0..8)
@@ -181,7 +216,10 @@ async fn a_database_that_restarts_under_load_loses_nothing_that_was_acknowledged
                     let path = "/v1/agents/reader/invoke-iterative";
                     let answer = service.post(path, &json!({"inputs": {"task": "x"}})).await;
                     match answer.status.as_u16() {
-                        200 => told.push((answer.body["run_id"].as_str().unwrap().to_owned(), answer.body)),
+                        200 => told.push((
+                            answer.body["run_id"].as_str().unwrap().to_owned(),
+                            answer.body,
+                        )),
                         503 => {
                             assert!(answer.headers.contains_key("retry-after"), "{answer:?}");
                             tokio::time::sleep(Duration::from_millis(50)).await;
@@ -201,7 +239,10 @@ async fn a_database_that_restarts_under_load_loses_nothing_that_was_acknowledged
     });
     let postgres = postgres.await.unwrap();
     let refused = service.get("/v1/runs").await;
-    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (503, &json!("STORE_UNAVAILABLE")));
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (503, &json!("STORE_UNAVAILABLE"))
+    );
     assert_eq!(service.get("/healthz").await.status, 200);
     assert_eq!(service.get("/readyz").await.status, 503);
     let postgres = tokio::task::spawn_blocking(move || {

@@ -1,6 +1,6 @@
-//! A disk that fills up under the embedded database: runs wait, callers are told, and nothing is torn
-//! when there is room again. Needs the right to mount a file system; where that is missing, nothing is
-//! tested.
+//! A disk that fills up under the embedded database: runs wait, callers are told, and nothing is
+//! torn when there is room again. Needs the right to mount a file system; where that is missing,
+//! nothing is tested.
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
@@ -36,7 +36,10 @@ struct SmallDisk {
 impl SmallDisk {
     fn mount() -> Option<Self> {
         let disk = Self { dir: TempDir::new().unwrap() };
-        let mount = Command::new("mount").args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"]).arg(disk.dir.path()).output();
+        let mount = Command::new("mount")
+            .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
+            .arg(disk.dir.path())
+            .output();
         mount.is_ok_and(|mount| mount.status.success()).then_some(disk)
     }
 
@@ -85,7 +88,8 @@ async fn survive(setup: Setup) {
         return;
     };
     let database = format!("sqlite://{}", disk.dir.path().join("toolloop.db").display());
-    let setup = setup.agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n");
+    let setup =
+        setup.agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n");
     let mut service = setup.start_on(database.clone()).await;
     let runs: Vec<_> = (1..=6).map(|number| start(&service, number)).collect();
     let is_running = |list: &Value| list["data"].as_array().is_some_and(|runs| runs.len() == 6);
@@ -98,7 +102,11 @@ async fn survive(setup: Setup) {
     for mode in ["invoke", "invoke-iterative"] {
         let refused = service.post(&format!("/v1/agents/reader/{mode}"), &body).await;
         let code = refused.body["code"].as_str();
-        assert_eq!((refused.status.as_u16(), code), (503, Some("STORE_UNAVAILABLE")), "{refused:?}");
+        assert_eq!(
+            (refused.status.as_u16(), code),
+            (503, Some("STORE_UNAVAILABLE")),
+            "{refused:?}"
+        );
         assert!(refused.headers.contains_key("retry-after"), "{refused:?}");
     }
     // What is stored can be read, and nobody pretends that a run has ended.
@@ -114,8 +122,10 @@ async fn survive(setup: Setup) {
             "{run:#}\n{}",
             service.log()
         );
-        let events = service.get(&format!("/v1/runs/{}/events", run["run_id"].as_str().unwrap())).await.body;
-        let seqs: Vec<u64> = events["data"].as_array().unwrap().iter().map(|e| e["seq"].as_u64().unwrap()).collect();
+        let events =
+            service.get(&format!("/v1/runs/{}/events", run["run_id"].as_str().unwrap())).await.body;
+        let seqs: Vec<u64> =
+            events["data"].as_array().unwrap().iter().map(|e| e["seq"].as_u64().unwrap()).collect();
         assert_eq!(seqs, (1..=seqs.len() as u64).collect::<Vec<_>>());
         assert_eq!(events["data"].as_array().unwrap().last().unwrap()["type"], "run.completed");
     }
@@ -125,12 +135,14 @@ async fn survive(setup: Setup) {
     service.signal("TERM").await;
     assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
     let mut connection = SqliteConnection::connect(&database).await.unwrap();
-    let found: String = sqlx::query_scalar("PRAGMA integrity_check").fetch_one(&mut connection).await.unwrap();
+    let found: String =
+        sqlx::query_scalar("PRAGMA integrity_check").fetch_one(&mut connection).await.unwrap();
     assert_eq!(found, "ok");
 }
 
 fn start(service: &Service, number: u8) -> tokio::task::JoinHandle<Value> {
     let body = json!({"inputs": {"out": format!("{number}.txt")}});
-    let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
+    let request =
+        service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     tokio::spawn(async move { answer(request).await.body })
 }

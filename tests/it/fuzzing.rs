@@ -1,7 +1,8 @@
-//! schemathesis over real HTTP: what it makes of the document must be answered as the document says, and
-//! never with a 5xx. `tests/clients/python/schemathesis.toml` says what is checked.
+//! schemathesis over real HTTP: what it makes of the document must be answered as the document
+//! says, and never with a 5xx. `tests/clients/python/schemathesis.toml` says what is checked.
 //!
-//! `TOOLLOOP_FUZZ_SECONDS=600 cargo test --test it fuzzing -- --include-ignored` takes longer, on both stores.
+//! `TOOLLOOP_FUZZ_SECONDS=600 cargo test --test it fuzzing -- --include-ignored` takes longer, on
+//! both stores.
 
 use std::fs;
 use std::time::Duration;
@@ -29,7 +30,10 @@ steps:
         .agent("reader", reader)
         .scenario("reader", reads)
         .file("note.txt", "hello")
-        .agent("quick", "model: scripted/quick\ninstructions: Answer.\nenable_double_confirmation: false")
+        .agent(
+            "quick",
+            "model: scripted/quick\ninstructions: Answer.\nenable_double_confirmation: false",
+        )
         .scenario("quick", "steps: [{text: done}]")
         .config("[governance]\nrate_limit_per_minute = 1000000000\nrate_limit_burst = 1000000000")
         .start(db)
@@ -37,7 +41,8 @@ steps:
 }
 
 async fn everything_is_answered_as_documented(db: Db) {
-    // A short run is always the same, so that what it finds is new; a long one goes where none has been.
+    // A short run is always the same, so that what it finds is new; a long one goes where none has
+    // been.
     let (seconds, seed) = match std::env::var("TOOLLOOP_FUZZ_SECONDS") {
         Ok(seconds) => (seconds.parse().unwrap(), Uuid::new_v4().as_u128() >> 96),
         Err(_) => (30, 1),
@@ -47,14 +52,26 @@ async fn everything_is_answered_as_documented(db: Db) {
     let (url, time, seed) = (service.url(""), u64::to_string(&seconds), seed.to_string());
     let document = format!("{url}/openapi.json");
     let _ = fs::remove_file(workshop.dir.join("report.json"));
-    let arguments = ["--config-file", "schemathesis.toml", "--no-color", "run", &document, "--origin", &url];
-    let budget = ["--max-time", &time, "--max-examples", "1000", "--seed", &seed, "--report-json-path", "report.json"];
+    let arguments =
+        ["--config-file", "schemathesis.toml", "--no-color", "run", &document, "--origin", &url];
+    let budget = [
+        "--max-time",
+        &time,
+        "--max-examples",
+        "1000",
+        "--seed",
+        &seed,
+        "--report-json-path",
+        "report.json",
+    ];
     let patience = Duration::from_secs(2 * seconds + 60);
     let arguments = [&arguments[..], &budget].concat();
     let environment = [("TOOLLOOP_KEY", ADMIN_KEY)];
-    let (passed, said) = workshop.outcome(patience, "venv/bin/schemathesis", &arguments, &environment).await;
+    let (passed, said) =
+        workshop.outcome(patience, "venv/bin/schemathesis", &arguments, &environment).await;
     assert!(passed, "{said}\n{}", service.log());
-    let report: Value = serde_json::from_slice(&fs::read(workshop.dir.join("report.json")).unwrap()).unwrap();
+    let report: Value =
+        serde_json::from_slice(&fs::read(workshop.dir.join("report.json")).unwrap()).unwrap();
     assert_eq!(report["operations"]["tested"], report["operations"]["total"], "{said}");
     assert!(report["test_cases"]["generated"].as_u64().unwrap() > 200, "{said}");
     println!("{db:?}, seed {seed}: {}", report["test_cases"]);

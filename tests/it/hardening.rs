@@ -1,5 +1,5 @@
-//! Clients that mean harm, or are merely broken: what they cost themselves, and that nobody else notices.
-//! Raw sockets, because a good client library cannot be made to misbehave.
+//! Clients that mean harm, or are merely broken: what they cost themselves, and that nobody else
+//! notices. Raw sockets, because a good client library cannot be made to misbehave.
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
@@ -75,7 +75,10 @@ async fn one_answer(stream: &mut TcpStream) -> RawAnswer {
     let reading = async {
         let mut head = Vec::new();
         while !head.ends_with(b"\r\n\r\n") {
-            let byte = stream.read_u8().await.unwrap_or_else(|_| panic!("closed after {}", head.escape_ascii()));
+            let byte = stream
+                .read_u8()
+                .await
+                .unwrap_or_else(|_| panic!("closed after {}", head.escape_ascii()));
             head.push(byte);
         }
         let head = String::from_utf8(head).unwrap();
@@ -126,11 +129,17 @@ async fn a_body_that_does_not_arrive_is_answered_so() {
         "POST /v1/agents/sleeper/invoke HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\n\
          Content-Type: application/json\r\n"
     );
-    for started in ["Content-Length: 100\r\n\r\n{\"inputs\": ", "Transfer-Encoding: chunked\r\n\r\n64\r\n{\"inputs\": "]
-    {
+    for started in [
+        "Content-Length: 100\r\n\r\n{\"inputs\": ",
+        "Transfer-Encoding: chunked\r\n\r\n64\r\n{\"inputs\": ",
+    ] {
         let mut stream = send(&service, format!("{head}{started}")).await;
         let answer = one_answer(&mut stream).await;
-        assert_eq!((answer.status, &answer.body["code"]), (408, &json!("REQUEST_TIMEOUT")), "{answer:?}");
+        assert_eq!(
+            (answer.status, &answer.body["code"]),
+            (408, &json!("REQUEST_TIMEOUT")),
+            "{answer:?}"
+        );
         assert_eq!(rest(&mut stream).await, b"");
     }
     assert_eq!(service.get("/v1/runs").await.body["data"], json!([]), "nothing was started");
@@ -138,15 +147,22 @@ async fn a_body_that_does_not_arrive_is_answered_so() {
 
 #[tokio::test]
 async fn a_resting_connection_is_closed_and_a_waiting_one_is_not() {
-    let service =
-        start("[server]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\nwrite_timeout = \"300ms\"").await;
-    let waiting = service.request(Method::POST, "/v1/agents/sleeper/invoke").json(&json!({"inputs": {}}));
+    let service = start(
+        "[server]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\nwrite_timeout = \"300ms\"",
+    )
+    .await;
+    let waiting =
+        service.request(Method::POST, "/v1/agents/sleeper/invoke").json(&json!({"inputs": {}}));
     let waiting = tokio::spawn(answer(waiting));
     let mut resting = send(&service, get("/healthz")).await;
     assert_eq!(one_answer(&mut resting).await.status, 200);
     assert_eq!(rest(&mut resting).await, b"");
     let waited = waiting.await.unwrap();
-    assert_eq!((waited.status.as_u16(), &waited.body["status"]), (200, &json!("completed")), "{waited:?}");
+    assert_eq!(
+        (waited.status.as_u16(), &waited.body["status"]),
+        (200, &json!("completed")),
+        "{waited:?}"
+    );
 }
 
 #[tokio::test]
@@ -158,7 +174,12 @@ async fn heads_that_are_too_long_are_told_so() {
     };
     for (what, request, status, code) in [
         ("URL of 17 KB", get(&format!("/v1/{}", "a".repeat(17_000))), 414, Some("URI_TOO_LONG")),
-        ("query of 64 KB", get(&format!("/v1/runs?agent={}", "a".repeat(64_000))), 414, Some("URI_TOO_LONG")),
+        (
+            "query of 64 KB",
+            get(&format!("/v1/runs?agent={}", "a".repeat(64_000))),
+            414,
+            Some("URI_TOO_LONG"),
+        ),
         ("URL of 70 KB", get(&format!("/v1/{}", "é".repeat(35_000))), 414, None),
         ("200 headers", many(200, "y"), 431, Some("HEADERS_TOO_LARGE")),
         ("80 KB of headers", many(80, &"y".repeat(1000)), 431, Some("HEADERS_TOO_LARGE")),
@@ -183,17 +204,31 @@ async fn heads_that_are_too_long_are_told_so() {
 #[tokio::test]
 async fn bytes_that_make_no_sense_are_refused_quietly() {
     let service = start("").await;
-    let head = |line: &str, header: &[u8]| [line.as_bytes(), b" HTTP/1.1\r\nHost: x\r\n", header, b"\r\n\r\n"].concat();
+    let head = |line: &str, header: &[u8]| {
+        [line.as_bytes(), b" HTTP/1.1\r\nHost: x\r\n", header, b"\r\n\r\n"].concat()
+    };
     let key = format!("Authorization: Bearer {ADMIN_KEY}");
     for (what, request, statuses) in [
         ("no HTTP", b"\x16\x03\x01\x02\x00\x01\x00\x01\xfc\x03\x03\r\n\r\n".to_vec(), &[400][..]),
         ("no version", b"GET /healthz\r\n\r\n".to_vec(), &[400]),
-        ("raw bytes in the path", b"GET /v1/agents/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(), &[400]),
+        (
+            "raw bytes in the path",
+            b"GET /v1/agents/\xff\xfe HTTP/1.1\r\nHost: x\r\n\r\n".to_vec(),
+            &[400],
+        ),
         ("NUL in a header", head("GET /healthz", b"X-A: a\0b"), &[400]),
         ("space in a header's name", head("GET /healthz", b"X A: b"), &[400]),
         ("two lengths", head("POST /v1/keys", b"Content-Length: 1\r\nContent-Length: 2"), &[400]),
-        ("length and chunks", head("POST /v1/keys", b"Content-Length: a\r\nTransfer-Encoding: chunked"), &[400]),
-        ("raw bytes in a credential", head("GET /v1/runs", b"Authorization: Bearer \xff\xfe"), &[401]),
+        (
+            "length and chunks",
+            head("POST /v1/keys", b"Content-Length: a\r\nTransfer-Encoding: chunked"),
+            &[400],
+        ),
+        (
+            "raw bytes in a credential",
+            head("GET /v1/runs", b"Authorization: Bearer \xff\xfe"),
+            &[401],
+        ),
         ("raw bytes in Accept", head("GET /v1/nowhere", b"Accept: \xff\xfe"), &[404]),
         ("encoded bytes in the path", head("GET /v1/agents/%ff%fe", key.as_bytes()), &[404]),
         ("encoded bytes in the query", head("GET /v1/runs?agent=%ff", key.as_bytes()), &[400]),
@@ -201,7 +236,10 @@ async fn bytes_that_make_no_sense_are_refused_quietly() {
         ("CONNECT", head("CONNECT x:1", b"X-A: b"), &[404, 405]),
         (
             "a chunk without size",
-            head("POST /v1/keys", format!("{key}\r\nTransfer-Encoding: chunked\r\n\r\nzz").as_bytes()),
+            head(
+                "POST /v1/keys",
+                format!("{key}\r\nTransfer-Encoding: chunked\r\n\r\nzz").as_bytes(),
+            ),
             &[400],
         ),
     ] {
@@ -212,16 +250,23 @@ async fn bytes_that_make_no_sense_are_refused_quietly() {
             assert_eq!(answer.headers["content-type"], "application/problem+json", "{what}");
         }
     }
-    for half in
-        ["", "G", "GET /v1/runs HTTP/1.1\r\nHost", "PRI * HTTP/2.0\r\n\r\nSM", "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0"]
-    {
+    for half in [
+        "",
+        "G",
+        "GET /v1/runs HTTP/1.1\r\nHost",
+        "PRI * HTTP/2.0\r\n\r\nSM",
+        "PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n\0\0",
+    ] {
         let mut stream = send(&service, half).await;
         stream.shutdown().await.unwrap();
         rest(&mut stream).await;
     }
     assert_eq!(service.get("/v1/runs").await.status, 200);
     let log = service.log();
-    assert!(!log.contains("\"WARN\"") && !log.contains("\"ERROR\"") && !log.contains("panicked"), "{log}");
+    assert!(
+        !log.contains("\"WARN\"") && !log.contains("\"ERROR\"") && !log.contains("panicked"),
+        "{log}"
+    );
 }
 
 #[tokio::test]
@@ -229,7 +274,10 @@ async fn beyond_the_most_connections_clients_wait_their_turn() {
     let service = start("[server]\nmax_connections = 2").await;
     let mut first = send(&service, get("/healthz")).await;
     let mut second = send(&service, get("/healthz")).await;
-    assert_eq!((one_answer(&mut first).await.status, one_answer(&mut second).await.status), (200, 200));
+    assert_eq!(
+        (one_answer(&mut first).await.status, one_answer(&mut second).await.status),
+        (200, 200)
+    );
     let mut third = send(&service, get("/healthz")).await;
     let mut byte = [0];
     let early = timeout(Duration::from_millis(300), third.peek(&mut byte)).await;
@@ -322,7 +370,8 @@ async fn http2_is_spoken_without_being_asked_for() {
     let service = start("").await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     let all = (0..50).map(|_| {
-        let request = http2.post(service.url("/v1/agents/sleeper/invoke")).bearer_auth(&service.key);
+        let request =
+            http2.post(service.url("/v1/agents/sleeper/invoke")).bearer_auth(&service.key);
         async {
             let response = request.json(&json!({"inputs": {}})).send().await.unwrap();
             let version = response.version();
@@ -332,7 +381,11 @@ async fn http2_is_spoken_without_being_asked_for() {
     for (version, status) in futures::future::join_all(all).await {
         assert_eq!((version, status), (reqwest::Version::HTTP_2, json!("completed")));
     }
-    let long = http2.get(service.url(&format!("/v1/runs?agent={}", "a".repeat(20_000)))).send().await.unwrap();
+    let long = http2
+        .get(service.url(&format!("/v1/runs?agent={}", "a".repeat(20_000))))
+        .send()
+        .await
+        .unwrap();
     assert_eq!(long.status(), 414);
 }
 
@@ -361,7 +414,10 @@ async fn every_answer_protects_a_browser() {
             assert_eq!(answer.headers[name], value, "{path}");
         }
         assert!(!answer.headers.contains_key("server"), "{path}");
-        assert!(!answer.headers.keys().any(|name| name.as_str().starts_with("access-control-")), "{path}");
+        assert!(
+            !answer.headers.keys().any(|name| name.as_str().starts_with("access-control-")),
+            "{path}"
+        );
     }
 }
 
@@ -371,7 +427,11 @@ async fn gzip_is_given_to_those_who_ask() {
     let plain = reqwest::Client::builder().no_gzip().build().unwrap();
     let ask = |path: &str, coding: Option<&'static str>| {
         let request = plain.get(service.url(path));
-        let request = if let Some(coding) = coding { request.header("accept-encoding", coding) } else { request };
+        let request = if let Some(coding) = coding {
+            request.header("accept-encoding", coding)
+        } else {
+            request
+        };
         async { request.send().await.unwrap() }
     };
     let whole = ask("/openapi.json", None).await;
@@ -382,9 +442,13 @@ async fn gzip_is_given_to_those_who_ask() {
     assert_eq!(packed.headers()["content-encoding"], "gzip");
     let packed = packed.bytes().await.unwrap();
     assert!(packed.len() < whole.len() / 3, "{} of {}", packed.len(), whole.len());
-    let unpacked = service.http.get(service.url("/openapi.json")).send().await.unwrap().bytes().await.unwrap();
+    let unpacked =
+        service.http.get(service.url("/openapi.json")).send().await.unwrap().bytes().await.unwrap();
     assert_eq!(unpacked, whole);
-    assert!(!ask("/healthz", Some("gzip")).await.headers().contains_key("content-encoding"), "too small");
+    assert!(
+        !ask("/healthz", Some("gzip")).await.headers().contains_key("content-encoding"),
+        "too small"
+    );
     let picky = ask("/openapi.json", Some("br, identity;q=0")).await;
     assert_eq!((picky.status().as_u16(), picky.headers().get("content-encoding")), (200, None));
 }
@@ -400,7 +464,9 @@ async fn a_drain_answers_every_run_in_progress() {
         })
         .collect();
     let running = format!("/v1/runs?status=running&limit={RUNS}");
-    service.until(&running, |page| page["data"].as_array().is_some_and(|runs| runs.len() == RUNS)).await;
+    service
+        .until(&running, |page| page["data"].as_array().is_some_and(|runs| runs.len() == RUNS))
+        .await;
     let mut resting = send(&service, get("/healthz")).await;
     assert_eq!(one_answer(&mut resting).await.status, 200);
     let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
@@ -411,7 +477,11 @@ async fn a_drain_answers_every_run_in_progress() {
     assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("DRAINING")), "{late:?}");
     for call in calls {
         let answered = call.await.unwrap();
-        assert_eq!((answered.status.as_u16(), &answered.body["status"]), (200, &json!("completed")), "{answered:?}");
+        assert_eq!(
+            (answered.status.as_u16(), &answered.body["status"]),
+            (200, &json!("completed")),
+            "{answered:?}"
+        );
     }
     assert_eq!(service.exit_code().await, Some(0), "{}", service.log());
     assert_eq!(rest(&mut resting).await, b"");

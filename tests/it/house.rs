@@ -1,5 +1,5 @@
-//! The rules of the house, as tests: who imports whom, no cycles, sizes, file headers, routes with a
-//! scope. Each failure says what to do. The table is the one in `ARCHITECTURE.md`.
+//! The rules of the house, as tests: who imports whom, no cycles, sizes, file headers, routes with
+//! a scope. Each failure says what to do. The table is the one in `ARCHITECTURE.md`.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
@@ -18,7 +18,10 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("store", &["message", "run", "event"]),
     ("drivers", &["message", "run", "event", "providers"]),
     ("tools", &["message", "run", "event", "expression", "governance"]),
-    ("engine", &["message", "run", "event", "expression", "agents", "drivers", "providers", "tools"]),
+    (
+        "engine",
+        &["message", "run", "event", "expression", "agents", "drivers", "providers", "tools"],
+    ),
     (
         "runtime",
         &[
@@ -83,7 +86,8 @@ fn is_test_file(source: &Source) -> bool {
 
 /// The rooms that a text names after `crate::`, one by one or in braces; comments do not count.
 fn imports(code: &str) -> BTreeSet<String> {
-    let code: String = code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
+    let code: String =
+        code.lines().filter(|l| !l.trim_start().starts_with("//")).collect::<Vec<_>>().join("\n");
     let mut found = BTreeSet::new();
     for (at, _) in code.match_indices("crate::") {
         let rest = &code[at + "crate::".len()..];
@@ -106,7 +110,9 @@ fn first_word(text: &str) -> String {
 fn rooms_import_only_what_the_table_allows() {
     let table: BTreeMap<_, _> = ROOMS.iter().copied().collect();
     let mut wrong = Vec::new();
-    for source in sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && !is_test_file(s)) {
+    for source in
+        sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && !is_test_file(s))
+    {
         let Some(allowed) = table.get(source.room.as_str()) else {
             wrong.push(format!(
                 "src/{}: the room {:?} is not in the table of tests/it/house.rs",
@@ -116,7 +122,10 @@ fn rooms_import_only_what_the_table_allows() {
         };
         for import in imports(&source.code) {
             if import != source.room && !allowed.contains(&import.as_str()) {
-                wrong.push(format!("src/{} imports crate::{import}, which {} must not", source.path, source.room));
+                wrong.push(format!(
+                    "src/{} imports crate::{import}, which {} must not",
+                    source.path, source.room
+                ));
             }
         }
     }
@@ -146,14 +155,24 @@ fn the_table_has_no_cycles() {
 #[test]
 fn sql_stays_in_the_store() {
     for source in sources().iter().filter(|s| s.room != "store") {
-        assert!(!source.code.contains("sqlx::"), "src/{} uses sqlx: all SQL is in src/store/", source.path);
+        assert!(
+            !source.code.contains("sqlx::"),
+            "src/{} uses sqlx: all SQL is in src/store/",
+            source.path
+        );
     }
 }
 
 #[test]
 fn http_is_known_in_http_alone() {
-    for source in sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && s.room != "http") {
-        assert!(!source.code.contains("axum::"), "src/{} uses axum: routes and handlers are in src/http/", source.path);
+    for source in
+        sources().iter().filter(|s| !ASSEMBLY.contains(&s.room.as_str()) && s.room != "http")
+    {
+        assert!(
+            !source.code.contains("axum::"),
+            "src/{} uses axum: routes and handlers are in src/http/",
+            source.path
+        );
     }
 }
 
@@ -161,18 +180,32 @@ fn http_is_known_in_http_alone() {
 fn files_are_small_and_open_with_a_header() {
     let mut wrong = Vec::new();
     for source in sources() {
-        let code = source.code.lines().filter(|l| !l.trim().is_empty() && !l.trim_start().starts_with("//")).count();
-        let limit = if source.path.starts_with("store/") { MAX_BACKEND_LINES } else { MAX_CODE_LINES };
+        let code = source
+            .code
+            .lines()
+            .filter(|l| !l.trim().is_empty() && !l.trim_start().starts_with("//"))
+            .count();
+        let limit =
+            if source.path.starts_with("store/") { MAX_BACKEND_LINES } else { MAX_CODE_LINES };
         if !is_test_file(&source) && code > limit {
-            wrong.push(format!("src/{}: {code} lines of code, at most {limit}: split it by noun", source.path));
+            wrong.push(format!(
+                "src/{}: {code} lines of code, at most {limit}: split it by noun",
+                source.path
+            ));
         }
         let header = source.text.lines().take_while(|l| l.starts_with("//!")).count();
         if !is_test_file(&source) && !(1..=20).contains(&header) {
-            wrong.push(format!("src/{}: open with a //! header that says what it decides and what not", source.path));
+            wrong.push(format!(
+                "src/{}: open with a //! header that says what it decides and what not",
+                source.path
+            ));
         }
         for name in source.path.trim_end_matches(".rs").split('/') {
             if BANNED_NAMES.contains(&name) {
-                wrong.push(format!("src/{}: {name:?} says nothing, name the module after its noun", source.path));
+                wrong.push(format!(
+                    "src/{}: {name:?} says nothing, name the module after its noun",
+                    source.path
+                ));
             }
         }
     }
@@ -181,10 +214,19 @@ fn files_are_small_and_open_with_a_header() {
 
 #[test]
 fn nothing_is_left_undone() {
-    let marks = [concat!("TO", "DO"), concat!("FIX", "ME"), concat!("unimple", "mented!"), concat!("to", "do!")];
+    let marks = [
+        concat!("TO", "DO"),
+        concat!("FIX", "ME"),
+        concat!("unimple", "mented!"),
+        concat!("to", "do!"),
+    ];
     for source in sources() {
         for mark in marks {
-            assert!(!source.text.contains(mark), "src/{} holds {mark}: finish it, or file an issue", source.path);
+            assert!(
+                !source.text.contains(mark),
+                "src/{} holds {mark}: finish it, or file an issue",
+                source.path
+            );
         }
     }
 }
@@ -200,7 +242,9 @@ fn every_handler_names_its_scope() {
             let name = first_word(function);
             let signature = &function[..function.find('{').unwrap_or(function.len())];
             assert!(
-                public.contains(&name.as_str()) || signature.contains("Scoped<") || signature.contains("Admitted"),
+                public.contains(&name.as_str())
+                    || signature.contains("Scoped<")
+                    || signature.contains("Admitted"),
                 "src/{}: handler {name} takes no Scoped<…> and no Admitted: name the scope that it needs in its signature",
                 source.path
             );

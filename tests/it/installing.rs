@@ -1,5 +1,5 @@
-//! What tests need beside Rust, installed where it is missing: Debian packages by apt, npm packages and
-//! Python packages of pinned versions into `target/tmp/clients`, once for all runs.
+//! What tests need beside Rust, installed where it is missing: Debian packages by apt, npm packages
+//! and Python packages of pinned versions into `target/tmp/clients`, once for all runs.
 //!
 //! A machine that cannot reach the registries and has nothing installed fails with the command that
 //! failed; nothing waits for ever.
@@ -35,10 +35,14 @@ impl Workshop {
         if !works("node", &["--version"]) || !works("npm", &["--version"]) {
             apt("nodejs npm");
         }
-        assert!(works("npm", &["--version"]), "node and npm are not found: install them, or put them into PATH");
+        assert!(
+            works("npm", &["--version"]),
+            "node and npm are not found: install them, or put them into PATH"
+        );
         let workshop = Self::open("typescript");
         if !workshop.is_stocked("package-lock.json") {
-            let arguments = ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"];
+            let arguments =
+                ["ci", "--ignore-scripts", "--no-audit", "--no-fund", "--fetch-retries=1"];
             workshop.run_within(PATIENCE, "npm", &arguments, &[]).await;
             workshop.note_stock("package-lock.json");
         }
@@ -51,12 +55,18 @@ impl Workshop {
         if !works("python3", &check) {
             apt("python3 python3-venv");
         }
-        assert!(works("python3", &check), "Python 3.11 with venv is not found: install it, or put it into PATH");
+        assert!(
+            works("python3", &check),
+            "Python 3.11 with venv is not found: install it, or put it into PATH"
+        );
         let workshop = Self::open("python");
         if !workshop.is_stocked("requirements.txt") {
             workshop.run_within(PATIENCE, "python3", &["-m", "venv", "--clear", "venv"], &[]).await;
-            let quietly = ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1"];
-            let arguments = [&["-m", "pip", "install", "--no-deps", "-r", "requirements.txt"], &quietly[..]].concat();
+            let quietly =
+                ["--no-input", "--disable-pip-version-check", "--quiet", "--retries", "1"];
+            let arguments =
+                [&["-m", "pip", "install", "--no-deps", "-r", "requirements.txt"], &quietly[..]]
+                    .concat();
             workshop.run_within(PATIENCE, "venv/bin/python", &arguments, &[]).await;
             workshop.note_stock("requirements.txt");
         }
@@ -68,7 +78,10 @@ impl Workshop {
         fs::create_dir_all(&dir).unwrap();
         let alone = File::create(dir.join("lock")).unwrap();
         alone.lock().unwrap();
-        for file in fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name)).unwrap() {
+        for file in
+            fs::read_dir(Path::new(env!("CARGO_MANIFEST_DIR")).join("tests/clients").join(name))
+                .unwrap()
+        {
             let file = file.unwrap();
             fs::copy(file.path(), dir.join(file.file_name())).unwrap();
         }
@@ -86,7 +99,12 @@ impl Workshop {
     }
 
     /// What a program prints, which must end well and within two minutes.
-    pub(crate) async fn run(&self, program: &str, arguments: &[&str], environment: &[(&str, &str)]) -> String {
+    pub(crate) async fn run(
+        &self,
+        program: &str,
+        arguments: &[&str],
+        environment: &[(&str, &str)],
+    ) -> String {
         self.run_within(Duration::from_mins(2), program, arguments, environment).await
     }
 
@@ -121,8 +139,12 @@ impl Workshop {
         let Ok(ended) = tokio::time::timeout(patience, command.output()).await else {
             panic!("{what} did not end within {patience:?}");
         };
-        let Output { status, stdout, stderr } = ended.unwrap_or_else(|error| panic!("{what} cannot be run: {error}"));
-        (status.success(), [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n"))
+        let Output { status, stdout, stderr } =
+            ended.unwrap_or_else(|error| panic!("{what} cannot be run: {error}"));
+        (
+            status.success(),
+            [stdout, stderr].map(|text| String::from_utf8_lossy(&text).into_owned()).join("\n"),
+        )
     }
 }
 

@@ -1,5 +1,5 @@
-//! The loop's state machine, without tokio: one table row per situation, and the properties that hold
-//! for every script of model behaviour.
+//! The loop's state machine, without tokio: one table row per situation, and the properties that
+//! hold for every script of model behaviour.
 
 mod context;
 mod whole;
@@ -15,16 +15,18 @@ use toolloop::engine::context::{Compaction, Written};
 use toolloop::engine::state::{ModelFault, PendingCall, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
-    Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent, SummaryCall, ToolCallBlocked,
-    ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
+    Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent, SummaryCall,
+    ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
 };
-use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage};
+use toolloop::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage,
+};
 use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
 use toolloop::run::{
-    Budget, Consumption, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus, StopAction, StopCondition,
-    TerminationReason, Totals, Usd,
+    Budget, Consumption, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus, StopAction,
+    StopCondition, TerminationReason, Totals, Usd,
 };
 use uuid::Uuid;
 
@@ -32,9 +34,9 @@ use uuid::Uuid;
 #[derive(Debug, Clone)]
 enum Say {
     Text(&'static str),
-    /// Names of tools: `bad` fails, `blocked` is blocked, `ask` needs an approval, `client` is the caller's, `change`
-    /// changes something, `same` says the same every time, `long` says much, `output:…` proposes the text after the
-    /// colon, `submit` submits.
+    /// Names of tools: `bad` fails, `blocked` is blocked, `ask` needs an approval, `client` is the
+    /// caller's, `change` changes something, `same` says the same every time, `long` says much,
+    /// `output:…` proposes the text after the colon, `submit` submits.
     Calls(Vec<&'static str>),
     /// Something of which no decision can be made, where decisions are asked for.
     Nonsense,
@@ -107,7 +109,8 @@ impl Bench {
     }
 
     fn record(&mut self, what: RunEvent) {
-        let event = Event { seq: self.state.last_seq() + 1, at: self.now, run_id: Uuid::nil(), what };
+        let event =
+            Event { seq: self.state.last_seq() + 1, at: self.now, run_id: Uuid::nil(), what };
         self.state.apply(&event).unwrap();
         self.journal.push(event);
     }
@@ -152,9 +155,13 @@ impl Bench {
                 }
                 Step::Check(proposal) => {
                     let valid = proposal.malformed.is_none() && proposal.output.get("ok").is_some();
-                    let error = ValidationError { pointer: "/ok".into(), message: "is missing".into() };
+                    let error =
+                        ValidationError { pointer: "/ok".into(), message: "is missing".into() };
                     let errors = if valid { vec![] } else { vec![error] };
-                    self.state.judged(&proposal, errors, self.now).into_iter().for_each(|event| self.record(event));
+                    self.state
+                        .judged(&proposal, errors, self.now)
+                        .into_iter()
+                        .for_each(|event| self.record(event));
                 }
                 Step::Done => return,
             }
@@ -177,22 +184,30 @@ impl Bench {
             Pause => ("…", vec![], FinishReason::Pause),
             Fail => return self.fail(TerminationReason::ModelError),
             TooLong => {
-                let shrank = self.state.recovery(0, 1).is_some_and(|compaction| self.compact(compaction));
+                let shrank =
+                    self.state.recovery(0, 1).is_some_and(|compaction| self.compact(compaction));
                 if !shrank {
                     self.fail(TerminationReason::ContextOverflow);
                 }
                 return;
             }
         };
-        let is_whole = matches!(finish_reason, FinishReason::Stop | FinishReason::ToolCalls) || !names.is_empty();
+        let is_whole = matches!(finish_reason, FinishReason::Stop | FinishReason::ToolCalls)
+            || !names.is_empty();
         let decision = (must_decide && !is_nonsense && is_whole).then(|| "{}".to_owned());
-        let tool_calls = names.iter().enumerate().map(|(index, name)| call(self.said, index, name)).collect();
+        let tool_calls =
+            names.iter().enumerate().map(|(index, name)| call(self.said, index, name)).collect();
         self.record(RunEvent::ModelResponded(ModelResponded {
             attempt: self.state.attempt(),
             iteration: self.state.iteration(),
             provider: "mock".into(),
             model: "m".into(),
-            message: AssistantMessage { text: text.into(), tool_calls, decision, ..AssistantMessage::default() },
+            message: AssistantMessage {
+                text: text.into(),
+                tool_calls,
+                decision,
+                ..AssistantMessage::default()
+            },
             finish_reason,
             usage: USAGE,
             latency_ms: 1,
@@ -201,7 +216,8 @@ impl Bench {
             warnings: vec![],
         }));
         if must_decide && is_nonsense {
-            let failed = self.state.decision_failed(&Undecided::NotFound("it holds no JSON object".into()));
+            let failed =
+                self.state.decision_failed(&Undecided::NotFound("it holds no JSON object".into()));
             self.record(failed);
         }
     }
@@ -220,8 +236,10 @@ impl Bench {
 
     /// Whether that gained anything.
     fn compact(&mut self, compaction: Compaction) -> bool {
-        let call = SummaryCall { provider: "mock".into(), model: "m".into(), usage: USAGE, latency_ms: 1 };
-        let written = (compaction.summarised > 0).then(|| Written { text: self.summary.into(), call });
+        let call =
+            SummaryCall { provider: "mock".into(), model: "m".into(), usage: USAGE, latency_ms: 1 };
+        let written =
+            (compaction.summarised > 0).then(|| Written { text: self.summary.into(), call });
         let place = (self.state.attempt(), self.state.iteration());
         let compacted = compaction.settled(self.state.conversation(), place, written);
         let shrank = compacted.shrank();
@@ -235,8 +253,12 @@ impl Bench {
         let conditions = self.rules.budget.stop_conditions.iter().enumerate();
         let met = conditions
             .filter(|(place, _)| !self.state.conditions_met().contains(place))
-            .find(|(_, condition)| condition.when.parse::<u64>().map_or(true, |least| iterations >= least))
-            .map(|(place, condition)| (place, condition.when.parse::<u64>().err().map(|error| error.to_string())));
+            .find(|(_, condition)| {
+                condition.when.parse::<u64>().map_or(true, |least| iterations >= least)
+            })
+            .map(|(place, condition)| {
+                (place, condition.when.parse::<u64>().err().map(|error| error.to_string()))
+            });
         let id = Uuid::from_u128(1_000_000 + self.journal.len() as u128);
         let events = self.state.weighed(met, id, Period::seconds(60), self.now);
         for event in events {
@@ -258,7 +280,13 @@ impl Bench {
                 _ => answer.clone(),
             };
             let decided_by = Some("tester".to_owned());
-            self.record(RunEvent::ApprovalResolved(Resolved { call_id, kind, resolution, decided_by, reason: None }));
+            self.record(RunEvent::ApprovalResolved(Resolved {
+                call_id,
+                kind,
+                resolution,
+                decided_by,
+                reason: None,
+            }));
         }
     }
 
@@ -272,8 +300,15 @@ impl Bench {
             };
             let expires_at = self.now + TimeDelta::seconds(60);
             let (call_id, tool) = (call.id, call.name);
-            let awaited =
-                Awaited { call_id, kind, tool, arguments: json!({}), reason: "so".into(), expires_at, condition: None };
+            let awaited = Awaited {
+                call_id,
+                kind,
+                tool,
+                arguments: json!({}),
+                reason: "so".into(),
+                expires_at,
+                condition: None,
+            };
             self.record(event(awaited));
         }
     }
@@ -336,7 +371,12 @@ impl Bench {
     }
 }
 
-fn completed(call: &ToolCall, content: String, failure: Option<CallFailure>, cached: bool) -> RunEvent {
+fn completed(
+    call: &ToolCall,
+    content: String,
+    failure: Option<CallFailure>,
+    cached: bool,
+) -> RunEvent {
     RunEvent::ToolCallCompleted(ToolCallCompleted {
         call_id: call.id,
         tool: call.name.clone(),
@@ -373,7 +413,10 @@ fn confirming() -> Rules {
 }
 
 fn structured() -> Rules {
-    Rules { contract: Contract::Structured { tool: "output".into(), submit: None }, ..Rules::default() }
+    Rules {
+        contract: Contract::Structured { tool: "output".into(), submit: None },
+        ..Rules::default()
+    }
 }
 
 fn limited(mut rules: Rules, change: impl FnOnce(&mut Limits, &mut Budget)) -> Rules {
@@ -390,9 +433,27 @@ type Row = (&'static str, Rules, Vec<Say>, &'static str, (u32, u32, u32));
 fn text_contract() -> Vec<Row> {
     vec![
         ("a text ends the loop", text(), vec![Text("done")], "completed", (1, 1, 0)),
-        ("tool calls go on until a text", text(), vec![Calls(vec!["a"]), Text("done")], "completed", (1, 2, 1)),
-        ("calls win over nothing else to do", text(), vec![Calls(vec!["a", "b"]), Text("x")], "completed", (1, 2, 2)),
-        ("the first text is confirmed", confirming(), vec![Text("one"), Text("two")], "completed", (1, 2, 0)),
+        (
+            "tool calls go on until a text",
+            text(),
+            vec![Calls(vec!["a"]), Text("done")],
+            "completed",
+            (1, 2, 1),
+        ),
+        (
+            "calls win over nothing else to do",
+            text(),
+            vec![Calls(vec!["a", "b"]), Text("x")],
+            "completed",
+            (1, 2, 2),
+        ),
+        (
+            "the first text is confirmed",
+            confirming(),
+            vec![Text("one"), Text("two")],
+            "completed",
+            (1, 2, 0),
+        ),
         (
             "tool calls after the confirmation re-arm nothing",
             confirming(),
@@ -400,8 +461,20 @@ fn text_contract() -> Vec<Row> {
             "completed",
             (1, 3, 1),
         ),
-        ("a cut-off answer is continued once", text(), vec![CutText("first "), Text("second")], "completed", (1, 2, 0)),
-        ("cut off twice is invalid", text(), vec![CutText("a"), CutText("b")], "invalid_response", (1, 2, 0)),
+        (
+            "a cut-off answer is continued once",
+            text(),
+            vec![CutText("first "), Text("second")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "cut off twice is invalid",
+            text(),
+            vec![CutText("a"), CutText("b")],
+            "invalid_response",
+            (1, 2, 0),
+        ),
         (
             "cut off, calls, cut off may continue again",
             text(),
@@ -411,14 +484,32 @@ fn text_contract() -> Vec<Row> {
         ),
         ("a pause is sent back", text(), vec![Pause, Text("done")], "completed", (1, 2, 0)),
         ("a refusal ends the run", text(), vec![Refuse], "model_refused", (1, 1, 0)),
-        ("a model error ends the run", text(), vec![Calls(vec!["a"]), Fail], "model_error", (1, 1, 1)),
+        (
+            "a model error ends the run",
+            text(),
+            vec![Calls(vec!["a"]), Fail],
+            "model_error",
+            (1, 1, 1),
+        ),
     ]
 }
 
 fn structured_contract() -> Vec<Row> {
     vec![
-        ("a valid output ends the run", structured(), vec![Calls(vec![OK])], "completed", (1, 1, 0)),
-        ("tools first, then output", structured(), vec![Calls(vec!["a"]), Calls(vec![OK])], "completed", (1, 2, 1)),
+        (
+            "a valid output ends the run",
+            structured(),
+            vec![Calls(vec![OK])],
+            "completed",
+            (1, 1, 0),
+        ),
+        (
+            "tools first, then output",
+            structured(),
+            vec![Calls(vec!["a"]), Calls(vec![OK])],
+            "completed",
+            (1, 2, 1),
+        ),
         (
             "all calls of the proposing response are processed",
             structured(),
@@ -426,7 +517,13 @@ fn structured_contract() -> Vec<Row> {
             "completed",
             (1, 1, 2),
         ),
-        ("the last proposal counts: good after bad", structured(), vec![Calls(vec![BAD, OK])], "completed", (1, 1, 0)),
+        (
+            "the last proposal counts: good after bad",
+            structured(),
+            vec![Calls(vec![BAD, OK])],
+            "completed",
+            (1, 1, 0),
+        ),
         (
             "the last proposal counts: bad after good",
             structured(),
@@ -442,8 +539,20 @@ fn structured_contract() -> Vec<Row> {
             (2, 2, 0),
         ),
         ("attempts run out", structured(), vec![Calls(vec![BAD])], "validation_failed", (3, 3, 0)),
-        ("text is a failed attempt", structured(), vec![Text("hm"), Calls(vec![OK])], "completed", (2, 2, 0)),
-        ("only text is an invalid response", structured(), vec![Text("hm")], "invalid_response", (3, 3, 0)),
+        (
+            "text is a failed attempt",
+            structured(),
+            vec![Text("hm"), Calls(vec![OK])],
+            "completed",
+            (2, 2, 0),
+        ),
+        (
+            "only text is an invalid response",
+            structured(),
+            vec![Text("hm")],
+            "invalid_response",
+            (3, 3, 0),
+        ),
         (
             "the last attempt's error counts",
             structured(),
@@ -472,8 +581,20 @@ fn limits() -> Vec<Row> {
     let iterations = |n| limited(text(), |l, _| l.max_iterations = n);
     let per_attempt = |n| limited(text(), |l, _| l.max_iterations_per_attempt = n);
     vec![
-        ("the run's iterations", iterations(3), vec![Calls(vec!["a"])], "max_iterations", (1, 3, 3)),
-        ("the attempt's iterations", per_attempt(2), vec![Calls(vec!["a"])], "max_iterations", (1, 2, 2)),
+        (
+            "the run's iterations",
+            iterations(3),
+            vec![Calls(vec!["a"])],
+            "max_iterations",
+            (1, 3, 3),
+        ),
+        (
+            "the attempt's iterations",
+            per_attempt(2),
+            vec![Calls(vec!["a"])],
+            "max_iterations",
+            (1, 2, 2),
+        ),
         (
             "an answer in the last iteration counts",
             iterations(2),
@@ -503,7 +624,13 @@ fn limits() -> Vec<Row> {
             (1, 1, 1),
         ),
         ("dollars", in_dollars(Some(PRICE)), vec![Calls(vec!["a"])], "budget_exceeded", (1, 8, 8)),
-        ("dollars without a price", in_dollars(None), vec![Calls(vec!["a"])], "budget_exceeded", (1, 0, 0)),
+        (
+            "dollars without a price",
+            in_dollars(None),
+            vec![Calls(vec!["a"])],
+            "budget_exceeded",
+            (1, 0, 0),
+        ),
         (
             "tool calls, in the middle of a response",
             limited(text(), |_, b| b.max_tool_calls = 3),
@@ -519,7 +646,13 @@ fn limits() -> Vec<Row> {
             (1, 2, 4),
         ),
         ("three failures in a row", text(), vec![Calls(vec!["bad"])], "error", (1, 3, 3)),
-        ("failures within one response", text(), vec![Calls(vec!["bad", "bad", "bad", "a"])], "error", (1, 1, 3)),
+        (
+            "failures within one response",
+            text(),
+            vec![Calls(vec!["bad", "bad", "bad", "a"])],
+            "error",
+            (1, 1, 3),
+        ),
         (
             "a success resets the count",
             text(),
@@ -534,7 +667,13 @@ fn limits() -> Vec<Row> {
             "completed",
             (1, 2, 1),
         ),
-        ("a model that is always cut off stops", text(), vec![CutCalls(vec!["a"])], "error", (1, 3, 3)),
+        (
+            "a model that is always cut off stops",
+            text(),
+            vec![CutCalls(vec!["a"])],
+            "error",
+            (1, 3, 3),
+        ),
         (
             "the threshold wins over a proposal",
             limited(structured(), |l, _| l.error_threshold = 1),
@@ -546,7 +685,8 @@ fn limits() -> Vec<Row> {
 }
 
 /// A millionth of a dollar a token.
-const PRICE: Price = Price { input: 1_000_000, cached_input: 1_000_000, cache_write: 1_000_000, output: 1_000_000 };
+const PRICE: Price =
+    Price { input: 1_000_000, cached_input: 1_000_000, cache_write: 1_000_000, output: 1_000_000 };
 
 /// 1000 millionths: seven calls of 100 leave enough for 256 tokens and the input of an eighth.
 fn in_dollars(price: Option<Price>) -> Rules {
@@ -567,14 +707,30 @@ fn deciding(rules: Rules) -> Rules {
 }
 
 fn answering_later(rules: Rules) -> Rules {
-    Rules { react: Some(ReactSection { final_via_inference: true, ..ReactSection::default() }), ..rules }
+    Rules {
+        react: Some(ReactSection { final_via_inference: true, ..ReactSection::default() }),
+        ..rules
+    }
 }
 
 fn decisions() -> Vec<Row> {
-    let never_again = Rules { react: Some(ReactSection { max_retries: 0, ..ReactSection::default() }), ..text() };
+    let never_again =
+        Rules { react: Some(ReactSection { max_retries: 0, ..ReactSection::default() }), ..text() };
     vec![
-        ("a final answer ends the loop", deciding(text()), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
-        ("it is confirmed", deciding(confirming()), vec![Text("x"), Nonsense, Text("y")], "completed", (1, 3, 0)),
+        (
+            "a final answer ends the loop",
+            deciding(text()),
+            vec![Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
+        (
+            "it is confirmed",
+            deciding(confirming()),
+            vec![Text("x"), Nonsense, Text("y")],
+            "completed",
+            (1, 3, 0),
+        ),
         (
             "a decision is asked for again",
             deciding(text()),
@@ -605,7 +761,13 @@ fn decisions() -> Vec<Row> {
             "completed",
             (2, 3, 0),
         ),
-        ("a cut-off decision is continued", deciding(text()), vec![CutText("{"), Text("x")], "completed", (1, 2, 0)),
+        (
+            "a cut-off decision is continued",
+            deciding(text()),
+            vec![CutText("{"), Text("x")],
+            "completed",
+            (1, 2, 0),
+        ),
         (
             "one that stays nonsense is asked for again",
             deciding(text()),
@@ -620,8 +782,20 @@ fn decisions() -> Vec<Row> {
             "completed",
             (1, 2, 1),
         ),
-        ("an answer is written later", answering_later(text()), vec![Text("x"), Text("y")], "completed", (1, 2, 0)),
-        ("once it is confirmed", answering_later(confirming()), vec![Text("x")], "completed", (1, 3, 0)),
+        (
+            "an answer is written later",
+            answering_later(text()),
+            vec![Text("x"), Text("y")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "once it is confirmed",
+            answering_later(confirming()),
+            vec![Text("x")],
+            "completed",
+            (1, 3, 0),
+        ),
         (
             "within the limits",
             limited(answering_later(text()), |limits, _| limits.max_iterations = 1),
@@ -670,7 +844,10 @@ fn a_decision_that_failed_is_the_models_to_mend() {
 
 #[test]
 fn the_answer_that_was_written_counts() {
-    let mut bench = Bench::new(answering_later(text()), vec![Text("short"), CutText("long "), Text("and full")]);
+    let mut bench = Bench::new(
+        answering_later(text()),
+        vec![Text("short"), CutText("long "), Text("and full")],
+    );
     bench.run(false);
     let (ending, _) = bench.state.ending().unwrap();
     assert_eq!(ending.outcome.output(), Some(&json!({"result": "long and full"})));
@@ -680,7 +857,13 @@ fn demanded_calls() -> Vec<Row> {
     let first = || demanding(text(), FirstRequired);
     let b = || ToolChoicePolicy::Tool("b".into());
     vec![
-        ("a demanded call comes", first(), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "a demanded call comes",
+            first(),
+            vec![Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
         (
             "one that does not come is asked for once more",
             first(),
@@ -696,7 +879,13 @@ fn demanded_calls() -> Vec<Row> {
             "completed",
             (1, 3, 0),
         ),
-        ("a cut-off answer is continued instead", first(), vec![CutText("x"), Text("y")], "completed", (1, 2, 0)),
+        (
+            "a cut-off answer is continued instead",
+            first(),
+            vec![CutText("x"), Text("y")],
+            "completed",
+            (1, 2, 0),
+        ),
         ("a refusal stays one", first(), vec![Refuse], "model_refused", (1, 1, 0)),
         (
             "another tool than the named one will do",
@@ -719,7 +908,13 @@ fn demanded_calls() -> Vec<Row> {
             "completed",
             (2, 3, 0),
         ),
-        ("strict: the attempt fails", strictly(text(), FirstRequired), vec![Text("x")], "invalid_response", (3, 3, 0)),
+        (
+            "strict: the attempt fails",
+            strictly(text(), FirstRequired),
+            vec![Text("x")],
+            "invalid_response",
+            (3, 3, 0),
+        ),
         (
             "strict: another attempt may do it",
             strictly(text(), FirstRequired),
@@ -754,18 +949,32 @@ fn what_is_demanded_when() {
     let (required, auto) = (ToolChoice::Required, ToolChoice::Auto);
     let b = ToolChoice::Tool("b".into());
     let called = vec![Calls(vec!["b"]), Text("x")];
-    assert_eq!(choices(demanding(text(), FirstRequired), called.clone()), (vec![required.clone(), auto.clone()], 0));
-    assert_eq!(choices(demanding(text(), ToolChoicePolicy::Tool("b".into())), called), (vec![b, auto.clone()], 0));
+    assert_eq!(
+        choices(demanding(text(), FirstRequired), called.clone()),
+        (vec![required.clone(), auto.clone()], 0)
+    );
+    assert_eq!(
+        choices(demanding(text(), ToolChoicePolicy::Tool("b".into())), called),
+        (vec![b, auto.clone()], 0)
+    );
     let late = vec![Text("x"), Calls(vec!["a"]), Text("y")];
     let repeated = vec![required.clone(), required.clone(), auto.clone()];
     let nonsense = vec![Nonsense, Calls(vec!["a"]), Text("y")];
-    assert_eq!(choices(deciding(demanding(text(), FirstRequired)), nonsense), (repeated.clone(), 0));
-    assert_eq!(choices(deciding(demanding(structured(), Required)), vec![Calls(vec![OK])]), (vec![auto], 0));
+    assert_eq!(
+        choices(deciding(demanding(text(), FirstRequired)), nonsense),
+        (repeated.clone(), 0)
+    );
+    assert_eq!(
+        choices(deciding(demanding(structured(), Required)), vec![Calls(vec![OK])]),
+        (vec![auto], 0)
+    );
     assert_eq!(choices(demanding(text(), FirstRequired), late), (repeated, 0));
     let (twice, warnings) = choices(demanding(text(), FirstRequired), vec![Text("x")]);
     assert_eq!((twice, warnings), (vec![required.clone(), required.clone()], 1));
-    let (all, _) =
-        choices(demanding(structured(), Required), vec![Calls(vec!["a"]), Calls(vec!["a"]), Calls(vec![OK])]);
+    let (all, _) = choices(
+        demanding(structured(), Required),
+        vec![Calls(vec!["a"]), Calls(vec!["a"]), Calls(vec![OK])],
+    );
     assert_eq!(all, vec![required; 3]);
 }
 
@@ -781,8 +990,15 @@ fn a_run_goes_on_with_the_model_that_answered_last() {
 
 #[test]
 fn situations() {
-    let rows =
-        [text_contract(), structured_contract(), limits(), demanded_calls(), decisions(), whole::rows()].concat();
+    let rows = [
+        text_contract(),
+        structured_contract(),
+        limits(),
+        demanded_calls(),
+        decisions(),
+        whole::rows(),
+    ]
+    .concat();
     assert!(rows.len() >= 120, "{} rows", rows.len());
     for (what, rules, script, reason, counts) in rows {
         let mut bench = Bench::new(rules, script);
@@ -866,7 +1082,12 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         warnings: vec![],
     });
     bench.record(RunEvent::AttemptStarted { attempt: 1 });
-    bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None });
+    bench.record(RunEvent::IterationStarted {
+        attempt: 1,
+        iteration: 1,
+        answer_only: false,
+        limit: None,
+    });
     bench.model();
     let Step::CallTools(pending) = bench.state.next(bench.now) else { panic!() };
     let pending = &pending[0];
@@ -880,7 +1101,9 @@ fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
         consumes: Consumption::default(),
         on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
     }));
-    let Step::Record(events) = bench.state.next(bench.now) else { panic!("it must not be called again") };
+    let Step::Record(events) = bench.state.next(bench.now) else {
+        panic!("it must not be called again")
+    };
     let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
     assert_eq!(call.failure, Some(CallFailure::UnknownOutcome));
 }
@@ -896,14 +1119,19 @@ fn a_journal_with_a_gap_is_refused() {
 fn check_journal(bench: &Bench, what: &str) {
     let terminal = bench.journal.iter().filter(|e| e.what.ending().is_some()).count();
     assert_eq!(terminal, 1, "{what}: exactly one terminal event");
-    assert!(bench.journal.last().unwrap().what.ending().is_some(), "{what}: nothing follows the terminal event");
+    assert!(
+        bench.journal.last().unwrap().what.ending().is_some(),
+        "{what}: nothing follows the terminal event"
+    );
     assert_valid(bench.state.conversation(), what);
 
     let mut totals = Totals::default();
     bench.journal.iter().for_each(|event| totals.apply(&event.what));
     assert_eq!(&totals, bench.state.totals(), "{what}: totals are the sum of the events");
-    let summaries =
-        bench.journal.iter().filter(|e| matches!(&e.what, RunEvent::ContextCompacted(c) if c.call.is_some()));
+    let summaries = bench
+        .journal
+        .iter()
+        .filter(|e| matches!(&e.what, RunEvent::ContextCompacted(c) if c.call.is_some()));
     let calls = u64::from(totals.iterations) + summaries.count() as u64;
     assert_eq!(totals.usage.total_tokens(), calls * 15, "{what}");
 
@@ -912,10 +1140,15 @@ fn check_journal(bench: &Bench, what: &str) {
         let stored = serde_json::to_string(event).unwrap();
         again.apply(&serde_json::from_str(&stored).unwrap()).unwrap();
     }
-    assert_eq!(again.conversation(), bench.state.conversation(), "{what}: the journal alone gives the conversation");
+    assert_eq!(
+        again.conversation(),
+        bench.state.conversation(),
+        "{what}: the journal alone gives the conversation"
+    );
 }
 
-/// Every call has its result, and two assistant turns never meet unless the first was a pause or cut off.
+/// Every call has its result, and two assistant turns never meet unless the first was a pause or
+/// cut off.
 fn assert_valid(conversation: &Conversation, what: &str) {
     for turn in conversation.turns() {
         if let Turn::Assistant(turn) = turn {
@@ -960,7 +1193,11 @@ fn anything() -> impl Strategy<Value = Say> {
 }
 
 fn any_answer() -> impl Strategy<Value = Resolution> {
-    prop_oneof![Just(Resolution::Approved { arguments: None }), Just(Resolution::Denied), Just(Resolution::Expired),]
+    prop_oneof![
+        Just(Resolution::Approved { arguments: None }),
+        Just(Resolution::Denied),
+        Just(Resolution::Expired),
+    ]
 }
 
 fn any_rules() -> impl Strategy<Value = Rules> {
@@ -970,7 +1207,8 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(Contract::Structured { tool: "output".into(), submit: None }),
         Just(Contract::Structured { tool: "output".into(), submit: Some("submit".into()) }),
     ];
-    let action = prop::sample::select(vec![StopAction::Stop, StopAction::Escalate, StopAction::Warn]);
+    let action =
+        prop::sample::select(vec![StopAction::Stop, StopAction::Escalate, StopAction::Warn]);
     let when = prop::sample::select(vec!["0", "2", "5", "?"]);
     let conditions = prop::collection::vec(
         (when, action).prop_map(|(when, action)| StopCondition { when: when.into(), action }),
@@ -983,8 +1221,11 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(Required),
         Just(ToolChoicePolicy::Tool("a".into())),
     ];
-    let react = |max_retries, final_via_inference| ReactSection { max_retries, final_via_inference };
-    let react = prop::option::of((0..3u32, any::<bool>()).prop_map(move |(retries, later)| react(retries, later)));
+    let react =
+        |max_retries, final_via_inference| ReactSection { max_retries, final_via_inference };
+    let react = prop::option::of(
+        (0..3u32, any::<bool>()).prop_map(move |(retries, later)| react(retries, later)),
+    );
     let choice = (choice, any::<bool>(), react, prop::option::of(10..200u64));
     (contract, behaviour, choice, 1..6u32, 1..12u32, 1..8u32, 1..4u32, 1..4u32, 0..20u64).prop_map(
         |(
@@ -1020,7 +1261,11 @@ fn any_rules() -> impl Strategy<Value = Rules> {
                 on_limit: if answers { OnLimit::Answer } else { OnLimit::Fail },
                 throw_on_tool_failure: throws,
                 stop_on_tool_block: stops,
-                concurrent: if together { ["a", "b", "same"].map(str::to_owned).into() } else { BTreeSet::new() },
+                concurrent: if together {
+                    ["a", "b", "same"].map(str::to_owned).into()
+                } else {
+                    BTreeSet::new()
+                },
                 cached: if together { ["a".to_owned()].into() } else { BTreeSet::new() },
                 client_tools: ["client".to_owned()].into(),
                 windows: vec![Window { model: "mock/m".into(), tokens: window }],

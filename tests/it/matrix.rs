@@ -1,5 +1,5 @@
-//! One run on every API, by both drivers, followed or not: what callers see is the same. The servers
-//! refuse what the real ones refuse.
+//! One run on every API, by both drivers, followed or not: what callers see is the same. The
+//! servers refuse what the real ones refuse.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -41,9 +41,10 @@ enum Saying {
 
 fn sayings(driver: &str) -> [Saying; 2] {
     match driver {
-        "native" => {
-            [Saying::Call(json!({"operation": "read", "path": "notes.txt"})), Saying::Text(r#"{"read": "seventeen"}"#)]
-        }
+        "native" => [
+            Saying::Call(json!({"operation": "read", "path": "notes.txt"})),
+            Saying::Text(r#"{"read": "seventeen"}"#),
+        ],
         _ => [Saying::Text(LOOK), Saying::Text(DONE)],
     }
 }
@@ -65,7 +66,9 @@ impl Mock {
         }
         let mock = MockModel::start().await;
         mock.script(sayings.map(|saying| match saying {
-            Saying::Call(arguments) => mock_model::Reply::ToolCalls(vec![("file_ops".into(), arguments.to_string())]),
+            Saying::Call(arguments) => {
+                mock_model::Reply::ToolCalls(vec![("file_ops".into(), arguments.to_string())])
+            }
             Saying::Text(text) => mock_model::Reply::text(text),
         }));
         Self::OpenAi(mock)
@@ -80,8 +83,10 @@ impl Mock {
 }
 
 async fn followed(service: &Service) -> Value {
-    let request = service.request(Method::POST, "/v1/agents/reader/invoke-iterative").json(&json!({}));
-    let mut reader = Reader::of(request.header("accept", "text/event-stream").send().await.unwrap());
+    let request =
+        service.request(Method::POST, "/v1/agents/reader/invoke-iterative").json(&json!({}));
+    let mut reader =
+        Reader::of(request.header("accept", "text/event-stream").send().await.unwrap());
     let mut last = reader.next().await.unwrap();
     while let Some(frame) = reader.next().await {
         last = frame;
@@ -101,11 +106,22 @@ async fn the_same_run_on_every_api_by_both_drivers_followed_or_not(db: Db) {
                     "[models.mock]\nkind = \"{kind}\"\nbase_url = \"{url}\"\nheaders = {{ x-api-key = \"k\" }}"
                 );
                 let agent = READER.replace("MODEL", model).replace("DRIVER", driver);
-                let setup = Setup::new().agent("reader", &agent).config(&provider).file("notes.txt", "seventeen\n");
+                let setup = Setup::new()
+                    .agent("reader", &agent)
+                    .config(&provider)
+                    .file("notes.txt", "seventeen\n");
                 let service = setup.start(db).await;
-                let run = if is_followed { followed(&service).await } else { service.run("reader", &json!({})).await };
+                let run = if is_followed {
+                    followed(&service).await
+                } else {
+                    service.run("reader", &json!({})).await
+                };
                 assert_eq!(run["output"], json!({"read": "seventeen"}), "{case}: {run:#}");
-                assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(2), &json!(1)), "{case}: {run:#}");
+                assert_eq!(
+                    (&run["iterations"], &run["tool_calls_made"]),
+                    (&json!(2), &json!(1)),
+                    "{case}: {run:#}"
+                );
                 assert_eq!(run["tools_used"], json!(["file_ops"]), "{case}");
             }
         }

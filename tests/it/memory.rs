@@ -32,7 +32,10 @@ match:
 
 fn setup() -> Setup {
     Setup::new()
-        .agent("bird", &format!("{MODEL}tools: [file_ops, recall]\nmemory: {{recall: {{top_k: 3}}}}\n"))
+        .agent(
+            "bird",
+            &format!("{MODEL}tools: [file_ops, recall]\nmemory: {{recall: {{top_k: 3}}}}\n"),
+        )
         .agent("fish", &format!("{MODEL}tools: [file_ops, recall]\nmemory: {{}}\n"))
         .agent("stone", &format!("{MODEL}tools: ['*']\n"))
         .scenario("bird", BIRD)
@@ -65,7 +68,8 @@ async fn a_later_run_recalls_what_fits_its_inputs(db: Db) {
     let service = setup().start(db).await;
     let first = service.run("bird", &say("learn")).await;
     assert!(!system(&service, &first).await.contains("## Memory"));
-    let later = system(&service, &service.run("bird", &say("What colour has a pelican?")).await).await;
+    let later =
+        system(&service, &service.run("bird", &say("What colour has a pelican?")).await).await;
     let memory = later.split("## Memory").nth(1).unwrap();
     assert!(memory.contains("model_response] The pelicans of Neptune are blue."), "{memory}");
     let other = system(&service, &service.run("bird", &say("Tell me of elephants")).await).await;
@@ -76,7 +80,8 @@ async fn a_later_run_recalls_what_fits_its_inputs(db: Db) {
     assert!(!fish.contains("## Memory"), "it keeps, and recalls only when its model asks: {fish}");
     // A run from the queue recalls as well.
     let request = service.request(reqwest::Method::POST, "/v1/agents/bird/invoke-iterative");
-    let queued = request.header("prefer", "respond-async").json(&say("pelicans?")).send().await.unwrap();
+    let queued =
+        request.header("prefer", "respond-async").json(&say("pelicans?")).send().await.unwrap();
     let queued: Value = queued.json().await.unwrap();
     let path = format!("/v1/runs/{}", queued["run_id"].as_str().unwrap());
     let queued = service.until(&path, |run| run["status"] == "completed").await;
@@ -90,7 +95,10 @@ async fn a_model_recalls_by_itself(db: Db) {
     let found = asked(&service, "fish", "\"pelicans\" OR ('").await;
     assert!(found.contains("model_response] The pelicans of Neptune are blue."), "{found}");
     let again = asked(&service, "fish", "pelicans").await;
-    assert!(!again.contains("tool_call] recall"), "what was recalled is not remembered once more: {again}");
+    assert!(
+        !again.contains("tool_call] recall"),
+        "what was recalled is not remembered once more: {again}"
+    );
     let tools = service.get("/v1/tools/recall").await.body;
     assert_eq!((&tools["effect"], &tools["source"]), (&json!("read"), &json!("builtin")));
     let stone = service.get("/v1/agents/stone").await;
@@ -101,7 +109,11 @@ async fn a_model_recalls_by_itself(db: Db) {
 async fn what_is_private_is_never_kept(db: Db) {
     let service = setup().start(db).await;
     service.run("bird", &say("learn")).await;
-    let later = system(&service, &service.run("bird", &say("pelicans and the nest under the bridge")).await).await;
+    let later = system(
+        &service,
+        &service.run("bird", &say("pelicans and the nest under the bridge")).await,
+    )
+    .await;
     assert!(later.contains("## Memory") && !later.contains("bridge"), "{later}");
     assert!(later.contains("api_key=[redacted]") && !later.contains("k-123"), "{later}");
     let private = json!({"inputs": {"say": "learn"}, "private": true});
@@ -114,11 +126,20 @@ async fn what_is_private_is_never_kept(db: Db) {
 async fn nobody_recalls_what_is_anothers(db: Db) {
     let mut service = setup().start(db).await;
     service.run("bird", &say("learn")).await;
-    assert_eq!(asked(&service, "fish", "pelicans").await, "Nothing that fits is remembered.", "another agent");
+    assert_eq!(
+        asked(&service, "fish", "pelicans").await,
+        "Nothing that fits is remembered.",
+        "another agent"
+    );
     let scopes = json!(["agents:invoke", "runs:read", "tools:execute"]);
-    let key = service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": scopes})).await;
+    let key =
+        service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": scopes})).await;
     service.key = key.body["key"].as_str().unwrap().to_owned();
-    assert_eq!(asked(&service, "bird", "pelicans").await, "Nothing that fits is remembered.", "another tenant");
+    assert_eq!(
+        asked(&service, "bird", "pelicans").await,
+        "Nothing that fits is remembered.",
+        "another tenant"
+    );
     let theirs = system(&service, &service.run("bird", &say("pelicans?")).await).await;
     assert!(!theirs.contains("Neptune"), "{theirs}");
     ADMIN_KEY.clone_into(&mut service.key);

@@ -1,8 +1,8 @@
 //! What Anthropic's Messages API refuses, and how it answers.
 //!
-//! The rules are those of the documentation and of the 400s that its users report; each message says
-//! what the real one would complain of. Thinking is signed with a digest of itself, so that a block which
-//! was changed on its way is found out. It knows nothing of the code under test.
+//! The rules are those of the documentation and of the 400s that its users report; each message
+//! says what the real one would complain of. Thinking is signed with a digest of itself, so that a
+//! block which was changed on its way is found out. It knows nothing of the code under test.
 
 use std::collections::HashSet;
 
@@ -33,7 +33,9 @@ fn check_headers(headers: &HeaderMap) -> Result<(), String> {
     if !is("anthropic-version", "2023-06-01") || !is("content-type", "application/json") {
         return Err("anthropic-version: header is required".into());
     }
-    if headers.get("x-api-key").is_none_or(axum::http::HeaderValue::is_empty) || headers.contains_key("authorization") {
+    if headers.get("x-api-key").is_none_or(axum::http::HeaderValue::is_empty)
+        || headers.contains_key("authorization")
+    {
         return Err("x-api-key header is required".into());
     }
     Ok(())
@@ -55,7 +57,10 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
     ];
     only(body, &FIELDS, "request")?;
     body["model"].as_str().filter(|model| !model.is_empty()).ok_or("model: Field required")?;
-    let max_tokens = body["max_tokens"].as_u64().filter(|max| *max >= 1).ok_or("max_tokens: must be at least 1")?;
+    let max_tokens = body["max_tokens"]
+        .as_u64()
+        .filter(|max| *max >= 1)
+        .ok_or("max_tokens: must be at least 1")?;
     let thinks = check_thinking(body, max_tokens)?;
     let offered = check_tools(body)?;
     check_choice(body, &offered, thinks)?;
@@ -83,7 +88,9 @@ fn check_thinking(body: &Value, max_tokens: u64) -> Result<bool, String> {
         Some("enabled") => {
             only(thinking, &["type", "budget_tokens", "display"], "thinking")?;
             match thinking["budget_tokens"].as_u64() {
-                Some(budget) if budget < 1024 => Err("thinking.budget_tokens: must be at least 1024".into()),
+                Some(budget) if budget < 1024 => {
+                    Err("thinking.budget_tokens: must be at least 1024".into())
+                }
                 Some(budget) if budget < max_tokens => Ok(true),
                 _ => Err("`max_tokens` must be greater than `thinking.budget_tokens`".into()),
             }
@@ -97,7 +104,10 @@ fn check_tools(body: &Value) -> Result<Vec<&str>, String> {
     let mut names = Vec::new();
     for tool in body["tools"].as_array().map_or(&[][..], Vec::as_slice) {
         only(tool, &["name", "description", "input_schema", "cache_control"], "tools")?;
-        let name = tool["name"].as_str().filter(|name| is_name(name)).ok_or(format!("tools.name: {tool}"))?;
+        let name = tool["name"]
+            .as_str()
+            .filter(|name| is_name(name))
+            .ok_or(format!("tools.name: {tool}"))?;
         if names.contains(&name) {
             return Err("tools: Tool names must be unique.".into());
         }
@@ -125,20 +135,23 @@ fn check_choice(body: &Value, offered: &[&str], thinks: bool) -> Result<(), Stri
     if offered.is_empty() {
         return Err("tool_choice may only be specified while providing tools".into());
     }
-    let forces = match choice["type"].as_str() {
-        Some("auto") => only(choice, &["type", "disable_parallel_tool_use"], "tool_choice").map(|()| false)?,
-        Some("any") => only(choice, &["type", "disable_parallel_tool_use"], "tool_choice").map(|()| true)?,
-        Some("none") => only(choice, &["type"], "tool_choice").map(|()| false)?,
-        Some("tool") => {
-            only(choice, &["type", "name", "disable_parallel_tool_use"], "tool_choice")?;
-            let name = choice["name"].as_str().unwrap_or_default();
-            if !offered.contains(&name) {
-                return Err(format!("Tool '{name}' not found in provided tools"));
+    let forces =
+        match choice["type"].as_str() {
+            Some("auto") => only(choice, &["type", "disable_parallel_tool_use"], "tool_choice")
+                .map(|()| false)?,
+            Some("any") => only(choice, &["type", "disable_parallel_tool_use"], "tool_choice")
+                .map(|()| true)?,
+            Some("none") => only(choice, &["type"], "tool_choice").map(|()| false)?,
+            Some("tool") => {
+                only(choice, &["type", "name", "disable_parallel_tool_use"], "tool_choice")?;
+                let name = choice["name"].as_str().unwrap_or_default();
+                if !offered.contains(&name) {
+                    return Err(format!("Tool '{name}' not found in provided tools"));
+                }
+                true
             }
-            true
-        }
-        _ => return Err(format!("tool_choice.type: {choice}")),
-    };
+            _ => return Err(format!("tool_choice.type: {choice}")),
+        };
     let model = body["model"].as_str().unwrap_or_default();
     let never = ["claude-fable-", "claude-mythos-"].iter().any(|family| model.starts_with(family));
     if forces && (thinks || never) {
@@ -151,7 +164,9 @@ fn check_system(system: &Value) -> Result<(), String> {
     match system {
         Value::Null => Ok(()),
         Value::String(text) if !text.trim().is_empty() => Ok(()),
-        Value::Array(blocks) if !blocks.is_empty() => blocks.iter().try_for_each(|block| check_text(block, "system")),
+        Value::Array(blocks) if !blocks.is_empty() => {
+            blocks.iter().try_for_each(|block| check_text(block, "system"))
+        }
         _ => Err("system: text content blocks must be non-empty".into()),
     }
 }
@@ -162,7 +177,9 @@ fn check_config(config: &Value) -> Result<(), String> {
     }
     only(config, &["effort", "format"], "output_config")?;
     let effort = &config["effort"];
-    if !effort.is_null() && !effort.as_str().is_some_and(|e| ["low", "medium", "high", "xhigh", "max"].contains(&e)) {
+    if !effort.is_null()
+        && !effort.as_str().is_some_and(|e| ["low", "medium", "high", "xhigh", "max"].contains(&e))
+    {
         return Err(format!("output_config.effort: {effort}"));
     }
     match &config["format"] {
@@ -177,22 +194,38 @@ fn check_config(config: &Value) -> Result<(), String> {
 
 /// Objects are closed, and nothing is bounded.
 fn check_schema(schema: &Value) -> Result<(), String> {
-    let Value::Object(keywords) = schema else { return Err("output_config.format.schema: must be an object".into()) };
-    let foreign = ["minimum", "maximum", "minLength", "maxLength", "maxItems", "oneOf", "not", "patternProperties"];
+    let Value::Object(keywords) = schema else {
+        return Err("output_config.format.schema: must be an object".into());
+    };
+    let foreign = [
+        "minimum",
+        "maximum",
+        "minLength",
+        "maxLength",
+        "maxItems",
+        "oneOf",
+        "not",
+        "patternProperties",
+    ];
     if let Some(foreign) = foreign.iter().find(|keyword| keywords.contains_key(**keyword)) {
         return Err(format!("output_config.format.schema: property '{foreign}' is not supported"));
     }
     if schema["type"] == "object" && schema["additionalProperties"] != false {
-        return Err("For 'object' type, 'additionalProperties' must be explicitly set to false".into());
+        return Err(
+            "For 'object' type, 'additionalProperties' must be explicitly set to false".into()
+        );
     }
-    let properties = schema["properties"].as_object().into_iter().flat_map(|properties| properties.values());
+    let properties =
+        schema["properties"].as_object().into_iter().flat_map(|properties| properties.values());
     let options = schema["anyOf"].as_array().into_iter().flatten();
     properties.chain(options).chain(keywords.get("items")).try_for_each(check_schema)
 }
 
 fn check_cache_control(block: &Value, at: &str) -> Result<(), String> {
     match block.get("cache_control") {
-        Some(mark) if *mark != json!({"type": "ephemeral"}) => Err(format!("{at}.cache_control: {mark}")),
+        Some(mark) if *mark != json!({"type": "ephemeral"}) => {
+            Err(format!("{at}.cache_control: {mark}"))
+        }
         _ => Ok(()),
     }
 }
@@ -217,7 +250,9 @@ fn check_messages(body: &Value, has_tools: bool, thinks: bool) -> Result<(), Str
         only(message, &["role", "content"], &at)?;
         let role = if index % 2 == 0 { "user" } else { "assistant" };
         if message["role"] != role {
-            return Err(format!("{at}: roles must alternate, and the first message must use the user role"));
+            return Err(format!(
+                "{at}: roles must alternate, and the first message must use the user role"
+            ));
         }
         let blocks = message["content"].as_array().filter(|blocks| !blocks.is_empty());
         let blocks = blocks.ok_or(format!("{at}: all messages must have non-empty content"))?;
@@ -228,10 +263,14 @@ fn check_messages(body: &Value, has_tools: bool, thinks: bool) -> Result<(), Str
         }
     }
     if !open.is_empty() {
-        return Err(format!("`tool_use` ids were found without `tool_result` blocks immediately after: {open:?}"));
+        return Err(format!(
+            "`tool_use` ids were found without `tool_result` blocks immediately after: {open:?}"
+        ));
     }
     if !ids.is_empty() && !has_tools {
-        return Err("Requests which include `tool_use` or `tool_result` blocks must define tools".into());
+        return Err(
+            "Requests which include `tool_use` or `tool_result` blocks must define tools".into()
+        );
     }
     check_last(messages, thinks)
 }
@@ -242,9 +281,13 @@ fn check_last(messages: &[Value], thinks: bool) -> Result<(), String> {
     let Some(blocks) = last.and_then(|last| last["content"].as_array()) else { return Ok(()) };
     let kind = |block: &Value| block["type"].as_str().unwrap_or_default().to_owned();
     let has_calls = blocks.iter().any(|block| kind(block) == "tool_use");
-    let begins_with_thinking = matches!(kind(&blocks[0]).as_str(), "thinking" | "redacted_thinking");
+    let begins_with_thinking =
+        matches!(kind(&blocks[0]).as_str(), "thinking" | "redacted_thinking");
     if thinks && (has_calls || ends_with_model) && !begins_with_thinking {
-        return Err(format!("Expected `thinking` or `redacted_thinking`, but found `{}`", kind(&blocks[0])));
+        return Err(format!(
+            "Expected `thinking` or `redacted_thinking`, but found `{}`",
+            kind(&blocks[0])
+        ));
     }
     let text = blocks.last().and_then(|block| block["text"].as_str()).unwrap_or_default();
     if ends_with_model && text.ends_with(char::is_whitespace) {
@@ -267,9 +310,11 @@ fn check_user(blocks: &[Value], open: &[&str], at: &str) -> Result<(), String> {
         check_cache_control(block, at)?;
         let id = block["tool_use_id"].as_str().unwrap_or_default();
         let place = unanswered.iter().position(|waiting| *waiting == id);
-        let place = place.ok_or(format!("{at}: unexpected `tool_use_id` found in `tool_result` blocks: {id}"))?;
+        let place = place
+            .ok_or(format!("{at}: unexpected `tool_use_id` found in `tool_result` blocks: {id}"))?;
         unanswered.remove(place);
-        let content = block["content"].as_str().ok_or(format!("{at}: tool_result.content: {block}"))?;
+        let content =
+            block["content"].as_str().ok_or(format!("{at}: tool_result.content: {block}"))?;
         if has_spoken {
             return Err(format!("{at}: tool_result blocks must come before other content"));
         }
@@ -280,11 +325,17 @@ fn check_user(blocks: &[Value], open: &[&str], at: &str) -> Result<(), String> {
     if unanswered.is_empty() {
         return Ok(());
     }
-    Err(format!("{at}: `tool_use` ids were found without `tool_result` blocks immediately after: {unanswered:?}"))
+    Err(format!(
+        "{at}: `tool_use` ids were found without `tool_result` blocks immediately after: {unanswered:?}"
+    ))
 }
 
 /// The ids of its calls.
-fn check_assistant<'a>(blocks: &'a [Value], ids: &mut HashSet<&'a str>, at: &str) -> Result<Vec<&'a str>, String> {
+fn check_assistant<'a>(
+    blocks: &'a [Value],
+    ids: &mut HashSet<&'a str>,
+    at: &str,
+) -> Result<Vec<&'a str>, String> {
     let mut calls = Vec::new();
     for block in blocks {
         match block["type"].as_str().unwrap_or_default() {
@@ -300,9 +351,14 @@ fn check_assistant<'a>(blocks: &'a [Value], ids: &mut HashSet<&'a str>, at: &str
             "tool_use" => {
                 only(block, &["type", "id", "name", "input", "cache_control"], at)?;
                 check_cache_control(block, at)?;
-                let id = block["id"].as_str().filter(|id| is_id(id)).ok_or(format!("{at}: tool_use.id: {block}"))?;
+                let id = block["id"]
+                    .as_str()
+                    .filter(|id| is_id(id))
+                    .ok_or(format!("{at}: tool_use.id: {block}"))?;
                 if !block["name"].as_str().is_some_and(is_name) || !block["input"].is_object() {
-                    return Err(format!("{at}: tool_use.input: Input should be a valid dictionary: {block}"));
+                    return Err(format!(
+                        "{at}: tool_use.input: Input should be a valid dictionary: {block}"
+                    ));
                 }
                 if !ids.insert(id) {
                     return Err(format!("{at}: `tool_use` ids must be unique"));
@@ -310,7 +366,9 @@ fn check_assistant<'a>(blocks: &'a [Value], ids: &mut HashSet<&'a str>, at: &str
                 calls.push(id);
             }
             "server_tool_use" => only(block, &["type", "id", "name", "input"], at)?,
-            other => return Err(format!("{at}: '{other}' does not match any of the expected tags")),
+            other => {
+                return Err(format!("{at}: '{other}' does not match any of the expected tags"));
+            }
         }
     }
     match blocks.last().and_then(|block| block["type"].as_str()) {
@@ -325,7 +383,9 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
     let mut blocks = Vec::new();
     if !request["thinking"].is_null() {
         let thinking = format!("Thinking for the {number}. time: \"é\"\n");
-        blocks.push(json!({"type": "thinking", "thinking": thinking, "signature": signature(&thinking)}));
+        blocks.push(
+            json!({"type": "thinking", "thinking": thinking, "signature": signature(&thinking)}),
+        );
         blocks.push(json!({"type": "redacted_thinking", "data": format!("redacted{number}")}));
     }
     let stop_reason = match reply {
@@ -358,20 +418,25 @@ fn streamed(mut message: Value) -> String {
     let (blocks, stop_reason) = (message["content"].take(), message["stop_reason"].take());
     let usage = json!({"output_tokens": message["usage"]["output_tokens"]});
     message["content"] = json!([]);
-    let mut events = vec![json!({"type": "message_start", "message": message}), json!({"type": "ping"})];
+    let mut events =
+        vec![json!({"type": "message_start", "message": message}), json!({"type": "ping"})];
     for (index, block) in blocks.as_array().into_iter().flatten().enumerate() {
         let mut begin = block.clone();
         let pieces = match block["type"].as_str().unwrap_or_default() {
-            "text" => halves(&begin["text"].take(), |text| json!({"type": "text_delta", "text": text})),
+            "text" => {
+                halves(&begin["text"].take(), |text| json!({"type": "text_delta", "text": text}))
+            }
             "tool_use" => {
                 let json = Value::String(begin["input"].take().to_string());
                 begin["input"] = json!({});
                 halves(&json, |json| json!({"type": "input_json_delta", "partial_json": json}))
             }
             "thinking" => {
-                let signature = json!({"type": "signature_delta", "signature": begin["signature"].take()});
+                let signature =
+                    json!({"type": "signature_delta", "signature": begin["signature"].take()});
                 let thinking = begin["thinking"].take();
-                let mut pieces = halves(&thinking, |text| json!({"type": "thinking_delta", "thinking": text}));
+                let mut pieces =
+                    halves(&thinking, |text| json!({"type": "thinking_delta", "thinking": text}));
                 pieces.push(signature);
                 pieces
             }
@@ -390,8 +455,9 @@ fn streamed(mut message: Value) -> String {
     let delta = json!({"stop_reason": stop_reason, "stop_sequence": null});
     events.push(json!({"type": "message_delta", "delta": delta, "usage": usage}));
     events.push(json!({"type": "message_stop"}));
-    let frame =
-        |text: String, event: &Value| text + &format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap());
+    let frame = |text: String, event: &Value| {
+        text + &format!("event: {}\ndata: {event}\n\n", event["type"].as_str().unwrap())
+    };
     events.iter().fold(String::new(), frame)
 }
 
@@ -409,8 +475,10 @@ fn it_refuses_what_the_real_one_refuses() {
     };
     let user = |content: Value| json!({"role": "user", "content": content});
     let model = |content: Value| json!({"role": "assistant", "content": content});
-    let (text, call) =
-        (json!({"type": "text", "text": "x"}), json!({"type": "tool_use", "id": "a", "name": "t", "input": {}}));
+    let (text, call) = (
+        json!({"type": "text", "text": "x"}),
+        json!({"type": "tool_use", "id": "a", "name": "t", "input": {}}),
+    );
     let result = json!({"type": "tool_result", "tool_use_id": "a", "content": "r"});
     let hello = user(json!([text]));
     let fine = base(json!([hello, model(json!([call])), user(json!([result, text]))]));
@@ -423,11 +491,26 @@ fn it_refuses_what_the_real_one_refuses() {
         (json!([hello, model(json!([call]))]), "without `tool_result`"),
         (json!([hello, model(json!([call])), hello]), "without `tool_result`"),
         (json!([hello, model(json!([call])), user(json!([text, result]))]), "before other content"),
-        (json!([hello, model(json!([call])), user(json!([result, result]))]), "unexpected `tool_use_id`"),
+        (
+            json!([hello, model(json!([call])), user(json!([result, result]))]),
+            "unexpected `tool_use_id`",
+        ),
         (json!([hello, model(json!([text])), user(json!([result]))]), "unexpected `tool_use_id`"),
-        (json!([hello, model(json!([call, call])), user(json!([result, result]))]), "must be unique"),
-        (json!([hello, model(json!([{"type": "thinking", "thinking": "x", "signature": "y"}, text]))]), "signature"),
-        (json!([hello, model(json!([{"type": "redacted_thinking", "data": "x"}]))]), "cannot be `thinking`"),
+        (
+            json!([hello, model(json!([call, call])), user(json!([result, result]))]),
+            "must be unique",
+        ),
+        (
+            json!([
+                hello,
+                model(json!([{"type": "thinking", "thinking": "x", "signature": "y"}, text]))
+            ]),
+            "signature",
+        ),
+        (
+            json!([hello, model(json!([{"type": "redacted_thinking", "data": "x"}]))]),
+            "cannot be `thinking`",
+        ),
         (json!([hello, model(json!([{"type": "text", "text": "x "}]))]), "trailing whitespace"),
     ];
     for (messages, complaint) in table {
@@ -439,13 +522,17 @@ fn it_refuses_what_the_real_one_refuses() {
         body[field] = value;
         check(&body).unwrap_err()
     };
-    assert!(with("thinking", json!({"type": "enabled", "budget_tokens": 1024})).contains("greater than"));
+    assert!(
+        with("thinking", json!({"type": "enabled", "budget_tokens": 1024}))
+            .contains("greater than")
+    );
     assert!(with("max_tokens", json!(0)).contains("max_tokens"));
     assert!(with("tool_choice", json!({"type": "tool", "name": "u"})).contains("not found"));
     assert!(with("temperature", json!(1.5)).contains("range"));
     assert!(with("made_up", json!(1)).contains("Extra inputs"));
     let mut thinks = fine.clone();
-    (thinks["thinking"], thinks["max_tokens"]) = (json!({"type": "enabled", "budget_tokens": 1024}), json!(2000));
+    (thinks["thinking"], thinks["max_tokens"]) =
+        (json!({"type": "enabled", "budget_tokens": 1024}), json!(2000));
     assert!(check(&thinks).unwrap_err().contains("Expected `thinking`"));
     thinks["tool_choice"] = json!({"type": "any"});
     assert!(check(&thinks).unwrap_err().contains("forces tool use"));

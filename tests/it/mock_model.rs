@@ -1,9 +1,9 @@
 //! A model server that speaks Chat Completions and Responses, and refuses what OpenAI would refuse.
 //!
-//! Tests say what it answers, and look at what it was asked. Every request is checked against the rules
-//! of the real API before an answer is taken from the script: a conversation that a provider would
-//! reject fails the test that sent it. It streams where it is asked to, and misbehaves where a test says
-//! so. It knows nothing of the code under test.
+//! Tests say what it answers, and look at what it was asked. Every request is checked against the
+//! rules of the real API before an answer is taken from the script: a conversation that a provider
+//! would reject fails the test that sent it. It streams where it is asked to, and misbehaves where
+//! a test says so. It knows nothing of the code under test.
 
 #![allow(dead_code, reason = "a kit: not every test uses every part")]
 
@@ -77,7 +77,10 @@ impl Reply {
 
     /// These bytes one by one.
     pub(crate) fn drops(bytes: &[u8]) -> Self {
-        Self::Pieces(bytes.iter().map(|byte| Bytes::copy_from_slice(&[*byte])).collect(), After::End)
+        Self::Pieces(
+            bytes.iter().map(|byte| Bytes::copy_from_slice(&[*byte])).collect(),
+            After::End,
+        )
     }
 
     pub(crate) fn text(text: &str) -> Self {
@@ -92,7 +95,8 @@ impl Reply {
     pub(crate) fn error(status: u16, code: &str, retry_after_ms: Option<u64>) -> Self {
         let headers = retry_after_ms.map(|ms| ("retry-after-ms", ms.to_string()));
         let message = format!("{code} happened");
-        let body = json!({"error": {"message": message, "type": code, "param": null, "code": code}});
+        let body =
+            json!({"error": {"message": message, "type": code, "param": null, "code": code}});
         Self::Status { status, headers: headers.into_iter().collect(), body }
     }
 }
@@ -236,7 +240,11 @@ impl Drop for Open {
     }
 }
 
-async fn completions(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: Bytes) -> Response {
+async fn completions(
+    State(shared): State<Arc<Shared>>,
+    headers: HeaderMap,
+    body: Bytes,
+) -> Response {
     serve(shared, headers, &body, check).await
 }
 
@@ -267,13 +275,16 @@ async fn serve(
     } else {
         let scripted = shared.script.lock().unwrap().pop_front();
         let fallback = || shared.always.lock().unwrap().clone();
-        scripted.or_else(fallback).unwrap_or_else(|| refuse("the test scripted no answer for this request"))
+        scripted
+            .or_else(fallback)
+            .unwrap_or_else(|| refuse("the test scripted no answer for this request"))
     };
     answer(reply, number, &body, open).await
 }
 
 fn refuse(message: &str) -> Reply {
-    let error = json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
+    let error =
+        json!({"message": message, "type": "invalid_request_error", "param": null, "code": null});
     Reply::Status { status: 400, headers: Vec::new(), body: json!({ "error": error }) }
 }
 
@@ -284,10 +295,16 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
                 tokio::time::sleep(delay).await;
                 *inner
             }
-            Reply::Unsteady { seed, percent, otherwise } => match scattered(seed << 32 | number as u64) {
-                draw if draw % 100 >= percent => *otherwise,
-                draw => Reply::error([500, 502, 503, 529][(draw / 100 % 4) as usize], "overloaded", None),
-            },
+            Reply::Unsteady { seed, percent, otherwise } => {
+                match scattered(seed << 32 | number as u64) {
+                    draw if draw % 100 >= percent => *otherwise,
+                    draw => Reply::error(
+                        [500, 502, 503, 529][(draw / 100 % 4) as usize],
+                        "overloaded",
+                        None,
+                    ),
+                }
+            }
             _ => break,
         };
     }
@@ -303,12 +320,14 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
                     json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}})
                 })
                 .collect();
-            let message = json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls});
+            let message =
+                json!({"role": "assistant", "content": null, "refusal": null, "tool_calls": calls});
             completion(number, request, &message, "tool_calls")
         }
         Reply::Pieces(pieces, after) => return pieces_of(pieces, after, open),
         Reply::Status { status, headers, body } => {
-            let mut response = (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
+            let mut response =
+                (StatusCode::from_u16(status).unwrap(), body.to_string()).into_response();
             for (name, value) in headers {
                 response.headers_mut().insert(name, value.parse().unwrap());
             }
@@ -321,7 +340,9 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
             Body::from_stream(stream::iter([half, cut])).into_response()
         }
         Reply::Garbage => "<html>It works!</html>".into_response(),
-        Reply::NoChoices => json!({"id": "x", "object": "chat.completion", "choices": []}).to_string().into_response(),
+        Reply::NoChoices => json!({"id": "x", "object": "chat.completion", "choices": []})
+            .to_string()
+            .into_response(),
         Reply::Raw(body) => body.into_response(),
         Reply::Delayed(..) | Reply::Unsteady { .. } => unreachable!("unwrapped above"),
     };
@@ -330,18 +351,21 @@ async fn answer(mut reply: Reply, number: usize, request: &Value, open: Open) ->
 }
 
 fn pieces_of(pieces: Vec<Bytes>, after: After, open: Open) -> Response {
-    let pieces = stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, open)| async move {
-        let piece = match (pieces.pop_front(), after) {
-            (Some(piece), _) => Ok(piece),
-            (None, After::End) => {
-                open.close();
-                return None;
-            }
-            (None, After::Reset) => Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset)),
-            (None, After::Silence) => pending().await,
-        };
-        Some((piece, (pieces, open)))
-    });
+    let pieces =
+        stream::unfold((VecDeque::from(pieces), open), move |(mut pieces, open)| async move {
+            let piece = match (pieces.pop_front(), after) {
+                (Some(piece), _) => Ok(piece),
+                (None, After::End) => {
+                    open.close();
+                    return None;
+                }
+                (None, After::Reset) => {
+                    Err(std::io::Error::from(std::io::ErrorKind::ConnectionReset))
+                }
+                (None, After::Silence) => pending().await,
+            };
+            Some((piece, (pieces, open)))
+        });
     ([("content-type", "text/event-stream")], Body::from_stream(pieces)).into_response()
 }
 
@@ -368,7 +392,8 @@ fn completion(number: usize, request: &Value, message: &Value, finish_reason: &s
     if request["stream"] == json!(true) {
         return events(chunks::of(&id, request, message, finish_reason, &usage));
     }
-    let choice = json!({"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason});
+    let choice =
+        json!({"index": 0, "message": message, "logprobs": null, "finish_reason": finish_reason});
     let body = json!({"id": id, "object": "chat.completion", "created": 0, "model": request["model"],
         "choices": [choice], "usage": usage});
     body.to_string().into_response()
@@ -405,19 +430,26 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         return Err("'stream_options' is only allowed when 'stream' is enabled".into());
     }
     if let Some(effort) = body.get("reasoning_effort") {
-        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"].iter().any(|known| effort == known) {
+        if !["none", "minimal", "low", "medium", "high", "xhigh", "max"]
+            .iter()
+            .any(|known| effort == known)
+        {
             return Err(format!("'reasoning_effort' does not support {effort}"));
         }
         if body.get("temperature").is_some() {
             return Err("'temperature' is not supported with reasoning".into());
         }
     }
-    if let Some(format) = body.pointer("/response_format/json_schema").filter(|format| format["strict"] == true) {
+    if let Some(format) =
+        body.pointer("/response_format/json_schema").filter(|format| format["strict"] == true)
+    {
         check_strict(&format["schema"])?;
     }
     let offered = check_tools(body.get("tools"))?;
     match body.get("tool_choice") {
-        Some(_) if offered.is_empty() => return Err("'tool_choice' is only allowed when 'tools' are specified".into()),
+        Some(_) if offered.is_empty() => {
+            return Err("'tool_choice' is only allowed when 'tools' are specified".into());
+        }
         Some(Value::String(mode)) if matches!(mode.as_str(), "none" | "auto" | "required") => {}
         Some(choice) => {
             let name = choice.pointer("/function/name").and_then(Value::as_str);
@@ -439,7 +471,10 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
 /// The names of the offered tools.
 fn check_tools(tools: Option<&Value>) -> Result<Vec<&str>, String> {
     let Some(tools) = tools else { return Ok(Vec::new()) };
-    let tools = tools.as_array().filter(|tools| !tools.is_empty()).ok_or("'tools' must be a list, and not empty")?;
+    let tools = tools
+        .as_array()
+        .filter(|tools| !tools.is_empty())
+        .ok_or("'tools' must be a list, and not empty")?;
     let mut names = Vec::new();
     for tool in tools {
         let name = check_name(tool)?;
@@ -465,13 +500,20 @@ pub(crate) fn check_strict(schema: &Value) -> Result<(), String> {
             inner => check_strict(inner)?,
         }
     }
-    let Some(properties) = schema.get("properties").and_then(Value::as_object) else { return Ok(()) };
+    let Some(properties) = schema.get("properties").and_then(Value::as_object) else {
+        return Ok(());
+    };
     let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
     let all_required = properties.keys().all(|key| required.iter().any(|name| name == key));
-    if schema["additionalProperties"] == json!(false) && all_required && required.len() == properties.len() {
+    if schema["additionalProperties"] == json!(false)
+        && all_required
+        && required.len() == properties.len()
+    {
         return Ok(());
     }
-    Err(format!("Invalid schema: 'additionalProperties' must be false and all properties required: {schema}"))
+    Err(format!(
+        "Invalid schema: 'additionalProperties' must be false and all properties required: {schema}"
+    ))
 }
 
 /// The name in `{"type": "function", "function": {"name": …}}`.
@@ -479,7 +521,11 @@ fn check_name(function: &Value) -> Result<&str, String> {
     let name = function.pointer("/function/name").and_then(Value::as_str);
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
     match name {
-        Some(name) if function["type"] == "function" && (1..=64).contains(&name.len()) && name.chars().all(allowed) => {
+        Some(name)
+            if function["type"] == "function"
+                && (1..=64).contains(&name.len())
+                && name.chars().all(allowed) =>
+        {
             Ok(name)
         }
         _ => Err(format!("not a function with a name like ^[a-zA-Z0-9_-]{{1,64}}$: {function}")),
@@ -493,29 +539,49 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
         let at = format!("messages[{index}]");
         let role = message["role"].as_str().unwrap_or_default();
         if role != "tool" && !unanswered.is_empty() {
-            return Err(format!("{at}: tool_call_ids did not have response messages: {unanswered:?}"));
+            return Err(format!(
+                "{at}: tool_call_ids did not have response messages: {unanswered:?}"
+            ));
         }
         let has_text = message["content"].is_string() || message["content"].is_array();
         match role {
             "system" | "developer" | "user" if has_text => {}
             "assistant" => unanswered = check_assistant(message, &at, has_text)?,
             "tool" if has_text => {
-                let id = message["tool_call_id"].as_str().ok_or(format!("{at}: missing 'tool_call_id'"))?;
+                let id = message["tool_call_id"]
+                    .as_str()
+                    .ok_or(format!("{at}: missing 'tool_call_id'"))?;
                 let open = unanswered.iter().position(|waiting| *waiting == id);
-                let open = open.ok_or(format!("{at}: role 'tool' must be a response to a preceding tool call"))?;
+                let open = open.ok_or(format!(
+                    "{at}: role 'tool' must be a response to a preceding tool call"
+                ))?;
                 unanswered.remove(open);
             }
-            "system" | "developer" | "user" | "tool" => return Err(format!("{at}: content must be text")),
+            "system" | "developer" | "user" | "tool" => {
+                return Err(format!("{at}: content must be text"));
+            }
             other => return Err(format!("{at}: '{other}' is not a role")),
         }
     }
-    if unanswered.is_empty() { Ok(()) } else { Err(format!("tool calls without a response: {unanswered:?}")) }
+    if unanswered.is_empty() {
+        Ok(())
+    } else {
+        Err(format!("tool calls without a response: {unanswered:?}"))
+    }
 }
 
 /// The ids of the calls.
-fn check_assistant<'a>(message: &'a Value, at: &str, has_text: bool) -> Result<Vec<&'a str>, String> {
+fn check_assistant<'a>(
+    message: &'a Value,
+    at: &str,
+    has_text: bool,
+) -> Result<Vec<&'a str>, String> {
     let Some(calls) = message.get("tool_calls") else {
-        return if has_text { Ok(Vec::new()) } else { Err(format!("{at}: content is null without tool calls")) };
+        return if has_text {
+            Ok(Vec::new())
+        } else {
+            Err(format!("{at}: content is null without tool calls"))
+        };
     };
     let calls = calls.as_array().filter(|calls| !calls.is_empty());
     let mut ids = Vec::new();
@@ -540,7 +606,8 @@ fn the_server_refuses_what_the_real_one_refuses() {
     let call = |id: &str| json!({"id": id, "type": "function", "function": {"name": "t", "arguments": "{}"}});
     let asks = |calls: Value| json!({"role": "assistant", "content": null, "tool_calls": calls});
     let tool = |id: &str| json!({"role": "tool", "tool_call_id": id, "content": "ok"});
-    let offer = |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {}}});
+    let offer =
+        |name: &str| json!({"type": "function", "function": {"name": name, "parameters": {}}});
     let said = |messages: Value| json!({"model": "m", "messages": messages});
     let offering = |more: Value| {
         let mut body = said(json!([user]));
@@ -549,7 +616,9 @@ fn the_server_refuses_what_the_real_one_refuses() {
     };
     let good = [
         said(json!([user, asks(json!([call("a"), call("b")])), tool("b"), tool("a"), user])),
-        offering(json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "t"}}})),
+        offering(
+            json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "t"}}}),
+        ),
     ];
     for body in good {
         assert_eq!(check(&body), Ok(()), "{body}");
@@ -560,7 +629,8 @@ fn the_server_refuses_what_the_real_one_refuses() {
     bad_name["function"]["name"] = json!("mcp:time/now");
     let mut strict_offer = offer("t");
     strict_offer["function"]["strict"] = json!(true);
-    strict_offer["function"]["parameters"] = json!({"type": "object", "properties": {"a": {"type": "string"}}});
+    strict_offer["function"]["parameters"] =
+        json!({"type": "object", "properties": {"a": {"type": "string"}}});
     let bad = [
         (json!([]), "must be an object"),
         (said(json!([])), "at least one message"),
@@ -573,8 +643,14 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (said(json!([user, asks(json!([]))])), "not empty"),
         (said(json!([user, asks(json!([call("a")]))])), "without a response"),
         (said(json!([user, asks(json!([call("a")])), user, tool("a")])), "did not have response"),
-        (said(json!([user, asks(json!([call("a"), call("b")])), tool("a"), user])), "did not have response"),
-        (said(json!([user, asks(json!([call("a")])), tool("a"), tool("a")])), "preceding tool call"),
+        (
+            said(json!([user, asks(json!([call("a"), call("b")])), tool("a"), user])),
+            "did not have response",
+        ),
+        (
+            said(json!([user, asks(json!([call("a")])), tool("a"), tool("a")])),
+            "preceding tool call",
+        ),
         (said(json!([user, tool("a")])), "preceding tool call"),
         (said(json!([user, asks(json!([call("a"), call("a")]))])), "duplicate"),
         (said(json!([user, asks(json!([bad_arguments]))])), "must be a string"),
@@ -590,7 +666,9 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (offering(json!({"tools": [strict_offer]})), "must be false"),
         (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
         (
-            offering(json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "u"}}})),
+            offering(
+                json!({"tools": [offer("t")], "tool_choice": {"type": "function", "function": {"name": "u"}}}),
+            ),
             "no offered tool",
         ),
     ];

@@ -1,15 +1,19 @@
 //! What Ollama's `/api/chat` refuses, and how it answers.
 //!
-//! It is stricter than the real server, which drops what it does not know and lets models muddle through
-//! histories without order: what reaches it here must be what it documents. It knows nothing of the code
-//! under test.
+//! It is stricter than the real server, which drops what it does not know and lets models muddle
+//! through histories without order: what reaches it here must be what it documents. It knows
+//! nothing of the code under test.
 
 use serde_json::{Value, json};
 
 use crate::mock_server::{Api, Reply, only, tokens};
 
-pub(crate) const API: Api =
-    Api { path: "/api/chat", check: |_, body| check(body), refusal: |message| json!({ "error": message }), answer };
+pub(crate) const API: Api = Api {
+    path: "/api/chat",
+    check: |_, body| check(body),
+    refusal: |message| json!({ "error": message }),
+    answer,
+};
 
 /// The rules of the real API, and of its documentation.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
@@ -41,7 +45,12 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
             return Err(format!("not a tool: {tool}"));
         }
     }
-    check_messages(body["messages"].as_array().filter(|messages| !messages.is_empty()).ok_or("messages is required")?)
+    check_messages(
+        body["messages"]
+            .as_array()
+            .filter(|messages| !messages.is_empty())
+            .ok_or("messages is required")?,
+    )
 }
 
 fn is_name(name: &Value) -> bool {
@@ -60,7 +69,9 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
             return Err(format!("{at}: calls without a result: {open:?}"));
         }
         match role {
-            "system" if index > 0 || content.is_empty() => return Err(format!("{at}: a system message comes first")),
+            "system" if index > 0 || content.is_empty() => {
+                return Err(format!("{at}: a system message comes first"));
+            }
             "system" | "user" => only(message, &["role", "content"], &at)?,
             "assistant" => {
                 only(message, &["role", "content", "thinking", "tool_calls"], &at)?;
@@ -72,8 +83,13 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
                     only(call, &["id", "type", "function"], &at)?;
                     let function = &call["function"];
                     only(function, &["index", "name", "arguments"], &at)?;
-                    if !is_name(&function["name"]) || !function["arguments"].is_object() || !call["id"].is_string() {
-                        return Err(format!("{at}: json: cannot unmarshal into ToolCallFunctionArguments: {call}"));
+                    if !is_name(&function["name"])
+                        || !function["arguments"].is_object()
+                        || !call["id"].is_string()
+                    {
+                        return Err(format!(
+                            "{at}: json: cannot unmarshal into ToolCallFunctionArguments: {call}"
+                        ));
                     }
                     open.push((&call["id"], &function["name"]));
                 }
@@ -93,13 +109,19 @@ fn check_messages(messages: &[Value]) -> Result<(), String> {
 
 fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, String) {
     let thinking = request["think"].as_bool().unwrap_or(!request["think"].is_null());
-    let thinking = if thinking { format!("Thinking for the {number}. time.") } else { String::new() };
+    let thinking =
+        if thinking { format!("Thinking for the {number}. time.") } else { String::new() };
     let line = |message: Value| json!({"model": request["model"], "created_at": "2026-11-21T12:00:00Z", "message": message, "done": false});
     let said = |content: &str, thinking: &str| json!({"role": "assistant", "content": content, "thinking": thinking});
     let mut lines = Vec::new();
     let mut whole = said("", &thinking);
     let (first, second) = thinking.split_at(thinking.len() / 2);
-    lines.extend([first, second].into_iter().filter(|half| !half.is_empty()).map(|half| line(said("", half))));
+    lines.extend(
+        [first, second]
+            .into_iter()
+            .filter(|half| !half.is_empty())
+            .map(|half| line(said("", half))),
+    );
     match reply {
         Reply::Text(text) => {
             let (first, second) = text.split_at(text.floor_char_boundary(text.len() / 2));
@@ -109,14 +131,16 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
         Reply::Calls(calls) => {
             // Every other server is an old one that gives no ids.
             let call = |(index, (name, arguments)): (usize, &(String, Value))| {
-                let mut call = json!({"function": {"index": index, "name": name, "arguments": arguments}});
+                let mut call =
+                    json!({"function": {"index": index, "name": name, "arguments": arguments}});
                 if number.is_multiple_of(2) {
                     call["id"] = json!(format!("call_{number}_{index}"));
                 }
                 call
             };
             let calls: Vec<Value> = calls.iter().enumerate().map(call).collect();
-            let called = |calls: &[Value]| json!({"role": "assistant", "content": "", "tool_calls": calls});
+            let called =
+                |calls: &[Value]| json!({"role": "assistant", "content": "", "tool_calls": calls});
             lines.extend(calls.chunks(1).map(|call| line(called(call))));
             whole["tool_calls"] = json!(calls);
         }
@@ -130,7 +154,10 @@ fn answer(request: &Value, number: usize, reply: &Reply) -> (&'static str, Strin
     };
     if request["stream"] == true {
         lines.push(done(said("", "")));
-        ("application/x-ndjson", lines.iter().fold(String::new(), |text, line| text + &format!("{line}\n")))
+        (
+            "application/x-ndjson",
+            lines.iter().fold(String::new(), |text, line| text + &format!("{line}\n")),
+        )
     } else {
         ("application/json; charset=utf-8", done(whole.clone()).to_string())
     }
@@ -163,7 +190,9 @@ fn it_refuses_what_the_real_one_cannot_read() {
         let refusal = check(&base(messages.clone())).unwrap_err();
         assert!(refusal.contains(complaint), "{messages}: {refusal}");
     }
-    for (field, value) in [("truncate", json!(true)), ("tool_choice", json!("auto")), ("think", json!(7))] {
+    for (field, value) in
+        [("truncate", json!(true)), ("tool_choice", json!("auto")), ("think", json!(7))]
+    {
         let mut body = fine.clone();
         body[field] = value;
         assert!(check(&body).is_err(), "{field}");

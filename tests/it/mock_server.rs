@@ -1,7 +1,8 @@
 //! A model server whose API is somebody else's: a queue of answers, a record of what was asked.
 //!
-//! What an API refuses and how it answers is its [`Api`]'s. Every request is checked before an answer is
-//! taken from the script, and a refused one is answered with 400, as the real server would.
+//! What an API refuses and how it answers is its [`Api`]'s. Every request is checked before an
+//! answer is taken from the script, and a refused one is answered with 400, as the real server
+//! would.
 
 use std::collections::VecDeque;
 use std::sync::{Arc, Mutex};
@@ -76,7 +77,8 @@ impl MockServer {
         let shared = Arc::new(Shared { api, script, seen: Mutex::default() });
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let base_url = format!("http://{}", listener.local_addr().unwrap());
-        let app = Router::new().route(api.path, axum::routing::post(respond)).with_state(shared.clone());
+        let app =
+            Router::new().route(api.path, axum::routing::post(respond)).with_state(shared.clone());
         let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
         Self { base_url, shared, server }
     }
@@ -110,21 +112,31 @@ async fn respond(State(shared): State<Arc<Shared>>, headers: HeaderMap, body: By
     };
     let reply = match refusal {
         Some(refusal) => Err(refusal),
-        None => shared.script.lock().unwrap().pop_front().ok_or("the test scripted no answer".to_owned()),
+        None => shared
+            .script
+            .lock()
+            .unwrap()
+            .pop_front()
+            .ok_or("the test scripted no answer".to_owned()),
     };
     match reply {
-        Ok(Reply::Raw(status, text)) => (StatusCode::from_u16(status).unwrap(), text).into_response(),
+        Ok(Reply::Raw(status, text)) => {
+            (StatusCode::from_u16(status).unwrap(), text).into_response()
+        }
         Ok(reply) => {
             let (content_type, text) = (shared.api.answer)(&body, number, &reply);
             ([("content-type", content_type)], text).into_response()
         }
-        Err(refusal) => (StatusCode::BAD_REQUEST, (shared.api.refusal)(&refusal).to_string()).into_response(),
+        Err(refusal) => {
+            (StatusCode::BAD_REQUEST, (shared.api.refusal)(&refusal).to_string()).into_response()
+        }
     }
 }
 
 /// The fields of an object are among these.
 pub(crate) fn only(object: &Value, fields: &[&str], what: &str) -> Result<(), String> {
-    let object = object.as_object().ok_or(format!("{what}: an object is expected, not {object}"))?;
+    let object =
+        object.as_object().ok_or(format!("{what}: an object is expected, not {object}"))?;
     match object.keys().find(|field| !fields.contains(&field.as_str())) {
         Some(unknown) => Err(format!("{what}.{unknown}: Extra inputs are not permitted")),
         None => Ok(()),

@@ -1,5 +1,5 @@
-//! Whatever conversation there may be, with calls of whichever providers: what OpenAI's APIs are sent of it
-//! is valid.
+//! Whatever conversation there may be, with calls of whichever providers: what OpenAI's APIs are
+//! sent of it is valid.
 
 use proptest::prelude::*;
 use toolloop::providers::capabilities::ProviderKind;

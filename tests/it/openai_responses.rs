@@ -1,4 +1,5 @@
-//! The Responses API against a server that checks every request: a whole run, streamed answers, bad days.
+//! The Responses API against a server that checks every request: a whole run, streamed answers, bad
+//! days.
 
 use std::time::Duration;
 
@@ -32,21 +33,41 @@ fn responses(mock: &MockModel) -> Responses {
 
 async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {
     let mock = MockModel::start().await;
-    let models = format!("[models.mock]\nkind = \"openai-responses\"\nbase_url = \"{}\"", mock.base_url());
-    let service = Setup::new().agent("reader", READER).file("notes.txt", "seventeen\n").config(&models).start(db).await;
+    let models =
+        format!("[models.mock]\nkind = \"openai-responses\"\nbase_url = \"{}\"", mock.base_url());
+    let service = Setup::new()
+        .agent("reader", READER)
+        .file("notes.txt", "seventeen\n")
+        .config(&models)
+        .start(db)
+        .await;
     let read = json!({"operation": "read", "path": "notes.txt"}).to_string();
     mock.script([
         Reply::ToolCalls(vec![("file_ops".into(), read), ("file_ops".into(), "{not json".into())]),
         Reply::text("{\"read\": 17}"),
     ]);
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
-    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"read": 17})), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["output"]),
+        (&json!("completed"), &json!({"read": 17})),
+        "{run:#}"
+    );
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
     let last = mock.requests().pop().unwrap().body;
-    let kinds: Vec<&str> =
-        last["input"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap_or("user")).collect();
-    let expected =
-        ["user", "reasoning", "function_call", "function_call", "function_call_output", "function_call_output"];
+    let kinds: Vec<&str> = last["input"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["type"].as_str().unwrap_or("user"))
+        .collect();
+    let expected = [
+        "user",
+        "reasoning",
+        "function_call",
+        "function_call",
+        "function_call_output",
+        "function_call_output",
+    ];
     assert_eq!(kinds, expected);
     assert_eq!(last["input"][1]["encrypted_content"], "gAAAA\\u002b1");
     assert_eq!(last["reasoning"], json!({"effort": "low", "summary": "auto"}));
@@ -61,7 +82,10 @@ async fn a_followed_answer_comes_in_pieces_that_add_up() {
     let provider = responses(&mock);
     let (answer, deltas) = follow(&provider).await;
     let answer = answer.unwrap();
-    assert_eq!((answer.text.as_str(), answer.thinking.as_deref()), ("It is noon.", Some("Thinking.")));
+    assert_eq!(
+        (answer.text.as_str(), answer.thinking.as_deref()),
+        ("It is noon.", Some("Thinking."))
+    );
     assert_eq!(put_together(&deltas), (answer.text, Vec::new()));
     let (answer, deltas) = follow(&provider).await;
     assert_eq!(answer.unwrap().finish_reason, FinishReason::ToolCalls);
@@ -80,7 +104,11 @@ async fn a_stream_cut_at_any_byte_is_a_passing_fault() {
     };
     stream::iter(0..TOOLS.len()).map(cut).buffer_unordered(16).collect::<Vec<()>>().await;
     mock.script([Reply::drops(TOOLS)]);
-    assert_eq!(follow(&provider).await.0.unwrap().tool_calls.len(), 2, "and whole, in drops, it is complete");
+    assert_eq!(
+        follow(&provider).await.0.unwrap().tool_calls.len(),
+        2,
+        "and whole, in drops, it is complete"
+    );
 }
 
 #[tokio::test]
@@ -94,7 +122,10 @@ async fn failures_have_their_kind_and_tell_no_secret() {
         (failed("server_error"), FailureKind::Transient),
         (failed("rate_limit_exceeded"), FailureKind::RateLimited),
         (failed("invalid_prompt"), FailureKind::BadRequest),
-        (json!({"type": "error", "code": "insufficient_quota", "message": KEY}), FailureKind::QuotaExhausted),
+        (
+            json!({"type": "error", "code": "insufficient_quota", "message": KEY}),
+            FailureKind::QuotaExhausted,
+        ),
     ];
     for (event, kind) in table {
         mock.script([Reply::bytes(format!("data: {event}\n\n").as_bytes(), After::End)]);

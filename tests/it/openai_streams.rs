@@ -11,8 +11,8 @@ use toolloop::message::{Conversation, FinishReason};
 use toolloop::providers::openai::OpenAi;
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
-    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, ToolOffer,
-    WireNames,
+    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
+    ToolChoice, ToolOffer, WireNames,
 };
 
 use crate::mock_model::{After, MockModel, Reply};
@@ -43,12 +43,18 @@ fn patient(mock: &MockModel) -> OpenAi {
 }
 
 /// Asks and follows.
-pub(crate) async fn follow(provider: &dyn Provider) -> (Result<Completion, ProviderError>, Vec<Delta>) {
+pub(crate) async fn follow(
+    provider: &dyn Provider,
+) -> (Result<Completion, ProviderError>, Vec<Delta>) {
     let mut conversation = Conversation::new("be brief");
     conversation.push_user("hello");
     let schema = json!({"type": "object", "required": ["tz"], "additionalProperties": false,
         "properties": {"tz": {"type": "string"}}});
-    let offer = ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: Arc::new(schema) };
+    let offer = ToolOffer {
+        name: "mcp:time/now".into(),
+        description: "Now.".into(),
+        input_schema: Arc::new(schema),
+    };
     let heard = Mutex::new(Vec::new());
     let follower = |delta| heard.lock().unwrap().push(delta);
     let request = ModelRequest {
@@ -108,7 +114,10 @@ async fn a_followed_answer_comes_in_pieces_that_add_up() {
     assert_eq!(put_together(&deltas), (String::new(), calls));
     assert_eq!(answer.tool_calls[1].id, "call_mock_2_1");
     let seen = mock.requests().remove(0).body;
-    assert_eq!((&seen["stream"], &seen["tools"][0]["function"]["strict"]), (&json!(true), &json!(true)));
+    assert_eq!(
+        (&seen["stream"], &seen["tools"][0]["function"]["strict"]),
+        (&json!(true), &json!(true))
+    );
     assert_eq!(mock.refusals(), Vec::<String>::new());
 }
 
@@ -156,11 +165,19 @@ async fn silence_before_and_within_a_stream_is_given_up() {
 async fn an_error_within_a_stream_is_reported_without_secrets() {
     let mock = MockModel::start().await;
     let begun = &CHAT_TEXT[..CHAT_TEXT.iter().position(|byte| *byte == b'\n').unwrap() + 2];
-    let with = |error: Value| [begun, format!("data: {}\n\n", json!({ "error": error })).as_bytes()].concat();
+    let with = |error: Value| {
+        [begun, format!("data: {}\n\n", json!({ "error": error })).as_bytes()].concat()
+    };
     let table = [
-        (json!({"message": "The server had an error", "type": "server_error"}), FailureKind::Transient),
+        (
+            json!({"message": "The server had an error", "type": "server_error"}),
+            FailureKind::Transient,
+        ),
         (json!({"message": KEY, "code": "insufficient_quota"}), FailureKind::QuotaExhausted),
-        (json!({"message": "too long", "code": "context_length_exceeded"}), FailureKind::ContextLength),
+        (
+            json!({"message": "too long", "code": "context_length_exceeded"}),
+            FailureKind::ContextLength,
+        ),
         (json!({"message": "slow down", "code": 429}), FailureKind::RateLimited),
     ];
     for (error, kind) in table {
@@ -174,12 +191,20 @@ async fn an_error_within_a_stream_is_reported_without_secrets() {
 async fn a_server_that_does_not_stream_is_understood() {
     let mock = MockModel::start().await;
     let whole = include_str!("../cassettes/openai/chat_text.json");
-    mock.script([Reply::Raw(whole.into()), Reply::Raw(format!("\n {whole}")), Reply::Raw(whole[..90].into())]);
+    mock.script([
+        Reply::Raw(whole.into()),
+        Reply::Raw(format!("\n {whole}")),
+        Reply::Raw(whole[..90].into()),
+    ]);
     let provider = patient(&mock);
     for _ in 0..2 {
         assert_eq!(follow(&provider).await.0.unwrap().text, "It is noon in Zürich ☀️.");
     }
-    assert_eq!(follow(&provider).await.0.unwrap_err().kind, FailureKind::Transient, "half of it is not");
+    assert_eq!(
+        follow(&provider).await.0.unwrap_err().kind,
+        FailureKind::Transient,
+        "half of it is not"
+    );
 }
 
 #[tokio::test]
@@ -190,11 +215,17 @@ async fn endless_streams_are_cut_off() {
     let table = [
         (vec![mebibyte; 100], "a frame is larger than 1 MiB"),
         (vec![comments; 200], "the answer is larger than 16 MiB"),
-        (vec![Bytes::from_static(b"data: [[[[[[[[[[[[[[[[\n\n")], "a chunk of the stream is not one"),
+        (
+            vec![Bytes::from_static(b"data: [[[[[[[[[[[[[[[[\n\n")],
+            "a chunk of the stream is not one",
+        ),
     ];
     for (pieces, message) in table {
         mock.script([Reply::Pieces(pieces, After::Silence)]);
         let error = follow(&patient(&mock)).await.0.unwrap_err();
-        assert!(error.kind == FailureKind::Transient && error.message.starts_with(message), "{error}");
+        assert!(
+            error.kind == FailureKind::Transient && error.message.starts_with(message),
+            "{error}"
+        );
     }
 }

@@ -1,8 +1,9 @@
 //! A real PostgreSQL for tests, made from the installed binaries.
 //!
-//! One server serves all test processes that run at the same time: the first to come starts it, each
-//! holds a lock while it lives, and a small watchdog stops it some seconds after the last lock is
-//! gone. Its directory stays, so that the next start is quick. Each test gets a database of its own.
+//! One server serves all test processes that run at the same time: the first to come starts it,
+//! each holds a lock while it lives, and a small watchdog stops it some seconds after the last lock
+//! is gone. Its directory stays, so that the next start is quick. Each test gets a database of its
+//! own.
 
 use std::fs::{self, File};
 use std::net::TcpListener;
@@ -43,7 +44,8 @@ pub(crate) struct OwnServer {
 
 impl OwnServer {
     pub(crate) fn start() -> Self {
-        let home = std::env::temp_dir().join(format!("toolloop-postgres-{}", Uuid::now_v7().simple()));
+        let home =
+            std::env::temp_dir().join(format!("toolloop-postgres-{}", Uuid::now_v7().simple()));
         let server = Server::at(home);
         let port = server.start();
         Self { server, port }
@@ -84,11 +86,12 @@ impl Cluster {
         let cluster = Self { port: server.start(), _in_use: in_use };
         server.watch();
         let mut admin = cluster.admin().await;
-        let left: Vec<String> = sqlx::query_scalar("SELECT datname FROM pg_database WHERE starts_with(datname, $1)")
-            .bind(PREFIX)
-            .fetch_all(&mut admin)
-            .await
-            .unwrap();
+        let left: Vec<String> =
+            sqlx::query_scalar("SELECT datname FROM pg_database WHERE starts_with(datname, $1)")
+                .bind(PREFIX)
+                .fetch_all(&mut admin)
+                .await
+                .unwrap();
         for name in left {
             admin.execute(AssertSqlSafe(format!("DROP DATABASE {name}"))).await.unwrap();
         }
@@ -96,7 +99,9 @@ impl Cluster {
     }
 
     async fn admin(&self) -> PgConnection {
-        PgConnection::connect(&format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)).await.unwrap()
+        PgConnection::connect(&format!("postgres://postgres@127.0.0.1:{}/postgres", self.port))
+            .await
+            .unwrap()
     }
 }
 
@@ -112,7 +117,8 @@ impl Server {
     /// The one that tests share: under `target/`, or where another user can reach it.
     fn shared() -> Self {
         let target = Path::new(env!("CARGO_TARGET_TMPDIR"));
-        let open_to_others = |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o001 != 0);
+        let open_to_others =
+            |dir: &Path| fs::metadata(dir).is_ok_and(|dir| dir.permissions().mode() & 0o001 != 0);
         if !is_root() || target.ancestors().all(open_to_others) {
             return Self::at(target.join("postgres"));
         }
@@ -123,7 +129,9 @@ impl Server {
     fn at(home: PathBuf) -> Self {
         let bin = binaries().unwrap_or_else(|| {
             installing::apt("postgresql");
-            binaries().expect("initdb is not found: install PostgreSQL, or put its bin directory into PATH")
+            binaries().expect(
+                "initdb is not found: install PostgreSQL, or put its bin directory into PATH",
+            )
         });
         let user = is_root().then(|| (id("-u"), id("-g")));
         fs::create_dir_all(&home).unwrap();
@@ -139,7 +147,11 @@ impl Server {
 
     fn command(&self, program: &str) -> Command {
         let mut command = Command::new(self.bin.join(program));
-        command.current_dir(&self.home).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command
+            .current_dir(&self.home)
+            .stdin(Stdio::null())
+            .stdout(Stdio::null())
+            .stderr(Stdio::null());
         if let Some((uid, gid)) = self.user {
             command.uid(uid).gid(gid);
         }
@@ -148,7 +160,8 @@ impl Server {
 
     /// The port of the server that runs on the data directory.
     fn running(&self) -> Option<u16> {
-        let status = self.command("pg_ctl").arg("-D").arg(self.data()).arg("status").status().unwrap();
+        let status =
+            self.command("pg_ctl").arg("-D").arg(self.data()).arg("status").status().unwrap();
         let pid_file = fs::read_to_string(self.data().join("postmaster.pid")).ok()?;
         pid_file.lines().nth(3).filter(|_| status.success())?.parse().ok()
     }
@@ -157,8 +170,22 @@ impl Server {
         for _ in 0..3 {
             if !self.data().join("PG_VERSION").exists() {
                 let mut init = self.command("initdb");
-                init.args(["-U", "postgres", "-A", "trust", "-E", "UTF8", "--locale=C", "--no-sync", "-D"]);
-                assert!(init.arg(self.data()).status().unwrap().success(), "initdb failed in {}", self.home.display());
+                init.args([
+                    "-U",
+                    "postgres",
+                    "-A",
+                    "trust",
+                    "-E",
+                    "UTF8",
+                    "--locale=C",
+                    "--no-sync",
+                    "-D",
+                ]);
+                assert!(
+                    init.arg(self.data()).status().unwrap().success(),
+                    "initdb failed in {}",
+                    self.home.display()
+                );
             }
             // Somebody may take the port before the server does; hence three tries.
             let port = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
@@ -177,7 +204,12 @@ impl Server {
              -c full_page_writes=off -c max_connections=400 -c shared_buffers=64MB"
         );
         let mut start = self.command("pg_ctl");
-        start.arg("-D").arg(self.data()).arg("-l").arg(self.home.join("log")).args(["-w", "-o", &options, "start"]);
+        start
+            .arg("-D")
+            .arg(self.data())
+            .arg("-l")
+            .arg(self.home.join("log"))
+            .args(["-w", "-o", &options, "start"]);
         start.status().unwrap().success()
     }
 
@@ -196,7 +228,11 @@ impl Server {
             done
         ) &"#;
         let mut watchdog = self.command("/bin/sh");
-        watchdog.args(["-c", script, "sh"]).args([self.bin.join("pg_ctl"), self.data(), self.home.join("in-use")]);
+        watchdog.args(["-c", script, "sh"]).args([
+            self.bin.join("pg_ctl"),
+            self.data(),
+            self.home.join("in-use"),
+        ]);
         assert!(watchdog.process_group(0).status().unwrap().success());
     }
 }
@@ -209,21 +245,31 @@ fn is_root() -> bool {
 fn binaries() -> Option<PathBuf> {
     let installed = fs::read_dir("/usr/lib/postgresql").into_iter().flatten().flatten();
     let mut installed: Vec<PathBuf> = installed.map(|version| version.path().join("bin")).collect();
-    installed.sort_by_key(|bin| bin.parent().and_then(|v| v.file_name()?.to_str()?.parse::<u32>().ok()));
+    installed
+        .sort_by_key(|bin| bin.parent().and_then(|v| v.file_name()?.to_str()?.parse::<u32>().ok()));
     let path = std::env::var_os("PATH").unwrap_or_default();
-    installed.into_iter().rev().chain(std::env::split_paths(&path)).find(|bin| bin.join("initdb").exists())
+    installed
+        .into_iter()
+        .rev()
+        .chain(std::env::split_paths(&path))
+        .find(|bin| bin.join("initdb").exists())
 }
 
 fn id(which: &str) -> u32 {
     let of = |user: &str| {
-        let output = Command::new("id").args([which, user]).output().ok().filter(|output| output.status.success())?;
+        let output = Command::new("id")
+            .args([which, user])
+            .output()
+            .ok()
+            .filter(|output| output.status.success())?;
         String::from_utf8(output.stdout).ok()?.trim().parse().ok()
     };
     of("postgres").or_else(|| of("nobody")).expect("neither the user postgres nor nobody exists")
 }
 
 fn open(path: &Path) -> File {
-    let file = File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap();
+    let file =
+        File::options().create(true).truncate(false).read(true).write(true).open(path).unwrap();
     file.set_permissions(fs::Permissions::from_mode(0o644)).unwrap();
     file
 }

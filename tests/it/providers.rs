@@ -7,11 +7,15 @@ use std::time::{Duration, Instant};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use tokio::net::TcpListener;
-use toolloop::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
+use toolloop::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
+};
 use toolloop::providers::openai::OpenAi;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
-use toolloop::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames};
+use toolloop::providers::{
+    Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames,
+};
 use uuid::Uuid;
 
 use crate::mock_model::{MockModel, Reply};
@@ -85,9 +89,17 @@ async fn a_question_is_answered() {
     let mock = MockModel::start().await;
     mock.script([Reply::text("hi")]);
     let answer = Client::new(mock.base_url()).ask(None).await.unwrap();
-    assert_eq!((answer.completion.text.as_str(), answer.completion.finish_reason), ("hi", FinishReason::Stop));
-    assert_eq!((answer.provider.as_str(), answer.model.as_str(), answer.retries), ("mock", "gpt", 0));
-    assert!(answer.completion.usage.is_some_and(|usage| usage.input_tokens > 0 && !usage.estimated));
+    assert_eq!(
+        (answer.completion.text.as_str(), answer.completion.finish_reason),
+        ("hi", FinishReason::Stop)
+    );
+    assert_eq!(
+        (answer.provider.as_str(), answer.model.as_str(), answer.retries),
+        ("mock", "gpt", 0)
+    );
+    assert!(
+        answer.completion.usage.is_some_and(|usage| usage.input_tokens > 0 && !usage.estimated)
+    );
     let seen = mock.requests().remove(0);
     assert_eq!(seen.headers["authorization"], format!("Bearer {KEY}").as_str());
     assert_eq!(seen.headers["x-team"], "platform");
@@ -99,11 +111,18 @@ async fn a_question_is_answered() {
 async fn a_history_with_calls_is_accepted() {
     let mock = MockModel::start().await;
     let weather = r#"{"place": "#.to_owned();
-    mock.script([Reply::ToolCalls(vec![("mcp__time__now".into(), "{}".into()), ("no such".into(), weather)])]);
+    mock.script([Reply::ToolCalls(vec![
+        ("mcp__time__now".into(), "{}".into()),
+        ("no such".into(), weather),
+    ])]);
     mock.script([Reply::text("done")]);
     let mut client = Client::new(mock.base_url());
     let schema = Arc::new(json!({"type": "object"}));
-    client.tools = vec![ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }];
+    client.tools = vec![ToolOffer {
+        name: "mcp:time/now".into(),
+        description: "Now.".into(),
+        input_schema: schema,
+    }];
     let first = client.ask(None).await.unwrap().completion;
     assert_eq!(first.finish_reason, FinishReason::ToolCalls);
     let calls: Vec<ToolCall> = (first.tool_calls.into_iter())
@@ -115,8 +134,12 @@ async fn a_history_with_calls_is_accepted() {
             target: CallTarget::Tool,
         })
         .collect();
-    assert_eq!((calls[0].name.as_str(), calls[1].arguments.as_str()), ("mcp:time/now", "{\"place\": "));
-    let result = |call: &ToolCall| ToolResult { call_id: call.id, content: "ok".into(), is_error: false };
+    assert_eq!(
+        (calls[0].name.as_str(), calls[1].arguments.as_str()),
+        ("mcp:time/now", "{\"place\": ")
+    );
+    let result =
+        |call: &ToolCall| ToolResult { call_id: call.id, content: "ok".into(), is_error: false };
     let results = calls.iter().map(result).collect();
     let message = AssistantMessage { tool_calls: calls, ..AssistantMessage::default() };
     client.conversation.push_turn(message, results).unwrap();
@@ -168,8 +191,15 @@ async fn lasting_faults_are_reported_at_once() {
         mock.script([Reply::error(status, code, None)]);
         let failure = client.ask(None).await.unwrap_err();
         let error = &failure.error;
-        assert_eq!((failure.attempts, error.kind, error.status), (1, kind, Some(status)), "{error}");
-        assert_eq!((error.code.as_deref(), error.message.as_str()), (Some(code), format!("{code} happened").as_str()));
+        assert_eq!(
+            (failure.attempts, error.kind, error.status),
+            (1, kind, Some(status)),
+            "{error}"
+        );
+        assert_eq!(
+            (error.code.as_deref(), error.message.as_str()),
+            (Some(code), format!("{code} happened").as_str())
+        );
     }
     assert_eq!(mock.requests().len(), lasting.len());
 }
@@ -243,7 +273,8 @@ async fn a_dead_server_is_a_passing_fault() {
 async fn an_endless_answer_is_cut_off() {
     let mock = MockModel::start().await;
     mock.always(Reply::Raw(" ".repeat((16 << 20) + 1)));
-    let entry = ProviderEntry { max_retries: 0, ..ProviderEntry::new(Arc::new(openai(mock.base_url()))) };
+    let entry =
+        ProviderEntry { max_retries: 0, ..ProviderEntry::new(Arc::new(openai(mock.base_url()))) };
     let failure = Client::with(entry).ask(None).await.unwrap_err();
     assert_eq!(failure.error.message, "the answer is larger than 16 MiB");
 }
@@ -257,7 +288,10 @@ async fn no_key_is_told() {
     let client = Client::new(mock.base_url());
     let failure = client.ask(None).await.unwrap_err();
     let told = format!("{failure} {failure:?} {:?}", openai(mock.base_url()));
-    assert!(told.contains("[redacted]") && !told.contains("sk-do") && !told.contains("platform"), "{told}");
+    assert!(
+        told.contains("[redacted]") && !told.contains("sk-do") && !told.contains("platform"),
+        "{told}"
+    );
 }
 
 #[test]

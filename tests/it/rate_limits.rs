@@ -21,8 +21,12 @@ const TALKER: &str = "model: scripted/talker\ninstructions: Talk.\n";
 const PATH: &str = "/v1/agents/talker/invoke-iterative";
 
 fn talker(per_minute: u32, burst: u32) -> Setup {
-    let limits = format!("[governance]\nrate_limit_per_minute = {per_minute}\nrate_limit_burst = {burst}");
-    Setup::new().agent("talker", TALKER).scenario("talker", "steps: [{text: Hello.}]").config(&limits)
+    let limits =
+        format!("[governance]\nrate_limit_per_minute = {per_minute}\nrate_limit_burst = {burst}");
+    Setup::new()
+        .agent("talker", TALKER)
+        .scenario("talker", "steps: [{text: Hello.}]")
+        .config(&limits)
 }
 
 fn header<'a>(answer: &'a Answer, name: &str) -> &'a str {
@@ -59,7 +63,11 @@ async fn a_key_has_its_burst_and_then_waits(db: Db) {
     assert_eq!(admitted(&at_once(&[&service], 12).await), 3);
 
     let refused = service.post(PATH, &json!({})).await;
-    assert_eq!((refused.status.as_u16(), refused.body["code"].as_str()), (429, Some("RATE_LIMITED")), "{refused:?}");
+    assert_eq!(
+        (refused.status.as_u16(), refused.body["code"].as_str()),
+        (429, Some("RATE_LIMITED")),
+        "{refused:?}"
+    );
     assert_eq!(header(&refused, "content-type"), "application/problem+json");
     assert_eq!(header(&refused, "ratelimit-policy"), r#""default";q=4;w=240"#);
     assert!(header(&refused, "ratelimit").starts_with(r#""default";r=0;t=2"#), "{refused:?}");
@@ -87,12 +95,16 @@ async fn a_refusal_says_when_and_keeps_its_word(db: Db) {
 async fn a_key_may_have_limits_of_its_own(db: Db) {
     let mut service = talker(60, 3).start(db).await;
     let slow = json!({"name": "slow", "scopes": ["agents:invoke"], "rate_limit_per_minute": 1, "rate_limit_burst": 2});
-    let (slow, reader) = (new_key(&service, slow).await, json!({"name": "reader", "scopes": ["runs:read"]}));
+    let (slow, reader) =
+        (new_key(&service, slow).await, json!({"name": "reader", "scopes": ["runs:read"]}));
     let reader = new_key(&service, reader).await;
     let admin = std::mem::replace(&mut service.key, slow);
     assert_eq!(admitted(&at_once(&[&service], 6).await), 2);
     let refused = service.post(PATH, &json!({})).await;
-    assert_eq!((refused.status.as_u16(), header(&refused, "ratelimit-policy")), (429, r#""default";q=2;w=120"#));
+    assert_eq!(
+        (refused.status.as_u16(), header(&refused, "ratelimit-policy")),
+        (429, r#""default";q=2;w=120"#)
+    );
     service.key = admin;
     let other = service.post(PATH, &json!({})).await;
     assert_eq!((other.status.as_u16(), header(&other, "ratelimit")), (200, r#""default";r=2;t=1"#));
@@ -108,10 +120,17 @@ async fn a_key_may_have_limits_of_its_own(db: Db) {
 async fn a_call_that_is_refused_has_used_its_token(db: Db) {
     let service = talker(1, 3).start(db).await;
     let unknown = service.post("/v1/agents/nobody/invoke", &json!({})).await;
-    assert_eq!((unknown.status.as_u16(), header(&unknown, "ratelimit")), (404, r#""default";r=2;t=60"#));
-    let request = service.request(Method::POST, PATH).header("content-type", "application/json").body("{");
+    assert_eq!(
+        (unknown.status.as_u16(), header(&unknown, "ratelimit")),
+        (404, r#""default";r=2;t=60"#)
+    );
+    let request =
+        service.request(Method::POST, PATH).header("content-type", "application/json").body("{");
     let malformed = answer(request).await;
-    assert_eq!((malformed.status.as_u16(), &header(&malformed, "ratelimit")[..13]), (400, r#""default";r=1"#));
+    assert_eq!(
+        (malformed.status.as_u16(), &header(&malformed, "ratelimit")[..13]),
+        (400, r#""default";r=1"#)
+    );
     assert_eq!(admitted(&at_once(&[&service], 3).await), 1);
 }
 

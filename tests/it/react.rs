@@ -30,7 +30,10 @@ const DONE: &str = r#"{"type": "final_answer", "answer": "seventeen"}"#;
 fn saying(agent: &str, texts: &[&str]) -> Setup {
     let steps: Vec<Value> = texts.iter().map(|text| json!({ "text": text })).collect();
     let scenario = json!({ "steps": steps }).to_string();
-    Setup::new().agent("reader", agent).scenario("reader", &scenario).file("notes.txt", "seventeen\n")
+    Setup::new()
+        .agent("reader", agent)
+        .scenario("reader", &scenario)
+        .file("notes.txt", "seventeen\n")
 }
 
 async fn events(service: &Service, run: &Value) -> Vec<Value> {
@@ -48,7 +51,11 @@ async fn decisions_use_tools_and_answer(db: Db) {
     let agent = READER.replace("enable_double_confirmation: false", "");
     let service = saying(&agent, &texts).start(db).await;
     let run = service.run("reader", &json!({})).await;
-    assert_eq!(run["output"], json!({"count": 17}), "the second answer, after the request to verify it: {run:#}");
+    assert_eq!(
+        run["output"],
+        json!({"count": 17}),
+        "the second answer, after the request to verify it: {run:#}"
+    );
     assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(3), &json!(1)));
     assert_eq!(run["tools_used"], json!(["file_ops"]));
 
@@ -57,7 +64,10 @@ async fn decisions_use_tools_and_answer(db: Db) {
     assert_eq!(calls["data"][0]["arguments"], json!({"operation": "read", "path": "notes.txt"}));
     assert_eq!(calls["data"][0]["result"].as_str().unwrap().trim(), "seventeen");
     let messages = service.get(&format!("/v1/runs/{run_id}/messages")).await.body;
-    assert_eq!(messages["data"][2]["content"], "look", "the thought is what the model said: {messages:#}");
+    assert_eq!(
+        messages["data"][2]["content"], "look",
+        "the thought is what the model said: {messages:#}"
+    );
 
     let single = service.post("/v1/agents/reader/invoke", &json!({})).await.body;
     assert!(
@@ -69,19 +79,28 @@ async fn decisions_use_tools_and_answer(db: Db) {
 async fn bad_decisions_are_shown_to_the_model(db: Db) {
     let wrong = LOOK.replace(r#""path": "notes.txt""#, r#""path": 17"#);
     let unknown = LOOK.replace("file_ops", "shell");
-    let service = saying(READER, &["I think it is seventeen.", &wrong, LOOK, &unknown, DONE]).start(db).await;
+    let service =
+        saying(READER, &["I think it is seventeen.", &wrong, LOOK, &unknown, DONE]).start(db).await;
     let run = service.run("reader", &json!({})).await;
-    assert_eq!((&run["output"], &run["iterations"]), (&json!({"result": "seventeen"}), &json!(5)), "{run:#}");
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "seventeen"}), &json!(5)),
+        "{run:#}"
+    );
     assert_eq!((&run["attempts"], &run["tool_calls_made"]), (&json!(1), &json!(1)));
     let journal = events(&service, &run).await;
-    let failed: Vec<&Value> = journal.iter().filter(|e| e["type"].as_str().unwrap().starts_with("decision.")).collect();
-    let failures: Vec<(&str, u64)> =
-        failed.iter().map(|e| (e["type"].as_str().unwrap(), e["data"]["iteration"].as_u64().unwrap())).collect();
+    let failed: Vec<&Value> =
+        journal.iter().filter(|e| e["type"].as_str().unwrap().starts_with("decision.")).collect();
+    let failures: Vec<(&str, u64)> = failed
+        .iter()
+        .map(|e| (e["type"].as_str().unwrap(), e["data"]["iteration"].as_u64().unwrap()))
+        .collect();
     let [extraction, validation] = ["decision.extraction_failed", "decision.validation_failed"];
     assert_eq!(failures, [(extraction, 1), (validation, 2), (validation, 4)]);
     assert!(failed[1]["data"]["error"].as_str().unwrap().contains("/path"), "{:#}", failed[1]);
     assert!(failed[2]["data"]["error"].as_str().unwrap().contains("file_ops"), "{:#}", failed[2]);
-    let messages = service.get(&format!("/v1/runs/{}/messages", run["run_id"].as_str().unwrap())).await.body;
+    let messages =
+        service.get(&format!("/v1/runs/{}/messages", run["run_id"].as_str().unwrap())).await.body;
     assert_eq!(messages["data"][3]["content"], failed[0]["data"]["feedback"]);
 
     let hopeless = READER.replace("driver: react", "driver: react\nreact: {max_retries: 1}");
@@ -114,7 +133,11 @@ async fn a_killed_service_goes_on_deciding(db: Db) {
     service.kill().await;
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["status"] == "completed").await;
-    assert_eq!((&run["output"], &run["iterations"]), (&json!({"result": "seventeen"}), &json!(4)), "{run:#}");
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "seventeen"}), &json!(4)),
+        "{run:#}"
+    );
     let journal = events(&service, &json!({"run_id": id})).await;
     let kinds = types(&journal);
     assert!(kinds.contains(&"run.resumed"), "{kinds:?}");
@@ -136,18 +159,30 @@ async fn an_output_is_the_final_answer(db: Db) {
     let failed = journal.iter().find(|event| event["type"] == "validation.failed").unwrap();
     let feedback = failed["data"]["feedback"].as_str().unwrap();
     assert!(feedback.contains("/total") && feedback.contains("final_answer"), "{feedback}");
-    assert!(journal[0]["data"]["system"].as_str().unwrap().contains("`final_answer`"), "{:#}", journal[0]);
+    assert!(
+        journal[0]["data"]["system"].as_str().unwrap().contains("`final_answer`"),
+        "{:#}",
+        journal[0]
+    );
 }
 
 async fn a_choice_is_kept_by_asking_and_checking(db: Db) {
     let agent = format!("{READER}tool_choice: first_required\nstrict_tool_choice: true\n");
     let service = saying(&agent, &[DONE, "no", LOOK, DONE]).start(db).await;
     let run = service.run("reader", &json!({})).await;
-    assert_eq!((&run["output"], &run["iterations"]), (&json!({"result": "seventeen"}), &json!(4)), "{run:#}");
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "seventeen"}), &json!(4)),
+        "{run:#}"
+    );
     let journal = events(&service, &run).await;
     assert!(types(&journal).contains(&"decision.validation_failed"), "{:?}", types(&journal));
     let run = service.run("reader", &json!({"tool_choice": "none"})).await;
-    assert_eq!((&run["output"], &run["iterations"]), (&json!({"result": "seventeen"}), &json!(1)), "{run:#}");
+    assert_eq!(
+        (&run["output"], &run["iterations"]),
+        (&json!({"result": "seventeen"}), &json!(1)),
+        "{run:#}"
+    );
 }
 
 async fn an_answer_can_be_written_by_a_call_of_its_own(db: Db) {
@@ -156,11 +191,14 @@ async fn an_answer_can_be_written_by_a_call_of_its_own(db: Db) {
     let run = service.run("reader", &json!({})).await;
     assert_eq!(run["output"], json!({"result": "It holds the number {seventeen}."}), "{run:#}");
     let journal = events(&service, &run).await;
-    let asked: Vec<&Value> = journal.iter().filter(|event| event["type"] == "iteration.started").collect();
+    let asked: Vec<&Value> =
+        journal.iter().filter(|event| event["type"] == "iteration.started").collect();
     assert_eq!((asked.len(), &asked[2]["data"]["answer_only"]), (3, &json!(true)));
     assert!(asked[1]["data"].get("answer_only").is_none());
 
-    let service = saying(&format!("{agent}{EXTRACTOR}"), &[DONE, "```json\n{\"total\": 17}\n```"]).start(db).await;
+    let service = saying(&format!("{agent}{EXTRACTOR}"), &[DONE, "```json\n{\"total\": 17}\n```"])
+        .start(db)
+        .await;
     let run = service.run("reader", &json!({})).await;
     assert_eq!((&run["output"], &run["iterations"]), (&json!({"total": 17}), &json!(2)), "{run:#}");
 }
@@ -171,10 +209,15 @@ async fn the_model_sees_text_alone(db: Db) {
     let agent = READER.replace("scripted/reader", "mock/small");
     let agent = format!("{agent}tool_choice: first_required\nparallel_tool_calls: true\n");
     let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"", mock.base_url());
-    let setup = Setup::new().agent("reader", &agent).config(&models).file("notes.txt", "seventeen\n");
+    let setup =
+        Setup::new().agent("reader", &agent).config(&models).file("notes.txt", "seventeen\n");
     let service = setup.start(db).await;
     let run = service.run("reader", &json!({})).await;
-    assert_eq!((&run["output"], &run["warnings"]), (&json!({"result": "seventeen"}), &json!([])), "{run:#}");
+    assert_eq!(
+        (&run["output"], &run["warnings"]),
+        (&json!({"result": "seventeen"}), &json!([])),
+        "{run:#}"
+    );
     assert_eq!(mock.refusals(), Vec::<String>::new());
     let requests = mock.requests();
     assert_eq!(requests.len(), 3);
@@ -183,7 +226,12 @@ async fn the_model_sees_text_alone(db: Db) {
             assert!(request.body.get(field).is_none(), "{field} in {:#}", request.body);
         }
         let system = request.messages()[0]["content"].as_str().unwrap();
-        for part in ["- file_ops: ", "\"operation\"", "\"type\": \"call_tool\"", "\"type\": \"final_answer\""] {
+        for part in [
+            "- file_ops: ",
+            "\"operation\"",
+            "\"type\": \"call_tool\"",
+            "\"type\": \"final_answer\"",
+        ] {
             assert!(system.contains(part), "{part} in {system}");
         }
     }
@@ -192,8 +240,12 @@ async fn the_model_sees_text_alone(db: Db) {
         messages.map(|m| (m["role"].as_str().unwrap(), m["content"].as_str().unwrap())).collect()
     };
     assert_eq!(said(0), [("user", "{}\n\nYour next decision must be a `call_tool`.")]);
-    let [("user", "{}"), ("assistant", LOOK), ("user", observed)] = said(1)[..] else { panic!("{:?}", said(1)) };
+    let [("user", "{}"), ("assistant", LOOK), ("user", observed)] = said(1)[..] else {
+        panic!("{:?}", said(1))
+    };
     assert!(observed.starts_with("Observation: ") && observed.contains("seventeen"), "{observed}");
-    let [_, _, _, ("assistant", "Well."), ("user", told)] = said(2)[..] else { panic!("{:?}", said(2)) };
+    let [_, _, _, ("assistant", "Well."), ("user", told)] = said(2)[..] else {
+        panic!("{:?}", said(2))
+    };
     assert!(told.contains("it holds no JSON object"), "{told}");
 }

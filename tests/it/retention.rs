@@ -46,7 +46,8 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
         .request(reqwest::Method::POST, "/v1/agents/sleeper/invoke-iterative")
         .header("prefer", "respond-async")
         .json(&json!({}));
-    let sleeping = crate::service::answer(sleeping).await.body["run_id"].as_str().unwrap().to_owned();
+    let sleeping =
+        crate::service::answer(sleeping).await.body["run_id"].as_str().unwrap().to_owned();
     for _ in 0..2 {
         let run = read_once(&service).await;
         service.until(&run, |answer| answer["code"] == "NOT_FOUND").await;
@@ -56,7 +57,8 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
         }
     }
     let listed = service.get("/v1/runs").await.body;
-    let listed: Vec<&Value> = listed["data"].as_array().unwrap().iter().map(|run| &run["run_id"]).collect();
+    let listed: Vec<&Value> =
+        listed["data"].as_array().unwrap().iter().map(|run| &run["run_id"]).collect();
     assert_eq!(listed, [&json!(sleeping)]);
     let sleeping = format!("/v1/runs/{sleeping}");
     assert_eq!(service.get(&sleeping).await.body["status"], "running");

@@ -1,4 +1,5 @@
-//! Calls that must not be repeated and that a crash left open: somebody finds out, or the operator has said what to do.
+//! Calls that must not be repeated and that a crash left open: somebody finds out, or the operator
+//! has said what to do.
 
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
@@ -26,7 +27,8 @@ steps:
   - text: '{{ results[0] }}'
 ";
 
-/// A run as a crash in the middle of its call leaves it: the call has taken effect, and nothing says so.
+/// A run as a crash in the middle of its call leaves it: the call has taken effect, and nothing
+/// says so.
 async fn crashed(db: Db, options: &str) -> (Service, String) {
     let setup = Setup::new().agent("adder", &format!("{ADDER}{options}")).scenario("adder", ADDING);
     let service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
@@ -63,7 +65,10 @@ async fn in_review(service: &Service, run: &str) -> String {
         (&pending["kind"], &pending["tool"], &pending["expires_at"]),
         (&json!("review"), &json!("file_ops"), &Value::Null)
     );
-    assert_eq!(pending["arguments"], json!({"operation": "append", "path": "log.txt", "content": "x"}));
+    assert_eq!(
+        pending["arguments"],
+        json!({"operation": "append", "path": "log.txt", "content": "x"})
+    );
     assert_eq!(service.get("/v1/approvals").await.body["data"][0]["kind"], "review");
     paths(&parked).1.remove(0)
 }
@@ -72,13 +77,21 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     let (service, run) = crashed(db, "").await;
     let call = in_review(&service, &run).await;
     let refused = service.post(&format!("{call}/approve"), &json!({})).await;
-    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (409, &json!("NOT_AWAITING_APPROVAL")));
-    for bad in [json!({}), json!({"outcome": "maybe"}), json!({"outcome": "did_not_happen", "result": "x"})] {
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (409, &json!("NOT_AWAITING_APPROVAL"))
+    );
+    for bad in [
+        json!({}),
+        json!({"outcome": "maybe"}),
+        json!({"outcome": "did_not_happen", "result": "x"}),
+    ] {
         assert_eq!(service.post(&format!("{call}/resolve"), &bad).await.status, 422, "{bad}");
     }
     let found = json!({"outcome": "happened", "result": "one line more"});
     let resolve = format!("{call}/resolve");
-    let (first, second) = tokio::join!(service.post(&resolve, &found), service.post(&resolve, &found));
+    let (first, second) =
+        tokio::join!(service.post(&resolve, &found), service.post(&resolve, &found));
     let mut statuses = [first.status.as_u16(), second.status.as_u16()];
     statuses.sort_unstable();
     assert_eq!(statuses, [200, 409], "{first:?}\n{second:?}");
@@ -87,22 +100,35 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     assert!(told.contains("took effect") && told.contains("one line more"), "{told}");
     assert_eq!(file(&service, "log.txt"), "x", "never twice");
     let audit = service.get("/v1/audit").await.body;
-    assert_eq!((&audit["data"][0]["rule"], &audit["data"][0]["subject"]), (&json!("review"), &json!("testadmin")));
+    assert_eq!(
+        (&audit["data"][0]["rule"], &audit["data"][0]["subject"]),
+        (&json!("review"), &json!("testadmin"))
+    );
 }
 
 async fn what_did_not_happen_is_executed_now(db: Db) {
     let (service, run) = crashed(db, "").await;
     let call = in_review(&service, &run).await;
-    assert_eq!(service.post(&format!("{call}/resolve"), &json!({"outcome": "did_not_happen"})).await.status, 200);
+    assert_eq!(
+        service
+            .post(&format!("{call}/resolve"), &json!({"outcome": "did_not_happen"}))
+            .await
+            .status,
+        200
+    );
     let done = ended(&service, &run).await;
     assert_eq!(done["status"], "completed", "{done:#}");
     assert_eq!(file(&service, "log.txt"), "xx", "somebody said that it had not happened");
     let happened = types(&service, &run).await;
-    assert_eq!(happened[4..8], ["tool_call.started", "run.resumed", "approval.resolved", "tool_call.started"]);
+    assert_eq!(
+        happened[4..8],
+        ["tool_call.started", "run.resumed", "approval.resolved", "tool_call.started"]
+    );
 }
 
 async fn an_unknown_outcome_is_reported_or_repeated_where_the_operator_says_so(db: Db) {
-    let (service, run) = crashed(db, "tool_options: {file_ops: {on_unknown_outcome: report}}").await;
+    let (service, run) =
+        crashed(db, "tool_options: {file_ops: {on_unknown_outcome: report}}").await;
     let done = ended(&service, &run).await;
     let told = text(&done["output"], "result");
     assert!(told.contains("unknown"), "{told}");
@@ -110,6 +136,10 @@ async fn an_unknown_outcome_is_reported_or_repeated_where_the_operator_says_so(d
 
     let (service, run) = crashed(db, "tool_options: {'file_*': {on_unknown_outcome: retry}}").await;
     let done = ended(&service, &run).await;
-    assert_eq!((&done["status"], file(&service, "log.txt").as_str()), (&json!("completed"), "xx"), "{done:#}");
+    assert_eq!(
+        (&done["status"], file(&service, "log.txt").as_str()),
+        (&json!("completed"), "xx"),
+        "{done:#}"
+    );
     assert_eq!(service.get("/v1/approvals?status=resolved").await.body["data"], json!([]));
 }

@@ -16,7 +16,11 @@ fn every_shipped_agent_is_well_formed() {
             .unwrap_or_else(|error| panic!("{}: {error}", path.display()));
         assert_eq!(path.file_stem().and_then(|stem| stem.to_str()), Some(agent.name.as_str()));
         if let Some(scenario) = agent.model.strip_prefix("scripted/") {
-            assert!(root.join(format!("scenarios/{scenario}.yaml")).is_file(), "{} has no scenario", agent.name);
+            assert!(
+                root.join(format!("scenarios/{scenario}.yaml")).is_file(),
+                "{} has no scenario",
+                agent.name
+            );
         }
         names.push(agent.name);
     }

@@ -1,5 +1,5 @@
-//! The real binary as a child process, with a directory, a database and an administrator's key of its
-//! own. Tests speak to it over HTTP, kill it and start it again.
+//! The real binary as a child process, with a directory, a database and an administrator's key of
+//! its own. Tests speak to it over HTTP, kill it and start it again.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -53,9 +53,12 @@ impl Setup {
         self
     }
 
-    /// `skills/<name>/SKILL.md`: lines of its front matter behind name and description, and its instructions.
+    /// `skills/<name>/SKILL.md`: lines of its front matter behind name and description, and its
+    /// instructions.
     pub fn skill(mut self, name: &str, front: &str, instructions: &str) -> Self {
-        let text = format!("---\nname: {name}\ndescription: When to use {name}.\n{front}---\n{instructions}\n");
+        let text = format!(
+            "---\nname: {name}\ndescription: When to use {name}.\n{front}---\n{instructions}\n"
+        );
         self.skills.insert(name.into(), text);
         self
     }
@@ -66,7 +69,8 @@ impl Setup {
         self
     }
 
-    /// Lines of `toolloop.toml`. Unless they say something of `[governance]`, no test meets a rate limit.
+    /// Lines of `toolloop.toml`. Unless they say something of `[governance]`, no test meets a rate
+    /// limit.
     pub fn config(mut self, toml: &str) -> Self {
         self.config.push_str(toml);
         self.config.push('\n');
@@ -103,7 +107,8 @@ impl Setup {
         }
         let limits = "[governance]\nrate_limit_per_minute = 1000000\nrate_limit_burst = 1000000\n";
         let limits = if self.config.contains("[governance]") { "" } else { limits };
-        std::fs::write(dir.path().join("toolloop.toml"), format!("{}{limits}", self.config)).unwrap();
+        std::fs::write(dir.path().join("toolloop.toml"), format!("{}{limits}", self.config))
+            .unwrap();
         dir
     }
 
@@ -126,10 +131,23 @@ struct Process {
 }
 
 impl Process {
-    async fn start(dir: &Path, database_url: &str, admin_key: &str, crash_point: Option<&str>) -> Self {
+    async fn start(
+        dir: &Path,
+        database_url: &str,
+        admin_key: &str,
+        crash_point: Option<&str>,
+    ) -> Self {
         let mut child = command(dir)
             .envs(crash_point.map(|point| ("CRASH_POINT", point)))
-            .args(["serve", "--listen", "127.0.0.1:0", "--log-format", "json", "--database-url", database_url])
+            .args([
+                "serve",
+                "--listen",
+                "127.0.0.1:0",
+                "--log-format",
+                "json",
+                "--database-url",
+                database_url,
+            ])
             .env("TOOLLOOP_ADMIN_KEY", admin_key)
             .spawn()
             .unwrap();
@@ -148,19 +166,31 @@ impl Process {
 /// The binary, told nothing by this process's environment.
 pub fn command(dir: &Path) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_toolloop"));
-    command.current_dir(dir).kill_on_drop(true).stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-    for (key, _) in std::env::vars().filter(|(key, _)| key.starts_with("TOOLLOOP_") || key == "DATABASE_URL") {
+    command
+        .current_dir(dir)
+        .kill_on_drop(true)
+        .stdin(Stdio::null())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped());
+    for (key, _) in
+        std::env::vars().filter(|(key, _)| key.starts_with("TOOLLOOP_") || key == "DATABASE_URL")
+    {
         command.env_remove(key);
     }
     command
 }
 
-async fn collect(pipe: impl AsyncRead + Unpin, log: Arc<Mutex<Vec<String>>>, tell: Option<oneshot::Sender<String>>) {
+async fn collect(
+    pipe: impl AsyncRead + Unpin,
+    log: Arc<Mutex<Vec<String>>>,
+    tell: Option<oneshot::Sender<String>>,
+) {
     let mut tell = tell;
     let mut lines = BufReader::new(pipe).lines();
     while let Ok(Some(line)) = lines.next_line().await {
-        let address =
-            serde_json::from_str::<Value>(&line).ok().and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
+        let address = serde_json::from_str::<Value>(&line)
+            .ok()
+            .and_then(|line| Some(line.get("address")?.as_str()?.to_owned()));
         log.lock().unwrap().push(line);
         if let (Some(address), Some(tell)) = (&address, tell.take_if(|_| address.is_some())) {
             let _ = tell.send(address.clone());
@@ -228,7 +258,8 @@ impl Service {
         panic!("{path} never became what was expected: {last:#}\n{}", self.log());
     }
 
-    /// Waits until it has logged a text, at most 30 seconds: lines are written by a thread of their own.
+    /// Waits until it has logged a text, at most 30 seconds: lines are written by a thread of their
+    /// own.
     pub async fn until_logged(&self, text: &str) {
         for _ in 0..3000 {
             if self.log().contains(text) {
@@ -247,7 +278,14 @@ impl Service {
     /// Sends a signal, e.g. `TERM`.
     pub async fn signal(&self, name: &str) {
         let pid = self.process.child.id().unwrap().to_string();
-        assert!(Command::new("kill").args([&format!("-{name}"), &pid]).status().await.unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([&format!("-{name}"), &pid])
+                .status()
+                .await
+                .unwrap()
+                .success()
+        );
     }
 
     /// Waits for the end of the process.
@@ -262,7 +300,8 @@ impl Service {
 
     /// Starts it again, to die at that point, e.g. `after_commit:7`.
     pub async fn restart_to_crash(&mut self, point: &str) {
-        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, Some(point)).await;
+        self.process =
+            Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, Some(point)).await;
     }
 
     /// Whether the process has ended.
@@ -284,7 +323,11 @@ pub async fn answer(request: reqwest::RequestBuilder) -> Answer {
     let response = request.send().await.unwrap();
     let (status, headers) = (response.status(), response.headers().clone());
     let text = response.text().await.unwrap();
-    let body = if text.is_empty() { Value::Null } else { serde_json::from_str(&text).unwrap_or(Value::String(text)) };
+    let body = if text.is_empty() {
+        Value::Null
+    } else {
+        serde_json::from_str(&text).unwrap_or(Value::String(text))
+    };
     Answer { status, headers, body }
 }
 

@@ -66,7 +66,8 @@ async fn post(service: &Service, body: &Value) -> Answer {
 
 /// Starts a run that nobody waits for; its id.
 async fn start(service: &Service, body: &Value) -> String {
-    let request = service.request(Method::POST, INVOKE).header("prefer", "respond-async").json(body);
+    let request =
+        service.request(Method::POST, INVOKE).header("prefer", "respond-async").json(body);
     let accepted = answer(request).await;
     assert_eq!(accepted.status, 202, "{:#}", accepted.body);
     accepted.body["run_id"].as_str().unwrap().to_owned()
@@ -108,14 +109,20 @@ async fn three_runs(service: &Service) -> [Value; 3] {
     let second = service.run("chat", &body("read it again")).await;
     assert_eq!(second["output"], json!({"result": "still seventeen"}), "{second:#}");
     let known = loaded(service, &second).await.unwrap();
-    assert_eq!((&known["session_id"], &known["runs"], &known["turns"]), (&json!("ticket/42 ü"), &json!(1), &json!(3)));
+    assert_eq!(
+        (&known["session_id"], &known["runs"], &known["turns"]),
+        (&json!("ticket/42 ü"), &json!(1), &json!(3))
+    );
     assert!(known["tokens"].as_u64().unwrap() > 0);
     let third = service.post("/v1/agents/chat/invoke", &body("and in a word?")).await.body;
     assert_eq!(third["output"], json!({"result": "seventeen"}), "{third:#}");
     assert_eq!(loaded(service, &third).await.unwrap()["runs"], 2);
     let messages = part(service, &third, "messages").await;
     let run = ["user", "assistant", "tool", "assistant"];
-    assert_eq!(roles(&messages), [&["system"], &run[..], &run[..], &["user", "assistant"]].concat());
+    assert_eq!(
+        roles(&messages),
+        [&["system"], &run[..], &run[..], &["user", "assistant"]].concat()
+    );
     [first, second, third]
 }
 
@@ -134,14 +141,19 @@ async fn a_later_run_knows_what_was_said_on_openai(db: Db) {
     three_runs(&service).await;
     assert_eq!(mock.refusals(), Vec::<String>::new(), "every request was a valid one");
     let requests = mock.requests();
-    assert_eq!(roles(requests[2].messages()), ["system", "user", "assistant", "tool", "assistant", "user"]);
+    assert_eq!(
+        roles(requests[2].messages()),
+        ["system", "user", "assistant", "tool", "assistant", "user"]
+    );
     assert!(requests[2].messages()[3]["content"].as_str().unwrap().contains("seventeen"));
     assert_eq!(requests[2].messages()[5]["content"], r#"{"say":"read it again"}"#);
 }
 
 async fn a_later_run_knows_what_was_said_on_anthropic(db: Db) {
-    let read = || mock_server::Reply::call("file_ops", json!({"operation": "read", "path": "notes.txt"}));
-    let [it, still, word] = ["it says seventeen", "still seventeen", "seventeen"].map(mock_server::Reply::text);
+    let read =
+        || mock_server::Reply::call("file_ops", json!({"operation": "read", "path": "notes.txt"}));
+    let [it, still, word] =
+        ["it says seventeen", "still seventeen", "seventeen"].map(mock_server::Reply::text);
     let mock = MockServer::start(mock_anthropic::API, [read(), it, read(), still, word]).await;
     let models = format!(
         "[models.mock]\nkind = \"anthropic\"\nbase_url = \"{}\"\nheaders = {{ x-api-key = \"k\" }}\nmax_retries = 0",
@@ -155,7 +167,8 @@ async fn a_later_run_knows_what_was_said_on_anthropic(db: Db) {
 
 async fn a_conversation_goes_back_as_far_as_its_bounds(db: Db) {
     let setup = setup().agent("short", &format!("{CHAT}history: {{max_runs: 2}}\n"));
-    let service = setup.agent("forgetful", &format!("{CHAT}history: {{max_tokens: 0}}\n")).start(db).await;
+    let service =
+        setup.agent("forgetful", &format!("{CHAT}history: {{max_tokens: 0}}\n")).start(db).await;
     for (agent, remembered) in [("short", vec!["2", "3"]), ("forgetful", vec![])] {
         let mut run = Value::Null;
         for say in ["1", "2", "3", "4"] {
@@ -163,7 +176,8 @@ async fn a_conversation_goes_back_as_far_as_its_bounds(db: Db) {
         }
         let messages = part(&service, &run, "messages").await;
         let asked = messages.iter().filter(|message| message["role"] == "user");
-        let asked: Vec<_> = asked.map(|message| message["content"].as_str().unwrap().to_owned()).collect();
+        let asked: Vec<_> =
+            asked.map(|message| message["content"].as_str().unwrap().to_owned()).collect();
         let expected = remembered.iter().chain(&["4"]).map(|say| format!("{{\"say\":\"{say}\"}}"));
         assert_eq!(asked, expected.collect::<Vec<_>>());
         let runs = loaded(&service, &run).await.map(|loaded| loaded["runs"].clone());
@@ -183,7 +197,8 @@ match:
 "
     .replace("LONG", &"l".repeat(12_000));
     let window = "[capabilities.\"scripted/*\"]\ncontext_window = 10000";
-    let service = Setup::new().agent("chat", CHAT).scenario("chat", &scenario).config(window).start(db).await;
+    let service =
+        Setup::new().agent("chat", CHAT).scenario("chat", &scenario).config(window).start(db).await;
     for _ in 0..3 {
         service.run("chat", &said("long", "s")).await;
     }
@@ -191,12 +206,20 @@ match:
     assert_eq!(much["output"], json!({"result": "much"}), "{much:#}");
     assert_eq!(loaded(&service, &much).await.unwrap()["runs"], 3);
     let messages = part(&service, &much, "messages").await;
-    let summary = messages.iter().position(|m| m["content"].as_str().unwrap().ends_with("they were long")).unwrap();
+    let summary = messages
+        .iter()
+        .position(|m| m["content"].as_str().unwrap().ends_with("they were long"))
+        .unwrap();
     let asked = messages.iter().position(|m| m["content"] == r#"{"say":"much"}"#).unwrap();
-    assert_eq!((summary, messages.len()), (1, asked + 2), "the summary stands for the oldest: {messages:#?}");
+    assert_eq!(
+        (summary, messages.len()),
+        (1, asked + 2),
+        "the summary stands for the oldest: {messages:#?}"
+    );
     // The runs before say what they said, and nothing comes twice.
     let last = service.get("/v1/sessions/s").await.body;
-    let asked = last["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "user");
+    let asked =
+        last["messages"].as_array().unwrap().iter().filter(|message| message["role"] == "user");
     assert_eq!(asked.count(), 4);
 }
 
@@ -204,10 +227,17 @@ async fn a_busy_session_is_refused(db: Db) {
     let service = setup().start(db).await;
     let running = start(&service, &said("for ever", "s")).await;
     until_status(&service, &running, "running").await;
-    for (path, prefer) in [(INVOKE, "wait=5"), (INVOKE, "respond-async"), ("/v1/agents/chat/invoke", "wait=5")] {
-        let request = service.request(Method::POST, path).header("prefer", prefer).json(&said("x", "s"));
+    for (path, prefer) in
+        [(INVOKE, "wait=5"), (INVOKE, "respond-async"), ("/v1/agents/chat/invoke", "wait=5")]
+    {
+        let request =
+            service.request(Method::POST, path).header("prefer", prefer).json(&said("x", "s"));
         let refused = answer(request).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (409, &json!("SESSION_BUSY")), "{path} {prefer}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (409, &json!("SESSION_BUSY")),
+            "{path} {prefer}"
+        );
     }
     assert_eq!(post(&service, &said("x", "t")).await.status, 200, "another session");
     service.post(&format!("/v1/runs/{running}/cancel"), &json!({})).await;
@@ -231,7 +261,8 @@ fn assert_in_turn(runs: &[Value]) {
 }
 
 async fn those_that_wait_run_in_their_turn(db: Db) {
-    let service = setup().agent("patient", &format!("{CHAT}on_session_busy: enqueue\n")).start(db).await;
+    let service =
+        setup().agent("patient", &format!("{CHAT}on_session_busy: enqueue\n")).start(db).await;
     let path = "/v1/agents/patient/invoke-iterative";
     let invoke = |say: &str| service.request(Method::POST, path).json(&said(say, "s"));
     let mut ids = Vec::new();
@@ -244,7 +275,12 @@ async fn those_that_wait_run_in_their_turn(db: Db) {
     assert_eq!(followed.status(), 200);
     ids.push(followed.headers()["x-run-id"].to_str().unwrap().to_owned());
     let waited = answer(invoke("5")).await;
-    assert_eq!((waited.status.as_u16(), &waited.body["status"]), (200, &json!("completed")), "{:#}", waited.body);
+    assert_eq!(
+        (waited.status.as_u16(), &waited.body["status"]),
+        (200, &json!("completed")),
+        "{:#}",
+        waited.body
+    );
     ids.push(waited.body["run_id"].as_str().unwrap().to_owned());
     let mut reader = Reader::of(followed);
     let mut last = reader.next().await.unwrap();
@@ -267,16 +303,22 @@ async fn an_interruption_takes_the_place_of_the_other(db: Db) {
     let first = start(&service, &said("for ever", "s")).await;
     until_status(&service, &first, "running").await;
     let waiting = start(&service, &with(said("patient", "s"), "on_session_busy", "enqueue")).await;
-    let urgent = service.run("chat", &with(said("urgent", "s"), "on_session_busy", "interrupt")).await;
-    assert_eq!((&urgent["status"], &urgent["output"]), (&json!("completed"), &json!({"result": "heard urgent"})));
+    let urgent =
+        service.run("chat", &with(said("urgent", "s"), "on_session_busy", "interrupt")).await;
+    assert_eq!(
+        (&urgent["status"], &urgent["output"]),
+        (&json!("completed"), &json!({"result": "heard urgent"}))
+    );
     let first = until_status(&service, &first, "cancelled").await;
     let reason = first["error"]["context"]["reason"].as_str().unwrap();
     assert!(reason.contains(urgent["run_id"].as_str().unwrap()), "{first:#}");
     let waiting = until_status(&service, &waiting, "completed").await;
-    let urgent = service.get(&format!("/v1/runs/{}", urgent["run_id"].as_str().unwrap())).await.body;
+    let urgent =
+        service.get(&format!("/v1/runs/{}", urgent["run_id"].as_str().unwrap())).await.body;
     assert_in_turn(&[first, urgent, waiting]);
     // Nobody to interrupt.
-    let alone = service.run("chat", &with(said("alone", "s"), "on_session_busy", "interrupt")).await;
+    let alone =
+        service.run("chat", &with(said("alone", "s"), "on_session_busy", "interrupt")).await;
     assert_eq!(alone["output"], json!({"result": "heard alone"}));
 }
 
@@ -294,10 +336,15 @@ async fn of_many_in_the_same_millisecond_one_runs_at_a_time(db: Db) {
         let body = with(said("now", &session), "on_session_busy", policy);
         let answers = join_all((0..4).map(|number| post(services[number % 2], &body))).await;
         let codes: Vec<u16> = answers.iter().map(|answer| answer.status.as_u16()).collect();
-        assert!(codes.contains(&200) && codes.iter().all(|code| [200, 409].contains(code)), "{answers:#?}");
+        assert!(
+            codes.contains(&200) && codes.iter().all(|code| [200, 409].contains(code)),
+            "{answers:#?}"
+        );
         refused += codes.iter().filter(|code| **code == 409).count();
-        let mut runs =
-            one.get(&format!("/v1/runs?session_id={session}")).await.body["data"].as_array().unwrap().clone();
+        let mut runs = one.get(&format!("/v1/runs?session_id={session}")).await.body["data"]
+            .as_array()
+            .unwrap()
+            .clone();
         runs.retain(|run| run["started_at"].is_string());
         runs.sort_by_key(|run| time(&run["started_at"]));
         assert_in_turn(&runs);
@@ -317,7 +364,11 @@ async fn a_crash_keeps_the_session(db: Db) {
     service.run("chat", &said("before", "s")).await;
     let crashed = start(&service, &said("crash", "s")).await;
     let waiting = start(&service, &with(said("after", "s"), "on_session_busy", "enqueue")).await;
-    service.until(&format!("/v1/runs/{crashed}/events"), |page| page["data"].as_array().unwrap().len() > 2).await;
+    service
+        .until(&format!("/v1/runs/{crashed}/events"), |page| {
+            page["data"].as_array().unwrap().len() > 2
+        })
+        .await;
     service.kill().await;
     service.restart().await;
     let refused = post(&service, &said("x", "s")).await;
@@ -326,9 +377,11 @@ async fn a_crash_keeps_the_session(db: Db) {
     let waiting = until_status(&service, &waiting, "completed").await;
     assert_in_turn(&[crashed.clone(), waiting.clone()]);
     let messages = part(&service, &waiting, "messages").await;
-    let words: Vec<&str> = messages.iter().filter_map(|message| message["content"].as_str()).skip(1).collect();
+    let words: Vec<&str> =
+        messages.iter().filter_map(|message| message["content"].as_str()).skip(1).collect();
     let said = |say: &str| format!("{{\"say\":\"{say}\"}}");
-    let expected = [said("before"), "heard before".into(), said("crash"), "recovered".into(), said("after")];
+    let expected =
+        [said("before"), "heard before".into(), said("crash"), "recovered".into(), said("after")];
     assert_eq!(words[..5], expected);
     assert_eq!(loaded(&service, &crashed).await.unwrap()["runs"], 1);
 }
@@ -338,7 +391,9 @@ async fn the_same_request_is_no_rival_of_itself(db: Db) {
     for (round, policy) in ["reject", "enqueue", "interrupt", "reject"].iter().enumerate() {
         let body = with(said("slowly", &format!("s{round}")), "on_session_busy", *policy);
         let request = || {
-            let request = service.request(Method::POST, INVOKE).header("idempotency-key", format!("k{round}"));
+            let request = service
+                .request(Method::POST, INVOKE)
+                .header("idempotency-key", format!("k{round}"));
             answer(request.json(&body))
         };
         let answers = join_all([request(), request(), request()]).await;
@@ -352,13 +407,22 @@ async fn the_same_request_is_no_rival_of_itself(db: Db) {
     }
     for policy in ["reject", "enqueue", "interrupt"] {
         let id = uuid::Uuid::now_v7().to_string();
-        let body = with(with(said("slowly", policy), "on_session_busy", policy), "run_id", id.as_str());
+        let body =
+            with(with(said("slowly", policy), "on_session_busy", policy), "run_id", id.as_str());
         assert_eq!(start(&service, &body).await, id);
         let again = post(&service, &body).await;
-        assert_eq!((again.status.as_u16(), &again.body["code"]), (409, &json!("RUN_ID_TAKEN")), "{policy}");
+        assert_eq!(
+            (again.status.as_u16(), &again.body["code"]),
+            (409, &json!("RUN_ID_TAKEN")),
+            "{policy}"
+        );
         until_status(&service, &id, "completed").await;
         let again = post(&service, &body).await;
-        assert_eq!((again.status.as_u16(), &again.body["code"]), (409, &json!("RUN_ID_TAKEN")), "{policy}, free");
+        assert_eq!(
+            (again.status.as_u16(), &again.body["code"]),
+            (409, &json!("RUN_ID_TAKEN")),
+            "{policy}, free"
+        );
     }
 }
 
@@ -366,9 +430,14 @@ async fn a_session_belongs_to_its_agent_and_its_tenant(db: Db) {
     let mut service = setup().agent("other", CHAT).start(db).await;
     service.run("chat", &said("1", "s")).await;
     let refused = service.post("/v1/agents/other/invoke-iterative", &said("2", "s")).await;
-    assert_eq!((refused.status.as_u16(), &refused.body["code"]), (409, &json!("SESSION_OF_OTHER_AGENT")));
-    let scopes = json!(["agents:invoke", "runs:read", "sessions:read", "sessions:write", "tools:execute"]);
-    let key = service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": scopes})).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (409, &json!("SESSION_OF_OTHER_AGENT"))
+    );
+    let scopes =
+        json!(["agents:invoke", "runs:read", "sessions:read", "sessions:write", "tools:execute"]);
+    let key =
+        service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": scopes})).await;
     assert_eq!(key.status, 201, "{:#}", key.body);
     service.key = key.body["key"].as_str().unwrap().to_owned();
     assert_eq!(service.get("/v1/sessions/s").await.status, 404);
@@ -379,7 +448,9 @@ async fn a_session_belongs_to_its_agent_and_its_tenant(db: Db) {
     assert_eq!(service.delete("/v1/sessions/s").await.status, 204);
     service::ADMIN_KEY.clone_into(&mut service.key);
     assert_eq!(service.get("/v1/sessions/s").await.body["agent"], "chat");
-    let key = service.post("/v1/keys", &json!({"name": "k", "scopes": ["runs:read", "sessions:read"]})).await;
+    let key = service
+        .post("/v1/keys", &json!({"name": "k", "scopes": ["runs:read", "sessions:read"]}))
+        .await;
     service.key = key.body["key"].as_str().unwrap().to_owned();
     assert_eq!(service.get("/v1/sessions/s").await.status, 200);
     let refused = service.delete("/v1/sessions/s").await;
@@ -395,13 +466,22 @@ async fn a_session_is_shown_and_deleted(db: Db) {
     let running = start(&service, &said("for ever", "ticket/42 ü")).await;
     until_status(&service, &running, "running").await;
     let session = service.get(path).await.body;
-    assert_eq!((&session["session_id"], &session["agent"]), (&json!("ticket/42 ü"), &json!("chat")));
+    assert_eq!(
+        (&session["session_id"], &session["agent"]),
+        (&json!("ticket/42 ü"), &json!("chat"))
+    );
     let runs: Vec<&Value> = session["runs"].as_array().unwrap().iter().collect();
     let ids: Vec<&Value> = runs.iter().map(|run| &run["run_id"]).collect();
     assert_eq!(ids, [&first["run_id"], &second["run_id"], &json!(running)]);
-    assert_eq!((&runs[0]["status"], &runs[0]["termination_reason"]), (&json!("completed"), &json!("completed")));
+    assert_eq!(
+        (&runs[0]["status"], &runs[0]["termination_reason"]),
+        (&json!("completed"), &json!("completed"))
+    );
     assert_eq!((&runs[2]["status"], &runs[2]["finished_at"]), (&json!("running"), &Value::Null));
-    assert_eq!((&session["created_at"], &session["last_run_at"]), (&runs[0]["created_at"], &runs[2]["created_at"]));
+    assert_eq!(
+        (&session["created_at"], &session["last_run_at"]),
+        (&runs[0]["created_at"], &runs[2]["created_at"])
+    );
     let messages = session["messages"].as_array().unwrap();
     assert_eq!(roles(messages), ["user", "assistant", "user", "assistant"]);
     assert_eq!(messages[3]["content"], "heard 2");

@@ -67,7 +67,10 @@ governance: {budget: {max_iterations: 10}}
     assert_eq!((tree.len(), sum(&tree, "iterations")), (65, 10), "overspend 0");
     let completed = tree.iter().filter(|run| run["status"] == "completed").count();
     assert_eq!(completed, 9);
-    assert!(tree[1..].iter().all(|run| run["status"] == "completed" || refused(run, "max_iterations")), "{tree:#?}");
+    assert!(
+        tree[1..].iter().all(|run| run["status"] == "completed" || refused(run, "max_iterations")),
+        "{tree:#?}"
+    );
     assert_balanced(&tree);
 }
 
@@ -80,9 +83,15 @@ governance: {budget: {max_tool_calls: 3}}
 ";
     let service = Setup::new()
         .agent("parent", parent)
-        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: '{{ results[0] }}'}]")
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: '{{ results[0] }}'}]",
+        )
         .agent("child", &format!("{CHILD}tools: [file_ops]\n"))
-        .scenario("child", "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}]")
+        .scenario(
+            "child",
+            "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}]",
+        )
         .start(db)
         .await;
     let run = service.run("parent", &json!({})).await;
@@ -101,7 +110,8 @@ enable_double_confirmation: false
 limits: {error_threshold: 10}
 governance: {budget: {max_total_tokens: 3000}}
 ";
-    let call = "tool_calls: [{tool: \"agent:child\"}], usage: {input_tokens: 50, output_tokens: 50}";
+    let call =
+        "tool_calls: [{tool: \"agent:child\"}], usage: {input_tokens: 50, output_tokens: 50}";
     let service = Setup::new()
         .agent("parent", parent)
         .scenario("parent", &format!("steps: [{{{call}}}, {{{call}}}, {{{call}}}, {{text: done}}]"))
@@ -141,13 +151,20 @@ governance: {budget: {max_iterations: 4}}
         .start(db)
         .await;
     let root = uuid::Uuid::now_v7().to_string();
-    let request = service.request(Method::POST, "/v1/agents/parent/invoke-iterative").json(&json!({"run_id": root}));
+    let request = service
+        .request(Method::POST, "/v1/agents/parent/invoke-iterative")
+        .json(&json!({"run_id": root}));
     tokio::spawn(async move { request.send().await });
     let path = format!("/v1/runs?parent_run_id={root}");
     service.until(&path, |runs| runs["data"][0]["tool_calls_made"] == 1).await;
     service.kill().await; // while the child's second model call is reserved
     service.restart().await;
-    let run = service.until(&format!("/v1/runs/{root}"), |run| run["finished_at"].is_string()).await;
-    assert_eq!(run["output"], json!({"result": "fine"}), "four model calls are enough, whoever crashed: {run:#}");
+    let run =
+        service.until(&format!("/v1/runs/{root}"), |run| run["finished_at"].is_string()).await;
+    assert_eq!(
+        run["output"],
+        json!({"result": "fine"}),
+        "four model calls are enough, whoever crashed: {run:#}"
+    );
     assert_balanced(&whole_tree(&service, &root).await);
 }

@@ -49,24 +49,37 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
     let service = Setup::new()
         .agent("worker", &agent("worker", "skills: [careful, house-style]"))
         .scenario("worker", &format!("steps: [{}]", steps.join(", ")))
-        .skill("careful", "autonomy: read-only\nallowed_tools: ['file_*']\n", "Never write anything.")
+        .skill(
+            "careful",
+            "autonomy: read-only\nallowed_tools: ['file_*']\n",
+            "Never write anything.",
+        )
         .skill("house-style", "", "Be brief.")
         .start(db)
         .await;
     let run = service.run("worker", &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     let system = system_prompt(&service, &run).await;
-    assert!(system.contains("- careful: When to use careful.") && system.contains("- house-style: "), "{system}");
+    assert!(
+        system.contains("- careful: When to use careful.") && system.contains("- house-style: "),
+        "{system}"
+    );
     assert!(!system.contains("Never write"), "{system}");
 
     let events = part(&service, &run, "events").await;
     let results: Vec<&Value> = events
         .iter()
-        .filter(|e| ["tool_call.completed", "tool_call.blocked"].contains(&e["type"].as_str().unwrap()))
+        .filter(|e| {
+            ["tool_call.completed", "tool_call.blocked"].contains(&e["type"].as_str().unwrap())
+        })
         .map(|e| &e["data"])
         .collect();
     assert_eq!(results[1]["content"], "Never write anything.");
-    assert_eq!((&results[2]["rule"], &results[2]["decision"]), (&json!("skill"), &json!("blocked")), "{results:#?}");
+    assert_eq!(
+        (&results[2]["rule"], &results[2]["decision"]),
+        (&json!("skill"), &json!("blocked")),
+        "{results:#?}"
+    );
     assert_eq!(results[4]["failure"], Value::Null);
     assert!(
         results[5]["content"].as_str().unwrap().contains("house-style"),
@@ -75,13 +88,22 @@ async fn a_skill_is_read_when_it_is_needed_and_narrows_from_then_on(db: Db) {
     let activated: Vec<_> = events.iter().filter(|e| e["type"] == "skill.activated").collect();
     assert_eq!(activated.len(), 1, "once, however often it is asked for");
     assert_eq!(activated[0]["data"]["skill"], "careful");
-    let before = events.iter().find(|e| e["seq"].as_i64() == activated[0]["seq"].as_i64().map(|seq| seq - 1)).unwrap();
-    assert_eq!((&before["type"], &before["data"]["tool"]), (&json!("tool_call.completed"), &json!("use_skill")));
+    let before = events
+        .iter()
+        .find(|e| e["seq"].as_i64() == activated[0]["seq"].as_i64().map(|seq| seq - 1))
+        .unwrap();
+    assert_eq!(
+        (&before["type"], &before["data"]["tool"]),
+        (&json!("tool_call.completed"), &json!("use_skill"))
+    );
 }
 
 async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
     let service = Setup::new()
-        .agent("worker", &agent("worker", "skills: [careful, house-style]\nactive_skills: [house-style]"))
+        .agent(
+            "worker",
+            &agent("worker", "skills: [careful, house-style]\nactive_skills: [house-style]"),
+        )
         .scenario("worker", &format!("steps: [{}, {{text: done}}]", call("file_ops", LIST)))
         .skill("careful", "disallowed_tools: [file_ops]\n", "Touch no file.")
         .skill("house-style", "", "Be brief.")
@@ -98,16 +120,25 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
     let narrowed = service.run("worker", &json!({"active_skills": ["careful"]})).await;
     let system = system_prompt(&service, &narrowed).await;
     assert!(
-        system.contains("Touch no file.") && system.contains("Be brief.") && !system.contains("use_skill"),
+        system.contains("Touch no file.")
+            && system.contains("Be brief.")
+            && !system.contains("use_skill"),
         "{system}"
     );
-    let single = service.post("/v1/agents/worker/invoke", &json!({"active_skills": ["careful"]})).await;
+    let single =
+        service.post("/v1/agents/worker/invoke", &json!({"active_skills": ["careful"]})).await;
     assert_eq!(single.status, 200, "{single:?}");
     assert!(system_prompt(&service, &single.body).await.contains("Touch no file."));
 
     for route in ["invoke", "invoke-iterative"] {
-        let foreign = service.post(&format!("/v1/agents/worker/{route}"), &json!({"active_skills": ["other"]})).await;
-        assert_eq!((foreign.status.as_u16(), &foreign.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{foreign:?}");
+        let foreign = service
+            .post(&format!("/v1/agents/worker/{route}"), &json!({"active_skills": ["other"]}))
+            .await;
+        assert_eq!(
+            (foreign.status.as_u16(), &foreign.body["code"]),
+            (422, &json!("INVALID_OVERRIDE")),
+            "{foreign:?}"
+        );
         assert_eq!(foreign.body["errors"][0]["pointer"], "/active_skills");
     }
     let ask = json!({"name": "ask", "input_schema": {"type": "object"}});
@@ -118,11 +149,16 @@ async fn skills_are_active_from_the_start_by_definition_and_request(db: Db) {
     ] {
         let body = json!({"active_skills": skills, "client_tools": [ask], "dry_run": true});
         let dry = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), &body).await.body;
-        let offered: Vec<&str> =
-            dry["tools"].as_array().unwrap().iter().map(|tool| tool["name"].as_str().unwrap()).collect();
+        let offered: Vec<&str> = dry["tools"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|tool| tool["name"].as_str().unwrap())
+            .collect();
         assert_eq!(offered, tools, "{skills}");
     }
-    let detail = service.get(&format!("/v1/runs/{}", narrowed["run_id"].as_str().unwrap())).await.body;
+    let detail =
+        service.get(&format!("/v1/runs/{}", narrowed["run_id"].as_str().unwrap())).await.body;
     assert_eq!(detail["overrides"]["active_skills"], json!(["careful"]));
 }
 
@@ -140,9 +176,12 @@ async fn an_activated_skill_holds_after_a_crash(db: Db) {
         .start(db)
         .await;
     let start = service.request(reqwest::Method::POST, "/v1/agents/worker/invoke-iterative");
-    let accepted = crate::service::answer(start.header("Prefer", "respond-async").json(&json!({}))).await;
+    let accepted =
+        crate::service::answer(start.header("Prefer", "respond-async").json(&json!({}))).await;
     let path = format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap());
-    let is_active = |page: &Value| page["data"].as_array().unwrap().iter().any(|e| e["type"] == "skill.activated");
+    let is_active = |page: &Value| {
+        page["data"].as_array().unwrap().iter().any(|e| e["type"] == "skill.activated")
+    };
     service.until(&format!("{path}/events"), is_active).await;
     service.kill().await;
     service.restart().await;
@@ -162,8 +201,10 @@ async fn skills_are_read_again_without_a_restart() {
     let dir = setup.lay_out();
     let check = command(dir.path()).arg("check").output().await.unwrap();
     assert!(
-        String::from_utf8_lossy(&check.stderr).contains("skills[0]: there is no skill named \"later\"")
-            || String::from_utf8_lossy(&check.stdout).contains("skills[0]: there is no skill named \"later\"")
+        String::from_utf8_lossy(&check.stderr)
+            .contains("skills[0]: there is no skill named \"later\"")
+            || String::from_utf8_lossy(&check.stdout)
+                .contains("skills[0]: there is no skill named \"later\"")
     );
     let service = setup.start(Db::Sqlite).await;
     let unknown = service.get("/readyz").await.body;
@@ -171,21 +212,42 @@ async fn skills_are_read_again_without_a_restart() {
 
     std::fs::create_dir(service.dir.path().join("skills/later")).unwrap();
     service.write("skills/later/SKILL.md", "---\nname: later\ndescription: d\n---\nLate.\n");
-    service.write("skills/style/SKILL.md", "---\nname: style\ndescription: d\n---\nBe very brief.\n");
+    service
+        .write("skills/style/SKILL.md", "---\nname: style\ndescription: d\n---\nBe very brief.\n");
     service.until("/readyz", |ready| ready["definitions"] == json!([])).await;
     let run = service.run("worker", &json!({})).await;
     assert!(system_prompt(&service, &run).await.contains("Be very brief."));
     assert_eq!(service.run("waiting", &json!({})).await["status"], "completed");
 
     service.write("skills/style/SKILL.md", "---\nname: style\ncolour: red\n---\nBroken.\n");
-    let ready = service.until("/readyz", |ready| ready["definitions"][0]["file"] == "skills/style/SKILL.md").await;
+    let ready = service
+        .until("/readyz", |ready| ready["definitions"][0]["file"] == "skills/style/SKILL.md")
+        .await;
     assert!(ready["definitions"][0]["error"].as_str().unwrap().contains("line 3"), "{ready:#}");
     let run = service.run("worker", &json!({})).await;
-    assert!(system_prompt(&service, &run).await.contains("Be very brief."), "the last good version stays");
+    assert!(
+        system_prompt(&service, &run).await.contains("Be very brief."),
+        "the last good version stays"
+    );
 
     std::fs::remove_dir_all(service.dir.path().join("skills/later")).unwrap();
-    service.until("/readyz", |ready| ready.to_string().contains("there is no skill named \\\"later\\\"")).await;
-    let gone = service.post("/v1/agents/waiting/invoke-iterative", &json!({"active_skills": ["later"]})).await;
-    assert_eq!((gone.status.as_u16(), &gone.body["code"]), (422, &json!("INVALID_OVERRIDE")), "{:#}", gone.body);
-    assert_eq!(service.run("waiting", &json!({})).await["status"], "completed", "the last good version goes on");
+    service
+        .until("/readyz", |ready| {
+            ready.to_string().contains("there is no skill named \\\"later\\\"")
+        })
+        .await;
+    let gone = service
+        .post("/v1/agents/waiting/invoke-iterative", &json!({"active_skills": ["later"]}))
+        .await;
+    assert_eq!(
+        (gone.status.as_u16(), &gone.body["code"]),
+        (422, &json!("INVALID_OVERRIDE")),
+        "{:#}",
+        gone.body
+    );
+    assert_eq!(
+        service.run("waiting", &json!({})).await["status"],
+        "completed",
+        "the last good version goes on"
+    );
 }

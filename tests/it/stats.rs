@@ -47,7 +47,8 @@ async fn sums_are_told_by_tool_and_by_model(db: Db) {
     assert_eq!(agents, ["other", "reader"], "{usage:#}");
     let reader = &rows[1];
     assert_eq!((&reader["model"], &reader["runs"]), (&json!("scripted/reader"), &json!(2)));
-    let tokens = ["input_tokens", "output_tokens", "cached_input_tokens", "total_tokens"].map(|name| &reader[name]);
+    let tokens = ["input_tokens", "output_tokens", "cached_input_tokens", "total_tokens"]
+        .map(|name| &reader[name]);
     assert_eq!(tokens, [&json!(600), &json!(60), &json!(100), &json!(660)]);
     assert_eq!(reader["day"].as_str().unwrap().len(), 10);
     let encoded = before.replace('+', "%2B");
@@ -63,15 +64,25 @@ async fn sums_are_told_by_tool_and_by_model(db: Db) {
         assert_eq!(usage["data"][0].is_null(), calls.is_null(), "{query}: {usage:#}");
     }
     let first = service.get("/v1/stats/usage?limit=1").await.body;
-    let second =
-        service.get(&format!("/v1/stats/usage?limit=1&cursor={}", first["next_cursor"].as_str().unwrap())).await;
-    assert_eq!((&first["data"][0]["agent"], &second.body["data"][0]["agent"]), (&json!("other"), &json!("reader")));
+    let second = service
+        .get(&format!("/v1/stats/usage?limit=1&cursor={}", first["next_cursor"].as_str().unwrap()))
+        .await;
+    assert_eq!(
+        (&first["data"][0]["agent"], &second.body["data"][0]["agent"]),
+        (&json!("other"), &json!("reader"))
+    );
     assert_eq!(second.body["next_cursor"], Value::Null);
     for query in ["since=yesterday", "until=1", "colour=red", "tool=file_ops"] {
         let refused = service.get(&format!("/v1/stats/tools?{query}")).await;
-        assert_eq!((refused.status.as_u16(), &refused.body["code"]), (400, &json!("INVALID_PARAMETER")), "{query}");
+        assert_eq!(
+            (refused.status.as_u16(), &refused.body["code"]),
+            (400, &json!("INVALID_PARAMETER")),
+            "{query}"
+        );
     }
-    let key = service.post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": ["runs:read"]})).await;
+    let key = service
+        .post("/v1/keys", &json!({"name": "k", "tenant": "acme", "scopes": ["runs:read"]}))
+        .await;
     service.key = key.body["key"].as_str().unwrap().to_owned();
     for path in ["/v1/stats/tools", "/v1/stats/usage"] {
         assert_eq!(service.get(path).await.body["data"], json!([]), "another tenant");

@@ -23,11 +23,16 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use toolloop::event::{
-    AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted, ToolCallStarted,
+    AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted,
+    ToolCallStarted,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
-use toolloop::run::{Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals};
-use toolloop::store::{self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome};
+use toolloop::run::{
+    Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals,
+};
+use toolloop::store::{
+    self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome,
+};
 use uuid::Uuid;
 
 use crate::postgres_cluster;
@@ -137,7 +142,8 @@ impl Script {
 
     fn with(change: impl FnOnce(&mut NewRun)) -> Self {
         let id = Uuid::now_v7();
-        let definition = DefinitionSnapshot { hash: "d1".repeat(32), json: r#"{"name":"reader"}"#.into() };
+        let definition =
+            DefinitionSnapshot { hash: "d1".repeat(32), json: r#"{"name":"reader"}"#.into() };
         let mut new = NewRun {
             id,
             agent: "reader".into(),
@@ -158,7 +164,14 @@ impl Script {
         change(&mut new);
         let scopes = vec!["agents:invoke".into(), "tools:execute".into()];
         let caller = Arc::new(Caller { subject: "key-1".into(), tenant: TENANT.into(), scopes });
-        Self { id: new.id, epoch: 1, next_seq: 1, totals: Totals::default(), caller, new: Some(Arc::new(new)) }
+        Self {
+            id: new.id,
+            epoch: 1,
+            next_seq: 1,
+            totals: Totals::default(),
+            caller,
+            new: Some(Arc::new(new)),
+        }
     }
 
     fn write(&mut self, happened: Vec<RunEvent>) -> RunWrite {
@@ -184,7 +197,9 @@ impl Script {
     /// The write that begins it.
     fn start(&mut self) -> RunWrite {
         match &self.new {
-            Some(new) if new.status == RunStatus::Queued => self.write(vec![RunEvent::RunQueued {}]),
+            Some(new) if new.status == RunStatus::Queued => {
+                self.write(vec![RunEvent::RunQueued {}])
+            }
             _ => self.write(vec![started(), RunEvent::AttemptStarted { attempt: 1 }]),
         }
     }
@@ -203,7 +218,13 @@ fn started() -> RunEvent {
 
 fn call(tool: &str, arguments: &str) -> ToolCall {
     let target = CallTarget::Tool;
-    ToolCall { id: Uuid::now_v7(), provider_id: "p1".into(), name: tool.into(), arguments: arguments.into(), target }
+    ToolCall {
+        id: Uuid::now_v7(),
+        provider_id: "p1".into(),
+        name: tool.into(),
+        arguments: arguments.into(),
+        target,
+    }
 }
 
 fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
@@ -213,9 +234,22 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
         iteration,
         provider: "openai".into(),
         model: "gpt".into(),
-        finish_reason: if tool_calls.is_empty() { FinishReason::Stop } else { FinishReason::ToolCalls },
-        message: AssistantMessage { text: "Let me see.".into(), tool_calls, ..AssistantMessage::default() },
-        usage: Usage { input_tokens: 100, output_tokens: 20, cost_micro_usd: Some(7), ..Usage::default() },
+        finish_reason: if tool_calls.is_empty() {
+            FinishReason::Stop
+        } else {
+            FinishReason::ToolCalls
+        },
+        message: AssistantMessage {
+            text: "Let me see.".into(),
+            tool_calls,
+            ..AssistantMessage::default()
+        },
+        usage: Usage {
+            input_tokens: 100,
+            output_tokens: 20,
+            cost_micro_usd: Some(7),
+            ..Usage::default()
+        },
         latency_ms: 12,
         retries: 1,
         fallback: false,
@@ -262,7 +296,10 @@ fn blocked(call: &ToolCall) -> RunEvent {
 
 fn completed(output: Value) -> RunEvent {
     let reason = TerminationReason::Completed;
-    RunEvent::ended(Outcome::Completed { output, raw_response: "17".into(), reason, partial: false }, 40)
+    RunEvent::ended(
+        Outcome::Completed { output, raw_response: "17".into(), reason, partial: false },
+        40,
+    )
 }
 
 fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
@@ -292,13 +329,17 @@ async fn a_url_of_another_scheme_is_refused_without_repeating_it() {
 async fn a_second_process_on_the_same_file_is_refused() {
     let db = Db::sqlite().await;
     let error = store::open(&db.url, 4).await.err().unwrap();
-    assert!(matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")), "{error}");
+    assert!(
+        matches!(&error, StoreError::Locked(why) if why.contains("another toolloop process")),
+        "{error}"
+    );
     db.reopen().await.store.ping().await.unwrap();
 }
 
 #[tokio::test]
 async fn a_store_that_is_not_migrated_does_not_answer_pings() {
-    for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::fresh_database().await)] {
+    for url in [fresh_sqlite(), (TempDir::new().unwrap(), postgres_cluster::fresh_database().await)]
+    {
         let store = store::open(&url.1, 10).await.unwrap();
         assert!(store.ping().await.is_err());
         store.migrate().await.unwrap();
@@ -310,7 +351,8 @@ async fn a_store_that_is_not_migrated_does_not_answer_pings() {
 #[tokio::test]
 async fn nobody_behind_the_url_is_a_failure_that_may_pass() {
     let port = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
-    let error = store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10).await.err().unwrap();
+    let error =
+        store::open(&format!("postgres://u:hunter2@127.0.0.1:{port}/x"), 10).await.err().unwrap();
     assert!(error.is_transient(), "{error}");
     assert!(!error.to_string().contains("hunter2"), "{error}");
 }

@@ -40,23 +40,34 @@ steps:
 "#;
 
 fn reader() -> Setup {
-    Setup::new().agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n")
+    Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READING)
+        .file("notes.txt", "seventeen\n")
 }
 
 async fn an_agent_uses_tools_and_answers(db: Db) {
     let service = reader().start(db).await;
-    let answer = service.post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "count"}})).await;
+    let answer = service
+        .post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "count"}}))
+        .await;
     assert_eq!(answer.status, 200, "{:#}", answer.body);
     let run = &answer.body;
     assert_eq!(run["status"], "completed", "{run:#}");
     assert_eq!(run["termination_reason"], "completed");
     assert_eq!(run["output"], json!({"task": "count", "read": "seventeen"}));
-    assert_eq!((&run["attempts"], &run["iterations"], &run["tool_calls_made"]), (&json!(1), &json!(3), &json!(2)));
+    assert_eq!(
+        (&run["attempts"], &run["iterations"], &run["tool_calls_made"]),
+        (&json!(1), &json!(3), &json!(2))
+    );
     assert_eq!(run["tools_used"], json!(["file_ops"]));
     assert_eq!(run["model"], "scripted/reader");
     assert_eq!(run["tokens_used"], run["usage"]["total_tokens"]);
     assert!(run["tokens_used"].as_u64().unwrap() > 0);
-    assert_eq!((&run["error"], &run["partial"], &run["warnings"]), (&Value::Null, &json!(false), &json!([])));
+    assert_eq!(
+        (&run["error"], &run["partial"], &run["warnings"]),
+        (&Value::Null, &json!(false), &json!([]))
+    );
     assert_eq!(answer.headers["x-run-id"], run["run_id"].as_str().unwrap());
 
     // What is stored is what was answered.
@@ -91,12 +102,19 @@ steps:
         .await;
     let run = service.run("extractor", &json!({})).await;
     assert_eq!(run["output"], json!({"total": 3}), "{run:#}");
-    assert_eq!((&run["attempts"], &run["iterations"], &run["tool_calls_made"]), (&json!(3), &json!(3), &json!(0)));
-    let calls = service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
+    assert_eq!(
+        (&run["attempts"], &run["iterations"], &run["tool_calls_made"]),
+        (&json!(3), &json!(3), &json!(0))
+    );
+    let calls =
+        service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
     assert_eq!(calls["data"], json!([]), "output is not a tool call of the agent");
 
     let run = service.run("hopeless", &json!({"max_attempts": 2})).await;
-    assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!("validation_failed")));
+    assert_eq!(
+        (&run["status"], &run["termination_reason"]),
+        (&json!("failed"), &json!("validation_failed"))
+    );
     assert_eq!(run["error"]["code"], "VALIDATION_FAILED");
     assert_eq!(run["error"]["context"]["errors"][0]["pointer"], "/total", "{run:#}");
     assert_eq!(run["attempts"], 2);
@@ -104,11 +122,14 @@ steps:
 
 async fn every_fact_is_kept(db: Db) {
     let service = reader().start(db).await;
-    let run = service.run("reader", &json!({"inputs": {"task": "x"}, "metadata": {"ticket": "42"}})).await;
+    let run = service
+        .run("reader", &json!({"inputs": {"task": "x"}, "metadata": {"ticket": "42"}}))
+        .await;
     let id = run["run_id"].as_str().unwrap();
 
     let events = service.get(&format!("/v1/runs/{id}/events")).await.body;
-    let types: Vec<&str> = events["data"].as_array().unwrap().iter().map(|e| e["type"].as_str().unwrap()).collect();
+    let types: Vec<&str> =
+        events["data"].as_array().unwrap().iter().map(|e| e["type"].as_str().unwrap()).collect();
     assert_eq!(
         types,
         [
@@ -144,19 +165,29 @@ async fn every_fact_is_kept(db: Db) {
 
     let iterations = service.get(&format!("/v1/runs/{id}/iterations")).await.body;
     assert_eq!(iterations["data"].as_array().unwrap().len(), 3);
-    assert_eq!((&iterations["data"][2]["number"], &iterations["data"][2]["provider"]), (&json!(3), &json!("scripted")));
+    assert_eq!(
+        (&iterations["data"][2]["number"], &iterations["data"][2]["provider"]),
+        (&json!(3), &json!("scripted"))
+    );
 
     let messages = service.get(&format!("/v1/runs/{id}/messages")).await.body;
-    let roles: Vec<&str> = messages["data"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
+    let roles: Vec<&str> =
+        messages["data"].as_array().unwrap().iter().map(|m| m["role"].as_str().unwrap()).collect();
     assert_eq!(roles, ["system", "user", "assistant", "tool", "assistant", "tool", "assistant"]);
     assert_eq!(messages["data"][3]["tool_call_id"], calls["data"][0]["id"]);
 
     let audit = service.get(&format!("/v1/audit?run_id={id}")).await.body;
     assert_eq!(audit["data"].as_array().unwrap().len(), 2, "{audit:#}");
-    assert_eq!((&audit["data"][0]["tool"], &audit["data"][0]["outcome"]), (&json!("file_ops"), &json!("succeeded")));
+    assert_eq!(
+        (&audit["data"][0]["tool"], &audit["data"][0]["outcome"]),
+        (&json!("file_ops"), &json!("succeeded"))
+    );
 
     let detail = service.get(&format!("/v1/runs/{id}")).await.body;
-    assert_eq!((&detail["inputs"], &detail["metadata"]), (&json!({"task": "x"}), &json!({"ticket": "42"})));
+    assert_eq!(
+        (&detail["inputs"], &detail["metadata"]),
+        (&json!({"task": "x"}), &json!({"ticket": "42"}))
+    );
     assert_eq!(detail["pending"], json!([]));
 }
 
@@ -172,7 +203,11 @@ async fn a_first_text_answer_is_confirmed(db: Db) {
     let body = json!({"inputs": {"task": "x"}, "enable_double_confirmation": false});
     assert_eq!(service.run("reader", &body).await["output"], json!({"result": "first"}));
     let run = service.run("reader", &json!({"inputs": {"task": "x"}, "tools": []})).await;
-    assert_eq!(run["output"], json!({"result": "first"}), "without tools there is nothing to confirm");
+    assert_eq!(
+        run["output"],
+        json!({"result": "first"}),
+        "without tools there is nothing to confirm"
+    );
     assert_eq!(run["warnings"].as_array().unwrap().len(), 1, "{run:#}");
 }
 
@@ -191,36 +226,60 @@ async fn single_shot_makes_one_model_call(db: Db) {
 }
 
 async fn limits_end_a_run_with_their_names(db: Db) {
-    let looping = "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}]";
+    let looping =
+        "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list, path: '.'}}]}]";
     let failing = "steps: [{tool_calls: [{tool: nothing, arguments: {}}]}]";
     let slow = "steps: [{delay_ms: 60000, text: late}]";
     let broken = "steps: [{error: {status: 400, message: no such thing}}]";
     let mut setup = Setup::new();
-    for (name, steps) in [("looping", looping), ("failing", failing), ("slow", slow), ("broken", broken)] {
-        setup =
-            setup.agent(name, &READER.replace("scripted/reader", &format!("scripted/{name}"))).scenario(name, steps);
+    for (name, steps) in
+        [("looping", looping), ("failing", failing), ("slow", slow), ("broken", broken)]
+    {
+        setup = setup
+            .agent(name, &READER.replace("scripted/reader", &format!("scripted/{name}")))
+            .scenario(name, steps);
     }
     let service = setup.start(db).await;
     let table = [
         ("looping", json!({"max_iterations": 4}), "max_iterations", "MAX_ITERATIONS"),
         ("looping", json!({"max_iterations_per_attempt": 2}), "max_iterations", "MAX_ITERATIONS"),
         ("looping", json!({"budget": {"max_tool_calls": 2}}), "budget_exceeded", "BUDGET_EXCEEDED"),
-        ("looping", json!({"budget": {"max_total_tokens": 1}}), "budget_exceeded", "BUDGET_EXCEEDED"),
+        (
+            "looping",
+            json!({"budget": {"max_total_tokens": 1}}),
+            "budget_exceeded",
+            "BUDGET_EXCEEDED",
+        ),
         ("failing", json!({"error_threshold": 2}), "error", "TOOL_ERRORS"),
-        ("slow", json!({"budget": {"max_duration_seconds": 1}}), "duration_exceeded", "DURATION_EXCEEDED"),
+        (
+            "slow",
+            json!({"budget": {"max_duration_seconds": 1}}),
+            "duration_exceeded",
+            "DURATION_EXCEEDED",
+        ),
         ("broken", json!({}), "model_error", "MODEL_ERROR"),
     ];
     for (agent, mut body, reason, code) in table {
         body["inputs"] = json!({"task": "x"});
         let run = service.run(agent, &body).await;
-        assert_eq!((&run["status"], &run["termination_reason"]), (&json!("failed"), &json!(reason)), "{run:#}");
+        assert_eq!(
+            (&run["status"], &run["termination_reason"]),
+            (&json!("failed"), &json!(reason)),
+            "{run:#}"
+        );
         assert_eq!(run["error"]["code"], code);
         assert!(run["latency_ms"].is_u64() && run["usage"]["total_tokens"].is_u64(), "{run:#}");
     }
     let run = service.run("failing", &json!({"inputs": {"task": "x"}})).await;
-    assert_eq!(run["error"]["context"]["last_failure"]["result"], "Error: Unknown tool nothing", "{run:#}");
+    assert_eq!(
+        run["error"]["context"]["last_failure"]["result"], "Error: Unknown tool nothing",
+        "{run:#}"
+    );
     let run = service.run("looping", &json!({"inputs": {"task": "x"}, "max_iterations": 4})).await;
-    assert_eq!(run["error"]["context"], json!({"attempt": 1, "iteration_count": 4, "max_iterations": 4}));
+    assert_eq!(
+        run["error"]["context"],
+        json!({"attempt": 1, "iteration_count": 4, "max_iterations": 4})
+    );
 }
 
 async fn what_the_gate_refuses_is_told_to_the_model(db: Db) {
@@ -238,10 +297,15 @@ steps:
     let agent = format!(
         "{READER}limits: {{error_threshold: 10}}\ngovernance: {{paths: {{read: ['./**'], deny: ['**/.env']}}}}\n"
     );
-    let service =
-        Setup::new().agent("reader", &agent).scenario("reader", steps).file("secret/.env", "TOKEN=1").start(db).await;
+    let service = Setup::new()
+        .agent("reader", &agent)
+        .scenario("reader", steps)
+        .file("secret/.env", "TOKEN=1")
+        .start(db)
+        .await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
-    let calls = service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
+    let calls =
+        service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
     let calls = calls["data"].as_array().unwrap();
     let states: Vec<&str> = calls.iter().map(|c| c["state"].as_str().unwrap()).collect();
     assert_eq!(states, ["denied", "denied", "denied", "failed", "failed", "failed"], "{calls:#?}");
@@ -252,7 +316,10 @@ steps:
     assert!(!service.dir.path().join("workspace/default/out.txt").exists());
 
     // A key without the tools' scope starts runs whose calls are all refused.
-    let key = service.post("/v1/keys", &json!({"name": "n", "scopes": ["agents:invoke", "runs:read"]})).await.body;
+    let key = service
+        .post("/v1/keys", &json!({"name": "n", "scopes": ["agents:invoke", "runs:read"]}))
+        .await
+        .body;
     let mut limited = service;
     limited.key = key["key"].as_str().unwrap().into();
     let run = limited.run("reader", &json!({"inputs": {"task": "x"}})).await;
@@ -279,12 +346,21 @@ async fn a_request_can_only_narrow(db: Db) {
     ];
     for (body, status, code) in table {
         let answer = service.post("/v1/agents/reader/invoke-iterative", &body).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["code"]), (status, &json!(code)), "{body}: {:#}", answer.body);
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body["code"]),
+            (status, &json!(code)),
+            "{body}: {:#}",
+            answer.body
+        );
         assert_eq!(answer.headers["content-type"], "application/problem+json");
         assert!(answer.body["errors"][0]["pointer"].is_string(), "{:#}", answer.body);
     }
     assert_eq!(service.post("/v1/agents/nobody/invoke-iterative", &json!({})).await.status, 404);
-    assert_eq!(service.get("/v1/runs").await.body["data"].as_array().unwrap().len(), 1, "refusals leave nothing");
+    assert_eq!(
+        service.get("/v1/runs").await.body["data"].as_array().unwrap().len(),
+        1,
+        "refusals leave nothing"
+    );
 }
 
 fn sleeper() -> Setup {
@@ -297,7 +373,8 @@ fn sleeper() -> Setup {
 async fn hanging(service: &Service, id: u128) -> (String, tokio::task::JoinHandle<Value>) {
     let id = uuid::Uuid::from_u128(id).to_string();
     let body = json!({"inputs": {"task": "x"}, "run_id": id});
-    let request = service.request(reqwest::Method::POST, "/v1/agents/sleeper/invoke-iterative").json(&body);
+    let request =
+        service.request(reqwest::Method::POST, "/v1/agents/sleeper/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await.body });
     service.until(&format!("/v1/runs/{id}"), |run| run["status"] == "running").await;
     (id, call)
@@ -306,12 +383,20 @@ async fn hanging(service: &Service, id: u128) -> (String, tokio::task::JoinHandl
 async fn cancel_reaches_a_hanging_model_call(db: Db) {
     let service = sleeper().start(db).await;
     let (id, call) = hanging(&service, 7).await;
-    let cancelled = service.post(&format!("/v1/runs/{id}/cancel"), &json!({"reason": "changed my mind"})).await;
+    let cancelled =
+        service.post(&format!("/v1/runs/{id}/cancel"), &json!({"reason": "changed my mind"})).await;
     assert_eq!(cancelled.status, 202, "{:#}", cancelled.body);
     let run = call.await.unwrap();
-    assert_eq!((&run["status"], &run["termination_reason"]), (&json!("cancelled"), &json!("cancelled")), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["termination_reason"]),
+        (&json!("cancelled"), &json!("cancelled")),
+        "{run:#}"
+    );
     assert_eq!(run["error"]["code"], "EXECUTION_CANCELLED");
-    assert_eq!(run["error"]["context"], json!({"phase": "model_call", "reason": "changed my mind"}));
+    assert_eq!(
+        run["error"]["context"],
+        json!({"phase": "model_call", "reason": "changed my mind"})
+    );
 }
 
 async fn a_taken_run_id_harms_nobody(db: Db) {
@@ -320,7 +405,11 @@ async fn a_taken_run_id_harms_nobody(db: Db) {
     let body = json!({"inputs": {"task": "x"}, "run_id": id});
     let second = service.post("/v1/agents/sleeper/invoke-iterative", &body).await;
     assert_eq!((second.status.as_u16(), &second.body["code"]), (409, &json!("RUN_ID_TAKEN")));
-    assert_eq!(service.get(&format!("/v1/runs/{id}")).await.body["status"], "running", "the first one goes on");
+    assert_eq!(
+        service.get(&format!("/v1/runs/{id}")).await.body["status"],
+        "running",
+        "the first one goes on"
+    );
     assert_eq!(service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await.status, 202);
     assert_eq!(call.await.unwrap()["status"], "cancelled", "and still hears");
 }
@@ -362,30 +451,43 @@ steps:
 "#;
 
 async fn a_killed_service_resumes_its_runs(db: Db) {
-    let setup = Setup::new().agent("reader", READER).scenario("reader", SLOW_READING).file("notes.txt", "seventeen\n");
+    let setup = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", SLOW_READING)
+        .file("notes.txt", "seventeen\n");
     let mut service = setup.config("[runtime]\nlease = \"2s\"").start(db).await;
     let id = uuid::Uuid::from_u128(9).to_string();
     let body = json!({"inputs": {"task": "x"}, "run_id": id});
-    let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
+    let request =
+        service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(request.send());
     service.until(&format!("/v1/runs/{id}"), |run| run["iterations"] == 1).await;
     service.kill().await;
     assert!(call.await.unwrap().is_err(), "the connection died with the process");
     service.restart().await;
     let run = service.until(&format!("/v1/runs/{id}"), |run| run["finished_at"].is_string()).await;
-    assert_eq!((&run["status"], &run["output"]), (&json!("completed"), &json!({"read": "seventeen"})), "{run:#}");
+    assert_eq!(
+        (&run["status"], &run["output"]),
+        (&json!("completed"), &json!({"read": "seventeen"})),
+        "{run:#}"
+    );
     assert_eq!((&run["iterations"], &run["tool_calls_made"]), (&json!(3), &json!(2)));
     let events = service.get(&format!("/v1/runs/{id}/events")).await.body;
-    let types: Vec<&str> = events["data"].as_array().unwrap().iter().map(|e| e["type"].as_str().unwrap()).collect();
+    let types: Vec<&str> =
+        events["data"].as_array().unwrap().iter().map(|e| e["type"].as_str().unwrap()).collect();
     assert_eq!(types.iter().filter(|t| **t == "run.resumed").count(), 1);
     assert_eq!(types.iter().filter(|t| **t == "run.completed").count(), 1);
 }
 
 async fn a_terminated_service_hands_its_runs_on(db: Db) {
-    let setup = Setup::new().agent("reader", READER).scenario("reader", SLOW_READING).file("notes.txt", "seventeen\n");
+    let setup = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", SLOW_READING)
+        .file("notes.txt", "seventeen\n");
     let mut service = setup.start(db).await;
     let body = json!({"inputs": {"task": "x"}});
-    let request = service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
+    let request =
+        service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await });
     service.until("/v1/runs", |runs| runs["data"][0]["iterations"] == 1).await;
     service.signal("TERM").await;
@@ -406,12 +508,18 @@ async fn tenants_see_nothing_of_one_another(db: Db) {
     let mut service = reader().start(db).await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
     let id = run["run_id"].as_str().unwrap().to_owned();
-    let made = service.post("/v1/keys", &json!({"name": "other", "tenant": "other", "scopes": ["admin"]})).await;
+    let made = service
+        .post("/v1/keys", &json!({"name": "other", "tenant": "other", "scopes": ["admin"]}))
+        .await;
     assert_eq!(made.status, 201, "{:#}", made.body);
     service.key = made.body["key"].as_str().unwrap().into();
     for part in ["", "/iterations", "/tool-calls", "/messages", "/events"] {
         let answer = service.get(&format!("/v1/runs/{id}{part}")).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["code"]), (404, &json!("NOT_FOUND")), "{part}");
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body["code"]),
+            (404, &json!("NOT_FOUND")),
+            "{part}"
+        );
     }
     assert_eq!(service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await.status, 404);
     for list in ["/v1/runs", "/v1/audit"] {
@@ -419,11 +527,15 @@ async fn tenants_see_nothing_of_one_another(db: Db) {
     }
     let keys = service.get("/v1/keys").await.body;
     assert_eq!(keys["data"].as_array().unwrap().len(), 1, "{keys:#}");
-    let taken =
-        service.post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "x"}, "run_id": id})).await;
+    let taken = service
+        .post("/v1/agents/reader/invoke-iterative", &json!({"inputs": {"task": "x"}, "run_id": id}))
+        .await;
     assert_eq!((taken.status.as_u16(), &taken.body["code"]), (409, &json!("RUN_ID_TAKEN")));
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await;
-    assert_ne!(run["output"]["read"], "seventeen", "the other tenant's files are not ours: {run:#}");
+    assert_ne!(
+        run["output"]["read"], "seventeen",
+        "the other tenant's files are not ours: {run:#}"
+    );
 
     let key_id = made.body["id"].as_str().unwrap();
     assert!(service.delete(&format!("/v1/keys/{key_id}")).await.status.is_success());
@@ -433,7 +545,8 @@ async fn tenants_see_nothing_of_one_another(db: Db) {
 }
 
 async fn history_filters_and_pages(db: Db) {
-    let service = reader().agent("second", &READER.replace("Read the files.", "Read them.")).start(db).await;
+    let service =
+        reader().agent("second", &READER.replace("Read the files.", "Read them.")).start(db).await;
     for number in 0..5 {
         let agent = if number % 2 == 0 { "reader" } else { "second" };
         let metadata = json!({"number": number.to_string(), "odd": (number % 2 == 1).to_string()});
@@ -444,8 +557,9 @@ async fn history_filters_and_pages(db: Db) {
             )
             .await;
     }
-    let count =
-        async |query: &str| service.get(&format!("/v1/runs?{query}")).await.body["data"].as_array().unwrap().len();
+    let count = async |query: &str| {
+        service.get(&format!("/v1/runs?{query}")).await.body["data"].as_array().unwrap().len()
+    };
     assert_eq!(count("").await, 5);
     assert_eq!(count("agent=second").await, 2);
     assert_eq!(count("status=completed&agent=reader").await, 3);
@@ -461,7 +575,11 @@ async fn history_filters_and_pages(db: Db) {
     loop {
         let page = service.get(&format!("/v1/runs?limit=2{cursor}")).await.body;
         seen.extend(
-            page["data"].as_array().unwrap().iter().map(|r| r["metadata"]["number"].as_str().unwrap().to_owned()),
+            page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|r| r["metadata"]["number"].as_str().unwrap().to_owned()),
         );
         match page["next_cursor"].as_str() {
             Some(next) => cursor = format!("&cursor={next}"),
@@ -469,9 +587,20 @@ async fn history_filters_and_pages(db: Db) {
         }
     }
     assert_eq!(seen, ["4", "3", "2", "1", "0"], "newest first, each once");
-    for wrong in ["limit=0", "limit=201", "limit=x", "status=odd", "cursor=zzz", "created_after=yesterday", "made_up=1"]
-    {
+    for wrong in [
+        "limit=0",
+        "limit=201",
+        "limit=x",
+        "status=odd",
+        "cursor=zzz",
+        "created_after=yesterday",
+        "made_up=1",
+    ] {
         let answer = service.get(&format!("/v1/runs?{wrong}")).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["code"]), (400, &json!("INVALID_PARAMETER")), "{wrong}");
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body["code"]),
+            (400, &json!("INVALID_PARAMETER")),
+            "{wrong}"
+        );
     }
 }

@@ -29,7 +29,8 @@ pub struct Frame {
 
 /// A stream that is read frame by frame.
 pub struct Reader {
-    response: std::pin::Pin<Box<dyn futures::Stream<Item = reqwest::Result<axum::body::Bytes>> + Send>>,
+    response:
+        std::pin::Pin<Box<dyn futures::Stream<Item = reqwest::Result<axum::body::Bytes>> + Send>>,
     text: String,
     /// Pieces of answers, which have no number.
     pub deltas: Vec<Value>,
@@ -39,7 +40,11 @@ impl Reader {
     pub fn of(response: reqwest::Response) -> Self {
         assert_eq!(response.status(), 200, "{response:?}");
         assert_eq!(response.headers()["content-type"], "text/event-stream");
-        Self { response: Box::pin(response.bytes_stream()), text: String::new(), deltas: Vec::new() }
+        Self {
+            response: Box::pin(response.bytes_stream()),
+            text: String::new(),
+            deltas: Vec::new(),
+        }
     }
 
     /// The next block, a comment or a frame; `None` at the end of the stream.
@@ -49,8 +54,9 @@ impl Reader {
                 let rest = self.text.split_off(end + 2);
                 return Some(std::mem::replace(&mut self.text, rest));
             }
-            let more =
-                tokio::time::timeout(Duration::from_mins(1), self.response.next()).await.expect("a silent stream");
+            let more = tokio::time::timeout(Duration::from_mins(1), self.response.next())
+                .await
+                .expect("a silent stream");
             match more {
                 Some(Ok(bytes)) => self.text.push_str(std::str::from_utf8(&bytes).unwrap()),
                 Some(Err(_)) | None => return None,
@@ -61,7 +67,9 @@ impl Reader {
     pub async fn next(&mut self) -> Option<Frame> {
         loop {
             let block = self.block().await?;
-            let field = |name: &str| block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned);
+            let field = |name: &str| {
+                block.lines().find_map(|line| line.strip_prefix(name)).map(str::to_owned)
+            };
             let data = field("data: ").map(|data| serde_json::from_str::<Value>(&data).unwrap());
             if data.is_some() && field("event: ").as_deref() == Some("model.delta") {
                 assert_eq!(field("id: "), None);
@@ -83,7 +91,9 @@ impl Reader {
 }
 
 pub async fn follow(service: &Service, run: &str, after: Option<i64>) -> Reader {
-    let request = service.request(Method::GET, &format!("/v1/runs/{run}/events")).header("accept", "text/event-stream");
+    let request = service
+        .request(Method::GET, &format!("/v1/runs/{run}/events"))
+        .header("accept", "text/event-stream");
     let request = match after {
         Some(after) => request.header("last-event-id", after),
         None => request,
@@ -122,7 +132,9 @@ async fn queued(service: &Service, agent: &str) -> String {
 
 async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
     let service = worker().start(db).await;
-    for (path, queued) in [("invoke-iterative", false), ("invoke-iterative", true), ("invoke", false)] {
+    for (path, queued) in
+        [("invoke-iterative", false), ("invoke-iterative", true), ("invoke", false)]
+    {
         let request = service.request(Method::POST, &format!("/v1/agents/worker/{path}"));
         let request = request.header("accept", "text/event-stream");
         let request = if queued { request.header("prefer", "respond-async") } else { request };
@@ -133,7 +145,10 @@ async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
         let last = frames.last_mut().unwrap();
         assert!(last.event.starts_with("run."), "{last:?}");
         let answer = last.data["data"].as_object_mut().unwrap().remove("run").unwrap();
-        assert_eq!((&answer["run_id"], answer.get("attempts").is_some()), (&json!(run), path != "invoke"));
+        assert_eq!(
+            (&answer["run_id"], answer.get("attempts").is_some()),
+            (&json!(run), path != "invoke")
+        );
         let stored = service.get(&format!("/v1/runs/{run}")).await.body;
         for (field, value) in answer.as_object().unwrap() {
             assert_eq!(&stored[field], value, "{field}");
@@ -143,7 +158,10 @@ async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
         let streamed: Vec<&Value> = frames.iter().map(|frame| &frame.data).collect();
         assert_eq!(json!(streamed), journal["data"]);
         for (frame, seq) in frames.iter().zip(1..) {
-            assert_eq!((frame.id, &frame.data["seq"], &frame.data["type"]), (seq, &json!(seq), &json!(frame.event)));
+            assert_eq!(
+                (frame.id, &frame.data["seq"], &frame.data["type"]),
+                (seq, &json!(seq), &json!(frame.event))
+            );
         }
         assert_eq!(frames[0].event, if queued { "run.queued" } else { "run.started" });
     }
@@ -196,8 +214,12 @@ async fn a_reader_that_has_seen_the_end_is_told_so(db: Db) {
     let last = follow(&service, &run, None).await.rest().await.last().unwrap().id;
     for after in [last, last + 1, i64::MAX] {
         let request = service.request(Method::GET, &format!("/v1/runs/{run}/events"));
-        let response =
-            request.header("accept", "text/event-stream").header("last-event-id", after).send().await.unwrap();
+        let response = request
+            .header("accept", "text/event-stream")
+            .header("last-event-id", after)
+            .send()
+            .await
+            .unwrap();
         assert_eq!(response.status(), 204, "{after}");
     }
 }
@@ -206,11 +228,18 @@ async fn a_bad_place_to_resume_from_is_refused(db: Db) {
     let service = worker().start(db).await;
     let run = service.run("worker", &json!({})).await["run_id"].as_str().unwrap().to_owned();
     for bad in ["-1", "x", "", "1.5", "99999999999999999999"] {
-        let request = service.request(Method::GET, &format!("/v1/runs/{run}/events")).header("last-event-id", bad);
+        let request = service
+            .request(Method::GET, &format!("/v1/runs/{run}/events"))
+            .header("last-event-id", bad);
         let answer = crate::service::answer(request.header("accept", "text/event-stream")).await;
-        assert_eq!((answer.status.as_u16(), &answer.body["code"]), (400, &json!("INVALID_PARAMETER")), "{bad:?}");
+        assert_eq!(
+            (answer.status.as_u16(), &answer.body["code"]),
+            (400, &json!("INVALID_PARAMETER")),
+            "{bad:?}"
+        );
     }
-    let unknown = service.request(Method::GET, &format!("/v1/runs/{}/events", uuid::Uuid::from_u128(9)));
+    let unknown =
+        service.request(Method::GET, &format!("/v1/runs/{}/events", uuid::Uuid::from_u128(9)));
     let answer = crate::service::answer(unknown.header("accept", "text/event-stream")).await;
     assert_eq!((answer.status.as_u16(), &answer.body["code"]), (404, &json!("NOT_FOUND")));
 }
@@ -220,8 +249,9 @@ async fn a_bad_place_to_resume_from_is_refused(db: Db) {
 async fn a_reader_on_another_replica_sees_the_same() {
     let here = worker().start(Db::Postgres).await;
     let there = worker().start_on(here.database_url.clone()).await;
-    let response =
-        here.request(Method::POST, "/v1/agents/worker/invoke-iterative").header("accept", "text/event-stream");
+    let response = here
+        .request(Method::POST, "/v1/agents/worker/invoke-iterative")
+        .header("accept", "text/event-stream");
     let response = response.json(&json!({})).send().await.unwrap();
     let run = response.headers()["x-run-id"].to_str().unwrap().to_owned();
     let elsewhere = follow(&there, &run, None).await.rest();
@@ -235,8 +265,10 @@ async fn many_readers_see_the_same(db: Db) {
     let run = queued(&service, "worker").await;
     // One that never reads does not hold up the others, or the run.
     let _stalled = follow(&service, &run, None).await;
-    let readers =
-        futures::future::join_all((0..200).map(async |_| follow(&service, &run, None).await.rest().await)).await;
+    let readers = futures::future::join_all(
+        (0..200).map(async |_| follow(&service, &run, None).await.rest().await),
+    )
+    .await;
     assert!(readers[0].last().unwrap().event == "run.completed");
     assert!(readers.iter().all(|frames| *frames == readers[0]));
 }
@@ -248,16 +280,20 @@ steps:
   - {error: {status: 503, message: busy, retry_after: 0}}
   - {delay_ms: 200, text: "There is nothing here, as far as I can see."}
 "#;
-    let service = Setup::new().agent("writer", &WORKER.replace("worker", "writer")).scenario("writer", scenario);
+    let service = Setup::new()
+        .agent("writer", &WORKER.replace("worker", "writer"))
+        .scenario("writer", scenario);
     let service = service.start(db).await;
     let request = service.request(Method::POST, "/v1/agents/writer/invoke-iterative");
-    let response = request.header("accept", "text/event-stream").json(&json!({})).send().await.unwrap();
+    let response =
+        request.header("accept", "text/event-stream").json(&json!({})).send().await.unwrap();
     let mut reader = Reader::of(response);
     let mut answers = Vec::new();
     while let Some(frame) = reader.next().await {
         if frame.event == "model.responded" {
             // All pieces came before the whole.
-            answers.push((frame.data["data"]["message"].clone(), std::mem::take(&mut reader.deltas)));
+            answers
+                .push((frame.data["data"]["message"].clone(), std::mem::take(&mut reader.deltas)));
         }
     }
     assert_eq!(reader.deltas, Vec::<Value>::new());
@@ -267,7 +303,10 @@ steps:
         let mut text = String::new();
         let mut arguments = String::new();
         for delta in deltas {
-            assert_eq!((&delta["type"], &delta["data"]["attempt"]), (&json!("model.delta"), &json!(1)));
+            assert_eq!(
+                (&delta["type"], &delta["data"]["attempt"]),
+                (&json!("model.delta"), &json!(1))
+            );
             assert_eq!(delta["data"]["iteration"], iteration + 1);
             if delta["data"]["restarted"] == true {
                 text.clear();
@@ -278,7 +317,8 @@ steps:
         assert_eq!(text, message["text"].as_str().unwrap());
         assert_eq!(arguments, message["tool_calls"][0]["arguments"].as_str().unwrap_or_default());
     }
-    let names: Vec<&Value> = answers[0].1.iter().filter_map(|delta| delta["data"]["tool_call"].get("name")).collect();
+    let names: Vec<&Value> =
+        answers[0].1.iter().filter_map(|delta| delta["data"]["tool_call"].get("name")).collect();
     assert_eq!(names, ["file_ops"]);
     assert!(answers[1].1.iter().any(|delta| delta["data"]["restarted"] == true));
 }
@@ -293,12 +333,15 @@ async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {
         ("application/json", None, false),
     ] {
         let run = uuid::Uuid::now_v7().to_string();
-        let mut request = service.request(Method::POST, "/v1/agents/sleeper/invoke-iterative").header("accept", accept);
+        let mut request = service
+            .request(Method::POST, "/v1/agents/sleeper/invoke-iterative")
+            .header("accept", accept);
         if let Some(value) = header {
             request = request.header("x-cancel-on-disconnect", value);
         }
         let request = request.json(&json!({"run_id": run}));
-        let call = tokio::spawn(async move { Some(Reader::of(request.send().await.ok()?).rest().await) });
+        let call =
+            tokio::spawn(async move { Some(Reader::of(request.send().await.ok()?).rest().await) });
         service.until(&format!("/v1/runs/{run}"), |body| body["iterations"] == 1).await;
         call.abort();
         let path = format!("/v1/runs/{run}");

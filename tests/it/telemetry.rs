@@ -42,7 +42,10 @@ enable_double_confirmation: false
 const PATIENCE: Duration = Duration::from_secs(30);
 
 fn with_model(mock: &MockModel) -> Setup {
-    let models = format!("[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1", mock.base_url());
+    let models = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1",
+        mock.base_url()
+    );
     Setup::new().agent("reader", READER).file("notes.txt", "seventeen\n").config(&models)
 }
 
@@ -93,7 +96,10 @@ async fn metrics_tell_what_a_run_did(db: Db) {
         (r#"toolloop_tokens_total{kind="reasoning"}"#, "0"),
         ("toolloop_cost_micro_usd_total", "0"),
         ("toolloop_queue_depth", "0"),
-        (r#"toolloop_http_requests_total{route="/v1/agents/{name}/invoke-iterative",method="POST",status="200"}"#, "2"),
+        (
+            r#"toolloop_http_requests_total{route="/v1/agents/{name}/invoke-iterative",method="POST",status="200"}"#,
+            "2",
+        ),
         (r#"toolloop_http_requests_total{route="/v1/runs/{id}",method="GET",status="404"}"#, "1"),
         (r#"toolloop_http_requests_total{route="unmatched",method="GET",status="404"}"#, "1"),
     ] {
@@ -122,7 +128,9 @@ async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
     enqueue().await;
     mock.wait_for_requests(1).await;
     let waiting = enqueue().await;
-    let scraped = |line: &'static str| move |body: &Value| body.as_str().unwrap().lines().any(|known| known == line);
+    let scraped = |line: &'static str| {
+        move |body: &Value| body.as_str().unwrap().lines().any(|known| known == line)
+    };
     service.until("/metrics", scraped("toolloop_runs_in_flight 1")).await;
     service.until("/metrics", scraped("toolloop_queue_depth 1")).await;
     service.post(&format!("/v1/runs/{waiting}/cancel"), &json!({})).await;
@@ -168,10 +176,17 @@ impl Collector {
 
     /// The spans of a run as soon as its last one has come.
     async fn spans_of(&self, run: &Value) -> Vec<Span> {
-        let of_run = |span: &&Span| text(&span.attributes, "toolloop.run_id") == run["run_id"].as_str().unwrap();
-        let has_ended = |spans: &Vec<Span>| spans.iter().filter(of_run).any(|s| s.name.starts_with("invoke_agent"));
+        let of_run = |span: &&Span| {
+            text(&span.attributes, "toolloop.run_id") == run["run_id"].as_str().unwrap()
+        };
+        let has_ended = |spans: &Vec<Span>| {
+            spans.iter().filter(of_run).any(|s| s.name.starts_with("invoke_agent"))
+        };
         let mut spans = self.spans.subscribe();
-        let spans = tokio::time::timeout(PATIENCE, spans.wait_for(has_ended)).await.expect("no spans").unwrap();
+        let spans = tokio::time::timeout(PATIENCE, spans.wait_for(has_ended))
+            .await
+            .expect("no spans")
+            .unwrap();
         spans.iter().filter(of_run).cloned().collect()
     }
 }
@@ -185,7 +200,9 @@ fn text(attributes: &[KeyValue], key: &str) -> String {
     match value(attributes, key) {
         Some(Any::StringValue(text)) => text.clone(),
         Some(Any::IntValue(number)) => number.to_string(),
-        Some(Any::ArrayValue(array)) => format!("{:?}", array.values.iter().map(|v| &v.value).collect::<Vec<_>>()),
+        Some(Any::ArrayValue(array)) => {
+            format!("{:?}", array.values.iter().map(|v| &v.value).collect::<Vec<_>>())
+        }
         _ => String::new(),
     }
 }
@@ -216,20 +233,32 @@ async fn a_run_is_a_trace_that_begins_at_the_caller_and_goes_on_to_the_model() {
     for span in &spans {
         *names.entry(&span.name).or_default() += 1;
     }
-    assert_eq!(names, [("chat any", 3), ("execute_tool file_ops", 2), ("invoke_agent reader", 1)].into());
+    assert_eq!(
+        names,
+        [("chat any", 3), ("execute_tool file_ops", 2), ("invoke_agent reader", 1)].into()
+    );
     let agent = spans.iter().find(|span| span.name == "invoke_agent reader").unwrap();
     assert_eq!((hex(&agent.trace_id), hex(&agent.parent_span_id)), (TRACE.into(), PARENT.into()));
     for span in spans.iter().filter(|span| span.name != agent.name) {
-        assert_eq!((&span.trace_id, &span.parent_span_id), (&agent.trace_id, &agent.span_id), "{}", span.name);
+        assert_eq!(
+            (&span.trace_id, &span.parent_span_id),
+            (&agent.trace_id, &agent.span_id),
+            "{}",
+            span.name
+        );
         assert!(agent.start_time_unix_nano <= span.start_time_unix_nano, "{span:#?}\n{agent:#?}");
         assert!(span.start_time_unix_nano <= span.end_time_unix_nano);
         assert!(span.end_time_unix_nano <= agent.end_time_unix_nano);
     }
 
-    let mut told: Vec<String> =
-        mock.requests().iter().map(|seen| seen.headers["traceparent"].to_str().unwrap().to_owned()).collect();
+    let mut told: Vec<String> = mock
+        .requests()
+        .iter()
+        .map(|seen| seen.headers["traceparent"].to_str().unwrap().to_owned())
+        .collect();
     let chats = spans.iter().filter(|span| span.name == "chat any");
-    let mut sent: Vec<String> = chats.clone().map(|span| format!("00-{TRACE}-{}-01", hex(&span.span_id))).collect();
+    let mut sent: Vec<String> =
+        chats.clone().map(|span| format!("00-{TRACE}-{}-01", hex(&span.span_id))).collect();
     told.sort_unstable();
     sent.sort_unstable();
     assert_eq!(told, sent, "the model server hears of the span of its call");
@@ -247,16 +276,22 @@ async fn a_run_is_a_trace_that_begins_at_the_caller_and_goes_on_to_the_model() {
     assert_ne!(text(&first.attributes, "gen_ai.usage.input_tokens"), "");
     assert_eq!(text(&agent.attributes, "gen_ai.agent.name"), "reader");
     assert_eq!(text(&agent.attributes, "gen_ai.agent.version"), "2.1.0");
-    let calls = service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
+    let calls =
+        service.get(&format!("/v1/runs/{}/tool-calls", run["run_id"].as_str().unwrap())).await.body;
     for call in calls["data"].as_array().unwrap() {
-        let is_call = |span: &&Span| text(&span.attributes, "gen_ai.tool.call.id") == call["id"].as_str().unwrap();
+        let is_call = |span: &&Span| {
+            text(&span.attributes, "gen_ai.tool.call.id") == call["id"].as_str().unwrap()
+        };
         let span = spans.iter().find(is_call).unwrap();
         let error = if call["is_error"] == true { "tool_error" } else { "" };
         assert_eq!(text(&span.attributes, "error.type"), error, "{call:#}");
         assert_eq!(text(&span.attributes, "gen_ai.tool.name"), "file_ops");
     }
     let everything = format!("{spans:?}");
-    assert!(!everything.contains("do not trace") && !everything.contains("seventeen"), "no contents");
+    assert!(
+        !everything.contains("do not trace") && !everything.contains("seventeen"),
+        "no contents"
+    );
 }
 
 #[tokio::test]
@@ -274,16 +309,22 @@ async fn without_a_caller_the_trace_is_the_runs_own_and_failures_are_in_it() {
     let spans = collector.spans_of(&run).await;
     let id = run["run_id"].as_str().unwrap().replace('-', "");
     assert!(spans.iter().all(|span| hex(&span.trace_id) == id), "{spans:#?}");
-    let errors: BTreeMap<&str, String> =
-        spans.iter().map(|span| (span.name.as_str(), text(&span.attributes, "error.type"))).collect();
-    let expected = [("chat any", "transient".to_owned()), ("invoke_agent reader", "MODEL_ERROR".to_owned())];
+    let errors: BTreeMap<&str, String> = spans
+        .iter()
+        .map(|span| (span.name.as_str(), text(&span.attributes, "error.type")))
+        .collect();
+    let expected =
+        [("chat any", "transient".to_owned()), ("invoke_agent reader", "MODEL_ERROR".to_owned())];
     assert_eq!(errors, expected.into());
     let agent = spans.iter().find(|span| span.name == "invoke_agent reader").unwrap();
     assert_eq!(text(&agent.attributes, "gen_ai.conversation.id"), "s-1");
     assert_eq!(agent.parent_span_id, Vec::<u8>::new());
 
-    let told: Vec<String> =
-        mock.requests().iter().map(|seen| seen.headers["traceparent"].to_str().unwrap().to_owned()).collect();
+    let told: Vec<String> = mock
+        .requests()
+        .iter()
+        .map(|seen| seen.headers["traceparent"].to_str().unwrap().to_owned())
+        .collect();
     assert!(told[0].starts_with(&unsampled[..36]) && told[0].ends_with("-00"), "{told:?}");
     assert_eq!(told[1], told[2], "both tries belong to one call");
     let unsampled_id = unsampled_run["run_id"].as_str().unwrap();
@@ -305,7 +346,15 @@ impl Watched {
         let port = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
         let listen = format!("127.0.0.1:{port}");
         let child = command(dir.path())
-            .args(["serve", "--listen", &listen, "--log-format", "json", "--database-url", database_url])
+            .args([
+                "serve",
+                "--listen",
+                &listen,
+                "--log-format",
+                "json",
+                "--database-url",
+                database_url,
+            ])
             .envs(environment.iter().copied())
             .env("TOOLLOOP_ADMIN_KEY", ADMIN_KEY)
             .stdout(std::process::Stdio::null())
@@ -332,15 +381,25 @@ impl Watched {
     }
 
     async fn run(&self, agent: &str) {
-        let run = self.post(&format!("/v1/agents/{agent}/invoke-iterative"), ADMIN_KEY, &json!({})).await;
+        let run =
+            self.post(&format!("/v1/agents/{agent}/invoke-iterative"), ADMIN_KEY, &json!({})).await;
         assert_eq!(run["status"], "completed", "{run:#}");
     }
 
     /// SIGTERM; the process must end well.
     async fn stop(&mut self) {
         let pid = self.child.id().unwrap().to_string();
-        assert!(tokio::process::Command::new("kill").args(["-TERM", &pid]).status().await.unwrap().success());
-        let ended = tokio::time::timeout(PATIENCE, self.child.wait()).await.expect("the service does not stop");
+        assert!(
+            tokio::process::Command::new("kill")
+                .args(["-TERM", &pid])
+                .status()
+                .await
+                .unwrap()
+                .success()
+        );
+        let ended = tokio::time::timeout(PATIENCE, self.child.wait())
+            .await
+            .expect("the service does not stop");
         assert_eq!(ended.unwrap().code(), Some(0));
     }
 }
@@ -414,8 +473,11 @@ async fn the_log_tells_of_runs_and_holds_no_secret() {
         mock.base_url()
     );
     let setup = Setup::new().agent("reader", READER).config(&models);
-    let database = postgres_cluster::fresh_database().await.replace("postgres@", &format!("postgres:{CANARY}-db@"));
-    let (model_key, collector_key) = (format!("{CANARY}-model"), format!("authorization=Bearer {CANARY}-otlp"));
+    let database = postgres_cluster::fresh_database()
+        .await
+        .replace("postgres@", &format!("postgres:{CANARY}-db@"));
+    let (model_key, collector_key) =
+        (format!("{CANARY}-model"), format!("authorization=Bearer {CANARY}-otlp"));
     let environment = [
         ("TOOLLOOP_LOG", "trace"),
         ("MODEL_KEY", model_key.as_str()),
@@ -438,7 +500,8 @@ async fn the_log_tells_of_runs_and_holds_no_secret() {
     let run = service.post(invoke, ADMIN_KEY, &json!({})).await;
     assert_eq!(run["status"], "completed", "{run:#}");
     assert_eq!(service.post(invoke, ADMIN_KEY, &json!({})).await["status"], "failed");
-    let made = service.post("/v1/keys", ADMIN_KEY, &json!({"name": "k", "scopes": ["runs:read"]})).await;
+    let made =
+        service.post("/v1/keys", ADMIN_KEY, &json!({"name": "k", "scopes": ["runs:read"]})).await;
     let made = made["key"].as_str().unwrap().to_owned();
     for (path, key) in [
         (invoke, made.as_str()),
@@ -452,15 +515,29 @@ async fn the_log_tells_of_runs_and_holds_no_secret() {
     service.stop().await;
 
     let log = reading.await.unwrap().unwrap();
-    let lines: Vec<Value> = log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
+    let lines: Vec<Value> =
+        log.lines().filter_map(|line| serde_json::from_str(line).ok()).collect();
     assert!(lines.len() > 15, "the log is too short to hold anything:\n{log}");
-    let ours = |message: &str| lines.iter().filter(move |line| line["message"] == message).collect::<Vec<_>>();
+    let ours = |message: &str| {
+        lines.iter().filter(move |line| line["message"] == message).collect::<Vec<_>>()
+    };
     let ended = ours("run ended");
-    assert_eq!((ended.len(), &ended[0]["run_id"], &ended[0]["level"]), (2, &run["run_id"], &json!("INFO")));
-    assert_eq!((&ended[1]["status"], &ended[1]["reason"]), (&json!("failed"), &json!("model_error")));
+    assert_eq!(
+        (ended.len(), &ended[0]["run_id"], &ended[0]["level"]),
+        (2, &run["run_id"], &json!("INFO"))
+    );
+    assert_eq!(
+        (&ended[1]["status"], &ended[1]["reason"]),
+        (&json!("failed"), &json!("model_error"))
+    );
     assert_eq!(ours("model call is repeated")[0]["run_id"], run["run_id"]);
     let answered = ours("answered");
-    assert!(answered.iter().any(|line| line["route"] == "/v1/agents/{name}/invoke" && line["run_id"] == run["run_id"]));
+    assert!(
+        answered
+            .iter()
+            .any(|line| line["route"] == "/v1/agents/{name}/invoke"
+                && line["run_id"] == run["run_id"])
+    );
 
     let admin_secret = ADMIN_KEY.splitn(3, '_').nth(2).unwrap();
     let made_secret = made.splitn(3, '_').nth(2).unwrap();

@@ -1,6 +1,7 @@
 //! What is wrong with an output section that serde cannot see.
 //!
-//! Schemas, templates and expressions are compiled elsewhere, which finds what is wrong inside them.
+//! Schemas, templates and expressions are compiled elsewhere, which finds what is wrong inside
+//! them.
 
 use serde_json::Value;
 use url::Url;
@@ -33,20 +34,32 @@ pub(super) fn check(d: &Definition) -> Check {
 fn check_name(d: &Definition, key: &str, name: &str) -> Check {
     let sendable = name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_' || c == '-');
     if name.is_empty() || name.len() > 64 || !sendable {
-        return Err(DefinitionError::at(key, format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$")));
+        return Err(DefinitionError::at(
+            key,
+            format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$"),
+        ));
     }
     if d.tools.iter().any(|tool| tool == name) {
-        return Err(DefinitionError::at(key, format!("{name:?} is also one of this agent's tools")));
+        return Err(DefinitionError::at(
+            key,
+            format!("{name:?} is also one of this agent's tools"),
+        ));
     }
     if !d.skills.is_empty() && name == "use_skill" {
-        return Err(DefinitionError::at(key, "agents with skills have a tool of the name \"use_skill\""));
+        return Err(DefinitionError::at(
+            key,
+            "agents with skills have a tool of the name \"use_skill\"",
+        ));
     }
     Ok(())
 }
 
 fn check_rules(output: &OutputSection) -> Check {
     if output.rules.len() > MAX_RULES {
-        return Err(DefinitionError::at("output.rules", format!("has more than {MAX_RULES} entries")));
+        return Err(DefinitionError::at(
+            "output.rules",
+            format!("has more than {MAX_RULES} entries"),
+        ));
     }
     for (i, rule) in output.rules.iter().enumerate() {
         if !(1..=MAX_MESSAGE).contains(&rule.message.chars().count()) {

@@ -25,10 +25,16 @@ pub(super) fn check(d: &Definition) -> Check {
         let key = format!("tool_options.{pattern}");
         check_glob(&key, pattern)?;
         within(&format!("{key}.retries"), options.retries.unwrap_or(0), 0..=10)?;
-        within(&format!("{key}.timeout_seconds"), options.timeout_seconds.unwrap_or(1), 1..=86_400)?;
+        within(
+            &format!("{key}.timeout_seconds"),
+            options.timeout_seconds.unwrap_or(1),
+            1..=86_400,
+        )?;
     }
     let interceptors = &d.interceptors;
-    for (kind, count) in [("before", interceptors.before.len()), ("after", interceptors.after.len())] {
+    for (kind, count) in
+        [("before", interceptors.before.len()), ("after", interceptors.after.len())]
+    {
         if count > MAX_INTERCEPTORS {
             let message = format!("has more than {MAX_INTERCEPTORS} entries");
             return Err(DefinitionError::at(format!("interceptors.{kind}"), message));
@@ -54,7 +60,10 @@ pub(super) fn check(d: &Definition) -> Check {
 fn check_before(key: &str, interceptor: &BeforeInterceptor) -> Check {
     check_glob(&format!("{key}.tool"), &interceptor.tool)?;
     if interceptor.block.is_some() != interceptor.rewrite.is_empty() {
-        return Err(DefinitionError::at(key, "must have either `block` or `rewrite`, and not both"));
+        return Err(DefinitionError::at(
+            key,
+            "must have either `block` or `rewrite`, and not both",
+        ));
     }
     if let Some(when) = &interceptor.when {
         check_expression(&format!("{key}.when"), when)?;
@@ -62,7 +71,10 @@ fn check_before(key: &str, interceptor: &BeforeInterceptor) -> Check {
     for (pointer, value) in &interceptor.rewrite {
         let key = format!("{key}.rewrite.{pointer}");
         if !is_pointer(pointer) {
-            return Err(DefinitionError::at(key, format!("{pointer:?} is not a JSON pointer, e.g. /path")));
+            return Err(DefinitionError::at(
+                key,
+                format!("{pointer:?} is not a JSON pointer, e.g. /path"),
+            ));
         }
         check_expression(&key, value)?;
     }
@@ -77,12 +89,16 @@ fn check_after(key: &str, interceptor: &AfterInterceptor) -> Check {
     }
     match Regex::new(pattern) {
         Ok(_) => Ok(()),
-        Err(error) => Err(DefinitionError::at(key, format!("is not a regular expression: {error}"))),
+        Err(error) => {
+            Err(DefinitionError::at(key, format!("is not a regular expression: {error}")))
+        }
     }
 }
 
 fn check_expression(key: &str, source: &str) -> Check {
-    Expression::compile(source, &OF_CALLS).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+    Expression::compile(source, &OF_CALLS)
+        .map(|_| ())
+        .map_err(|e| DefinitionError::at(key, e.to_string()))
 }
 
 fn check_glob(key: &str, glob: &str) -> Check {
@@ -105,7 +121,10 @@ fn check_skills(key: &str, names: &[String]) -> Check {
     for (i, name) in names.iter().enumerate() {
         let key = format!("{key}[{i}]");
         if !is_agent_name(name) {
-            return Err(DefinitionError::at(key, format!("{name:?} does not match ^[a-z][a-z0-9-]{{1,63}}$")));
+            return Err(DefinitionError::at(
+                key,
+                format!("{name:?} does not match ^[a-z][a-z0-9-]{{1,63}}$"),
+            ));
         }
         if names.iter().take(i).any(|earlier| earlier == name) {
             return Err(DefinitionError::at(key, format!("{name:?} is listed twice")));

@@ -1,4 +1,5 @@
-//! What a structured output must satisfy beyond its schema, and how the model sees it before it is judged.
+//! What a structured output must satisfy beyond its schema, and how the model sees it before it is
+//! judged.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
@@ -47,7 +48,8 @@ pub struct Reflection {
     /// Template over `output` and `inputs`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub template: Option<String>,
-    /// `http://` or `https://`: `{output, inputs, run_id}` in, text or `{content}` out; redirects are not followed.
+    /// `http://` or `https://`: `{output, inputs, run_id}` in, text or `{content}` out; redirects
+    /// are not followed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(regex(pattern = "^https?://"))]
     pub url: Option<String>,

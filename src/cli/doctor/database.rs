@@ -45,14 +45,21 @@ pub(super) async fn examine(config: &Config) -> Database {
     }
     match tokio::time::timeout(PATIENCE, ask(config)).await {
         Ok(Ok((about, has_keys))) => Database {
-            findings: vec![Finding::ok("database", format!("{place}, {}", about.version)), schema(&about)],
+            findings: vec![
+                Finding::ok("database", format!("{place}, {}", about.version)),
+                schema(&about),
+            ],
             has_keys,
             now: about.now.map(|now| (now, Utc::now())),
         },
-        Ok(Err(AppError::Store(StoreError::Locked(_)))) => only(Finding::ok("database", held(&place, file.as_deref()))),
-        Ok(Err(error)) => {
-            only(Finding::fail("database", error.to_string(), "is it running, and is database.url right?"))
+        Ok(Err(AppError::Store(StoreError::Locked(_)))) => {
+            only(Finding::ok("database", held(&place, file.as_deref())))
         }
+        Ok(Err(error)) => only(Finding::fail(
+            "database",
+            error.to_string(),
+            "is it running, and is database.url right?",
+        )),
         Err(_) => {
             let detail = format!("{place} does not answer within {PATIENCE:?}");
             only(Finding::fail("database", detail, "is it running, and is database.url right?"))
@@ -79,10 +86,15 @@ fn schema(about: &DatabaseInfo) -> Finding {
         _ if applied == known => Finding::ok("schema", format!("version {applied}")),
         _ if applied < known => {
             let detail = format!("version {applied}, this program knows {known}");
-            Finding::warn("schema", detail, "`toolloop migrate`, or the next start, brings it up to date")
+            Finding::warn(
+                "schema",
+                detail,
+                "`toolloop migrate`, or the next start, brings it up to date",
+            )
         }
         _ => {
-            let detail = format!("version {applied} was made by a newer program, this one knows {known}");
+            let detail =
+                format!("version {applied} was made by a newer program, this one knows {known}");
             Finding::fail("schema", detail, "use the newer program")
         }
     }

@@ -1,4 +1,5 @@
-//! What this machine gives: a writable workspace, a free address, open files, a clock that is right.
+//! What this machine gives: a writable workspace, a free address, open files, a clock that is
+//! right.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -39,7 +40,11 @@ pub(super) fn refuses_writing(path: &Path) -> Option<String> {
         return Some(format!("{} is not a directory", there.display()));
     }
     let error = access(there, Access::WRITE_OK).err()?;
-    Some(format!("{} cannot be written to: {}", there.display(), std::io::Error::from(error).kind()))
+    Some(format!(
+        "{} cannot be written to: {}",
+        there.display(),
+        std::io::Error::from(error).kind()
+    ))
 }
 
 /// Whether the address is free, or a service of ours listens there already.
@@ -91,11 +96,16 @@ fn soft_limit(limits: &str) -> Option<u64> {
     }
 }
 
-/// Whether the clock can be right: not before this program was written, and close to the database's.
+/// Whether the clock can be right: not before this program was written, and close to the
+/// database's.
 pub(super) fn clock(database: Option<(DateTime<Utc>, DateTime<Utc>)>) -> Finding {
     let now = Utc::now();
     if now.timestamp() < 1_767_225_600 {
-        return Finding::fail("clock", format!("says {now}, which is over"), "set it; expiry and leases depend on it");
+        return Finding::fail(
+            "clock",
+            format!("says {now}, which is over"),
+            "set it; expiry and leases depend on it",
+        );
     }
     let Some((theirs, ours)) = database else {
         return Finding::ok("clock", now.format("%Y-%m-%dT%H:%M:%SZ").to_string());

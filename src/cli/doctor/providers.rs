@@ -1,7 +1,7 @@
 //! Can the models be asked? A key where one is needed, an answer from the base URL, scenarios.
 //!
-//! No model is called: any HTTP answer to a look at the list of models shows that the server is there,
-//! and costs nothing.
+//! No model is called: any HTTP answer to a look at the list of models shows that the server is
+//! there, and costs nothing.
 
 use std::time::Duration;
 
@@ -16,9 +16,12 @@ use crate::config::{Config, Model, ModelApi, ModelServer};
 const PATIENCE: Duration = Duration::from_secs(5);
 
 pub(super) async fn examine(config: &Config, agents: &Catalogue) -> Vec<Finding> {
-    let used: Vec<String> = agents.agents().iter().map(|agent| agent.definition.model.clone()).collect();
+    let used: Vec<String> =
+        agents.agents().iter().map(|agent| agent.definition.model.clone()).collect();
     let checks = config.models.iter().map(|(name, model)| {
-        let is_used = used.iter().any(|model| model.split_once('/').is_some_and(|(provider, _)| provider == name));
+        let is_used = used
+            .iter()
+            .any(|model| model.split_once('/').is_some_and(|(provider, _)| provider == name));
         async move {
             let check = format!("model {name}");
             match model {
@@ -48,7 +51,11 @@ fn broken(check: String, detail: String, next: String, is_used: bool) -> Finding
 async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -> Finding {
     if let (None, Some(variable)) = (&model.api_key, &model.api_key_env) {
         let detail = format!("{}, {variable} is not set: calls go without a key", model.base_url);
-        return Finding::warn(check, detail, format!("export {variable}=…, where the server wants a key"));
+        return Finding::warn(
+            check,
+            detail,
+            format!("export {variable}=…, where the server wants a key"),
+        );
     }
     let place = &model.base_url;
     match status(model).await {
@@ -78,9 +85,9 @@ async fn status(model: &ModelServer) -> Result<u16, String> {
     }
     if let Some(key) = &model.api_key {
         request = match model.api {
-            ModelApi::Anthropic => {
-                request.header("x-api-key", key.expose_secret()).header("anthropic-version", "2023-06-01")
-            }
+            ModelApi::Anthropic => request
+                .header("x-api-key", key.expose_secret())
+                .header("anthropic-version", "2023-06-01"),
             ModelApi::Openai | ModelApi::OpenaiResponses | ModelApi::Ollama { .. } => {
                 request.bearer_auth(key.expose_secret())
             }

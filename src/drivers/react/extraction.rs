@@ -1,8 +1,9 @@
 //! Finding a decision in what a model wrote.
 //!
-//! Tolerant of what surrounds it: fences, prose, a draft in `<think>` tags, other JSON. Not tolerant of
-//! what is broken: an object that does not end is never looked into, so that a part of a decision, or
-//! of the data it quotes, cannot pass for one. Whether a decision is allowed is not asked here.
+//! Tolerant of what surrounds it: fences, prose, a draft in `<think>` tags, other JSON. Not
+//! tolerant of what is broken: an object that does not end is never looked into, so that a part of
+//! a decision, or of the data it quotes, cannot pass for one. Whether a decision is allowed is not
+//! asked here.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -55,7 +56,9 @@ pub(super) fn first_decision(text: &str) -> Result<Decision<'_>, String> {
                 resembling.get_or_insert(decision);
             }
             Ok(_) => {
-                problem.get_or_insert_with(|| "its JSON object has no `type` and so is no decision".to_owned());
+                problem.get_or_insert_with(|| {
+                    "its JSON object has no `type` and so is no decision".to_owned()
+                });
             }
             Err(why) => {
                 problem.get_or_insert(why);
@@ -82,7 +85,10 @@ struct Objects<'a> {
 impl<'a> Objects<'a> {
     /// Skips a draft in `<think>` tags at the beginning, where a server has left it in the text.
     fn of(text: &'a str) -> Self {
-        let thought = text.trim_start().strip_prefix("<think>").and_then(|draft| draft.split_once("</think>"));
+        let thought = text
+            .trim_start()
+            .strip_prefix("<think>")
+            .and_then(|draft| draft.split_once("</think>"));
         Self { rest: thought.map_or(text, |(_, rest)| rest) }
     }
 }
@@ -134,8 +140,7 @@ mod tests {
 
     use super::*;
 
-    const CALL: &str =
-        r#"{"thought": "a } in a \"string\" {", "type": "call_tool", "tool": "t", "args": {"a": {"b": "}"}}}"#;
+    const CALL: &str = r#"{"thought": "a } in a \"string\" {", "type": "call_tool", "tool": "t", "args": {"a": {"b": "}"}}}"#;
     const ANSWER: &str = r#"{"type": "final_answer", "answer": "x"}"#;
 
     #[test]
@@ -169,7 +174,10 @@ mod tests {
             (r#"{"a": 1}"#, "has no `type`"),
             (r#"{"type": "call_tool", "tool": "t""#, "its JSON is broken: EOF"),
             (r#"{"type": "call_tool", "tool": "t",}"#, "its JSON is broken: "),
-            (r#"{"type": "call_tool", "type": "final_answer"}"#, "its JSON is broken: duplicate field"),
+            (
+                r#"{"type": "call_tool", "type": "final_answer"}"#,
+                "its JSON is broken: duplicate field",
+            ),
         ];
         for (text, expected) in table {
             let problem = first_decision(text).unwrap_err();

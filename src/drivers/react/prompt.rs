@@ -1,8 +1,9 @@
 //! What a model without function calling is told, and how the conversation reads to it.
 //!
-//! Tools and the form of a decision follow the system prompt, which stays the same from call to call so
-//! that providers can cache it; what holds for one decision alone stands at the end of the last message.
-//! Calls and results become text, with one user message between two of the assistant's.
+//! Tools and the form of a decision follow the system prompt, which stays the same from call to
+//! call so that providers can cache it; what holds for one decision alone stands at the end of the
+//! last message. Calls and results become text, with one user message between two of the
+//! assistant's.
 
 use std::fmt::Write as _;
 
@@ -13,8 +14,8 @@ use crate::drivers::Ask;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall, Turn};
 use crate::providers::{ModelRequest, ToolChoice};
 
-/// The conversation of a request, told in decisions and observations. `answers_later`: a final answer
-/// only ends the work, and is written afterwards.
+/// The conversation of a request, told in decisions and observations. `answers_later`: a final
+/// answer only ends the work, and is written afterwards.
 pub(super) fn retold(base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool) -> Conversation {
     let mut system = base.conversation.system().to_owned();
     if !ask.answer_only {
@@ -27,7 +28,9 @@ pub(super) fn retold(base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool
             Turn::User(text) => tell(&mut told, text),
             Turn::Assistant(turn) => {
                 say(&mut retold, &mut told, turn.message());
-                turn.results().iter().for_each(|result| tell(&mut told, &format!("Observation: {}", result.content)));
+                turn.results().iter().for_each(|result| {
+                    tell(&mut told, &format!("Observation: {}", result.content))
+                });
             }
         }
     }
@@ -48,22 +51,27 @@ fn tell(told: &mut String, text: &str) {
     told.push_str(text);
 }
 
-/// Adds what the assistant said, after what it had been told. Providers refuse messages that say nothing.
+/// Adds what the assistant said, after what it had been told. Providers refuse messages that say
+/// nothing.
 fn say(retold: &mut Conversation, told: &mut String, message: &AssistantMessage) {
     let text = as_decisions(message);
-    let opaque = message.opaque.clone().filter(|_| message.decision.is_none() && message.tool_calls.is_empty());
+    let opaque = message
+        .opaque
+        .clone()
+        .filter(|_| message.decision.is_none() && message.tool_calls.is_empty());
     if text.trim().is_empty() && opaque.is_none() {
         return;
     }
     if !told.is_empty() {
         retold.push_user(std::mem::take(told));
     }
-    let pushed = retold.push_turn(AssistantMessage { text, opaque, ..AssistantMessage::default() }, Vec::new());
+    let pushed = retold
+        .push_turn(AssistantMessage { text, opaque, ..AssistantMessage::default() }, Vec::new());
     debug_assert!(pushed.is_ok(), "there is no call that lacks a result");
 }
 
-/// The decision as the model wrote it. Calls that were made by function calling, in an earlier run of
-/// the conversation, read as if they had been decisions.
+/// The decision as the model wrote it. Calls that were made by function calling, in an earlier run
+/// of the conversation, read as if they had been decisions.
 fn as_decisions(message: &AssistantMessage) -> String {
     if let Some(decision) = &message.decision {
         return decision.clone();
@@ -72,9 +80,12 @@ fn as_decisions(message: &AssistantMessage) -> String {
         return message.text.clone();
     }
     let decision = |call: &ToolCall| {
-        let given = serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::from(call.arguments.as_str()));
+        let given = serde_json::from_str(&call.arguments)
+            .unwrap_or_else(|_| Value::from(call.arguments.as_str()));
         match call.target {
-            CallTarget::Output => json!({"thought": message.text, "type": "final_answer", "answer": given}),
+            CallTarget::Output => {
+                json!({"thought": message.text, "type": "final_answer", "answer": given})
+            }
             CallTarget::Tool | CallTarget::Submit => {
                 json!({"thought": message.text, "type": "call_tool", "tool": call.name, "args": given})
             }
@@ -83,13 +94,22 @@ fn as_decisions(message: &AssistantMessage) -> String {
     message.tool_calls.iter().map(|call| decision(call).to_string()).collect::<Vec<_>>().join("\n")
 }
 
-fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool) {
+fn describe_decisions(
+    system: &mut String,
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+    answers_later: bool,
+) {
     let may_call = ask.choice != ToolChoice::None && callable(base, ask).next().is_some();
     if may_call {
         system.push_str("\n\n## Tools");
         for tool in callable(base, ask) {
-            let (name, description, schema) = (&tool.name, tool.description.trim(), &tool.input_schema);
-            let _ = write!(system, "\n- {name}: {description}\n  Arguments, as a JSON Schema: {schema}");
+            let (name, description, schema) =
+                (&tool.name, tool.description.trim(), &tool.input_schema);
+            let _ = write!(
+                system,
+                "\n- {name}: {description}\n  Arguments, as a JSON Schema: {schema}"
+            );
         }
     }
     system.push_str("\n\n## Decisions\nEvery message of yours is one decision: one JSON object, and nothing else.\n");
@@ -105,9 +125,13 @@ fn describe_decisions(system: &mut String, base: &ModelRequest<'_>, ask: &Ask<'_
     );
     match output_schema(base, ask) {
         _ if answers_later => {
-            system.push_str("`answer` says in one sentence what was found; you will be asked to write it out.");
+            system.push_str(
+                "`answer` says in one sentence what was found; you will be asked to write it out.",
+            );
         }
-        None => system.push_str("`answer` is the whole answer: a string, or an object where the task asks for one."),
+        None => system.push_str(
+            "`answer` is the whole answer: a string, or an object where the task asks for one.",
+        ),
         Some(schema) => {
             let _ = write!(system, "`answer` is an object that matches this JSON Schema: {schema}");
         }
@@ -125,7 +149,9 @@ fn note(base: &ModelRequest<'_>, ask: &Ask<'_>) -> Option<String> {
         ToolChoice::Tool(name) if ask.final_output() == Some(name.as_str()) => {
             Some("Decide on your `final_answer` now.".to_owned())
         }
-        ToolChoice::Tool(name) => Some(format!("Your next decision must be a `call_tool` of `{name}`.")),
+        ToolChoice::Tool(name) => {
+            Some(format!("Your next decision must be a `call_tool` of `{name}`."))
+        }
         ToolChoice::Required if callable(base, ask).next().is_some() => {
             Some("Your next decision must be a `call_tool`.".to_owned())
         }

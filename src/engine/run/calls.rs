@@ -1,7 +1,9 @@
-//! Executing the tool calls of a response: one that changes something alone, those that only read together.
+//! Executing the tool calls of a response: one that changes something alone, those that only read
+//! together.
 //!
-//! Which calls are due is the state's decision. A call that turns out to go alone waits until those before it have
-//! their results; the state names it again then. Results are recorded in the order of the calls.
+//! Which calls are due is the state's decision. A call that turns out to go alone waits until those
+//! before it have their results; the state names it again then. Results are recorded in the order
+//! of the calls.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -28,8 +30,8 @@ enum Looked {
 }
 
 impl Run {
-    /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless they only read,
-    /// their starts are durable first.
+    /// Executes calls, as many of them as can be executed together, if the budget allows it. Unless
+    /// they only read, their starts are durable first.
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         let mut group = Vec::with_capacity(calls.len());
         let mut writes_ahead = false;
@@ -49,7 +51,9 @@ impl Run {
                 None => {}
             }
             if let Looked::Ready(ready) = &looked {
-                if let Some(events) = self.state.over_budget_with(&ready.started().consumes, Utc::now()) {
+                if let Some(events) =
+                    self.state.over_budget_with(&ready.started().consumes, Utc::now())
+                {
                     return Ok(self.record_all(events)?);
                 }
                 writes_ahead |= ready.effect() != Effect::Read;
@@ -68,8 +72,8 @@ impl Run {
         self.execute(group).await
     }
 
-    /// What is to be done with a call, or what it needs first from somebody outside; nothing where the run is cancelled
-    /// or out of time.
+    /// What is to be done with a call, or what it needs first from somebody outside; nothing where
+    /// the run is cancelled or out of time.
     async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Need>> {
         match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
             Some(Ok(arguments)) => return Some(Err(Need::Client(arguments))),
@@ -88,7 +92,9 @@ impl Run {
         };
         Some(Ok(match prepared {
             Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
-            Ok(Prepared::Escalated(escalated)) => return Some(Err(Need::Approval(Box::new(escalated)))),
+            Ok(Prepared::Escalated(escalated)) => {
+                return Some(Err(Need::Approval(Box::new(escalated))));
+            }
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
                     Looked::Answered(Ok(ready.answered_with(known.to_owned())))
@@ -99,8 +105,8 @@ impl Run {
         }))
     }
 
-    /// Executes calls at the same time and records their results in order. What was recorded before is handed over as
-    /// soon as that takes a while.
+    /// Executes calls at the same time and records their results in order. What was recorded before
+    /// is handed over as soon as that takes a while.
     async fn execute(&mut self, calls: Vec<Looked>) -> Result<(), Stopped> {
         let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
         let stop = self.control.token.child_token();
@@ -134,7 +140,9 @@ impl Run {
 
     /// Records results. A fault of the service in a tool ends the run, when all calls have theirs.
     fn results(&mut self, results: Vec<Result<Finished, FatalToolError>>) -> Result<(), FoldError> {
-        if let Some(requested) = self.control.requested().filter(|_| !self.state.is_cancel_requested()) {
+        if let Some(requested) =
+            self.control.requested().filter(|_| !self.state.is_cancel_requested())
+        {
             self.record(requested)?; // while the calls are open, so that it is known what it met
         }
         let mut faulty = None;
@@ -155,7 +163,9 @@ impl Run {
 
     fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
         match &mut finished.event {
-            RunEvent::ToolCallCompleted(call) => call.note = self.state.stuck_note(call.call_id, &call.content),
+            RunEvent::ToolCallCompleted(call) => {
+                call.note = self.state.stuck_note(call.call_id, &call.content)
+            }
             RunEvent::ToolCallBlocked(call) => {
                 if let Some(note) = self.state.stuck_note(call.call_id, &call.reason) {
                     call.content = format!("{}\n\n{note}", call.content);
@@ -165,7 +175,9 @@ impl Run {
         }
         self.audit.extend(finished.audit);
         self.record(finished.event)?;
-        let is_new = |skill: &SkillActivated| self.state.skills().iter().all(|active| active.skill != skill.skill);
+        let is_new = |skill: &SkillActivated| {
+            self.state.skills().iter().all(|active| active.skill != skill.skill)
+        };
         let activated = finished.activates.filter(is_new).map(RunEvent::SkillActivated);
         activated.map_or(Ok(()), |activated| self.record(activated))
     }

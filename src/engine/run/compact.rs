@@ -1,8 +1,9 @@
-//! Makes the conversation smaller: asks a model for the summary where one is needed, records what came of it.
+//! Makes the conversation smaller: asks a model for the summary where one is needed, records what
+//! came of it.
 //!
-//! What is taken away is decided in `engine::context`. A summary that cannot be had because it would not fit, or
-//! was refused for what it says, is done without; any other failure of the call ends the run, as the model call
-//! that it is for would have failed too.
+//! What is taken away is decided in `engine::context`. A summary that cannot be had because it
+//! would not fit, or was refused for what it says, is done without; any other failure of the call
+//! ends the run, as the model call that it is for would have failed too.
 
 use std::sync::Arc;
 
@@ -18,8 +19,8 @@ use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoi
 use crate::run::SpanPlace;
 
 impl Run {
-    /// Compacts before the call that `refused` was the answer to, or before it is made. Where nothing is
-    /// gained, a refused call stays refused.
+    /// Compacts before the call that `refused` was the answer to, or before it is made. Where
+    /// nothing is gained, a refused call stays refused.
     pub(super) async fn compact(
         &mut self,
         compaction: Compaction,
@@ -49,10 +50,16 @@ impl Run {
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
                 let Answer { provider, model, usage, latency_ms, .. } = answer;
-                Written { text: answer.completion.text, call: SummaryCall { provider, model, usage, latency_ms } }
+                Written {
+                    text: answer.completion.text,
+                    call: SummaryCall { provider, model, usage, latency_ms },
+                }
             }),
             Some(Err(failure)) => {
-                if !matches!(failure.error.kind, FailureKind::ContextLength | FailureKind::ContentFilter) {
+                if !matches!(
+                    failure.error.kind,
+                    FailureKind::ContextLength | FailureKind::ContentFilter
+                ) {
                     let end = self.state.model_failed(&fault(failure), Utc::now());
                     return Ok(self.record_all(end)?);
                 }
@@ -69,8 +76,13 @@ impl Run {
         Ok(self.record_all(end.unwrap_or_default())?)
     }
 
-    /// What the model wrote, where it is asked; nothing when the run was cancelled or its time was up first.
-    async fn summary(&mut self, compaction: &Compaction, cap: u32) -> Option<Result<Option<Answer>, ModelFailure>> {
+    /// What the model wrote, where it is asked; nothing when the run was cancelled or its time was
+    /// up first.
+    async fn summary(
+        &mut self,
+        compaction: &Compaction,
+        cap: u32,
+    ) -> Option<Result<Option<Answer>, ModelFailure>> {
         if compaction.summarised == 0 {
             return Some(Ok(None));
         }

@@ -1,7 +1,9 @@
-//! What a run takes of the budget that it shares: reserved before each model call and tool call, settled afterwards.
+//! What a run takes of the budget that it shares: reserved before each model call and tool call,
+//! settled afterwards.
 //!
-//! A model call reserves what its input is estimated to be, and the output that it may write. Where that is not left,
-//! it makes do with a shorter answer, as long as that is worth a call. The answer that a limit leaves is not refused.
+//! A model call reserves what its input is estimated to be, and the output that it may write. Where
+//! that is not left, it makes do with a shorter answer, as long as that is worth a call. The answer
+//! that a limit leaves is not refused.
 
 use chrono::Utc;
 
@@ -29,7 +31,8 @@ impl Run {
         self.shared.as_ref().filter(|shared| shared.is_open())
     }
 
-    /// Reserves a model call whose answer would have `cap` tokens at most. One that writes a summary is no iteration.
+    /// Reserves a model call whose answer would have `cap` tokens at most. One that writes a
+    /// summary is no iteration.
     pub(super) async fn reserve_model_call(
         &mut self,
         cap: Option<u32>,
@@ -39,7 +42,9 @@ impl Run {
             return Ok(ModelCall::Granted(cap));
         };
         let input = self.state.input_tokens();
-        let output = cap.map_or(USUAL_OUTPUT, |cap| cap.min(self.plan.max_output_tokens.unwrap_or(USUAL_OUTPUT)));
+        let output = cap.map_or(USUAL_OUTPUT, |cap| {
+            cap.min(self.plan.max_output_tokens.unwrap_or(USUAL_OUTPUT))
+        });
         let price = self.plan.rules.price;
         let wanted = |output: u32| Amounts {
             tokens: input + u64::from(output),
@@ -66,14 +71,15 @@ impl Run {
         let left = refusal.max.saturating_sub(refusal.used);
         let output = match refusal.limit {
             "max_total_tokens" => left.checked_sub(input),
-            "max_cost_usd" => self
-                .plan
-                .rules
-                .price?
-                .affordable_output(input, i64::try_from(left).unwrap_or(i64::MAX).saturating_sub(1)),
+            "max_cost_usd" => self.plan.rules.price?.affordable_output(
+                input,
+                i64::try_from(left).unwrap_or(i64::MAX).saturating_sub(1),
+            ),
             _ => None,
         };
-        output.filter(|output| *output >= LEAST_OUTPUT).map(|output| u32::try_from(output).unwrap_or(u32::MAX))
+        output
+            .filter(|output| *output >= LEAST_OUTPUT)
+            .map(|output| u32::try_from(output).unwrap_or(u32::MAX))
     }
 
     /// Reserves a tool call. Where that is refused: what it means.
@@ -81,7 +87,9 @@ impl Run {
         let Some(shared) = self.open_budget() else { return Ok(None) };
         Ok(match shared.reserve(Amounts { tool_calls: 1, ..Amounts::default() }).await? {
             Reserved::Granted => None,
-            Reserved::Refused(refusal) => Some(self.state.shared_budget_spent(&refusal, Utc::now())),
+            Reserved::Refused(refusal) => {
+                Some(self.state.shared_budget_spent(&refusal, Utc::now()))
+            }
         })
     }
 

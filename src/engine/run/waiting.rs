@@ -1,7 +1,9 @@
-//! Asking for what a response needs from somebody outside: approvals, and the results of the caller's own tools.
+//! Asking for what a response needs from somebody outside: approvals, and the results of the
+//! caller's own tools.
 //!
-//! Everything that can be asked for is asked at once, so that several calls can be answered at the same time and the run
-//! goes on once. What the answers mean is decided in `state`; who may answer, and how, is not known here.
+//! Everything that can be asked for is asked at once, so that several calls can be answered at the
+//! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
+//! and how, is not known here.
 
 use chrono::Utc;
 use serde_json::Value;
@@ -33,9 +35,12 @@ impl Run {
         Ok(())
     }
 
-    /// What a call needs that is not due yet. Whatever else is to be said to it is said when its turn has come.
+    /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
+    /// turn has come.
     async fn need_of(&mut self, pending: &PendingCall) -> Option<Need> {
-        if let Some(arguments) = self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
+        if let Some(arguments) =
+            self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments)
+        {
             return arguments.ok().map(Need::Client);
         }
         let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
@@ -56,7 +61,9 @@ impl Run {
                 let Escalated { arguments, reason, audit } = *escalated;
                 (arguments, reason, Some(audit))
             }
-            Need::Client(arguments) => (arguments, "The caller executes this tool.".to_owned(), None),
+            Need::Client(arguments) => {
+                (arguments, "The caller executes this tool.".to_owned(), None)
+            }
         };
         let awaited = Awaited {
             call_id: call.id,

@@ -1,8 +1,8 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! In the order of the loop's specification: cancelled, waiting, deadline, then what the phase asks for. Limits are
-//! judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes between the calls of one
-//! response answers the rest of them, so that no call is ever left open.
+//! In the order of the loop's specification: cancelled, waiting, deadline, then what the phase asks
+//! for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
+//! between the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -18,9 +18,12 @@ use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NOT_VALID: (TerminationReason, &str) =
     (TerminationReason::ValidationFailed, "No attempt produced a valid output.");
-const NO_OUTPUT: (TerminationReason, &str) = (TerminationReason::InvalidResponse, "No attempt proposed an output.");
-const NO_CALL: (TerminationReason, &str) =
-    (TerminationReason::InvalidResponse, "The model did not call the tool that tool_choice demands.");
+const NO_OUTPUT: (TerminationReason, &str) =
+    (TerminationReason::InvalidResponse, "No attempt proposed an output.");
+const NO_CALL: (TerminationReason, &str) = (
+    TerminationReason::InvalidResponse,
+    "The model did not call the tool that tool_choice demands.",
+);
 
 /// A model call that failed for good.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -59,7 +62,9 @@ impl State {
         }
         match &self.phase {
             Phase::Opening | Phase::Ended { .. } => Step::Done,
-            Phase::BetweenAttempts => Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }]),
+            Phase::BetweenAttempts => {
+                Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }])
+            }
             Phase::BetweenIterations => self.next_iteration(now),
             Phase::Calling => self.next_model_call(now),
             Phase::Acting(turn) => self.next_call(turn, now),
@@ -68,14 +73,21 @@ impl State {
     }
 
     /// What a judged proposal means: an empty list of errors accepts it.
-    pub fn judged(&self, proposal: &Proposal, errors: Vec<ValidationError>, now: DateTime<Utc>) -> Vec<RunEvent> {
+    pub fn judged(
+        &self,
+        proposal: &Proposal,
+        errors: Vec<ValidationError>,
+        now: DateTime<Utc>,
+    ) -> Vec<RunEvent> {
         if errors.is_empty() {
             let output = proposal.output.clone();
             return vec![self.ended(now, self.completed(output))];
         }
         let feedback = match self.rules.react {
             None => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
-            Some(_) if self.is_reflected() => phrases::another_attempt(&errors, self.output_tool(), self.submit_tool()),
+            Some(_) if self.is_reflected() => {
+                phrases::another_attempt(&errors, self.output_tool(), self.submit_tool())
+            }
             Some(_) => phrases::another_final_answer(&errors),
         };
         self.attempt_failed(proposal.call_id, errors, feedback, NOT_VALID, now)
@@ -89,7 +101,10 @@ impl State {
         let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
             "provider_code": fault.code, "provider_message": fault.message});
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
-        let message = format!("The model call failed{status} after {} tries: {}", fault.attempts, fault.message);
+        let message = format!(
+            "The model call failed{status} after {} tries: {}",
+            fault.attempts, fault.message
+        );
         vec![self.failed(now, fault.reason, message, context)]
     }
 
@@ -97,7 +112,12 @@ impl State {
     pub fn tool_fault(&self, tool: &str, now: DateTime<Utc>) -> Vec<RunEvent> {
         let message = format!("The tool {tool} failed because of a fault of the service.");
         let mut events = self.not_executed("the run ended");
-        events.push(self.failed(now, TerminationReason::ToolFailure, message, json!({"tool": tool})));
+        events.push(self.failed(
+            now,
+            TerminationReason::ToolFailure,
+            message,
+            json!({"tool": tool}),
+        ));
         events
     }
 
@@ -114,8 +134,12 @@ impl State {
             ToolChoicePolicy::Required if self.rules.react.is_some() => ToolChoice::Auto,
             ToolChoicePolicy::Required => ToolChoice::Required,
             ToolChoicePolicy::FirstRequired if self.wish != Wish::Settled => ToolChoice::Required,
-            ToolChoicePolicy::Tool(name) if self.wish != Wish::Settled => ToolChoice::Tool(name.clone()),
-            ToolChoicePolicy::Auto | ToolChoicePolicy::FirstRequired | ToolChoicePolicy::Tool(_) => ToolChoice::Auto,
+            ToolChoicePolicy::Tool(name) if self.wish != Wish::Settled => {
+                ToolChoice::Tool(name.clone())
+            }
+            ToolChoicePolicy::Auto
+            | ToolChoicePolicy::FirstRequired
+            | ToolChoicePolicy::Tool(_) => ToolChoice::Auto,
         }
     }
 
@@ -126,7 +150,12 @@ impl State {
         if self.rules.react.is_some_and(|react| self.undecided.len() > react.max_retries as usize) {
             let context = json!({"attempt": self.attempt, "errors": self.undecided});
             let message = "The model made no decision that can be used.";
-            return Step::Record(vec![self.failed(now, TerminationReason::InvalidResponse, message, context)]);
+            return Step::Record(vec![self.failed(
+                now,
+                TerminationReason::InvalidResponse,
+                message,
+                context,
+            )]);
         }
         match self.next_limit(now) {
             Some(limit) => Step::Record(vec![limit]),
@@ -178,24 +207,35 @@ impl State {
                     let content = phrases::AFTER_A_BLOCK.to_owned();
                     return Step::Record(vec![unexecuted(call, CallFailure::NotExecuted, content)]);
                 }
-                CallTarget::Submit if self.proposal.is_none() => return self.submitted_nothing(now),
+                CallTarget::Submit if self.proposal.is_none() => {
+                    return self.submitted_nothing(now);
+                }
                 CallTarget::Submit => submitted = submitted.or(Some(call.id)),
                 CallTarget::Output => return Step::Record(vec![self.proposed_by(call)]),
                 CallTarget::Tool => return self.next_tool_call(turn, index, call, now),
             }
         }
         let proposal = match submitted {
-            Some(submit) => self.proposal.clone().map(|proposal| Proposal { call_id: Some(submit), ..proposal }),
+            Some(submit) => {
+                self.proposal.clone().map(|proposal| Proposal { call_id: Some(submit), ..proposal })
+            }
             None => turn.proposal.clone(),
         };
         proposal.map_or_else(|| self.next_iteration(now), Step::Check)
     }
 
-    fn next_tool_call(&self, turn: &OpenTurn, index: usize, call: &ToolCall, now: DateTime<Utc>) -> Step {
+    fn next_tool_call(
+        &self,
+        turn: &OpenTurn,
+        index: usize,
+        call: &ToolCall,
+        now: DateTime<Utc>,
+    ) -> Step {
         if turn.dispatched_once.contains(&call.id) {
             return Step::Record(vec![unknown_outcome(call)]);
         }
-        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
+        let left =
+            self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         if let Some(resolved) = turn.resolved.get(&call.id) {
             return match self.resolved_call(index, call, resolved) {
                 Step::CallTools(_) if left == 0 => self.out_of_calls(now),
@@ -229,7 +269,8 @@ impl State {
     /// Whether the call is that of an earlier one of the response, whose result is used again.
     fn is_repeated(&self, turn: &OpenTurn, index: usize, call: &ToolCall) -> bool {
         let earlier = turn.message.tool_calls.iter().take(index);
-        self.rules.cached.contains(&call.name) && earlier.map(same_call).any(|earlier| earlier == same_call(call))
+        self.rules.cached.contains(&call.name)
+            && earlier.map(same_call).any(|earlier| earlier == same_call(call))
     }
 
     /// The end of a run whose model submits without an output.
@@ -270,13 +311,17 @@ impl State {
         }
         let (prompt, warning) = match self.wish {
             Wish::Open => (Some(phrases::call_a_tool(tool)), None),
-            _ => (None, Some(format!("The model {}; the answer was accepted.", phrases::no_call(tool)))),
+            _ => (
+                None,
+                Some(format!("The model {}; the answer was accepted.", phrases::no_call(tool))),
+            ),
         };
         Some(vec![RunEvent::ToolChoiceUnmet { attempt: self.attempt, prompt, warning }])
     }
 
     fn choice_ignored(&self, tool: Option<&str>, now: DateTime<Utc>) -> Vec<RunEvent> {
-        let errors = vec![ValidationError { pointer: String::new(), message: phrases::no_call(tool) }];
+        let errors =
+            vec![ValidationError { pointer: String::new(), message: phrases::no_call(tool) }];
         self.attempt_failed(None, errors, phrases::call_a_tool(tool), NO_CALL, now)
     }
 
@@ -284,7 +329,9 @@ impl State {
         let arguments = if call.arguments.trim().is_empty() { "{}" } else { &call.arguments };
         let (output, problem) = match serde_json::from_str::<Value>(arguments) {
             Ok(output) => (output, None),
-            Err(error) => (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}"))),
+            Err(error) => {
+                (Value::String(call.arguments.clone()), Some(format!("not valid JSON: {error}")))
+            }
         };
         RunEvent::OutputProposed { call_id: Some(call.id), attempt: self.attempt, output, problem }
     }
@@ -299,7 +346,12 @@ impl State {
         let end = match (finish_reason, &self.rules.contract) {
             (FinishReason::Refusal, _) => {
                 let context = json!({"provider_message": text});
-                self.failed(now, TerminationReason::ModelRefused, "The model refused to answer.", context)
+                self.failed(
+                    now,
+                    TerminationReason::ModelRefused,
+                    "The model refused to answer.",
+                    context,
+                )
             }
             (FinishReason::Length, _) => {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
@@ -310,17 +362,25 @@ impl State {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
             }
             (_, Contract::Text { .. }) => self.ended(now, self.completed(output::from_text(text))),
-            (_, Contract::Structured { .. }) if self.single_shot => match output::object_from_text(text) {
-                Some(output) => return Step::Check(Proposal { call_id: None, output, malformed: None }),
-                None => self.invalid_response(now, "The model's answer is not a JSON object."),
-            },
+            (_, Contract::Structured { .. }) if self.single_shot => {
+                match output::object_from_text(text) {
+                    Some(output) => {
+                        return Step::Check(Proposal { call_id: None, output, malformed: None });
+                    }
+                    None => self.invalid_response(now, "The model's answer is not a JSON object."),
+                }
+            }
             (_, Contract::Structured { submit: None, .. }) if self.rules.react.is_some() => {
-                let errors = vec![ValidationError { pointer: String::new(), message: phrases::NO_OBJECT.to_owned() }];
+                let errors = vec![ValidationError {
+                    pointer: String::new(),
+                    message: phrases::NO_OBJECT.to_owned(),
+                }];
                 let feedback = phrases::another_final_answer(&errors);
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
             }
             (_, Contract::Structured { tool, .. }) => {
-                let message = "answered in plain text instead of calling the output tool".to_owned();
+                let message =
+                    "answered in plain text instead of calling the output tool".to_owned();
                 let errors = vec![ValidationError { pointer: String::new(), message }];
                 let feedback = phrases::use_output_tool(tool);
                 return Step::Record(self.attempt_failed(None, errors, feedback, NO_OUTPUT, now));
@@ -329,15 +389,17 @@ impl State {
         Step::Record(vec![end])
     }
 
-    /// Whether the final answer is to be written, now that the model has decided on it and was asked to
-    /// verify it.
+    /// Whether the final answer is to be written, now that the model has decided on it and was
+    /// asked to verify it.
     fn is_answer_due(&self) -> bool {
         let confirmed = self.confirmed || self.rules.contract != Contract::Text { confirm: true };
-        self.rules.react.is_some_and(|react| react.final_via_inference) && !self.answer_only && confirmed
+        self.rules.react.is_some_and(|react| react.final_via_inference)
+            && !self.answer_only
+            && confirmed
     }
 
-    /// What an answer of which no decision could be made means: it is asked for again, so long as limits
-    /// and retries allow.
+    /// What an answer of which no decision could be made means: it is asked for again, so long as
+    /// limits and retries allow.
     pub fn decision_failed(&self, why: &Undecided) -> RunEvent {
         let (Undecided::NotFound(error) | Undecided::NotValid(error)) = why;
         let failed = DecisionFailed {
@@ -361,9 +423,9 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let last = self.single_shot || self.attempt >= self.rules.limits.max_attempts;
-        let context =
-            json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
-        let failed = RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
+        let context = json!({"attempt": self.attempt, "max_attempts": self.rules.limits.max_attempts, "errors": errors});
+        let failed =
+            RunEvent::ValidationFailed { attempt: self.attempt, call_id, errors, feedback };
         if !last {
             return vec![failed];
         }
@@ -386,10 +448,15 @@ impl State {
             _ if !self.waiting.is_empty() => "approval",
             Phase::Calling => "model_call",
             Phase::Acting(turn) if self.is_reflected() && turn.proposal.is_some() => "validation",
-            Phase::Acting(turn) if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) => "tool_call",
+            Phase::Acting(turn)
+                if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) =>
+            {
+                "tool_call"
+            }
             Phase::Acting(_) => "validation",
             Phase::Answered { .. }
-                if self.single_shot && matches!(self.rules.contract, Contract::Structured { .. }) =>
+                if self.single_shot
+                    && matches!(self.rules.contract, Contract::Structured { .. }) =>
             {
                 "validation"
             }
@@ -406,18 +473,34 @@ impl State {
 
     pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let open =
-            turn.message.tool_calls.iter().filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
-        open.map(|call| unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))).collect()
+        let open = turn
+            .message
+            .tool_calls
+            .iter()
+            .filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
+        open.map(|call| {
+            unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))
+        })
+        .collect()
     }
 
     fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {
-        self.failed(now, TerminationReason::InvalidResponse, message, json!({"attempt": self.attempt}))
+        self.failed(
+            now,
+            TerminationReason::InvalidResponse,
+            message,
+            json!({"attempt": self.attempt}),
+        )
     }
 
     fn completed(&self, output: Value) -> Outcome {
         let raw_response = self.raw_response.clone();
-        Outcome::Completed { output, raw_response, reason: TerminationReason::Completed, partial: false }
+        Outcome::Completed {
+            output,
+            raw_response,
+            reason: TerminationReason::Completed,
+            partial: false,
+        }
     }
 
     pub(super) fn failed(

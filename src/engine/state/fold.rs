@@ -11,8 +11,8 @@ use uuid::Uuid;
 use super::{FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
 use crate::engine::phrases;
 use crate::event::{
-    CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved, RunEvent,
-    ToolCallCompleted, WaitKind,
+    CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
+    RunEvent, ToolCallCompleted, WaitKind,
 };
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
@@ -71,11 +71,17 @@ impl State {
             }
             RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
             RunEvent::ModelResponded(response) => self.responded(response),
-            RunEvent::ToolCallStarted(_) | RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => {
+            RunEvent::ToolCallStarted(_)
+            | RunEvent::ToolCallCompleted(_)
+            | RunEvent::ToolCallBlocked(_) => {
                 self.called(&event.what, misplaced)?;
             }
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
-                let proposal = Proposal { call_id: *call_id, output: output.clone(), malformed: problem.clone() };
+                let proposal = Proposal {
+                    call_id: *call_id,
+                    output: output.clone(),
+                    malformed: problem.clone(),
+                };
                 self.proposed(proposal, misplaced)?;
             }
             RunEvent::OutputReflected { call_id, content, is_error, .. } => {
@@ -91,7 +97,8 @@ impl State {
                 self.confirmed = true;
                 self.reply(prompt);
             }
-            RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
+            RunEvent::DecisionExtractionFailed(failed)
+            | RunEvent::DecisionValidationFailed(failed) => {
                 if !matches!(self.phase, Phase::Answered { .. }) {
                     return Err(misplaced);
                 }
@@ -107,7 +114,9 @@ impl State {
                 let phase = self.doing().to_owned();
                 self.cancel = Some(super::CancelRequest { reason: reason.clone(), phase });
             }
-            RunEvent::RunCompleted(ending) | RunEvent::RunFailed(ending) | RunEvent::RunCancelled(ending) => {
+            RunEvent::RunCompleted(ending)
+            | RunEvent::RunFailed(ending)
+            | RunEvent::RunCancelled(ending) => {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
@@ -133,7 +142,8 @@ impl State {
         Ok(())
     }
 
-    /// A model call is due. What the model said last goes into the conversation, with what is said to it.
+    /// A model call is due. What the model said last goes into the conversation, with what is said
+    /// to it.
     fn begin_iteration(&mut self, limit: Option<&LimitReached>) {
         self.compactions.clear();
         if let Some(limit) = limit {
@@ -176,8 +186,14 @@ impl State {
         Ok(())
     }
 
-    /// An answer to something that was waited for. A crash leaves calls to review that nothing was told of before.
-    fn resolved(&mut self, resolved: &Resolved, at: DateTime<Utc>, misplaced: FoldError) -> Result<(), FoldError> {
+    /// An answer to something that was waited for. A crash leaves calls to review that nothing was
+    /// told of before.
+    fn resolved(
+        &mut self,
+        resolved: &Resolved,
+        at: DateTime<Utc>,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
         let awaited = self.waiting.remove(&resolved.call_id);
         if self.waiting.is_empty()
             && let Some(since) = self.parked_since.take()
@@ -214,11 +230,15 @@ impl State {
         if failure.is_some_and(|failure| !failure.counts_as_failing()) {
             return;
         }
-        let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned() else { return };
+        let Some(call) = self.call(call_id).filter(|call| call.target == CallTarget::Tool).cloned()
+        else {
+            return;
+        };
         self.streak = self.streak.with(&call, content);
         self.failures_in_a_row = if failure.is_some() { self.failures_in_a_row + 1 } else { 0 };
         if failure.is_some() {
-            self.failed_call = Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });
+            self.failed_call =
+                Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });
         }
     }
 
@@ -234,10 +254,16 @@ impl State {
         }
     }
 
-    fn compacted(&mut self, compacted: &ContextCompacted, misplaced: FoldError) -> Result<(), FoldError> {
+    fn compacted(
+        &mut self,
+        compacted: &ContextCompacted,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
         self.conversation.clear_results(&compacted.cleared);
         if let Some(summary) = &compacted.summary {
-            self.conversation.summarise(summary.turns, summary.text.as_str()).map_err(|_| misplaced)?;
+            self.conversation
+                .summarise(summary.turns, summary.text.as_str())
+                .map_err(|_| misplaced)?;
         }
         self.last_tokens = compacted.tokens_after;
         self.counted_turns = self.conversation.turns().len();
@@ -257,7 +283,10 @@ impl State {
             let written = message.tool_calls.iter().find(|call| call.target == CallTarget::Output);
             message.text = written.map(|call| call.arguments.clone()).unwrap_or_default();
         }
-        if self.single_shot || self.limit.is_some() || response.finish_reason == FinishReason::Refusal {
+        if self.single_shot
+            || self.limit.is_some()
+            || response.finish_reason == FinishReason::Refusal
+        {
             message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
         }
         if message.tool_calls.is_empty() {
@@ -283,10 +312,11 @@ impl State {
         });
     }
 
-    /// Whether nothing is called but other agents, to take over, where any other tool would be the call that an
-    /// attempt must begin with.
+    /// Whether nothing is called but other agents, to take over, where any other tool would be the
+    /// call that an attempt must begin with.
     fn only_hands_over(&self, message: &AssistantMessage) -> bool {
-        let is_handoff = |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
+        let is_handoff =
+            |name: &str| matches!(Delegation::of_tool(name), Some(Delegation::Handoff(_)));
         self.rules.tool_choice == ToolChoicePolicy::FirstRequired
             && self.rules.has_tools_of_its_own
             && message.tool_calls.iter().all(|call| is_handoff(&call.name))
@@ -354,18 +384,26 @@ impl State {
         }
     }
 
-    /// Moves what the model said last, with a result for every call, into the conversation. `judged`
-    /// is the call whose proposal was judged, with the verdict as its result.
+    /// Moves what the model said last, with a result for every call, into the conversation.
+    /// `judged` is the call whose proposal was judged, with the verdict as its result.
     fn close_turn(&mut self, judged: Option<uuid::Uuid>, verdict: &str, is_error: bool) {
         match std::mem::replace(&mut self.phase, Phase::BetweenIterations) {
             Phase::Acting(mut turn) => {
                 let results = turn.message.tool_calls.iter().map(|call| {
                     if judged == Some(call.id) {
-                        return ToolResult { call_id: call.id, content: verdict.to_owned(), is_error };
+                        return ToolResult {
+                            call_id: call.id,
+                            content: verdict.to_owned(),
+                            is_error,
+                        };
                     }
                     let open = || {
                         let content = phrases::RUN_ENDED.to_owned();
-                        ToolResult { call_id: call.id, content, is_error: call.target == CallTarget::Tool }
+                        ToolResult {
+                            call_id: call.id,
+                            content,
+                            is_error: call.target == CallTarget::Tool,
+                        }
                     };
                     turn.answers.remove(&call.id).unwrap_or_else(open)
                 });
@@ -380,8 +418,12 @@ impl State {
     fn close_last_turn(&mut self, is_accepted: bool) {
         let proposing = match &self.phase {
             Phase::Acting(turn) => {
-                let submit = || turn.open_calls().find(|(_, call)| call.target == CallTarget::Submit);
-                turn.proposal.as_ref().and_then(|p| p.call_id).or_else(|| submit().map(|(_, call)| call.id))
+                let submit =
+                    || turn.open_calls().find(|(_, call)| call.target == CallTarget::Submit);
+                turn.proposal
+                    .as_ref()
+                    .and_then(|p| p.call_id)
+                    .or_else(|| submit().map(|(_, call)| call.id))
             }
             _ => None,
         };
@@ -402,7 +444,8 @@ impl State {
     }
 }
 
-/// A conversation from its parts, so many turns of which are history; `None` where a stored turn is not valid.
+/// A conversation from its parts, so many turns of which are history; `None` where a stored turn is
+/// not valid.
 fn opening(system: &str, turns: &[Turn], history: usize) -> Option<Conversation> {
     let mut conversation = Conversation::new(system);
     for (place, turn) in turns.iter().enumerate() {

@@ -1,7 +1,7 @@
 //! Limits: what stops a run, and the last answer that a run may give at one.
 //!
-//! Each limit is checked in one place. What strikes between the calls of a response answers the rest of them first, so
-//! that no call is ever left open.
+//! Each limit is checked in one place. What strikes between the calls of a response answers the
+//! rest of them first, so that no call is ever left open.
 
 use std::collections::BTreeSet;
 
@@ -14,9 +14,12 @@ use crate::engine::phrases;
 use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
-use crate::run::{Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction, TerminationReason, Usd};
+use crate::run::{
+    Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction, TerminationReason, Usd,
+};
 
-/// A model call is not worth making with fewer tokens than this left in a budget of tokens or dollars.
+/// A model call is not worth making with fewer tokens than this left in a budget of tokens or
+/// dollars.
 pub(super) const LEAST_TOKENS: u64 = 256;
 
 /// Tokens of the answer that a run may still give when a limit was reached.
@@ -28,20 +31,24 @@ const STUCK_NOTE: u32 = 3;
 const STUCK_END: u32 = 5;
 
 impl State {
-    /// What ends a run whatever the model says next: failures in a row, a failure that may not be, no progress.
-    /// With it, why the calls that are still open are not executed.
+    /// What ends a run whatever the model says next: failures in a row, a failure that may not be,
+    /// no progress. With it, why the calls that are still open are not executed.
     pub(super) fn halted(&self, now: DateTime<Utc>) -> Option<(&'static str, RunEvent)> {
         let threshold = self.rules.limits.error_threshold;
         if self.rules.throw_on_tool_failure
             && let Some(failed) = &self.failed_call
         {
-            let context = json!({"tool": failed.tool, "call_id": failed.call_id, "result": failed.content});
+            let context =
+                json!({"tool": failed.tool, "call_id": failed.call_id, "result": failed.content});
             let message = format!("A call of {} failed.", failed.tool);
             let end = self.failed(now, TerminationReason::ToolFailure, message, context);
             return Some(("an earlier call failed", end));
         }
         if self.failures_in_a_row >= threshold {
-            let last = self.failed_call.as_ref().map(|failed| json!({"tool": failed.tool, "result": failed.content}));
+            let last = self
+                .failed_call
+                .as_ref()
+                .map(|failed| json!({"tool": failed.tool, "result": failed.content}));
             let context = json!({"consecutive_failures": self.failures_in_a_row, "error_threshold": threshold,
                 "last_failure": last});
             let message = format!("{threshold} tool calls failed in a row.");
@@ -50,7 +57,10 @@ impl State {
         }
         if self.streak.times >= STUCK_END {
             let context = json!({"tool": self.streak.tool, "repetitions": self.streak.times});
-            let message = format!("The same call of {} brought the same result over and over.", self.streak.tool);
+            let message = format!(
+                "The same call of {} brought the same result over and over.",
+                self.streak.tool
+            );
             let end = self.failed(now, TerminationReason::Stuck, message, context);
             return Some(("the run makes no progress", end));
         }
@@ -66,7 +76,8 @@ impl State {
         (times >= STUCK_NOTE).then(|| phrases::stuck(times))
     }
 
-    /// The end of a run whose calls, tokens, dollars or iterations are used up, or its last model call.
+    /// The end of a run whose calls, tokens, dollars or iterations are used up, or its last model
+    /// call.
     pub(super) fn next_limit(&self, now: DateTime<Utc>) -> Option<RunEvent> {
         let (limits, totals, budget) = (&self.rules.limits, &self.totals, &self.rules.budget);
         if let Some(spent) = self.spent() {
@@ -89,7 +100,12 @@ impl State {
         if self.rules.on_limit == OnLimit::Answer && self.limit.is_none() && !self.single_shot {
             let (attempt, iteration) = (self.attempt, self.iteration + 1);
             let answer_only = self.rules.react.is_some();
-            return RunEvent::IterationStarted { attempt, iteration, answer_only, limit: Some(limit) };
+            return RunEvent::IterationStarted {
+                attempt,
+                iteration,
+                answer_only,
+                limit: Some(limit),
+            };
         }
         self.ended_at(&limit, now)
     }
@@ -101,16 +117,28 @@ impl State {
     }
 
     /// The answer that a run gives at a limit.
-    pub(super) fn partial(&self, output: Value, limit: &LimitReached, now: DateTime<Utc>) -> RunEvent {
+    pub(super) fn partial(
+        &self,
+        output: Value,
+        limit: &LimitReached,
+        now: DateTime<Utc>,
+    ) -> RunEvent {
         let raw_response = self.raw_response.clone();
-        self.ended(now, Outcome::Completed { output, raw_response, reason: limit.reason, partial: true })
+        self.ended(
+            now,
+            Outcome::Completed { output, raw_response, reason: limit.reason, partial: true },
+        )
     }
 
     /// The budget of tokens or dollars that does not pay for another model call.
     pub(super) fn spent(&self) -> Option<LimitReached> {
         let (usage, budget) = (&self.totals.usage, &self.rules.budget);
         if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
-            return Some(over_budget("max_total_tokens", usage.total_tokens(), budget.max_total_tokens));
+            return Some(over_budget(
+                "max_total_tokens",
+                usage.total_tokens(),
+                budget.max_total_tokens,
+            ));
         }
         if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
             let spent = Usd::from_micro(usage.cost_micro_usd.unwrap_or(0)).dollars();
@@ -127,20 +155,24 @@ impl State {
         self.tokens_left().into_iter().chain(self.affordable_output()).min()
     }
 
-    /// What the token budget leaves for the next answer, once the model has read the conversation; `None` without one.
+    /// What the token budget leaves for the next answer, once the model has read the conversation;
+    /// `None` without one.
     pub(super) fn tokens_left(&self) -> Option<u64> {
         let max = self.rules.budget.max_total_tokens?;
         Some(max.saturating_sub(self.totals.usage.total_tokens()).saturating_sub(self.next_input()))
     }
 
-    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one. Where
-    /// the price or what was spent is unknown, nothing is left: a budget that cannot be kept is used up.
+    /// Tokens of output that the budget in dollars pays for in the next call; `None` without one.
+    /// Where the price or what was spent is unknown, nothing is left: a budget that cannot be kept
+    /// is used up.
     pub(super) fn affordable_output(&self) -> Option<u64> {
         let max = self.rules.budget.max_cost_usd?.micro();
         let usage = &self.totals.usage;
         let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
         let input = self.input_tokens();
-        let left = spent.zip(self.rules.price).and_then(|(spent, price)| price.affordable_output(input, max - spent));
+        let left = spent
+            .zip(self.rules.price)
+            .and_then(|(spent, price)| price.affordable_output(input, max - spent));
         Some(left.unwrap_or(0))
     }
 
@@ -159,12 +191,14 @@ impl State {
     pub fn shared_budget_spent(&self, refusal: &Refusal, now: DateTime<Utc>) -> Vec<RunEvent> {
         let Refusal { limit, used, max } = *refusal;
         let mut reached = if limit == "max_cost_usd" {
-            let dollars = |micro| Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars();
+            let dollars =
+                |micro| Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars();
             over_budget(limit, dollars(used), Some(dollars(max)))
         } else {
             over_budget(limit, used, Some(max))
         };
-        reached.error.message = format!("The budget {limit}, which the run shares with others, is used up.");
+        reached.error.message =
+            format!("The budget {limit}, which the run shares with others, is used up.");
         if let Value::Object(context) = &mut reached.error.context {
             context.insert("shared".into(), true.into());
         }
@@ -174,7 +208,11 @@ impl State {
     }
 
     /// What a call means that would exceed the budget of files or lines, before it is executed.
-    pub fn over_budget_with(&self, consumes: &Consumption, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
+    pub fn over_budget_with(
+        &self,
+        consumes: &Consumption,
+        now: DateTime<Utc>,
+    ) -> Option<Vec<RunEvent>> {
         let (used, budget) = (&self.totals.consumption, &self.rules.budget);
         let files = used.files_modified.union(&consumes.files_modified).count() as u64;
         let lines = used.lines_changed.saturating_add(consumes.lines_changed);
@@ -208,8 +246,13 @@ impl State {
     }
 
     fn too_many_iterations(&self, count: u32, max: u32) -> LimitReached {
-        let context = json!({"attempt": self.attempt, "iteration_count": count, "max_iterations": max});
-        limit(TerminationReason::MaxIterations, format!("The limit of {max} iterations was reached."), context)
+        let context =
+            json!({"attempt": self.attempt, "iteration_count": count, "max_iterations": max});
+        limit(
+            TerminationReason::MaxIterations,
+            format!("The limit of {max} iterations was reached."),
+            context,
+        )
     }
 
     /// Whether a stop condition may be met that was not dealt with yet.
@@ -246,8 +289,9 @@ impl State {
         })
     }
 
-    /// What the look at the stop conditions means. `met` is the first that is met, with the reason where that could
-    /// not be told; `id` and `patience` are those of a request to somebody to decide.
+    /// What the look at the stop conditions means. `met` is the first that is met, with the reason
+    /// where that could not be told; `id` and `patience` are those of a request to somebody to
+    /// decide.
     pub fn weighed(
         &self,
         met: Option<(usize, Option<String>)>,
@@ -256,8 +300,11 @@ impl State {
         now: DateTime<Utc>,
     ) -> Vec<RunEvent> {
         let Some((condition, undecided)) = met else { return vec![self.iteration_started()] };
-        let why = undecided.map_or("is met".to_owned(), |error| format!("cannot be decided ({error})"));
-        let Some(rule) = self.rules.budget.stop_conditions.get(condition) else { return Vec::new() };
+        let why =
+            undecided.map_or("is met".to_owned(), |error| format!("cannot be decided ({error})"));
+        let Some(rule) = self.rules.budget.stop_conditions.get(condition) else {
+            return Vec::new();
+        };
         match rule.action {
             StopAction::Stop => vec![self.stopped_by(condition, &why, now)],
             StopAction::Warn => {

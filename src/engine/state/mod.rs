@@ -1,8 +1,9 @@
 //! The loop as a state machine without I/O.
 //!
 //! It owns every decision ([`State::next`], in `decide.rs`) and every fact ([`State::apply`], in
-//! `fold.rs`). It is plain data: no clock (the time is told), no random number, no channel. The same
-//! fold builds it live, after a crash and for a reader of the journal, so recovery is the ordinary path.
+//! `fold.rs`). It is plain data: no clock (the time is told), no random number, no channel. The
+//! same fold builds it live, after a crash and for a reader of the journal, so recovery is the
+//! ordinary path.
 
 mod decide;
 mod fold;
@@ -20,8 +21,12 @@ use uuid::Uuid;
 
 use super::context::Compaction;
 use super::plan::Rules;
-use crate::event::{Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent, SkillActivated};
-use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult};
+use crate::event::{
+    Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent, SkillActivated,
+};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
+};
 use crate::providers::ToolChoice;
 use crate::run::{RunStatus, Totals};
 use crate::tools::approval::Granted;
@@ -81,7 +86,10 @@ impl PendingCall {
     /// The approval, for those who execute it.
     pub fn granted(&self) -> Option<Granted<'_>> {
         let approval = self.approval.as_ref()?;
-        Some(Granted { by: approval.by.as_deref().unwrap_or("somebody"), arguments: approval.arguments.as_ref() })
+        Some(Granted {
+            by: approval.by.as_deref().unwrap_or("somebody"),
+            arguments: approval.arguments.as_ref(),
+        })
     }
 }
 
@@ -341,12 +349,15 @@ impl State {
     pub fn deadline(&self) -> Option<DateTime<Utc>> {
         let seconds = i64::try_from(self.rules.budget.max_duration_seconds).ok()?;
         let waited = chrono::TimeDelta::try_milliseconds(self.parked_ms)?;
-        self.started_at?.checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)?.checked_add_signed(waited)
+        self.started_at?
+            .checked_add_signed(chrono::TimeDelta::try_seconds(seconds)?)?
+            .checked_add_signed(waited)
     }
 
     /// Milliseconds from the start.
     pub fn elapsed_ms(&self, now: DateTime<Utc>) -> u64 {
-        self.started_at.map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
+        self.started_at
+            .map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
     }
 
     /// The skills whose bounds hold.
@@ -364,7 +375,8 @@ impl State {
         }
     }
 
-    /// The result of the same call, made before in this attempt by a tool whose results are used again.
+    /// The result of the same call, made before in this attempt by a tool whose results are used
+    /// again.
     pub fn cached_result(&self, call: &ToolCall) -> Option<&str> {
         if self.cache.is_empty() {
             return None; // as of every agent that caches nothing
@@ -387,7 +399,10 @@ impl State {
     }
 
     fn has_tool_calls_left(&self, turn: &OpenTurn, index: usize) -> bool {
-        let earlier = turn.message.tool_calls[..index].iter().filter(|c| c.target == CallTarget::Tool).count();
+        let earlier = turn.message.tool_calls[..index]
+            .iter()
+            .filter(|c| c.target == CallTarget::Tool)
+            .count();
         earlier < self.rules.limits.max_tool_calls_per_iteration as usize
     }
 }

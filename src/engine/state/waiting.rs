@@ -1,7 +1,7 @@
 //! Waiting: what a parked run waits for, and what the answers mean.
 //!
-//! A run that waits is not driven by anybody. Answers come as events when it goes on; the time between does not count
-//! towards its duration.
+//! A run that waits is not driven by anybody. Answers come as events when it goes on; the time
+//! between does not count towards its duration.
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
@@ -9,7 +9,8 @@ use serde_json::json;
 use super::decide::unexecuted;
 use super::{Approval, OpenTurn, PendingCall, Phase, State, Step};
 use crate::event::{
-    Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
+    Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,
+    WaitKind,
 };
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
@@ -29,33 +30,42 @@ impl State {
         Some(match () {
             () if self.waiting.is_empty() => return None,
             () if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
-            () if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => RunStatus::AwaitingApproval,
+            () if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => {
+                RunStatus::AwaitingApproval
+            }
             () => RunStatus::AwaitingToolResults,
         })
     }
 
-    /// The open calls from this place of the response on that wait for nothing yet and that limits leave room for.
+    /// The open calls from this place of the response on that wait for nothing yet and that limits
+    /// leave room for.
     pub fn open_calls(&self, first: u32) -> Vec<PendingCall> {
         let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let left = self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
+        let left =
+            self.rules.budget.max_tool_calls.saturating_sub(self.totals.tool_calls_made.into());
         let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
-        let open = open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, call)| {
-            let waits = self.waiting.contains_key(&call.id) || turn.resolved.contains_key(&call.id);
-            *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
-        });
+        let open =
+            open.take(usize::try_from(left).unwrap_or(usize::MAX)).filter(|(index, call)| {
+                let waits =
+                    self.waiting.contains_key(&call.id) || turn.resolved.contains_key(&call.id);
+                *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
+            });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
     }
 
     /// Whether the run cannot go on, or not as it did, without an answer from outside.
     pub fn needs_answers(&self) -> bool {
-        let is_unknown = |turn: &OpenTurn| turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id));
+        let is_unknown = |turn: &OpenTurn| {
+            turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id))
+        };
         !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_unknown(turn))
     }
 
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, resolved: &Resolved) -> Step {
         let by = resolved.decided_by.as_deref();
-        let why = resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
+        let why =
+            resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
         let answered = |content: String, failure: Option<CallFailure>| {
             Step::Record(vec![RunEvent::ToolCallCompleted(ToolCallCompleted {
                 call_id: call.id,
@@ -70,11 +80,14 @@ impl State {
         };
         match &resolved.resolution {
             Resolution::Approved { arguments } => {
-                let approval = Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
+                let approval =
+                    Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
             Resolution::DidNotHappen => Step::CallTools(vec![self.pending(index, call, None)]),
-            Resolution::Denied => refused(call, format!("{} denied this call{why}.", by.unwrap_or("Somebody"))),
+            Resolution::Denied => {
+                refused(call, format!("{} denied this call{why}.", by.unwrap_or("Somebody")))
+            }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();
                 Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
@@ -84,9 +97,14 @@ impl State {
                 answered(content.clone(), is_error.then_some(CallFailure::ToolError))
             }
             Resolution::Happened { result } => {
-                let known = result.as_deref().map(|result| format!(" It brought: {result}")).unwrap_or_default();
+                let known = result
+                    .as_deref()
+                    .map(|result| format!(" It brought: {result}"))
+                    .unwrap_or_default();
                 answered(
-                    format!("The service restarted during this call; it was found out that it took effect.{known}"),
+                    format!(
+                        "The service restarted during this call; it was found out that it took effect.{known}"
+                    ),
                     None,
                 )
             }
@@ -95,12 +113,20 @@ impl State {
 
     /// The end of a run that a stop condition ends.
     pub(super) fn stopped_by(&self, condition: usize, why: &str, now: DateTime<Utc>) -> RunEvent {
-        let when = self.rules.budget.stop_conditions.get(condition).map_or("", |condition| condition.when.as_str());
+        let when = self
+            .rules
+            .budget
+            .stop_conditions
+            .get(condition)
+            .map_or("", |condition| condition.when.as_str());
         let context = json!({"limit": "stop_conditions", "condition": condition, "when": when});
         let message = format!("A stop condition {why}: {when}");
         let error = RunError { code: STOP_CONDITION.to_owned(), message, context };
         let raw_response = self.raw_response.clone();
-        self.ended(now, Outcome::Failed { reason: TerminationReason::BudgetExceeded, error, raw_response })
+        self.ended(
+            now,
+            Outcome::Failed { reason: TerminationReason::BudgetExceeded, error, raw_response },
+        )
     }
 }
 

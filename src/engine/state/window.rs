@@ -1,7 +1,8 @@
-//! Decisions about the context window: when the conversation must get smaller before the next model call.
+//! Decisions about the context window: when the conversation must get smaller before the next model
+//! call.
 //!
-//! Once in an iteration because the window is nearly full by our estimate, once because a provider said so.
-//! What is taken from the conversation then is decided in [`context`].
+//! Once in an iteration because the window is nearly full by our estimate, once because a provider
+//! said so. What is taken from the conversation then is decided in [`context`].
 
 use super::State;
 use crate::engine::context::{self, Compaction, Load};
@@ -10,8 +11,9 @@ use crate::message::Turn;
 use crate::providers::estimate;
 
 impl State {
-    /// What to do about a model call that a provider refused because it did not fit; nothing where that was
-    /// tried in this iteration, or nothing can be taken away. `place` is that of the model among the plan's.
+    /// What to do about a model call that a provider refused because it did not fit; nothing where
+    /// that was tried in this iteration, or nothing can be taken away. `place` is that of the model
+    /// among the plan's.
     pub fn recovery(&self, place: usize, failed_tries: u32) -> Option<Compaction> {
         let cause = CompactionCause::ProviderRefused;
         if self.compactions.contains(&cause) {
@@ -32,25 +34,34 @@ impl State {
         if !self.compactions.is_empty() || self.next_input() <= context::full(tokens) {
             return None;
         }
-        context::plan(&self.conversation, self.load(), CompactionCause::WindowNearlyFull, Some(tokens))
+        context::plan(
+            &self.conversation,
+            self.load(),
+            CompactionCause::WindowNearlyFull,
+            Some(tokens),
+        )
     }
 
     fn load(&self) -> Load {
-        let offered = usize::try_from(self.rules.offered_tokens.saturating_mul(4)).unwrap_or(usize::MAX);
+        let offered =
+            usize::try_from(self.rules.offered_tokens.saturating_mul(4)).unwrap_or(usize::MAX);
         let bytes = estimate::bytes(&self.conversation).saturating_add(offered);
         Load { tokens: self.next_input(), bytes }
     }
 
-    /// Tokens that the next model call would read: what the last one took and what was added since, else all
-    /// of it by its size.
+    /// Tokens that the next model call would read: what the last one took and what was added since,
+    /// else all of it by its size.
     pub(super) fn next_input(&self) -> u64 {
         if self.last_tokens == 0 {
             return estimate::of_conversation(&self.conversation) + self.rules.offered_tokens;
         }
-        let added = self.conversation.turns().iter().skip(self.counted_turns).map(|turn| match turn {
-            Turn::User(text) => text.len(),
-            Turn::Assistant(turn) => turn.results().iter().map(|result| result.content.len()).sum(),
-        });
+        let added =
+            self.conversation.turns().iter().skip(self.counted_turns).map(|turn| match turn {
+                Turn::User(text) => text.len(),
+                Turn::Assistant(turn) => {
+                    turn.results().iter().map(|result| result.content.len()).sum()
+                }
+            });
         self.last_tokens.saturating_add(estimate::tokens(added.sum()))
     }
 }

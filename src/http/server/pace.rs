@@ -1,9 +1,9 @@
 //! Whose turn it is on a connection, and since when: what a client owes, and what it does not.
 //!
-//! A head must be finished, a connection without a request may rest for a while, and while an answer
-//! is being made or taken the client owes nothing here. Kept by the socket, which hears bytes, and by
-//! the service, which begins and ends requests; the connection's one timer looks at it. Nothing is
-//! closed here.
+//! A head must be finished, a connection without a request may rest for a while, and while an
+//! answer is being made or taken the client owes nothing here. Kept by the socket, which hears
+//! bytes, and by the service, which begins and ends requests; the connection's one timer looks at
+//! it. Nothing is closed here.
 
 use std::pin::Pin;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -48,7 +48,12 @@ pub(super) struct Pace(Mutex<State>);
 
 impl Pace {
     pub(super) fn new() -> Self {
-        Self(Mutex::new(State { turn: Turn::Fresh, since: Instant::now(), requests: 0, blocked: false }))
+        Self(Mutex::new(State {
+            turn: Turn::Fresh,
+            since: Instant::now(),
+            requests: 0,
+            blocked: false,
+        }))
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
@@ -77,7 +82,8 @@ impl Pace {
         self.state().since = Instant::now();
     }
 
-    /// When the client will have been silent for too long; while that cannot happen, a time to ask again.
+    /// When the client will have been silent for too long; while that cannot happen, a time to ask
+    /// again.
     pub(super) fn deadline(&self, limits: &Limits) -> Instant {
         let state = self.state();
         match state.turn {
@@ -138,7 +144,10 @@ impl HttpBody for Answer {
     type Data = Bytes;
     type Error = Error;
 
-    fn poll_frame(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
+    fn poll_frame(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
         stall::untaken(matches!(frame, Poll::Ready(Some(_))));
         frame

@@ -1,9 +1,9 @@
 //! Clients that do not take their answer.
 //!
-//! With HTTP/1.1 the socket is full, and the connection ends when it stays so for `write_timeout`. With
-//! HTTP/2 the stream's window is used up while the connection lives on for others: that stream alone is
-//! reset. Either way the answer's body is dropped, and what it held with it. A timer exists only while
-//! somebody is waited for.
+//! With HTTP/1.1 the socket is full, and the connection ends when it stays so for `write_timeout`.
+//! With HTTP/2 the stream's window is used up while the connection lives on for others: that stream
+//! alone is reset. Either way the answer's body is dropped, and what it held with it. A timer
+//! exists only while somebody is waited for.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -35,7 +35,11 @@ impl Socket {
     }
 
     /// Notes what became of a write.
-    fn watched<T>(&mut self, written: Poll<Result<T>>, context: &mut Context<'_>) -> Poll<Result<T>> {
+    fn watched<T>(
+        &mut self,
+        written: Poll<Result<T>>,
+        context: &mut Context<'_>,
+    ) -> Poll<Result<T>> {
         if written.is_ready() {
             if self.stall.take().is_some() {
                 self.pace.blocked(false);
@@ -46,12 +50,19 @@ impl Socket {
             self.pace.blocked(true);
             Box::pin(tokio::time::sleep(self.patience))
         });
-        stall.as_mut().poll(context).map(|()| Err(Error::new(ErrorKind::TimedOut, "the client takes nothing")))
+        stall
+            .as_mut()
+            .poll(context)
+            .map(|()| Err(Error::new(ErrorKind::TimedOut, "the client takes nothing")))
     }
 }
 
 impl AsyncRead for Socket {
-    fn poll_read(mut self: Pin<&mut Self>, context: &mut Context<'_>, buffer: &mut ReadBuf<'_>) -> Poll<Result<()>> {
+    fn poll_read(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        buffer: &mut ReadBuf<'_>,
+    ) -> Poll<Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
         let heard = &buffer.filled()[before..];
@@ -63,7 +74,11 @@ impl AsyncRead for Socket {
 }
 
 impl AsyncWrite for Socket {
-    fn poll_write(mut self: Pin<&mut Self>, context: &mut Context<'_>, bytes: &[u8]) -> Poll<Result<usize>> {
+    fn poll_write(
+        mut self: Pin<&mut Self>,
+        context: &mut Context<'_>,
+        bytes: &[u8],
+    ) -> Poll<Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
         self.watched(written, context)
     }

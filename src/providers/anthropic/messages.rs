@@ -1,9 +1,10 @@
 //! A conversation as the `messages` of a Messages call.
 //!
-//! Roles take turns: what follows in the same role joins the message before it. The results of a turn
-//! open the user message behind it. Blocks that this provider sent and wants back go back byte for byte
-//! and in their places; those of others stay at home. Texts without anything in them, which the API
-//! refuses, are left out or said in words; ids that it refuses, or that came twice, are replaced by ours.
+//! Roles take turns: what follows in the same role joins the message before it. The results of a
+//! turn open the user message behind it. Blocks that this provider sent and wants back go back byte
+//! for byte and in their places; those of others stay at home. Texts without anything in them,
+//! which the API refuses, are left out or said in words; ids that it refuses, or that came twice,
+//! are replaced by ours.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -93,14 +94,19 @@ impl<'a> Block<'a> {
 }
 
 /// The messages of a conversation. `provider` is who wants its own blocks back.
-pub(super) fn messages<'a>(conversation: &'a Conversation, names: &'a WireNames, provider: &str) -> Vec<Message<'a>> {
+pub(super) fn messages<'a>(
+    conversation: &'a Conversation,
+    names: &'a WireNames,
+    provider: &str,
+) -> Vec<Message<'a>> {
     let mut messages: Vec<Message<'a>> = Vec::with_capacity(conversation.turns().len() * 2);
     let mut ids = Ids::default();
     for turn in conversation.turns() {
         match turn {
             Turn::User(text) => say(&mut messages, Role::User, Block::text(or_nothing(text))),
             Turn::Assistant(turn) => {
-                let ids: Vec<_> = turn.message().tool_calls.iter().map(|call| ids.of(call)).collect();
+                let ids: Vec<_> =
+                    turn.message().tool_calls.iter().map(|call| ids.of(call)).collect();
                 say(&mut messages, Role::Assistant, said(turn, &ids, names, provider));
                 say(&mut messages, Role::User, results(turn, &ids));
             }
@@ -114,8 +120,8 @@ pub(super) fn messages<'a>(conversation: &'a Conversation, names: &'a WireNames,
     messages
 }
 
-/// Whether the model's last message begins with thinking, or nothing has been said yet. The API demands
-/// it where `thinking` is `enabled` and tools were called.
+/// Whether the model's last message begins with thinking, or nothing has been said yet. The API
+/// demands it where `thinking` is `enabled` and tools were called.
 pub(super) fn allow_enabled_thinking(messages: &[Message<'_>]) -> bool {
     let last = messages.iter().rev().find(|message| message.role == Role::Assistant);
     last.is_none_or(|message| {
@@ -125,7 +131,11 @@ pub(super) fn allow_enabled_thinking(messages: &[Message<'_>]) -> bool {
     })
 }
 
-fn say<'a>(messages: &mut Vec<Message<'a>>, role: Role, blocks: impl IntoIterator<Item = Block<'a>>) {
+fn say<'a>(
+    messages: &mut Vec<Message<'a>>,
+    role: Role,
+    blocks: impl IntoIterator<Item = Block<'a>>,
+) {
     let mut blocks = blocks.into_iter().peekable();
     if blocks.peek().is_none() {
         return;
@@ -141,7 +151,12 @@ fn or_nothing(text: &str) -> &str {
 }
 
 /// What the model said. Without text and calls it said nothing: thinking must not come last.
-fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames, provider: &str) -> Vec<Block<'a>> {
+fn said<'a>(
+    turn: &'a AssistantTurn,
+    ids: &[Cow<'a, str>],
+    names: &'a WireNames,
+    provider: &str,
+) -> Vec<Block<'a>> {
     let message = turn.message();
     let mut calls = message.tool_calls.iter().zip(ids).map(|(call, id)| Block::ToolUse {
         id: id.clone(),
@@ -156,7 +171,9 @@ fn said<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>], names: &'a WireNames,
     for (kind, raw) in kept {
         match kind.as_ref() {
             "text" if message.text.is_empty() => {}
-            "text" => blocks.extend(serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text))),
+            "text" => blocks.extend(
+                serde_json::from_str(raw.get()).ok().and_then(|Said { text }| Block::text(text)),
+            ),
             "tool_use" => blocks.extend(calls.next()),
             "thinking" | "redacted_thinking" => blocks.push(Block::Thinking(raw)),
             _ => blocks.push(Block::Verbatim(raw)),
@@ -187,7 +204,9 @@ fn kept<'a>(opaque: &'a OpaqueBlocks, provider: &str) -> Option<Vec<(Cow<'a, str
         return None;
     }
     let blocks: Vec<&RawValue> = serde_json::from_str(&opaque.json).ok()?;
-    let typed = blocks.into_iter().map(|raw| Some((serde_json::from_str::<Typed>(raw.get()).ok()?.r#type, raw)));
+    let typed = blocks
+        .into_iter()
+        .map(|raw| Some((serde_json::from_str::<Typed>(raw.get()).ok()?.r#type, raw)));
     typed.collect()
 }
 

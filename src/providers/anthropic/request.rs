@@ -1,9 +1,9 @@
 //! A model request as the body of a Messages call.
 //!
-//! Serialised from borrowed parts. What the API refuses in combination is not sent: temperature beside
-//! thinking, a forced choice beside thinking with a budget, a budget that the output cap does not exceed,
-//! tool blocks without tools. Tools stand before the system prompt and that before the messages, each
-//! closed by a cache mark: the most stable part of a call is its beginning.
+//! Serialised from borrowed parts. What the API refuses in combination is not sent: temperature
+//! beside thinking, a forced choice beside thinking with a budget, a budget that the output cap
+//! does not exceed, tool blocks without tools. Tools stand before the system prompt and that before
+//! the messages, each closed by a cache mark: the most stable part of a call is its beginning.
 
 use std::borrow::Cow;
 
@@ -112,11 +112,16 @@ struct Format {
 }
 
 /// The request's JSON text. `provider` is who wants its own blocks back.
-pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn body(
+    request: &ModelRequest<'_>,
+    provider: &str,
+) -> Result<Vec<u8>, serde_json::Error> {
     let capabilities = request.capabilities;
     let mut messages = messages::messages(request.conversation, request.names, provider);
     let mode = request.thinking.and_then(|wish| thinking::mode(capabilities.thinking, wish));
-    let mode = mode.filter(|mode| matches!(mode, Mode::Adaptive(_)) || messages::allow_enabled_thinking(&messages));
+    let mode = mode.filter(|mode| {
+        matches!(mode, Mode::Adaptive(_)) || messages::allow_enabled_thinking(&messages)
+    });
     let cap = request.max_output_tokens.unwrap_or(OUTPUT_CAP).max(1);
     let (thinking, effort, max_tokens) = match mode {
         Some(Mode::Enabled(budget)) if cap > budget => (Some(enabled(budget)), None, cap),
@@ -125,20 +130,27 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
         None => (None, None, cap),
     };
     let mut tools = tools(request);
-    let mut system = Some(request.conversation.system()).filter(|s| !s.trim().is_empty()).map(System::Text);
+    let mut system =
+        Some(request.conversation.system()).filter(|s| !s.trim().is_empty()).map(System::Text);
     if request.prompt_caching && capabilities.prompt_caching {
         if let Some(tool) = tools.last_mut() {
             tool.cache_control = Some(EPHEMERAL);
         }
         if let Some(System::Text(text)) = system {
-            system = Some(System::Cached([Block::Text { text: text.into(), cache_control: Some(EPHEMERAL) }]));
+            system = Some(System::Cached([Block::Text {
+                text: text.into(),
+                cache_control: Some(EPHEMERAL),
+            }]));
         }
-        if let Some(mark) = messages.last_mut().and_then(|last| last.content.last_mut()?.cache_control()) {
+        if let Some(mark) =
+            messages.last_mut().and_then(|last| last.content.last_mut()?.cache_control())
+        {
             *mark = Some(EPHEMERAL);
         }
     }
     let format = request.output_schema.filter(|_| capabilities.structured_output);
-    let format = format.and_then(schema::constrained).map(|schema| Format { r#type: "json_schema", schema });
+    let format =
+        format.and_then(schema::constrained).map(|schema| Format { r#type: "json_schema", schema });
     let may_set_temperature = thinking.is_none() && capabilities.temperature;
     serde_json::to_vec(&Body {
         model: request.model,
@@ -147,7 +159,8 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
         tools,
         system,
         messages,
-        output_config: (effort.is_some() || format.is_some()).then_some(OutputConfig { effort, format }),
+        output_config: (effort.is_some() || format.is_some())
+            .then_some(OutputConfig { effort, format }),
         temperature: request.temperature.filter(|_| may_set_temperature).map(|t| t.clamp(0.0, 1.0)),
         thinking,
         stream: request.deltas.are_followed(),
@@ -158,7 +171,8 @@ fn enabled(budget_tokens: u32) -> Thinking {
     Thinking::Enabled { budget_tokens }
 }
 
-/// The offered tools; where none are offered, those that were called before, which may not be called.
+/// The offered tools; where none are offered, those that were called before, which may not be
+/// called.
 fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
     if !request.tools.is_empty() {
         let offered = request.tools.iter().map(|offer| Tool {
@@ -176,7 +190,12 @@ fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
             let name = request.names.to_wire(&call.name);
             if !called.iter().any(|tool| tool.name == name) {
                 let input_schema = InputSchema::Anything;
-                called.push(Tool { name, description: "Not available.", input_schema, cache_control: None });
+                called.push(Tool {
+                    name,
+                    description: "Not available.",
+                    input_schema,
+                    cache_control: None,
+                });
             }
         }
     }
@@ -190,10 +209,13 @@ fn choice<'a>(request: &ModelRequest<'a>) -> Choice<'a> {
         ToolChoice::None => Choice::None,
         _ if request.tools.is_empty() => Choice::None,
         ToolChoice::Required if may_force => Choice::Any { disable_parallel_tool_use },
-        ToolChoice::Tool(name) if may_force => {
-            Choice::Tool { name: Cow::Owned(request.names.to_wire(name).into_owned()), disable_parallel_tool_use }
+        ToolChoice::Tool(name) if may_force => Choice::Tool {
+            name: Cow::Owned(request.names.to_wire(name).into_owned()),
+            disable_parallel_tool_use,
+        },
+        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Tool(_) => {
+            Choice::Auto { disable_parallel_tool_use }
         }
-        ToolChoice::Auto | ToolChoice::Required | ToolChoice::Tool(_) => Choice::Auto { disable_parallel_tool_use },
     }
 }
 

@@ -6,7 +6,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::message::{AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult,
+};
 use crate::providers::capabilities::{CapabilityTable, ProviderKind};
 use crate::providers::{Capabilities, Delta, Deltas, ToolOffer, WireNames};
 use crate::run;
@@ -31,7 +33,8 @@ fn kept(provider: &str, json: &str) -> OpaqueBlocks {
 
 /// As the router would send it to the model of that name.
 fn sent(request: &ModelRequest<'_>) -> Value {
-    let capabilities = CapabilityTable::default().of(ProviderKind::Anthropic, "anthropic", request.model);
+    let capabilities =
+        CapabilityTable::default().of(ProviderKind::Anthropic, "anthropic", request.model);
     let request = &ModelRequest { capabilities: &capabilities, ..request.clone() };
     serde_json::from_slice(&body(request, "anthropic").unwrap()).unwrap()
 }
@@ -80,7 +83,10 @@ fn a_plain_question_holds_nothing_that_servers_could_refuse() {
         "messages": [{"role": "user", "content": [{"type": "text", "text": "hello"}]}]});
     assert_eq!(sent(&request), expected);
     let follower = |_: Delta| {};
-    assert_eq!(sent(&ModelRequest { deltas: Deltas(Some(&follower)), ..request })["stream"], json!(true));
+    assert_eq!(
+        sent(&ModelRequest { deltas: Deltas(Some(&follower)), ..request })["stream"],
+        json!(true)
+    );
 }
 
 #[test]
@@ -91,16 +97,27 @@ fn results_come_first_and_in_one_message() {
         call(2, "toolu_1", "no such tool!", r#"{"broken"#),
         call(3, "functions.now:0", "mcp:time/now", ""),
     ];
-    let asked = AssistantMessage { text: "Looking.".into(), tool_calls: calls, ..AssistantMessage::default() };
-    let results = vec![result(1, "noon", false), result(2, "Error: Unknown tool", true), result(3, " ", true)];
+    let asked = AssistantMessage {
+        text: "Looking.".into(),
+        tool_calls: calls,
+        ..AssistantMessage::default()
+    };
+    let results = vec![
+        result(1, "noon", false),
+        result(2, "Error: Unknown tool", true),
+        result(3, " ", true),
+    ];
     conversation.push_turn(asked, results).unwrap();
     conversation.push_user("Go on.");
     conversation.push_user("  ");
-    conversation.push_turn(AssistantMessage { text: " \n".into(), ..AssistantMessage::default() }, vec![]).unwrap();
+    conversation
+        .push_turn(AssistantMessage { text: " \n".into(), ..AssistantMessage::default() }, vec![])
+        .unwrap();
     conversation.push_user("Really.");
     let (names, tools) = (WireNames::new(["mcp:time/now"]), clock());
     let body = sent(&ModelRequest { tools: &tools, ..plain(&conversation, &names) });
-    let (second, third) = ("toolu_00000000000000000000000000000002", "toolu_00000000000000000000000000000003");
+    let (second, third) =
+        ("toolu_00000000000000000000000000000002", "toolu_00000000000000000000000000000003");
     let expected = json!([
         {"role": "user", "content": [{"type": "text", "text": "hello"}]},
         {"role": "assistant", "content": [
@@ -140,13 +157,18 @@ fn kept_blocks_go_back_byte_for_byte_and_only_home() {
             opaque: Some(kept(provider, &json)),
             decision: None,
         };
-        conversation.push_turn(message, vec![result(1, "x", false), result(2, "y", false)]).unwrap();
-        String::from_utf8(body(&plain(&conversation, &WireNames::default()), "anthropic").unwrap()).unwrap()
+        conversation
+            .push_turn(message, vec![result(1, "x", false), result(2, "y", false)])
+            .unwrap();
+        String::from_utf8(body(&plain(&conversation, &WireNames::default()), "anthropic").unwrap())
+            .unwrap()
     };
     let first = r#"{"type":"tool_use","id":"toolu_1","name":"a","input":{"n":1e2}}"#;
     let second = r#"{"type":"tool_use","id":"toolu_2","name":"b","input":{}}"#;
     let text = r#"{"type":"text","text":"One."}"#;
-    let whole = format!(r#"{{"role":"assistant","content":[{THINKING},{text},{REDACTED},{first},{NEW},{second}]}}"#);
+    let whole = format!(
+        r#"{{"role":"assistant","content":[{THINKING},{text},{REDACTED},{first},{NEW},{second}]}}"#
+    );
     assert!(said("anthropic").contains(&whole), "{}", said("anthropic"));
     let bare = format!(r#"{{"role":"assistant","content":[{text},{first},{second}]}}"#);
     assert!(said("other").contains(&bare), "{}", said("other"));
@@ -164,7 +186,8 @@ fn kept_blocks_follow_the_message_they_belong_to() {
     };
     let kinds = |message: AssistantMessage| {
         let mut conversation = conversation("", "hello");
-        let results = message.tool_calls.iter().map(|call| result(call.id.as_u128(), "x", false)).collect();
+        let results =
+            message.tool_calls.iter().map(|call| result(call.id.as_u128(), "x", false)).collect();
         conversation.push_turn(message, results).unwrap();
         let body = sent(&plain(&conversation, &WireNames::default()));
         let content = body["messages"][1]["content"].as_array().cloned().unwrap_or_default();
@@ -172,8 +195,15 @@ fn kept_blocks_follow_the_message_they_belong_to() {
     };
     let (one, two) = (call(1, "a", "t", "{}"), call(2, "b", "t", "{}"));
     assert_eq!(kinds(message("{}", vec![one.clone()])), ["thinking", "text", "tool_use"]);
-    assert_eq!(kinds(message("", vec![one.clone()])), ["thinking", "tool_use"], "a text that was dropped");
-    assert_eq!(kinds(message("", vec![one, two])), ["thinking", "tool_use", "thinking", "tool_use"]);
+    assert_eq!(
+        kinds(message("", vec![one.clone()])),
+        ["thinking", "tool_use"],
+        "a text that was dropped"
+    );
+    assert_eq!(
+        kinds(message("", vec![one, two])),
+        ["thinking", "tool_use", "thinking", "tool_use"]
+    );
     assert_eq!(kinds(message("", vec![])), Vec::<String>::new(), "thinking alone says nothing");
 }
 
@@ -181,8 +211,11 @@ fn kept_blocks_follow_the_message_they_belong_to() {
 fn a_pause_is_sent_back_as_it_is() {
     let mut conversation = conversation("", "hello");
     let json = r#"[{"type":"text","text":"Searching."},{"type":"server_tool_use","id":"srvtoolu_1","name":"web_search","input":{"q":"x"}}]"#;
-    let pause =
-        AssistantMessage { text: "Searching.".into(), opaque: Some(kept("anthropic", json)), ..Default::default() };
+    let pause = AssistantMessage {
+        text: "Searching.".into(),
+        opaque: Some(kept("anthropic", json)),
+        ..Default::default()
+    };
     conversation.push_turn(pause, vec![]).unwrap();
     let names = WireNames::default();
     let paused = sent(&plain(&conversation, &names))["messages"].take();
@@ -191,28 +224,54 @@ fn a_pause_is_sent_back_as_it_is() {
     conversation.push_turn(more, vec![]).unwrap();
     let messages = sent(&plain(&conversation, &names))["messages"].take();
     assert_eq!(messages.as_array().unwrap().len(), 2, "roles take turns");
-    assert_eq!(messages[1]["content"][2], json!({"type": "text", "text": "Found it."}), "no white space at the end");
+    assert_eq!(
+        messages[1]["content"][2],
+        json!({"type": "text", "text": "Found it."}),
+        "no white space at the end"
+    );
 }
 
 #[test]
 fn a_choice_is_sent_as_the_api_takes_it() {
-    let (conversation, names, offers) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]), clock());
+    let (conversation, names, offers) =
+        (conversation("", "hello"), WireNames::new(["mcp:time/now"]), clock());
     let thinking = run::Thinking { budget_tokens: Some(2000), effort: None };
     let one = ToolChoice::Tool("mcp:time/now".into());
     let table = [
         (ToolChoice::Auto, None, None, json!({"type": "auto"})),
         (ToolChoice::Auto, Some(true), None, json!({"type": "auto"})),
-        (ToolChoice::Auto, Some(false), None, json!({"type": "auto", "disable_parallel_tool_use": true})),
+        (
+            ToolChoice::Auto,
+            Some(false),
+            None,
+            json!({"type": "auto", "disable_parallel_tool_use": true}),
+        ),
         (ToolChoice::None, Some(false), None, json!({"type": "none"})),
         (ToolChoice::Required, None, None, json!({"type": "any"})),
-        (ToolChoice::Required, Some(false), None, json!({"type": "any", "disable_parallel_tool_use": true})),
+        (
+            ToolChoice::Required,
+            Some(false),
+            None,
+            json!({"type": "any", "disable_parallel_tool_use": true}),
+        ),
         (one.clone(), None, None, json!({"type": "tool", "name": "mcp__time__now"})),
         (one, None, Some(thinking), json!({"type": "auto"})),
-        (ToolChoice::Required, Some(false), Some(thinking), json!({"type": "auto", "disable_parallel_tool_use": true})),
+        (
+            ToolChoice::Required,
+            Some(false),
+            Some(thinking),
+            json!({"type": "auto", "disable_parallel_tool_use": true}),
+        ),
     ];
     for (tool_choice, parallel_tool_calls, thinking, expected) in table {
         let plain = plain(&conversation, &names);
-        let body = sent(&ModelRequest { tools: &offers, tool_choice, parallel_tool_calls, thinking, ..plain });
+        let body = sent(&ModelRequest {
+            tools: &offers,
+            tool_choice,
+            parallel_tool_calls,
+            thinking,
+            ..plain
+        });
         assert_eq!(body["tool_choice"], expected);
         let tool = json!({"name": "mcp__time__now", "description": "Now.", "input_schema": {"type": "object"}});
         assert_eq!(body["tools"], json!([tool]));
@@ -237,7 +296,13 @@ fn thinking_leaves_room_for_an_answer_and_no_temperature() {
     let ask = |model: &'static str, budget_tokens, effort, cap| {
         let thinking = Some(run::Thinking { budget_tokens, effort });
         let plain = plain(&conversation, &names);
-        let body = sent(&ModelRequest { model, thinking, temperature: Some(0.5), max_output_tokens: cap, ..plain });
+        let body = sent(&ModelRequest {
+            model,
+            thinking,
+            temperature: Some(0.5),
+            max_output_tokens: cap,
+            ..plain
+        });
         assert_eq!(body.get("temperature"), None);
         (body["thinking"].clone(), body["max_tokens"].clone(), body["output_config"].clone())
     };
@@ -279,7 +344,8 @@ fn temperature_is_sent_where_it_is_known_and_in_range() {
         ("claude-opus-4-7", 0.3, Value::Null),
     ];
     for (model, temperature, expected) in table {
-        let request = ModelRequest { model, temperature: Some(temperature), ..plain(&conversation, &names) };
+        let request =
+            ModelRequest { model, temperature: Some(temperature), ..plain(&conversation, &names) };
         assert_eq!(sent(&request)["temperature"], expected, "{model}");
     }
 }
@@ -289,14 +355,23 @@ fn the_stable_prefix_is_marked_for_the_cache() {
     let mut conversation = conversation("be kind", "hello");
     let (names, tools) = (WireNames::new(["mcp:time/now"]), clock());
     let mark = json!({"type": "ephemeral"});
-    let body = sent(&ModelRequest { tools: &tools, prompt_caching: true, ..plain(&conversation, &names) });
+    let body =
+        sent(&ModelRequest { tools: &tools, prompt_caching: true, ..plain(&conversation, &names) });
     assert_eq!(body["tools"][0]["cache_control"], mark);
     assert_eq!(body["system"], json!([{"type": "text", "text": "be kind", "cache_control": mark}]));
     assert_eq!(body["messages"][0]["content"][0]["cache_control"], mark);
-    let asked = AssistantMessage { tool_calls: vec![call(1, "x", "mcp:time/now", "{}")], ..Default::default() };
+    let asked = AssistantMessage {
+        tool_calls: vec![call(1, "x", "mcp:time/now", "{}")],
+        ..Default::default()
+    };
     conversation.push_turn(asked, vec![result(1, "noon", false)]).unwrap();
-    let body = sent(&ModelRequest { tools: &tools, prompt_caching: true, ..plain(&conversation, &names) });
-    assert_eq!(body.to_string().matches("cache_control").count(), 3, "at most four: the last turn, not every turn");
+    let body =
+        sent(&ModelRequest { tools: &tools, prompt_caching: true, ..plain(&conversation, &names) });
+    assert_eq!(
+        body.to_string().matches("cache_control").count(),
+        3,
+        "at most four: the last turn, not every turn"
+    );
     assert_eq!(body["messages"][2]["content"][0]["cache_control"], mark);
 }
 
@@ -309,7 +384,10 @@ fn an_answer_is_held_to_a_schema_where_the_model_can_be() {
             .clone()
     };
     let closed = json!({"type": "object", "properties": {"n": {"type": "integer"}}, "additionalProperties": false});
-    assert_eq!(config("claude-sonnet-4-5", &schema), json!({"format": {"type": "json_schema", "schema": closed}}));
+    assert_eq!(
+        config("claude-sonnet-4-5", &schema),
+        json!({"format": {"type": "json_schema", "schema": closed}})
+    );
     assert_eq!(config("claude-sonnet-4-20250514", &schema), Value::Null);
     assert_eq!(config("claude-sonnet-4-5", &json!({"type": "object"})), Value::Null);
 }

@@ -1,10 +1,10 @@
 //! A Messages answer as a completion.
 //!
-//! The presence of calls decides, not the stop reason, unless the answer was cut off or refused. Where
-//! an answer holds blocks that the API wants back (thinking with its signature, redacted thinking,
-//! blocks that we do not know) all its blocks are kept in order and byte for byte; a call is kept as a
-//! mark of its place, because it is stored as a call already. Thinking that was cut off before it was
-//! signed cannot go back and is not kept.
+//! The presence of calls decides, not the stop reason, unless the answer was cut off or refused.
+//! Where an answer holds blocks that the API wants back (thinking with its signature, redacted
+//! thinking, blocks that we do not know) all its blocks are kept in order and byte for byte; a call
+//! is kept as a mark of its place, because it is stored as a call already. Thinking that was cut
+//! off before it was signed cannot go back and is not kept.
 
 use std::borrow::Cow;
 
@@ -47,8 +47,8 @@ struct StopDetails {
     explanation: Option<String>,
 }
 
-/// Tokens in the API's convention, which counts cached input beside the rest. Absent is not nought: a
-/// stream tells them bit by bit.
+/// Tokens in the API's convention, which counts cached input beside the rest. Absent is not nought:
+/// a stream tells them bit by bit.
 #[derive(Debug, Default, Clone, Copy, Deserialize)]
 #[serde(default)]
 pub(super) struct WireUsage {
@@ -110,13 +110,16 @@ pub(super) struct ToolUseBlock<'a> {
 
 /// Reads a whole answer of a provider of this name. `step` makes up ids of calls that have none.
 pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
-    let answer: Answer = serde_json::from_slice(body).map_err(|error| malformed("the answer is no message", &error))?;
+    let answer: Answer = serde_json::from_slice(body)
+        .map_err(|error| malformed("the answer is no message", &error))?;
     if answer.error.is_some() {
         return Err(Unusable::Error(reported(body)));
     }
-    let content = answer.content.ok_or_else(|| Unusable::Malformed("the answer has no content".into()))?;
+    let content =
+        answer.content.ok_or_else(|| Unusable::Malformed("the answer has no content".into()))?;
     let blocks = content.into_iter().map(block).collect::<Result<_, _>>()?;
-    let usage = answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
+    let usage =
+        answer.usage.and_then(|raw| serde_json::from_str(raw.get()).ok()).unwrap_or_default();
     let said = Stop { stop_reason: answer.stop_reason, stop_details: answer.stop_details };
     completion(blocks, said, usage, provider, step)
 }
@@ -150,12 +153,15 @@ pub(super) fn completion(
     step: u32,
 ) -> Result<Completion, Unusable> {
     let opaque = opaque(&blocks, provider);
-    let (mut text, mut thinking, mut tool_calls) = (String::new(), String::new(), Vec::<RawToolCall>::new());
+    let (mut text, mut thinking, mut tool_calls) =
+        (String::new(), String::new(), Vec::<RawToolCall>::new());
     for block in blocks {
         match block {
             Block::Text(piece) => text.push_str(&piece),
             Block::Thinking { text: piece, .. } => thinking.push_str(&piece),
-            Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
+            Block::ToolUse { .. } if tool_calls.len() == received::MAX_CALLS => {
+                return Err(Unusable::too_many_calls());
+            }
             Block::ToolUse { input, .. } if input.len() > received::MAX_ARGUMENTS => {
                 return Err(Unusable::too_large_arguments());
             }
@@ -181,9 +187,14 @@ pub(super) fn completion(
 
 fn finish_reason(said: Option<&str>, has_calls: bool) -> Result<FinishReason, Unusable> {
     Ok(match said {
-        None => return Err(Unusable::Malformed("the answer has no stop_reason: it is not complete".into())),
+        None => {
+            return Err(Unusable::Malformed(
+                "the answer has no stop_reason: it is not complete".into(),
+            ));
+        }
         Some("model_context_window_exceeded") => {
-            let message = "the answer was cut off at the end of the model's context window".to_owned();
+            let message =
+                "the answer was cut off at the end of the model's context window".to_owned();
             let code = Some("model_context_window_exceeded".to_owned());
             return Err(Unusable::Error(Reported { code, status: Some(200), message }));
         }
@@ -198,9 +209,13 @@ fn finish_reason(said: Option<&str>, has_calls: bool) -> Result<FinishReason, Un
 
 /// The blocks that the provider wants back, if there are any: then all of them, in order.
 fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
-    blocks.iter().find(|block| matches!(block, Block::Thinking { json: Some(_), .. } | Block::Other(_)))?;
+    blocks
+        .iter()
+        .find(|block| matches!(block, Block::Thinking { json: Some(_), .. } | Block::Other(_)))?;
     let kept = blocks.iter().filter_map(|block| match block {
-        Block::Text(text) => serde_json::to_string(text).ok().map(|text| format!(r#"{{"type":"text","text":{text}}}"#)),
+        Block::Text(text) => serde_json::to_string(text)
+            .ok()
+            .map(|text| format!(r#"{{"type":"text","text":{text}}}"#)),
         Block::Thinking { json, .. } => json.clone(),
         Block::ToolUse { .. } => Some(CALL_MARK.to_owned()),
         Block::Other(json) => Some(json.clone()),
@@ -246,8 +261,10 @@ impl WireUsage {
     pub(super) fn update(&mut self, said: Self) {
         self.input_tokens = said.input_tokens.or(self.input_tokens);
         self.output_tokens = said.output_tokens.or(self.output_tokens);
-        self.cache_creation_input_tokens = said.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
-        self.cache_read_input_tokens = said.cache_read_input_tokens.or(self.cache_read_input_tokens);
+        self.cache_creation_input_tokens =
+            said.cache_creation_input_tokens.or(self.cache_creation_input_tokens);
+        self.cache_read_input_tokens =
+            said.cache_read_input_tokens.or(self.cache_read_input_tokens);
         self.output_tokens_details = said.output_tokens_details.or(self.output_tokens_details);
     }
 
@@ -258,9 +275,14 @@ impl WireUsage {
         let cache_write_tokens = self.cache_creation_input_tokens.unwrap_or_default();
         let input = self.input_tokens.unwrap_or_default();
         let output_tokens = self.output_tokens.unwrap_or_default();
-        let thinking = self.output_tokens_details.and_then(|details| details.thinking_tokens).unwrap_or_default();
+        let thinking = self
+            .output_tokens_details
+            .and_then(|details| details.thinking_tokens)
+            .unwrap_or_default();
         Some(Usage {
-            input_tokens: input.saturating_add(cached_input_tokens).saturating_add(cache_write_tokens),
+            input_tokens: input
+                .saturating_add(cached_input_tokens)
+                .saturating_add(cache_write_tokens),
             output_tokens,
             cached_input_tokens,
             cache_write_tokens,

@@ -10,7 +10,9 @@ fn read(answer: &Value) -> Result<Completion, Unusable> {
 }
 
 fn said(content: &Value, stop_reason: &str) -> Result<Completion, Unusable> {
-    read(&json!({"type": "message", "role": "assistant", "content": content, "stop_reason": stop_reason}))
+    read(
+        &json!({"type": "message", "role": "assistant", "content": content, "stop_reason": stop_reason}),
+    )
 }
 
 #[test]
@@ -18,22 +20,30 @@ fn a_whole_answer_is_read() {
     let recorded = include_bytes!("../../../tests/cassettes/anthropic/thinking_tools.json");
     let completion = parse(recorded, "anthropic", 1).unwrap();
     assert_eq!(completion.text, "Let me look.");
-    assert_eq!(completion.thinking.as_deref(), Some("I should look at the files \"first\": é, 日本."));
+    assert_eq!(
+        completion.thinking.as_deref(),
+        Some("I should look at the files \"first\": é, 日本.")
+    );
     let call = |id: &str, name: &str, arguments: &str| RawToolCall {
         id: id.into(),
         wire_name: name.into(),
         arguments: arguments.into(),
     };
-    let listing = call("toolu_01A09q90qw90lq917835lq9", "file_ops", r#"{"operation":"list","path":"."}"#);
+    let listing =
+        call("toolu_01A09q90qw90lq917835lq9", "file_ops", r#"{"operation":"list","path":"."}"#);
     assert_eq!(completion.tool_calls, [listing, call("toolu_01Empty", "mcp__time__now", "{}")]);
     assert_eq!(completion.finish_reason, FinishReason::ToolCalls);
-    let usage = Usage { input_tokens: 1500, output_tokens: 220, reasoning_tokens: 120, ..Usage::default() };
+    let usage =
+        Usage { input_tokens: 1500, output_tokens: 220, reasoning_tokens: 120, ..Usage::default() };
     assert_eq!(completion.usage, Some(usage));
     let recorded = std::str::from_utf8(recorded).unwrap();
     let opaque = completion.opaque.unwrap();
     let blocks: Vec<&RawValue> = serde_json::from_str(&opaque.json).unwrap();
     assert_eq!((blocks.len(), opaque.provider.as_str()), (5, "anthropic"));
-    assert!(recorded.contains(blocks[0].get()) && recorded.contains(blocks[1].get()), "byte for byte");
+    assert!(
+        recorded.contains(blocks[0].get()) && recorded.contains(blocks[1].get()),
+        "byte for byte"
+    );
     assert_eq!((blocks[3].get(), blocks[4].get()), (CALL_MARK, CALL_MARK));
 }
 
@@ -74,7 +84,11 @@ fn every_stop_reason_has_its_meaning() {
         (&nothing, "end_turn", FinishReason::Stop),
     ];
     for (content, stop_reason, expected) in table {
-        assert_eq!(said(content, stop_reason).unwrap().finish_reason, expected, "{content} {stop_reason}");
+        assert_eq!(
+            said(content, stop_reason).unwrap().finish_reason,
+            expected,
+            "{content} {stop_reason}"
+        );
     }
     let full = said(&text, "model_context_window_exceeded").unwrap_err();
     let Unusable::Error(reported) = full else { panic!("{full:?}") };
@@ -95,7 +109,10 @@ fn a_refusal_says_why() {
 fn a_pause_keeps_what_must_go_back() {
     let recorded = include_str!("../../../tests/cassettes/anthropic/pause.json");
     let completion = parse(recorded.as_bytes(), "anthropic", 1).unwrap();
-    assert_eq!((completion.finish_reason, completion.text.as_str()), (FinishReason::Pause, "Searching."));
+    assert_eq!(
+        (completion.finish_reason, completion.text.as_str()),
+        (FinishReason::Pause, "Searching.")
+    );
     let kept = completion.opaque.unwrap().json;
     assert!(recorded.contains(&kept), "{kept}");
 }
@@ -116,9 +133,15 @@ fn ids_and_inputs_that_are_missing_are_made_up_and_nul_is_taken_out() {
         {"type": "text", "text": "a\u{0}b"},
     ]);
     let completion = said(&content, "tool_use").unwrap();
-    let calls: Vec<_> =
-        completion.tool_calls.iter().map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str())).collect();
-    assert_eq!(calls, [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", "{}"), ("call_3_2", "t", "{}")]);
+    let calls: Vec<_> = completion
+        .tool_calls
+        .iter()
+        .map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str()))
+        .collect();
+    assert_eq!(
+        calls,
+        [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", "{}"), ("call_3_2", "t", "{}")]
+    );
     assert_eq!(completion.text, "ab");
 }
 
@@ -137,8 +160,11 @@ fn errors_carry_the_status_of_their_type() {
         ("overloaded_error", 529),
     ];
     for (code, status) in table {
-        let error = read(&json!({"type": "error", "error": {"type": code, "message": "m"}, "request_id": "r"}));
-        let expected = Reported { code: Some(code.into()), status: Some(status), message: "m".into() };
+        let error = read(
+            &json!({"type": "error", "error": {"type": code, "message": "m"}, "request_id": "r"}),
+        );
+        let expected =
+            Reported { code: Some(code.into()), status: Some(status), message: "m".into() };
         assert_eq!(error, Err(Unusable::Error(expected)));
     }
 }
@@ -158,7 +184,10 @@ fn answers_without_anything_in_them_are_malformed() {
         format!(r#"{{"content": {deep}"#),
     ];
     for body in bodies {
-        assert!(matches!(parse(body.as_bytes(), "a", 1), Err(Unusable::Malformed(_))), "{body:.80}");
+        assert!(
+            matches!(parse(body.as_bytes(), "a", 1), Err(Unusable::Malformed(_))),
+            "{body:.80}"
+        );
     }
 }
 

@@ -1,14 +1,15 @@
 //! A JSON Schema as Anthropic's constrained decoding takes it.
 //!
-//! It knows closed objects, lists, enumerations and alternatives, and refuses everything that it cannot
-//! compile ("Structured outputs: JSON Schema limitations"). Bounds that it does not know are left out:
-//! what a model answers is validated against the whole schema in any case. A schema that would lose its
-//! shape is not sent at all; the prompt states it.
+//! It knows closed objects, lists, enumerations and alternatives, and refuses everything that it
+//! cannot compile ("Structured outputs: JSON Schema limitations"). Bounds that it does not know are
+//! left out: what a model answers is validated against the whole schema in any case. A schema that
+//! would lose its shape is not sent at all; the prompt states it.
 
 use serde_json::{Map, Value, json};
 
 /// The formats that the API enforces.
-const FORMATS: [&str; 9] = ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6"];
+const FORMATS: [&str; 9] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6"];
 
 /// The schema with every object closed and without bounds; `None` where it cannot be expressed.
 pub(super) fn constrained(schema: &Value) -> Option<Value> {
@@ -21,26 +22,30 @@ fn narrowed(schema: &Value) -> Option<Value> {
     for (keyword, value) in keywords {
         let value = match keyword.as_str() {
             "type" | "enum" | "const" | "description" | "title" | "required" => value.clone(),
-            "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => value.clone(),
+            "format" if value.as_str().is_some_and(|format| FORMATS.contains(&format)) => {
+                value.clone()
+            }
             "minItems" if matches!(value.as_u64(), Some(0 | 1)) => value.clone(),
             "items" => narrowed(value)?,
             "anyOf" => value.as_array()?.iter().map(narrowed).collect::<Option<Vec<_>>>()?.into(),
             "properties" => {
                 let properties = value.as_object()?.iter();
-                let narrowed = properties.map(|(name, schema)| Some((name.clone(), narrowed(schema)?)));
+                let narrowed =
+                    properties.map(|(name, schema)| Some((name.clone(), narrowed(schema)?)));
                 narrowed.collect::<Option<Map<_, _>>>()?.into()
             }
             "additionalProperties" if value.is_boolean() => continue,
-            "format" | "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum" | "multipleOf" | "minLength"
-            | "maxLength" | "pattern" | "minItems" | "maxItems" | "uniqueItems" | "default" | "examples"
-            | "deprecated" | "readOnly" | "writeOnly" | "$schema" | "$id" | "$comment" => continue,
+            "format" | "minimum" | "maximum" | "exclusiveMinimum" | "exclusiveMaximum"
+            | "multipleOf" | "minLength" | "maxLength" | "pattern" | "minItems" | "maxItems"
+            | "uniqueItems" | "default" | "examples" | "deprecated" | "readOnly" | "writeOnly"
+            | "$schema" | "$id" | "$comment" => continue,
             _ => return None,
         };
         kept.insert(keyword.clone(), value);
     }
     if describes_objects(keywords) {
-        let is_free =
-            !keywords.contains_key("properties") && keywords.get("additionalProperties") != Some(&json!(false));
+        let is_free = !keywords.contains_key("properties")
+            && keywords.get("additionalProperties") != Some(&json!(false));
         if is_free {
             return None;
         }
@@ -52,7 +57,8 @@ fn narrowed(schema: &Value) -> Option<Value> {
 fn describes_objects(keywords: &Map<String, Value>) -> bool {
     keywords.contains_key("properties")
         || keywords.get("type").is_some_and(|types| {
-            types == "object" || types.as_array().is_some_and(|types| types.iter().any(|each| each == "object"))
+            types == "object"
+                || types.as_array().is_some_and(|types| types.iter().any(|each| each == "object"))
         })
 }
 

@@ -1,9 +1,9 @@
 //! A Messages answer that comes in pieces.
 //!
 //! The events are folded into the same blocks that a whole answer has. An answer is complete when
-//! `message_stop` has come, the model has said why it stopped and every block has been ended; nothing
-//! else makes it complete, least of all the end of the bytes. Events and pieces that we do not know are
-//! passed over, as the API asks; a block that such a piece belongs to is not kept.
+//! `message_stop` has come, the model has said why it stopped and every block has been ended;
+//! nothing else makes it complete, least of all the end of the bytes. Events and pieces that we do
+//! not know are passed over, as the API asks; a block that such a piece belongs to is not kept.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -88,29 +88,38 @@ impl Fold {
 
     /// Adds the data of one event, and passes on what a follower wants to see.
     pub(super) fn event(&mut self, data: &[u8], deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let event: Event = serde_json::from_slice(data).map_err(|error| malformed("an event is not JSON", &error))?;
+        let event: Event = serde_json::from_slice(data)
+            .map_err(|error| malformed("an event is not JSON", &error))?;
         match event.r#type.as_str() {
             "message_start" => {
-                let start: Option<MessageStart> = event.message.and_then(|raw| serde_json::from_str(raw.get()).ok());
+                let start: Option<MessageStart> =
+                    event.message.and_then(|raw| serde_json::from_str(raw.get()).ok());
                 self.told(start.and_then(|start| start.usage));
             }
             "content_block_start" => {
-                let raw =
-                    event.content_block.ok_or_else(|| Unusable::Malformed("a block begins with nothing".into()))?;
+                let raw = event
+                    .content_block
+                    .ok_or_else(|| Unusable::Malformed("a block begins with nothing".into()))?;
                 if event.index != Some(self.blocks.len()) {
-                    return Err(Unusable::Malformed("the blocks of the answer are out of order".into()));
+                    return Err(Unusable::Malformed(
+                        "the blocks of the answer are out of order".into(),
+                    ));
                 }
                 self.begin(raw, deltas)?;
             }
             "content_block_delta" => {
                 let piece = event.delta.map(|raw| serde_json::from_str(raw.get())).transpose();
-                let piece = piece.map_err(|error| malformed("a piece of a block cannot be read", &error))?;
+                let piece = piece
+                    .map_err(|error| malformed("a piece of a block cannot be read", &error))?;
                 self.open(event.index)?.kind.add(&piece.unwrap_or_default(), deltas);
             }
             "content_block_stop" => self.open(event.index)?.has_ended = true,
             "message_delta" => {
-                let stop: Option<Stop> = event.delta.and_then(|raw| serde_json::from_str(raw.get()).ok());
-                self.stop = stop.filter(|stop| stop.stop_reason.is_some()).unwrap_or(std::mem::take(&mut self.stop));
+                let stop: Option<Stop> =
+                    event.delta.and_then(|raw| serde_json::from_str(raw.get()).ok());
+                self.stop = stop
+                    .filter(|stop| stop.stop_reason.is_some())
+                    .unwrap_or(std::mem::take(&mut self.stop));
                 self.told(event.usage);
             }
             "message_stop" => {
@@ -142,7 +151,8 @@ impl Fold {
     }
 
     fn open(&mut self, index: Option<usize>) -> Result<&mut Piecewise, Unusable> {
-        let block = index.and_then(|index| self.blocks.get_mut(index)).filter(|block| !block.has_ended);
+        let block =
+            index.and_then(|index| self.blocks.get_mut(index)).filter(|block| !block.has_ended);
         block.ok_or_else(|| Unusable::Malformed("a piece belongs to no block".into()))
     }
 
@@ -159,7 +169,11 @@ impl Fold {
             Block::ToolUse { id, name, input: start } => {
                 let index = self.calls;
                 self.calls += 1;
-                deltas.send(Delta::ToolCall { index, wire_name: Some(name.clone()), arguments: String::new() });
+                deltas.send(Delta::ToolCall {
+                    index,
+                    wire_name: Some(name.clone()),
+                    arguments: String::new(),
+                });
                 Kind::ToolUse { index, id, name, start, input: String::new() }
             }
             Block::Other(json) => Kind::Other { json, input: String::new(), is_lost: false },
@@ -180,10 +194,13 @@ impl Kind {
                 block.thinking.push_str(&piece.thinking);
                 pass_on(&piece.thinking, Delta::Thinking, deltas);
             }
-            (Self::Thinking(block), "signature_delta") => block.signature.push_str(&piece.signature),
+            (Self::Thinking(block), "signature_delta") => {
+                block.signature.push_str(&piece.signature)
+            }
             (Self::ToolUse { index, input, .. }, "input_json_delta") => {
                 input.push_str(&piece.partial_json);
-                let call = |arguments| Delta::ToolCall { index: *index, wire_name: None, arguments };
+                let call =
+                    |arguments| Delta::ToolCall { index: *index, wire_name: None, arguments };
                 pass_on(&piece.partial_json, call, deltas);
             }
             (Self::Other { input, .. }, "input_json_delta") => input.push_str(&piece.partial_json),
@@ -197,9 +214,11 @@ impl Kind {
         Some(match self {
             Self::Text(text) => Block::Text(text),
             Self::Thinking(block) => block.whole(),
-            Self::ToolUse { id, name, start, input, .. } => {
-                Block::ToolUse { id, name, input: if input.trim().is_empty() { start } else { input } }
-            }
+            Self::ToolUse { id, name, start, input, .. } => Block::ToolUse {
+                id,
+                name,
+                input: if input.trim().is_empty() { start } else { input },
+            },
             Self::Other { is_lost: true, .. } => return None,
             Self::Other { json, input, .. } if input.is_empty() => Block::Other(json),
             Self::Other { json, input, .. } => {

@@ -14,7 +14,10 @@ const TOOLS: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/thinking
 const CUT_OFF: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/max_tokens.sse");
 const OVERLOADED: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/overloaded.sse");
 
-fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, deltas: Deltas<'_>) -> Result<Completion, Unusable> {
+fn read<'a>(
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+    deltas: Deltas<'_>,
+) -> Result<Completion, Unusable> {
     let (mut splitter, mut fold) = (Splitter::new(Framing::Sse), Fold::default());
     for chunk in chunks {
         splitter.push(chunk).unwrap();
@@ -78,8 +81,13 @@ fn a_follower_sees_every_piece_as_it_comes() {
     let follower = |delta| seen.lock().unwrap().push(delta);
     read([TOOLS], Deltas(Some(&follower))).unwrap();
     let (text, thinking) = (|t: &str| Delta::Text(t.into()), |t: &str| Delta::Thinking(t.into()));
-    let begun = |index, name: &str| Delta::ToolCall { index, wire_name: Some(name.into()), arguments: String::new() };
-    let more = |index, piece: &str| Delta::ToolCall { index, wire_name: None, arguments: piece.into() };
+    let begun = |index, name: &str| Delta::ToolCall {
+        index,
+        wire_name: Some(name.into()),
+        arguments: String::new(),
+    };
+    let more =
+        |index, piece: &str| Delta::ToolCall { index, wire_name: None, arguments: piece.into() };
     let expected = [
         thinking("I should look at the files"),
         thinking(" \"first\": é, 日本."),
@@ -94,8 +102,10 @@ fn a_follower_sees_every_piece_as_it_comes() {
     assert_eq!(*seen.lock().unwrap(), expected);
 }
 
-const STOP: [&str; 2] =
-    [r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#, r#"{"type":"message_stop"}"#];
+const STOP: [&str; 2] = [
+    r#"{"type":"message_delta","delta":{"stop_reason":"end_turn"}}"#,
+    r#"{"type":"message_stop"}"#,
+];
 
 #[test]
 fn what_we_do_not_know_is_passed_over_and_what_is_whole_is_kept() {
@@ -131,8 +141,10 @@ fn a_call_may_come_with_its_whole_input() {
 
 #[test]
 fn streams_out_of_order_are_malformed() {
-    let begin = r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
-    let piece = r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}"#;
+    let begin =
+        r#"{"type":"content_block_start","index":0,"content_block":{"type":"text","text":""}}"#;
+    let piece =
+        r#"{"type":"content_block_delta","index":0,"delta":{"type":"text_delta","text":"x"}}"#;
     let end = r#"{"type":"content_block_stop","index":0}"#;
     let table: &[&[&str]] = &[
         &[piece],

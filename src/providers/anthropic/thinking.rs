@@ -1,8 +1,8 @@
 //! How a Claude is asked to think.
 //!
-//! Models took a budget at first, then decided by themselves with a level to go by; those in between take
-//! both. What is wished for is translated into what the model takes. Sources: platform.claude.com,
-//! "Extended thinking", "Adaptive thinking", "Effort".
+//! Models took a budget at first, then decided by themselves with a level to go by; those in
+//! between take both. What is wished for is translated into what the model takes. Sources:
+//! platform.claude.com, "Extended thinking", "Adaptive thinking", "Effort".
 
 use crate::providers::capabilities::ThinkingStyle;
 use crate::run::{Effort, Thinking};

@@ -1,9 +1,10 @@
 //! A model request as the body of an `/api/chat` call.
 //!
-//! Serialised from borrowed parts. The server is told never to drop the beginning of a conversation by
-//! itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever keeps it. It
-//! is asked for the context window (`num_ctx`) that we count on; its own default is a small one.
-//! Thinking goes back beside the calls that it led to, to the provider that it came from.
+//! Serialised from borrowed parts. The server is told never to drop the beginning of a conversation
+//! by itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever
+//! keeps it. It is asked for the context window (`num_ctx`) that we count on; its own default is a
+//! small one. Thinking goes back beside the calls that it led to, to the provider that it came
+//! from.
 
 use std::borrow::Cow;
 
@@ -114,7 +115,10 @@ pub(super) struct Kept<'a> {
 }
 
 /// The request's JSON text. `provider` is who wants its thinking back.
-pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+pub(super) fn body(
+    request: &ModelRequest<'_>,
+    provider: &str,
+) -> Result<Vec<u8>, serde_json::Error> {
     let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
     serde_json::to_vec(&Body {
         model: request.model,
@@ -137,7 +141,10 @@ fn think(thinking: Thinking) -> Think {
     thinking.effort.map_or(Think::Switch(true), Think::Level)
 }
 
-fn messages<S: Serializer>((request, provider): &(&ModelRequest<'_>, &str), serializer: S) -> Result<S::Ok, S::Error> {
+fn messages<S: Serializer>(
+    (request, provider): &(&ModelRequest<'_>, &str),
+    serializer: S,
+) -> Result<S::Ok, S::Error> {
     let (conversation, names) = (request.conversation, request.names);
     let mut seq = serializer.serialize_seq(None)?;
     if !conversation.system().is_empty() {

@@ -65,12 +65,23 @@ fn a_plain_question_never_lets_the_server_forget() {
 #[test]
 fn a_history_with_calls_keeps_its_pairs_and_its_thinking() {
     let mut conversation = conversation("be kind", "hello");
-    let calls = vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
-    let kept = |provider: &str| Some(OpaqueBlocks { provider: provider.into(), json: r#"{"thinking":"hm"}"#.into() });
-    let asked = |opaque| AssistantMessage { tool_calls: calls.clone(), opaque, ..AssistantMessage::default() };
-    conversation.push_turn(asked(kept("ollama")), vec![result(1, "noon"), result(2, "Error: Unknown tool")]).unwrap();
+    let calls =
+        vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
+    let kept = |provider: &str| {
+        Some(OpaqueBlocks { provider: provider.into(), json: r#"{"thinking":"hm"}"#.into() })
+    };
+    let asked = |opaque| AssistantMessage {
+        tool_calls: calls.clone(),
+        opaque,
+        ..AssistantMessage::default()
+    };
+    conversation
+        .push_turn(asked(kept("ollama")), vec![result(1, "noon"), result(2, "Error: Unknown tool")])
+        .unwrap();
     conversation.push_turn(asked(kept("other")), vec![result(1, ""), result(2, "x")]).unwrap();
-    conversation.push_turn(AssistantMessage { text: "Noon.".into(), ..AssistantMessage::default() }, vec![]).unwrap();
+    conversation
+        .push_turn(AssistantMessage { text: "Noon.".into(), ..AssistantMessage::default() }, vec![])
+        .unwrap();
     conversation.push_user("thanks");
     let names = WireNames::new(["mcp:time/now"]);
     let calls = json!([
@@ -99,7 +110,11 @@ fn a_history_with_calls_keeps_its_pairs_and_its_thinking() {
 fn tools_options_and_thinking_are_passed_on() {
     let (conversation, names) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]));
     let schema = Arc::new(json!({"type": "object"}));
-    let tools = [ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }];
+    let tools = [ToolOffer {
+        name: "mcp:time/now".into(),
+        description: "Now.".into(),
+        input_schema: schema,
+    }];
     let format = json!({"type": "object", "required": ["a"]});
     let follower = |_: Delta| {};
     let mut request = ModelRequest {
@@ -111,7 +126,8 @@ fn tools_options_and_thinking_are_passed_on() {
         ..plain(&conversation, &names)
     };
     let body = sent(&request);
-    let function = json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
+    let function =
+        json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
     assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
     assert_eq!(body["options"], json!({"num_ctx": 16_384, "num_predict": 300, "temperature": 0.5}));
     assert_eq!((&body["format"], &body["stream"]), (&format, &json!(true)));

@@ -1,8 +1,9 @@
 //! An `/api/chat` answer as a completion: one object, or one object a line with a piece each.
 //!
-//! Both are read by the same fold, since a whole answer is a stream of one line. An answer is complete
-//! when a line says `done`; the end of the bytes alone completes nothing. Calls come whole and with
-//! arguments as objects; the presence of calls decides, since the server says `stop` either way.
+//! Both are read by the same fold, since a whole answer is a stream of one line. An answer is
+//! complete when a line says `done`; the end of the bytes alone completes nothing. Calls come whole
+//! and with arguments as objects; the presence of calls decides, since the server says `stop`
+//! either way.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -70,11 +71,17 @@ impl Fold {
         self.done.is_some()
     }
 
-    /// Adds one object, and passes on what a follower wants to see. `step` makes up ids of calls that
-    /// have none.
-    pub(super) fn line(&mut self, json: &[u8], step: u32, deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let line: Line = serde_json::from_slice(json)
-            .map_err(|error| Unusable::Malformed(format!("the answer is not that of a chat: {error}")))?;
+    /// Adds one object, and passes on what a follower wants to see. `step` makes up ids of calls
+    /// that have none.
+    pub(super) fn line(
+        &mut self,
+        json: &[u8],
+        step: u32,
+        deltas: Deltas<'_>,
+    ) -> Result<(), Unusable> {
+        let line: Line = serde_json::from_slice(json).map_err(|error| {
+            Unusable::Malformed(format!("the answer is not that of a chat: {error}"))
+        })?;
         if line.error.is_some() {
             return Err(Unusable::Error(failure::read_body(json)));
         }
@@ -112,7 +119,8 @@ impl Fold {
                 return Err(Unusable::too_large_arguments());
             }
             let id = call.id.unwrap_or_default();
-            let call = received::tool_call(id, call.function.name, arguments, &self.tool_calls, step);
+            let call =
+                received::tool_call(id, call.function.name, arguments, &self.tool_calls, step);
             deltas.send(Delta::ToolCall {
                 index: self.tool_calls.len(),
                 wire_name: Some(call.wire_name.clone()),
@@ -130,7 +138,10 @@ impl Fold {
         };
         let finish_reason = match done.reason.as_str() {
             "load" | "unload" => {
-                return Err(Unusable::Malformed(format!("the server did nothing but {} the model", done.reason)));
+                return Err(Unusable::Malformed(format!(
+                    "the server did nothing but {} the model",
+                    done.reason
+                )));
             }
             "length" => FinishReason::Length,
             _ if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
@@ -138,10 +149,13 @@ impl Fold {
             _ => FinishReason::Other,
         };
         let is_wanted_back = !self.thinking.is_empty() && !self.tool_calls.is_empty();
-        let kept = is_wanted_back.then(|| serde_json::to_string(&Kept { thinking: self.thinking.as_str().into() }));
+        let kept = is_wanted_back
+            .then(|| serde_json::to_string(&Kept { thinking: self.thinking.as_str().into() }));
         Ok(Completion {
             text: received::text(self.text),
-            opaque: kept.and_then(Result::ok).map(|json| OpaqueBlocks { provider: provider.to_owned(), json }),
+            opaque: kept
+                .and_then(Result::ok)
+                .map(|json| OpaqueBlocks { provider: provider.to_owned(), json }),
             thinking: Some(received::text(self.thinking)).filter(|thinking| !thinking.is_empty()),
             tool_calls: self.tool_calls,
             finish_reason,

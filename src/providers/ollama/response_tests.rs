@@ -13,7 +13,10 @@ const TEXT: &[u8] = include_bytes!("../../../tests/cassettes/ollama/text.ndjson"
 const TOOLS: &[u8] = include_bytes!("../../../tests/cassettes/ollama/tools.ndjson");
 const ERROR: &[u8] = include_bytes!("../../../tests/cassettes/ollama/error.ndjson");
 
-fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, deltas: Deltas<'_>) -> Result<Completion, Unusable> {
+fn read<'a>(
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+    deltas: Deltas<'_>,
+) -> Result<Completion, Unusable> {
     let (mut splitter, mut fold) = (Splitter::new(Framing::Lines), Fold::default());
     for chunk in chunks {
         splitter.push(chunk).unwrap();
@@ -54,13 +57,20 @@ fn pieces_are_the_same_answer() {
             call("call_x1y2z3w4", "file_ops", r#"{"operation":"list","path":"é"}"#),
             call("call_3_1", "mcp__time__now", "{}"),
         ],
-        opaque: Some(OpaqueBlocks { provider: "ollama".into(), json: r#"{"thinking":"I should look."}"#.into() }),
+        opaque: Some(OpaqueBlocks {
+            provider: "ollama".into(),
+            json: r#"{"thinking":"I should look."}"#.into(),
+        }),
         finish_reason: FinishReason::ToolCalls,
         usage: Some(Usage { input_tokens: 900, output_tokens: 40, ..Usage::default() }),
     };
     assert_eq!(completion, expected);
     let text = read([TEXT], Deltas::default()).unwrap();
-    assert_eq!((text.text.as_str(), text.opaque), ("Two files: a.txt and b.txt.", None), "final thoughts stay");
+    assert_eq!(
+        (text.text.as_str(), text.opaque),
+        ("Two files: a.txt and b.txt.", None),
+        "final thoughts stay"
+    );
 }
 
 #[test]
@@ -75,7 +85,9 @@ fn a_stream_that_is_cut_anywhere_is_never_complete() {
 #[test]
 fn an_error_line_is_an_error() {
     let error = read([ERROR], Deltas::default()).unwrap_err();
-    let Unusable::Error(Reported { message, status: None, .. }) = error else { panic!("{error:?}") };
+    let Unusable::Error(Reported { message, status: None, .. }) = error else {
+        panic!("{error:?}")
+    };
     assert!(message.starts_with("model runner has unexpectedly stopped"), "{message}");
 }
 
@@ -100,7 +112,8 @@ fn a_follower_sees_every_piece_as_it_comes() {
 
 #[test]
 fn every_reason_has_its_meaning() {
-    let calls = json!({"content": "", "tool_calls": [{"function": {"name": "t", "arguments": {}}}]});
+    let calls =
+        json!({"content": "", "tool_calls": [{"function": {"name": "t", "arguments": {}}}]});
     let text = json!({"content": "hi"});
     let table = [
         (&text, json!("stop"), FinishReason::Stop),
@@ -112,8 +125,13 @@ fn every_reason_has_its_meaning() {
         (&calls, json!("length"), FinishReason::Length),
     ];
     for (message, reason, expected) in table {
-        let completion = whole(&json!({"message": message, "done": true, "done_reason": reason})).unwrap();
-        assert_eq!((completion.finish_reason, completion.usage), (expected, None), "{message} {reason}");
+        let completion =
+            whole(&json!({"message": message, "done": true, "done_reason": reason})).unwrap();
+        assert_eq!(
+            (completion.finish_reason, completion.usage),
+            (expected, None),
+            "{message} {reason}"
+        );
     }
     for reason in ["load", "unload"] {
         let answer = json!({"message": {"content": ""}, "done": true, "done_reason": reason});
@@ -129,9 +147,14 @@ fn arguments_come_as_objects_or_as_text() {
         call(json!("a"), json!("{\"x\":1}")),
         call(Value::Null, Value::Null),
     ];
-    let completion = whole(&json!({"message": {"content": null, "tool_calls": calls}, "done": true})).unwrap();
-    let calls = completion.tool_calls.iter().map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str()));
-    let expected = [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", r#"{"x":1}"#), ("call_3_2", "t", "{}")];
+    let completion =
+        whole(&json!({"message": {"content": null, "tool_calls": calls}, "done": true})).unwrap();
+    let calls = completion
+        .tool_calls
+        .iter()
+        .map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str()));
+    let expected =
+        [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", r#"{"x":1}"#), ("call_3_2", "t", "{}")];
     assert_eq!(calls.collect::<Vec<_>>(), expected);
 }
 
@@ -150,7 +173,8 @@ fn answers_without_anything_in_them_are_malformed() {
     ];
     for body in bodies {
         let mut fold = Fold::default();
-        let read = fold.line(body.as_bytes(), 1, Deltas::default()).and_then(|()| fold.finish("ollama"));
+        let read =
+            fold.line(body.as_bytes(), 1, Deltas::default()).and_then(|()| fold.finish("ollama"));
         assert!(matches!(read, Err(Unusable::Malformed(_))), "{body:.80}");
     }
 }

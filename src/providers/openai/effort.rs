@@ -2,8 +2,8 @@
 
 use crate::run::{Effort, Thinking};
 
-/// The word of the API; `None` leaves the level to the model. A budget without a level becomes the level
-/// that usually stays below it.
+/// The word of the API; `None` leaves the level to the model. A budget without a level becomes the
+/// level that usually stays below it.
 pub(in crate::providers) fn effort(thinking: Thinking) -> Option<&'static str> {
     match (thinking.effort, thinking.budget_tokens) {
         (None, None) => None,

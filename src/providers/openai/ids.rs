@@ -1,5 +1,5 @@
-//! Under which ids calls go back to OpenAI. A conversation may hold calls of other providers, whose ids
-//! are longer, or none.
+//! Under which ids calls go back to OpenAI. A conversation may hold calls of other providers, whose
+//! ids are longer, or none.
 
 use std::borrow::Cow;
 
@@ -8,8 +8,8 @@ use crate::message::ToolCall;
 /// What Chat Completions takes, in bytes.
 const MAX_ID: usize = 40;
 
-/// The ids of a turn's calls, in order: the provider's own where the API takes it and no earlier call of
-/// the turn has it, else one made of ours.
+/// The ids of a turn's calls, in order: the provider's own where the API takes it and no earlier
+/// call of the turn has it, else one made of ours.
 pub(in crate::providers) fn wire_ids(calls: &[ToolCall]) -> impl Iterator<Item = Cow<'_, str>> {
     calls.iter().enumerate().map(|(index, call)| {
         let own = call.provider_id.as_str();

@@ -1,7 +1,7 @@
 //! A model request as the body of a Chat Completions call.
 //!
-//! Serialised from borrowed parts straight into bytes: a long conversation is never copied. Arguments
-//! go back exactly as the model wrote them, malformed or not; the API takes any string.
+//! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
+//! Arguments go back exactly as the model wrote them, malformed or not; the API takes any string.
 
 use std::borrow::Cow;
 
@@ -207,7 +207,8 @@ impl Serialize for Tools<'_> {
                 name: self.names.to_wire(&offer.name),
                 description: &offer.description,
                 parameters: &offer.input_schema,
-                strict: (self.may_be_strict && strict::qualifies(&offer.input_schema)).then_some(true),
+                strict:
+                    (self.may_be_strict && strict::qualifies(&offer.input_schema)).then_some(true),
             },
         }))
     }

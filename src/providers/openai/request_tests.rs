@@ -59,10 +59,15 @@ fn a_plain_question_holds_nothing_that_servers_could_refuse() {
 #[test]
 fn a_history_with_calls_keeps_its_pairs_and_its_order() {
     let mut conversation = conversation("be kind", "hello");
-    let calls = vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
+    let calls =
+        vec![call(1, "mcp:time/now", r#"{"tz": "UTC"}"#), call(2, "no such tool!", r#"{"broken"#)];
     let asked = AssistantMessage { tool_calls: calls, ..AssistantMessage::default() };
-    conversation.push_turn(asked, vec![result(1, "noon"), result(2, "Error: Unknown tool")]).unwrap();
-    conversation.push_turn(AssistantMessage { text: "Noon.".into(), ..AssistantMessage::default() }, vec![]).unwrap();
+    conversation
+        .push_turn(asked, vec![result(1, "noon"), result(2, "Error: Unknown tool")])
+        .unwrap();
+    conversation
+        .push_turn(AssistantMessage { text: "Noon.".into(), ..AssistantMessage::default() }, vec![])
+        .unwrap();
     conversation.push_turn(AssistantMessage::default(), vec![]).unwrap();
     conversation.push_user("thanks");
     let names = WireNames::new(["mcp:time/now"]);
@@ -86,7 +91,11 @@ fn a_history_with_calls_keeps_its_pairs_and_its_order() {
 fn tools_choice_and_sampling_are_passed_on() {
     let (conversation, names) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]));
     let schema = Arc::new(json!({"type": "object"}));
-    let tools = [ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }];
+    let tools = [ToolOffer {
+        name: "mcp:time/now".into(),
+        description: "Now.".into(),
+        input_schema: schema,
+    }];
     let mut request = ModelRequest {
         tools: &tools,
         temperature: Some(0.5),
@@ -94,7 +103,8 @@ fn tools_choice_and_sampling_are_passed_on() {
         ..plain(&conversation, &names)
     };
     let body = sent(&request);
-    let function = json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
+    let function =
+        json!({"name": "mcp__time__now", "description": "Now.", "parameters": {"type": "object"}});
     assert_eq!(body["tools"], json!([{"type": "function", "function": function}]));
     assert_eq!(body["temperature"], json!(0.5));
     assert_eq!(body["max_completion_tokens"], json!(300));
@@ -114,19 +124,31 @@ fn tools_choice_and_sampling_are_passed_on() {
 
 #[test]
 fn strict_is_asked_for_only_where_the_schema_qualifies() {
-    let closed = Arc::new(json!({"type": "object", "required": ["a"], "additionalProperties": false,
+    let closed =
+        Arc::new(json!({"type": "object", "required": ["a"], "additionalProperties": false,
         "properties": {"a": {"type": "string"}}}));
     let open = Arc::new(json!({"type": "object", "properties": {"a": {"type": "string"}}}));
     let (conversation, names) = (conversation("", "hello"), WireNames::default());
     for (schema, qualifies) in [(closed, true), (open, false)] {
-        let tools = [ToolOffer { name: "t".into(), description: "T.".into(), input_schema: Arc::clone(&schema) }];
-        let request = ModelRequest { output_schema: Some(&schema), tools: &tools, ..plain(&conversation, &names) };
+        let tools = [ToolOffer {
+            name: "t".into(),
+            description: "T.".into(),
+            input_schema: Arc::clone(&schema),
+        }];
+        let request = ModelRequest {
+            output_schema: Some(&schema),
+            tools: &tools,
+            ..plain(&conversation, &names)
+        };
         for strict_schemas in [true, false] {
             let capabilities = Capabilities { strict_schemas, ..Capabilities::OPENAI };
             let body = sent(&ModelRequest { capabilities: &capabilities, ..request.clone() });
             let strict = qualifies && strict_schemas;
             let output = json!({"name": "output", "schema": schema, "strict": strict});
-            assert_eq!(body["response_format"], json!({"type": "json_schema", "json_schema": output}));
+            assert_eq!(
+                body["response_format"],
+                json!({"type": "json_schema", "json_schema": output})
+            );
             let offered = body["tools"][0]["function"].get("strict");
             assert_eq!(offered, strict.then_some(&json!(true)), "left out where it would be false");
         }
@@ -148,7 +170,8 @@ fn thinking_is_asked_for_by_effort_and_silences_temperature() {
     ];
     for (budget_tokens, effort, expected) in table {
         let thinking = Some(Thinking { budget_tokens, effort });
-        let request = ModelRequest { thinking, temperature: Some(0.2), ..plain(&conversation, &names) };
+        let request =
+            ModelRequest { thinking, temperature: Some(0.2), ..plain(&conversation, &names) };
         let body = sent(&request);
         assert_eq!(body.get("reasoning_effort"), expected.map(|word| json!(word)).as_ref());
         assert_eq!(body.get("temperature"), None);
@@ -161,7 +184,10 @@ fn a_stream_is_asked_for_where_somebody_follows() {
     let follower = |_| {};
     let request = ModelRequest { deltas: Deltas(Some(&follower)), ..plain(&conversation, &names) };
     let body = sent(&request);
-    assert_eq!((&body["stream"], &body["stream_options"]), (&json!(true), &json!({"include_usage": true})));
+    assert_eq!(
+        (&body["stream"], &body["stream_options"]),
+        (&json!(true), &json!({"include_usage": true}))
+    );
 }
 
 #[test]

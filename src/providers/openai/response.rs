@@ -1,9 +1,9 @@
 //! A Chat Completions answer as a completion, from whichever compatible server it came.
 //!
-//! The presence of calls decides, not the finish reason. What servers leave out or repeat (call ids)
-//! is made up deterministically; what they send in odd shapes (content as parts, arguments as an
-//! object, no usage) is accepted. An answer without anything in it is a fault of transport. Streams
-//! are put together in [`stream`](super::stream), and end up here as [`Parts`].
+//! The presence of calls decides, not the finish reason. What servers leave out or repeat (call
+//! ids) is made up deterministically; what they send in odd shapes (content as parts, arguments as
+//! an object, no usage) is accepted. An answer without anything in it is a fault of transport.
+//! Streams are put together in [`stream`](super::stream), and end up here as [`Parts`].
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -102,8 +102,9 @@ struct CompletionDetails {
 
 /// Reads a whole answer. `step` makes up ids of calls that have none.
 pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
-    let answer: Answer = serde_json::from_slice(body)
-        .map_err(|error| Unusable::Malformed(format!("the answer is not a chat completion: {error}")))?;
+    let answer: Answer = serde_json::from_slice(body).map_err(|error| {
+        Unusable::Malformed(format!("the answer is not a chat completion: {error}"))
+    })?;
     let Some(choice) = answer.choices.and_then(|choices| choices.into_iter().next()) else {
         return Err(match answer.error {
             Some(_) => Unusable::Error(failure::read_body(body)),
@@ -135,10 +136,13 @@ impl Parts {
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
             return Err(Unusable::too_large_arguments());
         }
-        let finish_reason = finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
+        let finish_reason =
+            finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
         let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
         if content.is_none() && tool_calls.is_empty() && !may_be_silent {
-            return Err(Unusable::Malformed("the message has neither content nor tool calls".into()));
+            return Err(Unusable::Malformed(
+                "the message has neither content nor tool calls".into(),
+            ));
         }
         let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
         Ok(Completion {
@@ -187,8 +191,9 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
     if let Some(text) = received::string(raw) {
         return Ok(text);
     }
-    let parts: Vec<Part> = serde_json::from_str(raw.get())
-        .map_err(|error| Unusable::Malformed(format!("the content is neither text nor parts: {error}")))?;
+    let parts: Vec<Part> = serde_json::from_str(raw.get()).map_err(|error| {
+        Unusable::Malformed(format!("the content is neither text nor parts: {error}"))
+    })?;
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
 }
 

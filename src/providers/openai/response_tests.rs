@@ -11,7 +11,9 @@ fn read(answer: &Value) -> Result<Completion, Unusable> {
 }
 
 fn message(message: &Value, finish_reason: &str) -> Result<Completion, Unusable> {
-    read(&json!({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}))
+    read(
+        &json!({"id": "x", "choices": [{"index": 0, "message": message, "finish_reason": finish_reason}]}),
+    )
 }
 
 fn call(id: &Value, arguments: &Value) -> Value {
@@ -28,7 +30,8 @@ fn a_whole_answer_is_read() {
             "prompt_tokens_details": {"cached_tokens": 60, "cache_write_tokens": 10},
             "completion_tokens_details": {"reasoning_tokens": 500}},
     }));
-    let tool_call = RawToolCall { id: "a".into(), wire_name: "t".into(), arguments: "{\"x\": 1}".into() };
+    let tool_call =
+        RawToolCall { id: "a".into(), wire_name: "t".into(), arguments: "{\"x\": 1}".into() };
     let usage = Usage {
         input_tokens: 100,
         output_tokens: 20,
@@ -69,7 +72,11 @@ fn the_presence_of_calls_decides_why_the_model_stopped() {
     ];
     for (body, said, finish_reason, text) in table {
         let completion = message(body, said).unwrap();
-        assert_eq!((completion.finish_reason, completion.text.as_str()), (finish_reason, text), "{body} {said}");
+        assert_eq!(
+            (completion.finish_reason, completion.text.as_str()),
+            (finish_reason, text),
+            "{body} {said}"
+        );
     }
 }
 
@@ -104,8 +111,7 @@ fn arguments_keep_their_text() {
 
 #[test]
 fn text_may_come_in_parts_and_loses_nul() {
-    let parts =
-        json!([{"type": "text", "text": "a\u{0}b"}, {"type": "image_url"}, {"type": "refusal", "refusal": "c"}]);
+    let parts = json!([{"type": "text", "text": "a\u{0}b"}, {"type": "image_url"}, {"type": "refusal", "refusal": "c"}]);
     assert_eq!(message(&json!({"content": parts}), "stop").unwrap().text, "abc");
     assert_eq!(message(&json!({"content": ""}), "stop").unwrap().text, "");
 }

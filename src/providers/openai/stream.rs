@@ -1,9 +1,9 @@
 //! A streamed Chat Completions answer, put together chunk by chunk and passed on as it comes.
 //!
-//! Pure. An answer is complete only with a finish reason; that the stream must also have been ended by
-//! `[DONE]` is the caller's to see to. Servers differ in how they cut tool calls: by index with the name
-//! in the first piece, as OpenAI does; whole calls in one chunk; without an index, or with the same one
-//! for every call. All of these give the same calls. What the answer means is
+//! Pure. An answer is complete only with a finish reason; that the stream must also have been ended
+//! by `[DONE]` is the caller's to see to. Servers differ in how they cut tool calls: by index with
+//! the name in the first piece, as OpenAI does; whole calls in one chunk; without an index, or with
+//! the same one for every call. All of these give the same calls. What the answer means is
 //! [`response`](super::response)'s, as for one in one piece.
 
 use serde::Deserialize;
@@ -81,8 +81,9 @@ struct OpenCall {
 impl Answer {
     /// Takes the data of one event.
     pub(super) fn take(&mut self, data: &[u8], deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let chunk: Chunk = serde_json::from_slice(data)
-            .map_err(|error| Unusable::Malformed(format!("a chunk of the stream is not one: {error}")))?;
+        let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
+            Unusable::Malformed(format!("a chunk of the stream is not one: {error}"))
+        })?;
         if chunk.error.is_some() {
             return Err(Unusable::Error(failure::read_body(data)));
         }
@@ -97,7 +98,11 @@ impl Answer {
     }
 
     fn take_piece(&mut self, piece: Piece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
-        let thinking = piece.reasoning_content.or(piece.reasoning).and_then(received::string).unwrap_or_default();
+        let thinking = piece
+            .reasoning_content
+            .or(piece.reasoning)
+            .and_then(received::string)
+            .unwrap_or_default();
         self.has_content |= piece.content.is_some();
         let text = piece.content.map(content_text).transpose()?.unwrap_or_default();
         let refusal = piece.refusal.unwrap_or_default();
@@ -120,15 +125,19 @@ impl Answer {
 
     fn take_call(&mut self, piece: CallPiece<'_>, deltas: Deltas<'_>) -> Result<(), Unusable> {
         let id = piece.id.and_then(received::string).unwrap_or_default();
-        let (name, arguments) = piece.function.map_or((None, None), |function| (function.name, function.arguments));
-        let (name, arguments) = (name.unwrap_or_default(), arguments.map(call_text).unwrap_or_default());
+        let (name, arguments) =
+            piece.function.map_or((None, None), |function| (function.name, function.arguments));
+        let (name, arguments) =
+            (name.unwrap_or_default(), arguments.map(call_text).unwrap_or_default());
         let open = match piece.index {
             Some(index) => self.calls.iter().rposition(|call| call.index == Some(index)),
             None if name.is_empty() => self.calls.len().checked_sub(1),
             None => None,
         };
         let at = match open {
-            Some(at) if !self.calls.get(at).is_some_and(|call| call.is_followed_by(&id, &name)) => at,
+            Some(at) if !self.calls.get(at).is_some_and(|call| call.is_followed_by(&id, &name)) => {
+                at
+            }
             _ if self.calls.len() == received::MAX_CALLS => return Err(Unusable::too_many_calls()),
             _ => {
                 self.calls.push(OpenCall { index: piece.index, ..OpenCall::default() });
@@ -146,20 +155,30 @@ impl Answer {
         call.arguments.push_str(&arguments);
         if is_named || !arguments.is_empty() {
             let wire_name = is_named.then(|| received::text(name));
-            deltas.send(Delta::ToolCall { index: at, wire_name, arguments: received::text(arguments) });
+            deltas.send(Delta::ToolCall {
+                index: at,
+                wire_name,
+                arguments: received::text(arguments),
+            });
         }
         Ok(())
     }
 
-    /// The whole answer, once its stream has been ended by the server. `step` makes up ids of calls that
-    /// have none.
+    /// The whole answer, once its stream has been ended by the server. `step` makes up ids of calls
+    /// that have none.
     pub(super) fn finish(self, step: u32) -> Result<Completion, Unusable> {
         if self.finish_reason.is_none() {
             return Err(Unusable::Malformed("the stream ended without a finish reason".into()));
         }
         let mut tool_calls = Vec::with_capacity(self.calls.len());
         for call in self.calls {
-            tool_calls.push(received::tool_call(call.id, call.name, call.arguments, &tool_calls, step));
+            tool_calls.push(received::tool_call(
+                call.id,
+                call.name,
+                call.arguments,
+                &tool_calls,
+                step,
+            ));
         }
         let given = |text: String| Some(text).filter(|text| !text.is_empty());
         Parts {
@@ -175,8 +194,8 @@ impl Answer {
 }
 
 impl OpenCall {
-    /// Whether a piece under the same index begins another call: it has another id, or, with none to
-    /// tell by, a name of its own after this call's arguments were complete.
+    /// Whether a piece under the same index begins another call: it has another id, or, with none
+    /// to tell by, a name of its own after this call's arguments were complete.
     fn is_followed_by(&self, id: &str, name: &str) -> bool {
         if name.is_empty() || self.name.is_empty() {
             return false;

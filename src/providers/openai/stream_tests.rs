@@ -27,7 +27,10 @@ const CASSETTES: [(&str, &str); 4] = [
 ];
 
 /// What the adapter makes of these chunks of bytes; `None` where the end is missing.
-fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, deltas: Deltas<'_>) -> Result<Option<Completion>, Unusable> {
+fn read<'a>(
+    chunks: impl IntoIterator<Item = &'a [u8]>,
+    deltas: Deltas<'_>,
+) -> Result<Option<Completion>, Unusable> {
     let (mut splitter, mut answer) = (Splitter::new(Framing::Sse), Answer::default());
     for chunk in chunks {
         splitter.push(chunk).map_err(|error| Unusable::Malformed(error.to_string()))?;
@@ -43,7 +46,10 @@ fn read<'a>(chunks: impl IntoIterator<Item = &'a [u8]>, deltas: Deltas<'_>) -> R
 
 fn chunk(delta: &Value, finish_reason: Option<&str>) -> String {
     let choice = json!({"index": 0, "delta": delta, "finish_reason": finish_reason});
-    format!("data: {}\n\n", json!({"id": "x", "object": "chat.completion.chunk", "choices": [choice]}))
+    format!(
+        "data: {}\n\n",
+        json!({"id": "x", "object": "chat.completion.chunk", "choices": [choice]})
+    )
 }
 
 /// A stream of these deltas, ended as it should be.
@@ -60,8 +66,14 @@ fn made(id: &str, wire_name: &str, arguments: &str) -> RawToolCall {
     RawToolCall { id: id.into(), wire_name: wire_name.into(), arguments: arguments.into() }
 }
 
-fn call(index: impl Into<Option<u64>>, id: Option<&str>, name: Option<&str>, arguments: &str) -> Value {
-    let mut call = json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
+fn call(
+    index: impl Into<Option<u64>>,
+    id: Option<&str>,
+    name: Option<&str>,
+    arguments: &str,
+) -> Value {
+    let mut call =
+        json!({"id": id, "type": "function", "function": {"name": name, "arguments": arguments}});
     if let Some(index) = index.into() {
         call["index"] = json!(index);
     }
@@ -94,7 +106,11 @@ fn deltas_come_with_the_pieces_and_add_up() {
         json!({"reasoning": "hm"}),
         json!({"content": "Let me look.", "refusal": ""}),
     ];
-    let tools = [call(0, Some("a"), Some("t"), ""), call(0, None, None, "{\"x\""), call(0, None, None, ": 1}")];
+    let tools = [
+        call(0, Some("a"), Some("t"), ""),
+        call(0, None, None, "{\"x\""),
+        call(0, None, None, ": 1}"),
+    ];
     let text = stream(&[&reasoning[..], &tools].concat(), "tool_calls");
     read([text.as_bytes()], Deltas(Some(&follower))).unwrap().unwrap();
     let tool = |wire_name: Option<&str>, arguments: &str| Delta::ToolCall {
@@ -124,17 +140,31 @@ fn calls_are_told_apart_however_they_are_cut() {
     let table: &[(&str, Vec<Value>, &[RawToolCall])] = &[
         ("whole calls in one chunk", vec![both], &two),
         ("arguments as an object", vec![as_object], &two[..1]),
-        ("no index", vec![call(None, a, t, "{\"x\""), call(None, None, None, ":1}"), call(None, b, u, "{}")], &two),
+        (
+            "no index",
+            vec![call(None, a, t, "{\"x\""), call(None, None, None, ":1}"), call(None, b, u, "{}")],
+            &two,
+        ),
         ("one index for all", vec![call(0, a, t, "{\"x\":1}"), call(0, b, u, "{}")], &two),
         ("an index that starts late", vec![call(1, a, t, "{\"x\":1}"), call(2, b, u, "{}")], &two),
         (
             "pieces of two calls in turn",
-            vec![call(0, a, t, "{\"x"), call(1, b, u, "{"), call(0, None, None, "\":1}"), call(1, None, None, "}")],
+            vec![
+                call(0, a, t, "{\"x"),
+                call(1, b, u, "{"),
+                call(0, None, None, "\":1}"),
+                call(1, None, None, "}"),
+            ],
             &two,
         ),
         (
             "id and name in every piece",
-            vec![call(0, a, t, "{\"x\""), call(0, a, t, ":1}"), call(1, b, u, ""), call(1, b, u, "{}")],
+            vec![
+                call(0, a, t, "{\"x\""),
+                call(0, a, t, ":1}"),
+                call(1, b, u, ""),
+                call(1, b, u, "{}"),
+            ],
             &two,
         ),
         (
@@ -147,7 +177,11 @@ fn calls_are_told_apart_however_they_are_cut() {
             vec![call(0, a, t, "{}"), call(1, a, t, "")],
             &[made("a", "t", "{}"), made("call_3_1", "t", "{}")],
         ),
-        ("a name that comes late", vec![call(0, a, None, ""), call(0, None, t, "{\"x\":1}")], &two[..1]),
+        (
+            "a name that comes late",
+            vec![call(0, a, None, ""), call(0, None, t, "{\"x\":1}")],
+            &two[..1],
+        ),
     ];
     for (what, deltas, expected) in table {
         assert_eq!(whole(&stream(deltas, "tool_calls")).tool_calls, *expected, "{what}");
@@ -165,11 +199,18 @@ fn the_finish_reason_is_kept_and_needed() {
         ("bored", FinishReason::Other),
     ];
     for (said, expected) in table {
-        assert_eq!(whole(&stream(std::slice::from_ref(&text), said)).finish_reason, expected, "{said}");
+        assert_eq!(
+            whole(&stream(std::slice::from_ref(&text), said)).finish_reason,
+            expected,
+            "{said}"
+        );
     }
     let endless = chunk(&text, None) + "data: [DONE]\n\n";
     let without = read([endless.as_bytes()], Deltas::default());
-    assert_eq!(without, Err(Unusable::Malformed("the stream ended without a finish reason".into())));
+    assert_eq!(
+        without,
+        Err(Unusable::Malformed("the stream ended without a finish reason".into()))
+    );
     let called = call(0, Some("a"), Some("t"), "{}");
     let stopped = whole(&stream(std::slice::from_ref(&called), "stop"));
     assert_eq!(stopped.finish_reason, FinishReason::ToolCalls, "a forced call may end with stop");
@@ -179,7 +220,8 @@ fn the_finish_reason_is_kept_and_needed() {
 fn usage_comes_last_or_not_at_all() {
     let said = |usage: &str| {
         let text = chunk(&json!({"content": "hi"}), Some("stop"));
-        whole(&format!("{text}data: {{\"choices\": [], \"usage\": {usage}}}\n\ndata: [DONE]\n\n")).usage
+        whole(&format!("{text}data: {{\"choices\": [], \"usage\": {usage}}}\n\ndata: [DONE]\n\n"))
+            .usage
     };
     let usage = Usage { input_tokens: 5, output_tokens: 7, ..Usage::default() };
     assert_eq!(said(r#"{"prompt_tokens": 5, "completion_tokens": 7}"#), Some(usage));
@@ -191,21 +233,31 @@ fn usage_comes_last_or_not_at_all() {
 fn errors_and_nonsense_within_a_stream_end_it() {
     let begun = chunk(&json!({"content": "hi"}), None);
     let after = |text: &str| read([(begun.clone() + text).as_bytes()], Deltas::default());
-    let error = after("data: {\"error\": {\"message\": \"upstream broke\", \"type\": \"server_error\"}}\n\n");
-    let told = Reported { code: Some("server_error".into()), status: None, message: "upstream broke".into() };
+    let error = after(
+        "data: {\"error\": {\"message\": \"upstream broke\", \"type\": \"server_error\"}}\n\n",
+    );
+    let told = Reported {
+        code: Some("server_error".into()),
+        status: None,
+        message: "upstream broke".into(),
+    };
     assert_eq!(error, Err(Unusable::Error(told)));
     let deep = format!("data: {{\"choices\": [{{\"delta\": {}\n\n", "[".repeat(10_000));
-    let nested =
-        stream(&[], "stop").replace("\"delta\":{}", &format!("\"delta\":{}1{}", "[".repeat(9_999), "]".repeat(9_999)));
+    let nested = stream(&[], "stop")
+        .replace("\"delta\":{}", &format!("\"delta\":{}1{}", "[".repeat(9_999), "]".repeat(9_999)));
     for nonsense in ["data: <html>\n\n", "data: [1]\n\n", &deep, &nested] {
         assert!(matches!(after(nonsense), Err(Unusable::Malformed(_))), "{nonsense:.80}");
     }
     let many: Vec<Value> = (0..=1024).map(|index| call(index, None, Some("t"), "{}")).collect();
     let too_many = read([stream(&many, "tool_calls").as_bytes()], Deltas::default());
     assert_eq!(too_many, Err(Unusable::too_many_calls()));
-    let huge: Vec<Value> = (0..5).map(|_| call(0, Some("a"), Some("t"), &"1".repeat(1 << 18))).collect();
+    let huge: Vec<Value> =
+        (0..5).map(|_| call(0, Some("a"), Some("t"), &"1".repeat(1 << 18))).collect();
     let too_long = read([stream(&huge, "tool_calls").as_bytes()], Deltas::default());
-    assert_eq!(too_long, Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into())));
+    assert_eq!(
+        too_long,
+        Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into()))
+    );
 }
 
 #[test]

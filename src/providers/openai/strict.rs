@@ -1,8 +1,8 @@
 //! Which JSON Schemas OpenAI can enforce while a model writes (`strict: true`).
 //!
 //! A request with a strict schema outside the supported subset is refused as a whole, so everything
-//! that is not known to be inside counts as outside. Schemas are never rewritten: a model is asked for
-//! what the definition says, strictly where possible.
+//! that is not known to be inside counts as outside. Schemas are never rewritten: a model is asked
+//! for what the definition says, strictly where possible.
 //!
 //! The subset: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas>.
 
@@ -11,20 +11,26 @@ use serde_json::{Map, Value};
 /// Levels of subschemas.
 const MAX_DEPTH: usize = 10;
 const MAX_ENUM: usize = 500;
-const FORMATS: [&str; 9] = ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
+const FORMATS: [&str; 9] =
+    ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-/// Whether a schema of an object keeps to the subset: known keywords only, every object closed, every
-/// property required.
+/// Whether a schema of an object keeps to the subset: known keywords only, every object closed,
+/// every property required.
 pub(in crate::providers) fn qualifies(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object") && fits(schema, MAX_DEPTH)
 }
 
 fn fits(schema: &Value, levels: usize) -> bool {
-    let (Value::Object(keywords), Some(below)) = (schema, levels.checked_sub(1)) else { return false };
+    let (Value::Object(keywords), Some(below)) = (schema, levels.checked_sub(1)) else {
+        return false;
+    };
     if let Some(target) = keywords.get("$ref") {
-        return keywords.len() == 1 && target.as_str().is_some_and(|target| target.starts_with('#'));
+        return keywords.len() == 1
+            && target.as_str().is_some_and(|target| target.starts_with('#'));
     }
-    let all = |schemas: &Value| schemas.as_object().is_some_and(|each| each.values().all(|s| fits(s, below)));
+    let all = |schemas: &Value| {
+        schemas.as_object().is_some_and(|each| each.values().all(|s| fits(s, below)))
+    };
     keywords.iter().all(|(keyword, value)| match keyword.as_str() {
         "type"
         | "const"
@@ -43,12 +49,15 @@ fn fits(schema: &Value, levels: usize) -> bool {
         "format" => value.as_str().is_some_and(|format| FORMATS.contains(&format)),
         "pattern" => value.as_str().is_some_and(|pattern| !pattern.contains("(?")),
         "items" => fits(value, below),
-        "anyOf" => value.as_array().is_some_and(|options| options.iter().all(|option| fits(option, below))),
+        "anyOf" => {
+            value.as_array().is_some_and(|options| options.iter().all(|option| fits(option, below)))
+        }
         "properties" | "$defs" => all(value),
         _ => false,
     }) && (keywords.contains_key("type") || keywords.contains_key("anyOf"))
         && (!has_type(keywords, "array") || keywords.contains_key("items"))
-        && (!(has_type(keywords, "object") || keywords.contains_key("properties")) || is_closed(keywords))
+        && (!(has_type(keywords, "object") || keywords.contains_key("properties"))
+            || is_closed(keywords))
 }
 
 fn has_type(keywords: &Map<String, Value>, wanted: &str) -> bool {
@@ -91,8 +100,14 @@ mod tests {
             (closed.clone(), true),
             (object(closed.clone()), true),
             (object(json!({"type": "array", "items": closed, "minItems": 1})), true),
-            (object(json!({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]})), true),
-            (json!({"type": "object", "required": [], "additionalProperties": false, "properties": {}}), true),
+            (
+                object(json!({"anyOf": [{"type": "string", "format": "date"}, {"type": "null"}]})),
+                true,
+            ),
+            (
+                json!({"type": "object", "required": [], "additionalProperties": false, "properties": {}}),
+                true,
+            ),
             (with_defs, true),
             (nested, false),
             (object(json!({"type": "object"})), false),
@@ -105,9 +120,18 @@ mod tests {
             (object(json!({"$ref": "#/$defs/b", "description": "x"})), false),
             (object(json!({"$ref": "https://example.com/b"})), false),
             (object(json!(true)), false),
-            (json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "string"}}}), false),
-            (json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}), false),
-            (json!({"type": "object", "required": ["a"], "additionalProperties": false, "properties": {}}), false),
+            (
+                json!({"type": "object", "additionalProperties": false, "properties": {"a": {"type": "string"}}}),
+                false,
+            ),
+            (
+                json!({"type": "object", "required": ["a"], "properties": {"a": {"type": "string"}}}),
+                false,
+            ),
+            (
+                json!({"type": "object", "required": ["a"], "additionalProperties": false, "properties": {}}),
+                false,
+            ),
             (json!({"type": "object"}), false),
             (json!({"anyOf": [closed]}), false),
             (json!(true), false),

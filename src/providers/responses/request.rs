@@ -1,8 +1,8 @@
 //! A model request as the body of a Responses call.
 //!
-//! Serialised from borrowed parts straight into bytes. A turn goes back as the items that the provider
-//! itself sent, where it wants some of them back; else as items made from what the turn says. Every call
-//! is followed by its output.
+//! Serialised from borrowed parts straight into bytes. A turn goes back as the items that the
+//! provider itself sent, where it wants some of them back; else as items made from what the turn
+//! says. Every call is followed by its output.
 
 use std::borrow::Cow;
 
@@ -102,9 +102,12 @@ struct Tools<'a> {
     may_be_strict: bool,
 }
 
-/// The request's JSON text, for a stream if somebody follows. `provider` is our name of the provider,
-/// which gets its own blocks back and nobody else's.
-pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
+/// The request's JSON text, for a stream if somebody follows. `provider` is our name of the
+/// provider, which gets its own blocks back and nobody else's.
+pub(super) fn body(
+    request: &ModelRequest<'_>,
+    provider: &str,
+) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let may_be_strict = request.capabilities.strict_schemas;
     let reasons = request.capabilities.thinking != ThinkingStyle::None;
@@ -112,12 +115,18 @@ pub(super) fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>
         model: request.model,
         instructions: request.conversation.system(),
         input: Input { request, provider },
-        tools: offered.then_some(Tools { offers: request.tools, names: request.names, may_be_strict }),
+        tools: offered.then_some(Tools {
+            offers: request.tools,
+            names: request.names,
+            may_be_strict,
+        }),
         tool_choice: offered.then(|| choice(request)),
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
         max_output_tokens: request.max_output_tokens,
-        reasoning: request.thinking.map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),
+        reasoning: request
+            .thinking
+            .map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),
         include: reasons.then_some(ENCRYPTED_REASONING),
         text: request.output_schema.map(|schema| Text {
             format: Format {
@@ -137,7 +146,9 @@ impl Serialize for Input<'_> {
         let mut items = serializer.serialize_seq(None)?;
         for turn in self.request.conversation.turns() {
             match turn {
-                Turn::User(content) => items.serialize_element(&Item::Message { role: "user", content })?,
+                Turn::User(content) => {
+                    items.serialize_element(&Item::Message { role: "user", content })?
+                }
                 Turn::Assistant(turn) => self.assistant(turn, &mut items)?,
             }
         }
@@ -146,11 +157,19 @@ impl Serialize for Input<'_> {
 }
 
 impl Input<'_> {
-    fn assistant<S: SerializeSeq>(&self, turn: &AssistantTurn, items: &mut S) -> Result<(), S::Error> {
+    fn assistant<S: SerializeSeq>(
+        &self,
+        turn: &AssistantTurn,
+        items: &mut S,
+    ) -> Result<(), S::Error> {
         let message = turn.message();
         let own = message.opaque.as_ref().filter(|blocks| blocks.provider == self.provider);
         let call_ids: Vec<Cow<'_, str>> = match own {
-            Some(_) => message.tool_calls.iter().map(|call| Cow::Borrowed(call.provider_id.as_str())).collect(),
+            Some(_) => message
+                .tool_calls
+                .iter()
+                .map(|call| Cow::Borrowed(call.provider_id.as_str()))
+                .collect(),
             None => ids::wire_ids(&message.tool_calls).collect(),
         };
         if let Some(own) = own {
@@ -158,7 +177,10 @@ impl Input<'_> {
             own.into_iter().try_for_each(|item| items.serialize_element(item))?;
         } else {
             if !message.text.is_empty() {
-                items.serialize_element(&Item::Message { role: "assistant", content: &message.text })?;
+                items.serialize_element(&Item::Message {
+                    role: "assistant",
+                    content: &message.text,
+                })?;
             }
             for (call, call_id) in message.tool_calls.iter().zip(&call_ids) {
                 items.serialize_element(&Item::Call {
@@ -171,7 +193,11 @@ impl Input<'_> {
         }
         for (call_id, result) in call_ids.iter().zip(turn.results()) {
             let output = &result.content;
-            items.serialize_element(&Item::Output { r#type: "function_call_output", call_id, output })?;
+            items.serialize_element(&Item::Output {
+                r#type: "function_call_output",
+                call_id,
+                output,
+            })?;
         }
         Ok(())
     }
@@ -194,7 +220,9 @@ fn choice<'a>(request: &'a ModelRequest<'_>) -> Choice<'a> {
         ToolChoice::Auto => Choice::Mode("auto"),
         ToolChoice::None => Choice::Mode("none"),
         ToolChoice::Required => Choice::Mode("required"),
-        ToolChoice::Tool(name) => Choice::Tool { r#type: "function", name: request.names.to_wire(name) },
+        ToolChoice::Tool(name) => {
+            Choice::Tool { r#type: "function", name: request.names.to_wire(name) }
+        }
     }
 }
 

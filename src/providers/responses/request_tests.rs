@@ -6,7 +6,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::message::{AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult,
+};
 use crate::providers::{Capabilities, Deltas};
 use crate::run::{Effort, Thinking};
 
@@ -67,7 +69,12 @@ fn own_items_go_back_as_they_came_and_others_are_made_again() {
     for provider in ["own", "other"] {
         let opaque = Some(OpaqueBlocks { provider: provider.into(), json: items.into() });
         let tool_calls = vec![call(1, "mcp:time/now", "{"), call(2, "t", "{}")];
-        let asked = AssistantMessage { text: "Look:".into(), tool_calls, opaque, ..AssistantMessage::default() };
+        let asked = AssistantMessage {
+            text: "Look:".into(),
+            tool_calls,
+            opaque,
+            ..AssistantMessage::default()
+        };
         conversation.push_turn(asked, vec![result(1, "noon"), result(2, "ok")]).unwrap();
     }
     conversation.push_turn(AssistantMessage::default(), vec![]).unwrap();
@@ -100,7 +107,9 @@ fn own_items_go_back_as_they_came_and_others_are_made_again() {
 #[test]
 fn tools_choice_thinking_and_schema_are_passed_on() {
     let (conversation, names) = (conversation("", "hello"), WireNames::new(["mcp:time/now"]));
-    let closed = Arc::new(json!({"type": "object", "required": [], "additionalProperties": false, "properties": {}}));
+    let closed = Arc::new(
+        json!({"type": "object", "required": [], "additionalProperties": false, "properties": {}}),
+    );
     let open = Arc::new(json!({"type": "object"}));
     let offer = |schema: &Arc<Value>| ToolOffer {
         name: "mcp:time/now".into(),
@@ -135,7 +144,10 @@ fn tools_choice_thinking_and_schema_are_passed_on() {
         (ToolChoice::Auto, json!("auto")),
         (ToolChoice::None, json!("none")),
         (ToolChoice::Required, json!("required")),
-        (ToolChoice::Tool("mcp:time/now".into()), json!({"type": "function", "name": "mcp__time__now"})),
+        (
+            ToolChoice::Tool("mcp:time/now".into()),
+            json!({"type": "function", "name": "mcp__time__now"}),
+        ),
     ];
     for (choice, expected) in table {
         request.tool_choice = choice;

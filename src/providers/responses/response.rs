@@ -1,8 +1,8 @@
 //! A Responses answer as a completion: output items, in order, and why there are no more.
 //!
-//! Items that the provider wants back (reasoning, kinds that we do not know, messages with a phase) are
-//! kept together with all others of their answer, as they came, because their order counts. Which items
-//! those are is decided here; that they go back is [`request`](super::request)'s.
+//! Items that the provider wants back (reasoning, kinds that we do not know, messages with a phase)
+//! are kept together with all others of their answer, as they came, because their order counts.
+//! Which items those are is decided here; that they go back is [`request`](super::request)'s.
 
 use std::borrow::Cow;
 
@@ -99,8 +99,8 @@ struct Output {
     ids_made_up: bool,
 }
 
-/// Reads a whole answer. `provider` is our name of the provider, to mark its blocks with; `step` makes up
-/// ids of calls that have none.
+/// Reads a whole answer. `provider` is our name of the provider, to mark its blocks with; `step`
+/// makes up ids of calls that have none.
 pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
     parse_with(body, &[], provider, step)
 }
@@ -147,7 +147,8 @@ pub(super) fn reported(body: &[u8]) -> Reported {
 
 impl Output {
     fn take(&mut self, item: &RawValue, step: u32) -> Result<(), Unusable> {
-        let unreadable = |error| Unusable::Malformed(format!("an output item cannot be read: {error}"));
+        let unreadable =
+            |error| Unusable::Malformed(format!("an output item cannot be read: {error}"));
         let json = item.get();
         match serde_json::from_str::<Kind>(json).map_err(unreadable)?.r#type.as_ref() {
             "message" => {
@@ -164,7 +165,8 @@ impl Output {
                 }
                 let call: Call = serde_json::from_str(json).map_err(unreadable)?;
                 let id = call.id.unwrap_or_default();
-                let (name, arguments) = (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
+                let (name, arguments) =
+                    (call.name.unwrap_or_default(), call.arguments.unwrap_or_default());
                 let read = received::tool_call(id.clone(), name, arguments, &self.tool_calls, step);
                 self.ids_made_up |= read.id != id;
                 self.tool_calls.push(read);
@@ -192,7 +194,9 @@ impl Output {
         usage: Option<Usage>,
     ) -> Result<Completion, Unusable> {
         if self.tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
-            return Err(Unusable::Malformed("the arguments of a tool call are larger than 1 MiB".into()));
+            return Err(Unusable::Malformed(
+                "the arguments of a tool call are larger than 1 MiB".into(),
+            ));
         }
         let finish_reason = match cut {
             Some("content_filter") => FinishReason::Refusal,
@@ -203,7 +207,9 @@ impl Output {
             None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
             None if !self.refusal.is_empty() => FinishReason::Refusal,
             None if self.text.is_empty() => {
-                return Err(Unusable::Malformed("the response has neither text nor tool calls".into()));
+                return Err(Unusable::Malformed(
+                    "the response has neither text nor tool calls".into(),
+                ));
             }
             None => FinishReason::Stop,
         };

@@ -28,15 +28,25 @@ fn a_whole_answer_is_read_and_its_items_kept_as_they_came() {
         {"type": "function_call", "call_id": "a", "name": "t", "arguments": "{\"x\": 1}"}]"#;
     let usage = json!({"input_tokens": 100, "output_tokens": 20, "input_tokens_details": {"cached_tokens": 60},
         "output_tokens_details": {"reasoning_tokens": 500}});
-    let answer = format!(r#"{{"status": "completed", "error": null, "output": {items}, "usage": {usage}}}"#);
+    let answer =
+        format!(r#"{{"status": "completed", "error": null, "output": {items}, "usage": {usage}}}"#);
     let completion = parse(answer.as_bytes(), "own", 3).unwrap();
     let kept = completion.opaque.as_ref().unwrap();
-    let (first, second) = (items.split(",\n").next().unwrap(), items.split(",\n").nth(1).unwrap().trim());
-    assert!(kept.provider == "own" && kept.json.starts_with(first) && kept.json.contains(second), "{}", kept.json);
+    let (first, second) =
+        (items.split(",\n").next().unwrap(), items.split(",\n").nth(1).unwrap().trim());
+    assert!(
+        kept.provider == "own" && kept.json.starts_with(first) && kept.json.contains(second),
+        "{}",
+        kept.json
+    );
     let expected = Completion {
         text: "Let me look.".into(),
         thinking: Some("a\n\nb".into()),
-        tool_calls: vec![RawToolCall { id: "a".into(), wire_name: "t".into(), arguments: "{\"x\": 1}".into() }],
+        tool_calls: vec![RawToolCall {
+            id: "a".into(),
+            wire_name: "t".into(),
+            arguments: "{\"x\": 1}".into(),
+        }],
         opaque: completion.opaque.clone(),
         finish_reason: FinishReason::ToolCalls,
         usage: Some(Usage {
@@ -83,7 +93,8 @@ fn why_it_stopped() {
         ("incomplete", json!("bored"), json!([a]), FinishReason::Length),
     ];
     for (status, reason, output, expected) in table {
-        let answer = json!({"status": status, "incomplete_details": {"reason": reason}, "output": output});
+        let answer =
+            json!({"status": status, "incomplete_details": {"reason": reason}, "output": output});
         assert_eq!(read(&answer).unwrap().finish_reason, expected, "{answer}");
     }
 }
@@ -111,10 +122,16 @@ fn answers_without_anything_in_them_are_malformed() {
         r#"{"status": "completed", "output": [7]}"#.into(),
         r#"{"status": "completed", "output": [{"type": "message", "content": "hi"}]}"#.into(),
         format!(r#"{{"output": {deep}"#),
-        format!(r#"{{"output": [{{"type": "message", "content": {deep}{}}}]}}"#, "]".repeat(10_000)),
+        format!(
+            r#"{{"output": [{{"type": "message", "content": {deep}{}}}]}}"#,
+            "]".repeat(10_000)
+        ),
     ];
     for body in bodies {
-        assert!(matches!(parse(body.as_bytes(), "own", 1), Err(Unusable::Malformed(_))), "{body:.80}");
+        assert!(
+            matches!(parse(body.as_bytes(), "own", 1), Err(Unusable::Malformed(_))),
+            "{body:.80}"
+        );
     }
     let many: Vec<Value> = (0..=1024).map(|id| call(&json!(id.to_string()), "{}")).collect();
     assert_eq!(completed(&json!(many)), Err(Unusable::too_many_calls()));
@@ -124,9 +141,11 @@ fn answers_without_anything_in_them_are_malformed() {
 
 #[test]
 fn errors_have_the_status_that_their_code_stands_for() {
-    let table = [("rate_limit_exceeded", Some(429)), ("invalid_prompt", Some(400)), ("server_error", None)];
+    let table =
+        [("rate_limit_exceeded", Some(429)), ("invalid_prompt", Some(400)), ("server_error", None)];
     for (code, status) in table {
-        let answer = json!({"status": "failed", "error": {"code": code, "message": "m"}, "output": []});
+        let answer =
+            json!({"status": "failed", "error": {"code": code, "message": "m"}, "output": []});
         let told = Reported { code: Some(code.into()), status, message: "m".into() };
         assert_eq!(read(&answer), Err(Unusable::Error(told)));
     }

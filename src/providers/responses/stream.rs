@@ -1,9 +1,9 @@
-//! A streamed Responses answer: fragments are passed on as they come, and the event that ends the stream
-//! says what counts.
+//! A streamed Responses answer: fragments are passed on as they come, and the event that ends the
+//! stream says what counts.
 //!
-//! Pure. Only `response.completed` and `response.incomplete` make an answer; without one of them a stream
-//! is broken, whatever came before. Items are kept as they are done, for servers whose last event leaves
-//! them out. Events that we do not know are passed over.
+//! Pure. Only `response.completed` and `response.incomplete` make an answer; without one of them a
+//! stream is broken, whatever came before. Items are kept as they are done, for servers whose last
+//! event leaves them out. Events that we do not know are passed over.
 
 use std::borrow::Cow;
 
@@ -51,17 +51,22 @@ impl Answer {
         provider: &str,
         step: u32,
     ) -> Result<Option<Completion>, Unusable> {
-        let event: Event = serde_json::from_slice(data)
-            .map_err(|error| Unusable::Malformed(format!("an event of the stream is not one: {error}")))?;
+        let event: Event = serde_json::from_slice(data).map_err(|error| {
+            Unusable::Malformed(format!("an event of the stream is not one: {error}"))
+        })?;
         let piece = || received::text(event.delta.and_then(received::string).unwrap_or_default());
         match event.r#type.as_ref() {
-            "response.output_text.delta" | "response.refusal.delta" => deltas.send(Delta::Text(piece())),
+            "response.output_text.delta" | "response.refusal.delta" => {
+                deltas.send(Delta::Text(piece()))
+            }
             "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
                 deltas.send(Delta::Thinking(piece()));
             }
             "response.output_item.added" => self.begin(event.output_index, event.item, deltas),
             "response.function_call_arguments.delta" => {
-                if let Some(index) = self.calls.iter().rposition(|place| Some(*place) == event.output_index) {
+                if let Some(index) =
+                    self.calls.iter().rposition(|place| Some(*place) == event.output_index)
+                {
                     deltas.send(Delta::ToolCall { index, wire_name: None, arguments: piece() });
                 }
             }
@@ -70,7 +75,8 @@ impl Answer {
                 let Some(answer) = event.response else {
                     return Err(Unusable::Malformed("the stream ended without a response".into()));
                 };
-                return response::parse_with(answer.get().as_bytes(), &self.items, provider, step).map(Some);
+                return response::parse_with(answer.get().as_bytes(), &self.items, provider, step)
+                    .map(Some);
             }
             "error" => return Err(Unusable::Error(response::reported(data))),
             _ => {}
@@ -80,7 +86,9 @@ impl Answer {
 
     /// A call's name comes with its item.
     fn begin(&mut self, place: Option<u64>, item: Option<&RawValue>, deltas: Deltas<'_>) {
-        let Some(item) = item.and_then(|item| serde_json::from_str::<Item>(item.get()).ok()) else { return };
+        let Some(item) = item.and_then(|item| serde_json::from_str::<Item>(item.get()).ok()) else {
+            return;
+        };
         if item.r#type == "function_call" && self.calls.len() < received::MAX_CALLS {
             let index = self.calls.len();
             self.calls.push(place.unwrap_or_default());

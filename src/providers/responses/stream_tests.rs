@@ -40,7 +40,10 @@ fn whole(stream: &str) -> Result<Option<Completion>, Unusable> {
 
 /// An answer whose kept items are compared by value: white space differs between the two forms.
 fn by_value(completion: Completion) -> (Completion, serde_json::Value) {
-    let kept = completion.opaque.as_ref().map_or(json!(null), |blocks| serde_json::from_str(&blocks.json).unwrap());
+    let kept = completion
+        .opaque
+        .as_ref()
+        .map_or(json!(null), |blocks| serde_json::from_str(&blocks.json).unwrap());
     (Completion { opaque: None, ..completion }, kept)
 }
 
@@ -75,13 +78,19 @@ fn deltas_come_with_the_pieces_and_add_up() {
             match delta {
                 Delta::Text(piece) => heard.0.push_str(&piece),
                 Delta::Thinking(piece) => heard.1.push_str(&piece),
-                Delta::ToolCall { wire_name: Some(name), .. } => heard.2.push((name, String::new())),
+                Delta::ToolCall { wire_name: Some(name), .. } => {
+                    heard.2.push((name, String::new()))
+                }
                 Delta::ToolCall { index, arguments, .. } => heard.2[index].1.push_str(&arguments),
                 Delta::Restarted => unreachable!("an adapter makes one try"),
             }
         };
         let completion = read(stream, stream.len(), Deltas(Some(&follower))).unwrap().unwrap();
-        let calls = completion.tool_calls.into_iter().map(|call| (call.wire_name, call.arguments)).collect();
+        let calls = completion
+            .tool_calls
+            .into_iter()
+            .map(|call| (call.wire_name, call.arguments))
+            .collect();
         let expected = (completion.text, completion.thinking.unwrap_or_default(), calls);
         assert_eq!(heard.into_inner().unwrap(), expected);
     }
@@ -91,22 +100,32 @@ fn deltas_come_with_the_pieces_and_add_up() {
 fn items_that_the_last_event_leaves_out_are_not_lost() {
     let done = json!({"type": "response.output_item.done", "output_index": 0,
         "item": {"type": "function_call", "call_id": "a", "name": "t", "arguments": "{}"}});
-    let last = json!({"type": "response.completed", "response": {"status": "completed", "output": []}});
+    let last =
+        json!({"type": "response.completed", "response": {"status": "completed", "output": []}});
     let completion = whole(&format!("data: {done}\n\ndata: {last}\n\n")).unwrap().unwrap();
-    assert_eq!((completion.finish_reason, completion.tool_calls.len()), (FinishReason::ToolCalls, 1));
+    assert_eq!(
+        (completion.finish_reason, completion.tool_calls.len()),
+        (FinishReason::ToolCalls, 1)
+    );
 }
 
 #[test]
 fn errors_and_nonsense_end_a_stream() {
-    let flat = json!({"type": "error", "code": "server_error", "message": "broke", "sequence_number": 3});
+    let flat =
+        json!({"type": "error", "code": "server_error", "message": "broke", "sequence_number": 3});
     let nested = json!({"type": "error", "error": {"type": "server_error", "message": "broke"}});
     let error = json!({"code": "server_error", "message": "broke"});
-    let failed = json!({"type": "response.failed", "response": {"status": "failed", "error": error}});
+    let failed =
+        json!({"type": "response.failed", "response": {"status": "failed", "error": error}});
     for event in [flat, nested, failed] {
-        let told = Reported { code: Some("server_error".into()), status: None, message: "broke".into() };
+        let told =
+            Reported { code: Some("server_error".into()), status: None, message: "broke".into() };
         assert_eq!(whole(&format!("data: {event}\n\n")), Err(Unusable::Error(told)), "{event}");
     }
-    let deep = format!("data: {{\"type\": \"response.completed\", \"response\": {}\n\n", "[".repeat(10_000));
+    let deep = format!(
+        "data: {{\"type\": \"response.completed\", \"response\": {}\n\n",
+        "[".repeat(10_000)
+    );
     for nonsense in ["data: [DONE]\n\n", "data: {\"type\": \"response.completed\"}\n\n", &deep] {
         assert!(matches!(whole(nonsense), Err(Unusable::Malformed(_))), "{nonsense:.80}");
     }

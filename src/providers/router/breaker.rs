@@ -1,10 +1,11 @@
 //! Keeps calls away from a model that does not answer.
 //!
-//! One breaker per provider and model; a provider has one key, so that is also one per key. It opens after
-//! more than five consecutive passing faults, stays open for 30 s, and then lets one call through: that
-//! one's outcome decides. Calls that were under way side by side count as one witness: with n of them it
-//! takes n more, so that chance does not shut out a server which fails now and then. A 429 is neither a
-//! fault nor a sign of health. Who is refused, and where a refused call goes, is the router's.
+//! One breaker per provider and model; a provider has one key, so that is also one per key. It
+//! opens after more than five consecutive passing faults, stays open for 30 s, and then lets one
+//! call through: that one's outcome decides. Calls that were under way side by side count as one
+//! witness: with n of them it takes n more, so that chance does not shut out a server which fails
+//! now and then. A 429 is neither a fault nor a sign of health. Who is refused, and where a refused
+//! call goes, is the router's.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
@@ -55,7 +56,8 @@ pub(super) struct Admission<'a> {
 impl Breakers {
     /// Announces a call to a model.
     pub(super) fn call(&self, model: &str) -> Call {
-        let known = self.by_model.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
+        let known =
+            self.by_model.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
         let breaker = known.unwrap_or_else(|| {
             let mut by_model = self.by_model.write().unwrap_or_else(PoisonError::into_inner);
             if by_model.len() >= KEPT {
@@ -114,7 +116,11 @@ impl Admission<'_> {
                 let borne = FAILURES_BORNE + health.calls.saturating_sub(1);
                 if self.is_probe || (health.open_until.is_none() && health.failures > borne) {
                     health.open_until = Some(now + OPEN_FOR);
-                    tracing::warn!(provider = error.provider, failures = health.failures, "breaker opened");
+                    tracing::warn!(
+                        provider = error.provider,
+                        failures = health.failures,
+                        "breaker opened"
+                    );
                 }
             }
             Err(error) if error.kind == FailureKind::RateLimited && !self.is_probe => {}
@@ -136,7 +142,9 @@ impl Health {
     fn refusal(&self, left: Duration) -> ProviderError {
         let (failures, seconds) = (self.failures, left.as_secs().max(1));
         let told = self.last.as_ref().map_or("", |last| last.message.as_str());
-        let message = format!("not asked for another {seconds} s after {failures} failures in a row, the last: {told}");
+        let message = format!(
+            "not asked for another {seconds} s after {failures} failures in a row, the last: {told}"
+        );
         let last = self.last.clone();
         ProviderError {
             provider: last.as_ref().map(|last| last.provider.clone()).unwrap_or_default(),
@@ -156,12 +164,26 @@ mod tests {
 
     fn fault(kind: FailureKind) -> Result<Completion, ProviderError> {
         let (code, message) = (Some("overloaded".to_owned()), "busy".to_owned());
-        Err(ProviderError { provider: "p".into(), kind, status: Some(503), code, message, retry_after: None })
+        Err(ProviderError {
+            provider: "p".into(),
+            kind,
+            status: Some(503),
+            code,
+            message,
+            retry_after: None,
+        })
     }
 
     fn answer() -> Completion {
         let (text, finish_reason) = (String::new(), FinishReason::Stop);
-        Completion { text, thinking: None, tool_calls: Vec::new(), opaque: None, finish_reason, usage: None }
+        Completion {
+            text,
+            thinking: None,
+            tool_calls: Vec::new(),
+            opaque: None,
+            finish_reason,
+            usage: None,
+        }
     }
 
     /// One call, with as many tries as there are outcomes; how many were admitted.
@@ -187,14 +209,25 @@ mod tests {
             (refused.kind, refused.status, refused.code.as_deref()),
             (FailureKind::Transient, Some(503), Some("overloaded"))
         );
-        assert_eq!(refused.message, "not asked for another 20 s after 6 failures in a row, the last: busy");
-        assert_eq!(tries(&breakers.call("other"), start, &broken()[..1]), 1, "each model has its own");
+        assert_eq!(
+            refused.message,
+            "not asked for another 20 s after 6 failures in a row, the last: busy"
+        );
+        assert_eq!(
+            tries(&breakers.call("other"), start, &broken()[..1]),
+            1,
+            "each model has its own"
+        );
 
         let later = start + OPEN_FOR;
         let probe = call.admit(later).unwrap();
         assert!(call.admit(later).is_err(), "one probe at a time");
         drop(probe);
-        assert_eq!(tries(&call, later, &broken()), 1, "a probe that nobody waited for is made again, and fails");
+        assert_eq!(
+            tries(&call, later, &broken()),
+            1,
+            "a probe that nobody waited for is made again, and fails"
+        );
         let last = later + OPEN_FOR;
         assert_eq!(
             tries(&call, last, &[Ok(answer()), fault(FailureKind::Transient), Ok(answer())]),

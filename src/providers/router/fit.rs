@@ -1,7 +1,8 @@
 //! Takes out of a request what a model cannot do, so that a wish costs no 400.
 //!
-//! A tool choice that cannot be sent becomes `auto` with only the wanted tool on offer; whether the model
-//! then kept to it is checked by the engine. Everything else is a preference, and dropped without a word.
+//! A tool choice that cannot be sent becomes `auto` with only the wanted tool on offer; whether the
+//! model then kept to it is checked by the engine. Everything else is a preference, and dropped
+//! without a word.
 
 use crate::providers::capabilities::ThinkingStyle;
 use crate::providers::{Capabilities, ModelRequest, ToolChoice, ToolOffer};
@@ -34,8 +35,12 @@ pub(super) fn loses_choice(request: &ModelRequest<'_>, capabilities: &Capabiliti
         && !capabilities.can_force(request.thinking)
 }
 
-/// What to offer and demand. Other tools than the wanted one are held back where it cannot be named.
-fn choice<'a>(request: &ModelRequest<'a>, capabilities: &Capabilities) -> (&'a [ToolOffer], ToolChoice) {
+/// What to offer and demand. Other tools than the wanted one are held back where it cannot be
+/// named.
+fn choice<'a>(
+    request: &ModelRequest<'a>,
+    capabilities: &Capabilities,
+) -> (&'a [ToolOffer], ToolChoice) {
     let can_force = capabilities.can_force(request.thinking);
     match &request.tool_choice {
         ToolChoice::Required if !can_force => (request.tools, ToolChoice::Auto),
@@ -75,7 +80,8 @@ mod tests {
         thinks: bool,
         look: impl Fn(&ModelRequest<'_>, bool) -> T,
     ) -> T {
-        let (conversation, names, tools) = (Conversation::default(), WireNames::default(), offers());
+        let (conversation, names, tools) =
+            (Conversation::default(), WireNames::default(), offers());
         let schema = json!({});
         let request = ModelRequest {
             model: "",
@@ -102,7 +108,8 @@ mod tests {
     fn a_choice_is_sent_as_far_as_it_can_be() {
         let unnamed = Capabilities { named_tool_choice: false, ..Capabilities::OPENAI };
         let never = Capabilities { forced_tool_choice: Forcing::No, ..Capabilities::ANTHROPIC };
-        let (claude, gpt, ollama) = (Capabilities::ANTHROPIC, Capabilities::OPENAI, Capabilities::OLLAMA);
+        let (claude, gpt, ollama) =
+            (Capabilities::ANTHROPIC, Capabilities::OPENAI, Capabilities::OLLAMA);
         let required = || ToolChoice::Required;
         let b = || ToolChoice::Tool("b".into());
         let table = [
@@ -132,9 +139,19 @@ mod tests {
         type Sent = (Option<bool>, Option<f64>, bool, bool, bool);
         let sent = |request: &ModelRequest<'_>, _| -> Sent {
             let (thinks, caches) = (request.thinking.is_some(), request.prompt_caching);
-            (request.parallel_tool_calls, request.temperature, thinks, caches, request.output_schema.is_some())
+            (
+                request.parallel_tool_calls,
+                request.temperature,
+                thinks,
+                caches,
+                request.output_schema.is_some(),
+            )
         };
-        let cold = Capabilities { temperature: false, thinking: ThinkingStyle::None, ..Capabilities::OPENAI };
+        let cold = Capabilities {
+            temperature: false,
+            thinking: ThinkingStyle::None,
+            ..Capabilities::OPENAI
+        };
         let table = [
             (Capabilities::OPENAI, false, (Some(false), Some(0.5), false, false, true)),
             (Capabilities::OPENAI, true, (Some(false), None, true, false, true)),
@@ -143,7 +160,11 @@ mod tests {
             (cold, true, (Some(false), None, false, false, true)),
         ];
         for (capabilities, thinks, expected) in table {
-            assert_eq!(with(capabilities, ToolChoice::Auto, thinks, sent), expected, "{capabilities:?}");
+            assert_eq!(
+                with(capabilities, ToolChoice::Auto, thinks, sent),
+                expected,
+                "{capabilities:?}"
+            );
         }
     }
 }

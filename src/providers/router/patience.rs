@@ -1,7 +1,8 @@
 //! Whether a failed try is repeated, and after which wait.
 //!
-//! Waits grow from 0.5 s to 8 s with full jitter. A wait that the provider asks for is kept exactly, or not
-//! at all: one beyond two minutes or beyond the run's deadline ends the tries with this model at once.
+//! Waits grow from 0.5 s to 8 s with full jitter. A wait that the provider asks for is kept
+//! exactly, or not at all: one beyond two minutes or beyond the run's deadline ends the tries with
+//! this model at once.
 
 use std::time::Duration;
 
@@ -16,7 +17,11 @@ const LONGEST_WISH: Duration = Duration::from_mins(2);
 
 /// How long to wait before the retry after `retries` earlier ones; `None`: repeating is of no use.
 /// `left` is the time to the deadline.
-pub(super) fn wait_before_retry(error: &ProviderError, retries: u32, left: Option<Duration>) -> Option<Duration> {
+pub(super) fn wait_before_retry(
+    error: &ProviderError,
+    retries: u32,
+    left: Option<Duration>,
+) -> Option<Duration> {
     if !error.is_retryable() {
         return None;
     }
@@ -41,7 +46,14 @@ mod tests {
     use crate::providers::FailureKind;
 
     fn error(kind: FailureKind, retry_after: Option<Duration>) -> ProviderError {
-        ProviderError { provider: "p".into(), kind, status: None, code: None, message: "m".into(), retry_after }
+        ProviderError {
+            provider: "p".into(),
+            kind,
+            status: None,
+            code: None,
+            message: "m".into(),
+            retry_after,
+        }
     }
 
     #[test]
@@ -64,7 +76,11 @@ mod tests {
             (FailureKind::ContentFilter, None, None, None),
         ];
         for (kind, wish, left, expected) in table {
-            assert_eq!(wait_before_retry(&error(kind, wish), 0, left), expected, "{kind:?} {wish:?} {left:?}");
+            assert_eq!(
+                wait_before_retry(&error(kind, wish), 0, left),
+                expected,
+                "{kind:?} {wish:?} {left:?}"
+            );
         }
     }
 
@@ -72,7 +88,8 @@ mod tests {
     fn own_waits_are_jittered_and_bounded() {
         let broken = error(FailureKind::Transient, None);
         for (retries, ceiling) in [(0, 0.5), (1, 1.0), (2, 2.0), (4, 8.0), (40, 8.0)] {
-            let waits: Vec<Duration> = (0..64).filter_map(|_| wait_before_retry(&broken, retries, None)).collect();
+            let waits: Vec<Duration> =
+                (0..64).filter_map(|_| wait_before_retry(&broken, retries, None)).collect();
             let longest = waits.iter().max().copied().unwrap_or_default();
             assert_eq!(waits.len(), 64);
             assert!(longest <= Duration::from_secs_f64(ceiling), "{retries}: {longest:?}");

@@ -1,9 +1,9 @@
 //! Templates of scenarios: strings over `inputs`, `results` and `step`.
 //!
-//! `results` lists what the tool calls of the last turn gave, each as the text that a model would read;
-//! `results[0] | fromjson` makes a value of one that holds JSON. A text that is one `{{ … }}` keeps its
-//! value's type where it stands in arguments. An undefined value is an error, and so is a template that
-//! runs away.
+//! `results` lists what the tool calls of the last turn gave, each as the text that a model would
+//! read; `results[0] | fromjson` makes a value of one that holds JSON. A text that is one `{{ … }}`
+//! keeps its value's type where it stands in arguments. An undefined value is an error, and so is a
+//! template that runs away.
 
 use std::sync::LazyLock;
 
@@ -39,7 +39,8 @@ impl Renderer {
             Turn::Assistant(turn) => Some(turn.results()),
             Turn::User(_) => None,
         });
-        let results: Vec<&str> = last.unwrap_or_default().iter().map(|result| result.content.as_str()).collect();
+        let results: Vec<&str> =
+            last.unwrap_or_default().iter().map(|result| result.content.as_str()).collect();
         Self {
             variables: context! { inputs => Serde(request.inputs), results => Serde(results), step => request.step },
         }
@@ -53,8 +54,8 @@ impl Renderer {
         TEMPLATES.render_str(template, &self.variables).map_err(|error| describe(&error))
     }
 
-    /// A call's arguments as JSON text. One string is taken as the text itself, so that a scenario can
-    /// also write what is not JSON.
+    /// A call's arguments as JSON text. One string is taken as the text itself, so that a scenario
+    /// can also write what is not JSON.
     pub(super) fn arguments(&self, arguments: &Value) -> Result<String, String> {
         match arguments {
             Value::Null => Ok("{}".to_owned()),
@@ -70,15 +71,18 @@ impl Renderer {
         match value {
             Value::String(template) => self.value(template),
             Value::Array(items) => items.iter().map(|item| self.members(item)).collect(),
-            Value::Object(members) => {
-                members.iter().map(|(name, member)| Ok((name.clone(), self.members(member)?))).collect()
-            }
+            Value::Object(members) => members
+                .iter()
+                .map(|(name, member)| Ok((name.clone(), self.members(member)?)))
+                .collect(),
             other => Ok(other.clone()),
         }
     }
 
     fn value(&self, template: &str) -> Result<Value, String> {
-        let Some(expression) = sole_expression(template) else { return self.text(template).map(Value::String) };
+        let Some(expression) = sole_expression(template) else {
+            return self.text(template).map(Value::String);
+        };
         let value = TEMPLATES
             .compile_expression(expression)
             .and_then(|compiled| compiled.eval(&self.variables))
@@ -86,7 +90,8 @@ impl Renderer {
         if value.is_undefined() {
             return Err(format!("{expression} is undefined"));
         }
-        serde_json::to_value(&value).map_err(|error| format!("{expression} is not a JSON value: {error}"))
+        serde_json::to_value(&value)
+            .map_err(|error| format!("{expression} is not a JSON value: {error}"))
     }
 }
 

@@ -1,7 +1,8 @@
 //! The format of a scenario file, and which of its steps a call gets.
 //!
 //! Everything that can be wrong with a file is found when it is parsed, with line and key: unknown
-//! keys, templates and conditions that do not compile, steps that say nothing or contradict themselves.
+//! keys, templates and conditions that do not compile, steps that say nothing or contradict
+//! themselves.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -118,7 +119,9 @@ impl File {
                 error.into_inner()
             })
         });
-        file.map_err(|error| if key.is_empty() || key == "." { error.to_string() } else { format!("{key}: {error}") })
+        file.map_err(|error| {
+            if key.is_empty() || key == "." { error.to_string() } else { format!("{key}: {error}") }
+        })
     }
 }
 
@@ -134,7 +137,10 @@ impl Scenario {
                     let when = CEL
                         .compile(&branch.value.when)
                         .map_err(|error| format!("line {line}: match[{index}].when: {error}"))?;
-                    Ok(Branch { when, steps: checked(&format!("match[{index}].steps"), branch.value.steps)? })
+                    Ok(Branch {
+                        when,
+                        steps: checked(&format!("match[{index}].steps"), branch.value.steps)?,
+                    })
                 });
                 Ok(Self::Match(branches.collect::<Result<_, String>>()?))
             }
@@ -173,7 +179,9 @@ fn matching(branches: &[Branch], request: &ModelRequest<'_>) -> Result<usize, St
         match branch.when.execute(&context) {
             Ok(cel::Value::Bool(true)) => return Ok(index),
             Ok(cel::Value::Bool(false)) => {}
-            Ok(other) => return Err(format!("match[{index}].when gives {other:?}, not true or false")),
+            Ok(other) => {
+                return Err(format!("match[{index}].when gives {other:?}, not true or false"));
+            }
             Err(error) => return Err(format!("match[{index}].when: {error}")),
         }
     }
@@ -192,9 +200,13 @@ fn messages(conversation: &Conversation) -> Value {
             Turn::Assistant(turn) => turn,
         };
         let calls = &turn.message().tool_calls;
-        let written = calls.iter().map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
+        let written = calls
+            .iter()
+            .map(|call| json!({"id": call.id, "name": call.name, "arguments": call.arguments}));
         let written: Vec<Value> = written.collect();
-        messages.push(json!({"role": "assistant", "content": turn.message().text, "tool_calls": written}));
+        messages.push(
+            json!({"role": "assistant", "content": turn.message().text, "tool_calls": written}),
+        );
         messages.extend(calls.iter().zip(turn.results()).map(|(call, result)| {
             json!({"role": "tool", "content": result.content, "tool_call_id": call.id, "name": call.name})
         }));
@@ -222,7 +234,9 @@ fn check(step: &Step) -> Result<(), String> {
         Some(error) if !(400..600).contains(&error.status) => {
             return Err(format!(".error.status: {} is not within 400..=599", error.status));
         }
-        Some(error) => render::check(&error.message).map_err(|problem| format!(".error.message: {problem}"))?,
+        Some(error) => {
+            render::check(&error.message).map_err(|problem| format!(".error.message: {problem}"))?
+        }
         None if !answers && step.finish_reason.is_none() => {
             return Err(": it needs text, tool_calls, error or finish_reason".into());
         }
@@ -232,20 +246,25 @@ fn check(step: &Step) -> Result<(), String> {
         render::check(text).map_err(|problem| format!(".text: {problem}"))?;
     }
     for (index, call) in step.tool_calls.iter().enumerate() {
-        check_arguments(&call.arguments)
-            .map_err(|(pointer, problem)| format!(".tool_calls[{index}].arguments{pointer}: {problem}"))?;
+        check_arguments(&call.arguments).map_err(|(pointer, problem)| {
+            format!(".tool_calls[{index}].arguments{pointer}: {problem}")
+        })?;
     }
     Ok(())
 }
 
 fn check_arguments(arguments: &Value) -> Result<(), (String, String)> {
     match arguments {
-        Value::String(template) => render::check(template).map_err(|problem| (String::new(), problem)),
+        Value::String(template) => {
+            render::check(template).map_err(|problem| (String::new(), problem))
+        }
         Value::Array(items) => items.iter().enumerate().try_for_each(|(index, item)| {
-            check_arguments(item).map_err(|(pointer, problem)| (format!("/{index}{pointer}"), problem))
+            check_arguments(item)
+                .map_err(|(pointer, problem)| (format!("/{index}{pointer}"), problem))
         }),
         Value::Object(members) => members.iter().try_for_each(|(name, member)| {
-            check_arguments(member).map_err(|(pointer, problem)| (format!("/{name}{pointer}"), problem))
+            check_arguments(member)
+                .map_err(|(pointer, problem)| (format!("/{name}{pointer}"), problem))
         }),
         _ => Ok(()),
     }
@@ -269,7 +288,9 @@ fn default_message() -> String {
 }
 
 /// Our words, and `content_filter` for those who think of OpenAI's.
-fn finish_reason<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<FinishReason>, D::Error> {
+fn finish_reason<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<FinishReason>, D::Error> {
     #[derive(Deserialize)]
     #[serde(rename_all = "snake_case")]
     enum Word {
@@ -291,7 +312,9 @@ fn finish_reason<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Op
     }))
 }
 
-fn seconds<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Duration>, D::Error> {
+fn seconds<'de, D: serde::Deserializer<'de>>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error> {
     let seconds = f64::deserialize(deserializer)?;
     Duration::try_from_secs_f64(seconds).map(Some).map_err(serde::de::Error::custom)
 }

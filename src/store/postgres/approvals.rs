@@ -1,6 +1,7 @@
-//! What parked runs wait for. The run's row is locked first, then the rows that it waits for are looked at by another
-//! statement: so of two answers to the last two of them, one sees the other and queues the run, and an answer that comes
-//! while the run is being parked is seen by one side or the other.
+//! What parked runs wait for. The run's row is locked first, then the rows that it waits for are
+//! looked at by another statement: so of two answers to the last two of them, one sees the other
+//! and queues the run, and an answer that comes while the run is being parked is seen by one side
+//! or the other.
 
 use sqlx::Connection;
 use sqlx::postgres::PgConnection;
@@ -26,7 +27,8 @@ const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = clock_times
 const AUDIT: &str = "INSERT INTO audit_log (tenant, at, id, run_id, call_id, subject, tool, rule, decision, reason, \
      outcome, arguments, duration_ms) VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9, $10, $11, $12, $13)";
 
-/// A run that still waits is in the status of what it waits for: a review before a decision before a result.
+/// A run that still waits is in the status of what it waits for: a review before a decision before
+/// a result.
 const STILL_WAITS: &str = "UPDATE runs SET status = (SELECT CASE min(CASE a.kind WHEN 'review' THEN 0 WHEN 'client' THEN 2 ELSE 1 END) \
      WHEN 0 THEN 'needs_review' WHEN 1 THEN 'awaiting_approval' ELSE 'awaiting_tool_results' END \
      FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending') \
@@ -75,8 +77,18 @@ pub(super) async fn answer(
     }
     if let Some(record) = &answer.audit {
         let row = audit_of(tenant, &answer.decided_by, run, record);
-        let audit = sqlx::query(AUDIT).bind(row.tenant).bind(row.at).bind(row.id).bind(row.run_id).bind(row.call_id);
-        let audit = audit.bind(row.subject).bind(row.tool).bind(row.rule).bind(row.decision).bind(row.reason);
+        let audit = sqlx::query(AUDIT)
+            .bind(row.tenant)
+            .bind(row.at)
+            .bind(row.id)
+            .bind(row.run_id)
+            .bind(row.call_id);
+        let audit = audit
+            .bind(row.subject)
+            .bind(row.tool)
+            .bind(row.rule)
+            .bind(row.decision)
+            .bind(row.reason);
         audit.bind(row.outcome).bind(row.arguments).bind(row.duration_ms).execute(&mut *tx).await?;
     }
     go_on(&mut tx, &[run]).await?;
@@ -86,7 +98,8 @@ pub(super) async fn answer(
     Ok(Some(record))
 }
 
-/// Queues those of these parked runs that wait for nothing any more; their rows are locked. How many.
+/// Queues those of these parked runs that wait for nothing any more; their rows are locked. How
+/// many.
 pub(super) async fn go_on(connection: &mut PgConnection, runs: &[Uuid]) -> Result<u64, StoreError> {
     sqlx::query(STILL_WAITS).bind(runs).execute(&mut *connection).await?;
     Ok(sqlx::query(GO_ON).bind(runs).execute(connection).await?.rows_affected())
@@ -108,10 +121,23 @@ pub(super) async fn expire(connection: &mut PgConnection) -> Result<u64, StoreEr
 }
 
 /// Asks for reviews; what is asked for already stays as it is.
-pub(super) async fn ask(connection: &mut PgConnection, rows: &[ApprovalInsert<'_>]) -> Result<(), StoreError> {
+pub(super) async fn ask(
+    connection: &mut PgConnection,
+    rows: &[ApprovalInsert<'_>],
+) -> Result<(), StoreError> {
     for row in rows {
-        let ask = sqlx::query(ASK).bind(row.run_id).bind(row.seq).bind(row.call_id).bind(row.tenant).bind(row.at);
-        let ask = ask.bind(row.kind).bind(&*row.tool).bind(&*row.reason).bind(&row.arguments).bind(row.status);
+        let ask = sqlx::query(ASK)
+            .bind(row.run_id)
+            .bind(row.seq)
+            .bind(row.call_id)
+            .bind(row.tenant)
+            .bind(row.at);
+        let ask = ask
+            .bind(row.kind)
+            .bind(&*row.tool)
+            .bind(&*row.reason)
+            .bind(&row.arguments)
+            .bind(row.status);
         ask.execute(&mut *connection).await?;
     }
     Ok(())

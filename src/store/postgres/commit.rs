@@ -2,12 +2,13 @@
 //!
 //! `own` is the fence: it takes only rows that are still ours and stand exactly where the write
 //! begins, so a journal has no gap and a repeated write changes nothing. Everything else is written
-//! only for the runs that passed it. The statement is put together from the parts that a batch needs,
-//! because PostgreSQL prepares every part of a plan, used or not, each time it runs; a batch has one
-//! of a dozen shapes, each prepared once per connection.
+//! only for the runs that passed it. The statement is put together from the parts that a batch
+//! needs, because PostgreSQL prepares every part of a plan, used or not, each time it runs; a batch
+//! has one of a dozen shapes, each prepared once per connection.
 //!
-//! The `IS TRUE` forms are deliberate: `IN (SELECT …) IS TRUE` stays a hashed subplan, where a plain
-//! `IN` would become a join, and a fence in that form leaves the planner no index but the primary key.
+//! The `IS TRUE` forms are deliberate: `IN (SELECT …) IS TRUE` stays a hashed subplan, where a
+//! plain `IN` would become a join, and a fence in that form leaves the planner no index but the
+//! primary key.
 
 use std::collections::HashSet;
 use std::fmt::Write;
@@ -18,8 +19,8 @@ use sqlx::{AssertSqlSafe, Postgres, Row};
 use uuid::Uuid;
 
 use crate::store::changes::{
-    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert, IterationInsert,
-    NewColumns, ObservationInsert, RunChange, UsageColumns,
+    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert,
+    IterationInsert, NewColumns, ObservationInsert, RunChange, UsageColumns,
 };
 use crate::store::{RunWrite, StoreError};
 
@@ -112,8 +113,8 @@ const NEW_RUNS: Part = Part {
     after: "ON CONFLICT DO NOTHING RETURNING id",
 };
 
-/// Runs with a place in their session. A holder comes after all that wait; that there is one, and that its turn was
-/// nobody's, is the indexes' to say.
+/// Runs with a place in their session. A holder comes after all that wait; that there is one, and
+/// that its turn was nobody's, is the indexes' to say.
 const NEW_SESSION_RUNS: Part = Part {
     name: "placed",
     before: insert_runs!(", session_place, session_turn"),
@@ -228,7 +229,8 @@ fn compose(known: &[&Part], rest: &[&Part]) -> String {
     for part in known {
         add(&mut sql, part);
     }
-    let done: Vec<String> = known.iter().map(|part| format!("SELECT id FROM {}", part.name)).collect();
+    let done: Vec<String> =
+        known.iter().map(|part| format!("SELECT id FROM {}", part.name)).collect();
     let _ = write!(sql, "done AS ({}), ", done.join(" UNION ALL "));
     for part in rest {
         add(&mut sql, part);
@@ -251,12 +253,15 @@ pub(super) async fn write(
     owner: &str,
     changes: &Changes<'_>,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let (mut new_runs, known_runs): (Vec<_>, Vec<_>) = changes.runs.iter().partition(|run| run.new.is_some());
+    let (mut new_runs, known_runs): (Vec<_>, Vec<_>) =
+        changes.runs.iter().partition(|run| run.new.is_some());
     // In one order everywhere, so that two batches with the same keys never wait for each other.
     new_runs.sort_by_key(|run| run.new.as_ref().map(|new| (new.session_id, new.idempotency_key)));
-    let (session_runs, new_runs): (Vec<_>, Vec<_>) =
-        new_runs.into_iter().partition(|run| run.new.as_ref().is_some_and(|new| new.session_place.is_some()));
-    let (new_calls, known_calls): (Vec<_>, Vec<_>) = changes.calls.iter().partition(|call| call.proposed.is_some());
+    let (session_runs, new_runs): (Vec<_>, Vec<_>) = new_runs
+        .into_iter()
+        .partition(|run| run.new.as_ref().is_some_and(|new| new.session_place.is_some()));
+    let (new_calls, known_calls): (Vec<_>, Vec<_>) =
+        changes.calls.iter().partition(|call| call.proposed.is_some());
     let present = |parts: &[(&'static Part, usize)]| {
         parts.iter().filter(|(_, rows)| *rows > 0).map(|(part, _)| *part).collect::<Vec<_>>()
     };
@@ -300,7 +305,8 @@ pub(super) async fn stored_earlier(
     connection: &mut PgConnection,
     missed: &[&RunWrite],
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let last: Vec<_> = missed.iter().filter_map(|write| Some((write, write.events.last()?))).collect();
+    let last: Vec<_> =
+        missed.iter().filter_map(|write| Some((write, write.events.last()?))).collect();
     let statement = sqlx::query(STORED_EARLIER)
         .bind(last.iter().map(|(write, _)| write.run_id).bind_iter())
         .bind(last.iter().map(|(_, event)| event.seq).bind_iter())
@@ -391,7 +397,10 @@ fn bind_events<'q>(statement: Statement<'q>, events: &'q [EventInsert]) -> State
         .bind(events.iter().map(|e| e.data.as_str()).bind_iter())
 }
 
-fn bind_iterations<'q>(statement: Statement<'q>, iterations: &'q [IterationInsert<'q>]) -> Statement<'q> {
+fn bind_iterations<'q>(
+    statement: Statement<'q>,
+    iterations: &'q [IterationInsert<'q>],
+) -> Statement<'q> {
     if iterations.is_empty() {
         return statement;
     }
@@ -410,7 +419,10 @@ fn bind_iterations<'q>(statement: Statement<'q>, iterations: &'q [IterationInser
     bind_usage(statement, iterations.iter().map(|i| i.usage))
 }
 
-fn bind_usage(statement: Statement<'_>, usage: impl Iterator<Item = UsageColumns> + Clone) -> Statement<'_> {
+fn bind_usage(
+    statement: Statement<'_>,
+    usage: impl Iterator<Item = UsageColumns> + Clone,
+) -> Statement<'_> {
     statement
         .bind(usage.clone().map(|u| u.input_tokens).collect::<Vec<_>>())
         .bind(usage.clone().map(|u| u.output_tokens).collect::<Vec<_>>())
@@ -441,8 +453,9 @@ fn bind_known_calls<'q>(statement: Statement<'q>, calls: &[&'q CallChange<'q>]) 
     if calls.is_empty() {
         return statement;
     }
-    let statement =
-        statement.bind(calls.iter().map(|c| c.run_id).bind_iter()).bind(calls.iter().map(|c| c.call_id).bind_iter());
+    let statement = statement
+        .bind(calls.iter().map(|c| c.run_id).bind_iter())
+        .bind(calls.iter().map(|c| c.call_id).bind_iter());
     bind_call_states(statement, calls)
 }
 
@@ -498,7 +511,10 @@ fn bind_audit<'q>(statement: Statement<'q>, audit: &'q [AuditInsert<'q>]) -> Sta
         .bind(audit.iter().map(|a| &*a.arguments).bind_iter())
 }
 
-fn bind_observations<'q>(statement: Statement<'q>, observations: &'q [ObservationInsert<'q>]) -> Statement<'q> {
+fn bind_observations<'q>(
+    statement: Statement<'q>,
+    observations: &'q [ObservationInsert<'q>],
+) -> Statement<'q> {
     if observations.is_empty() {
         return statement;
     }

@@ -1,9 +1,9 @@
 //! A pool of PostgreSQL connections that asks nothing of the server but our statements.
 //!
 //! `sqlx::Pool` sends a ping whenever a connection comes back, one more round trip beside each of
-//! ours; this one does not. A connection returns only after an answer: one that timed out, broke, or
-//! whose caller went away in the middle is closed, and a break closes the idle ones as well, which
-//! very likely broke with it.
+//! ours; this one does not. A connection returns only after an answer: one that timed out, broke,
+//! or whose caller went away in the middle is closed, and a break closes the idle ones as well,
+//! which very likely broke with it.
 
 use std::ops::{Deref, DerefMut};
 use std::sync::{Mutex, PoisonError};
@@ -52,7 +52,9 @@ impl Connections {
         let line = |connection| Line { connection, home: self, _permit: permit };
         let rested = self.idle().pop();
         if let Some((mut connection, since)) = rested {
-            if since.elapsed() < RESTED || matches!(timeout(ACQUIRE, connection.ping()).await, Ok(Ok(()))) {
+            if since.elapsed() < RESTED
+                || matches!(timeout(ACQUIRE, connection.ping()).await, Ok(Ok(())))
+            {
                 return Ok(line(connection));
             }
             self.idle().clear();
@@ -62,13 +64,19 @@ impl Connections {
 
     async fn open(&self) -> Result<PgConnection, StoreError> {
         let opened = timeout(ACQUIRE, PgConnection::connect_with(&self.options)).await;
-        opened.map_err(|_| unavailable("it does not accept connections in time"))?.map_err(StoreError::from)
+        opened
+            .map_err(|_| unavailable("it does not accept connections in time"))?
+            .map_err(StoreError::from)
     }
 
     /// Runs one statement.
-    pub(super) async fn fetch(&self, query: Query<'_, Postgres, PgArguments>) -> Result<Vec<PgRow>, StoreError> {
+    pub(super) async fn fetch(
+        &self,
+        query: Query<'_, Postgres, PgArguments>,
+    ) -> Result<Vec<PgRow>, StoreError> {
         let mut line = self.get().await?;
-        let rows = within(async { query.fetch_all(&mut *line).await.map_err(StoreError::from) }).await;
+        let rows =
+            within(async { query.fetch_all(&mut *line).await.map_err(StoreError::from) }).await;
         line.settle(rows)
     }
 
@@ -114,8 +122,12 @@ impl DerefMut for Line<'_> {
 }
 
 /// Bounds an operation, whatever the server does.
-pub(super) async fn within<T>(operation: impl Future<Output = Result<T, StoreError>>) -> Result<T, StoreError> {
-    timeout(OPERATION, operation).await.unwrap_or_else(|_| Err(unavailable("it does not answer in time")))
+pub(super) async fn within<T>(
+    operation: impl Future<Output = Result<T, StoreError>>,
+) -> Result<T, StoreError> {
+    timeout(OPERATION, operation)
+        .await
+        .unwrap_or_else(|_| Err(unavailable("it does not answer in time")))
 }
 
 fn unavailable(why: &str) -> StoreError {

@@ -1,8 +1,8 @@
 //! Who drives a run: cancelling one that nobody drives, and taking over those of dead replicas.
 //!
 //! Both lock first and read second, in two statements of one transaction: one statement would
-//! decide on a snapshot older than its lock and could miss a dispatch or a cancel request. What to do
-//! is decided in [`crate::store::takeover`].
+//! decide on a snapshot older than its lock and could miss a dispatch or a cancel request. What to
+//! do is decided in [`crate::store::takeover`].
 
 use std::time::Duration;
 
@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS, OUTCOME_UNKNOWN,
-    PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
+    BURY, DESCENDANTS, DISOWN, FORGET, LOCK_ORPHANS, LOCK_OWNED, LOCK_RUN, LOCK_STALE, LOCKED_RUNS,
+    OUTCOME_UNKNOWN, PARK, RELEASE, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS, TAIL,
 };
 use super::wakeups::{CHANNEL, cancel_payload};
 use crate::event::Event;
@@ -23,15 +23,16 @@ use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews,
+    waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
 /// Runs that are taken over in one transaction.
 const CHUNK: i64 = 64;
 
-/// See [`crate::store::Store::request_cancel`]. One run after the other: whoever commits for several of them locks
-/// their rows in no particular order.
+/// See [`crate::store::Store::request_cancel`]. One run after the other: whoever commits for
+/// several of them locks their rows in no particular order.
 pub(super) async fn request_cancel(
     connection: &mut PgConnection,
     tenant: &str,
@@ -40,7 +41,8 @@ pub(super) async fn request_cancel(
 ) -> Result<Option<CancelOutcome>, StoreError> {
     let outcome = cancel_one(connection, tenant, run, reason).await?;
     if outcome.is_some() {
-        let descendants: Vec<Uuid> = sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *connection).await?;
+        let descendants: Vec<Uuid> =
+            sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *connection).await?;
         for descendant in descendants {
             cancel_one(connection, tenant, descendant, reason).await?;
         }
@@ -66,7 +68,11 @@ async fn cancel_one(
         let [Locked { record, .. }] = locked;
         CancelOutcome::AlreadyEnded(record)
     } else if status == RunStatus::Running {
-        let flag = sqlx::query(REQUEST_CANCEL).bind(run).bind(reason).bind(CHANNEL).bind(cancel_payload(run));
+        let flag = sqlx::query(REQUEST_CANCEL)
+            .bind(run)
+            .bind(reason)
+            .bind(CHANNEL)
+            .bind(cancel_payload(run));
         let row = flag.fetch_one(&mut *tx).await?;
         CancelOutcome::Requested(Columns(&row).run()?)
     } else {
@@ -82,8 +88,12 @@ async fn cancel_one(
 }
 
 /// Cancels what the sweep finds without a parent that waits for it.
-pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swept) -> Result<(), StoreError> {
-    let strays: Vec<(String, Uuid)> = sqlx::query_as(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+pub(super) async fn cancel_strays(
+    connection: &mut PgConnection,
+    swept: &mut Swept,
+) -> Result<(), StoreError> {
+    let strays: Vec<(String, Uuid)> =
+        sqlx::query_as(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
     for (tenant, run) in strays {
         let outcome = cancel_one(connection, &tenant, run, Some(STRAY)).await?;
         swept.cancelled += u64::from(matches!(outcome, Some(CancelOutcome::EndedNow(_))));
@@ -92,11 +102,17 @@ pub(super) async fn cancel_strays(connection: &mut PgConnection, swept: &mut Swe
 }
 
 /// See [`crate::store::Store::release`].
-pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+pub(super) async fn release(
+    connection: &mut PgConnection,
+    owner: &str,
+    run: Option<Uuid>,
+) -> Result<u64, StoreError> {
     let mut tx = connection.begin().await?;
-    let ids: Vec<Uuid> = sqlx::query_scalar(LOCK_OWNED).bind(owner).bind(run).fetch_all(&mut *tx).await?;
+    let ids: Vec<Uuid> =
+        sqlx::query_scalar(LOCK_OWNED).bind(owner).bind(run).fetch_all(&mut *tx).await?;
     let runs = read_locked(&mut tx, &ids).await?;
-    let (review, requeue): (Vec<&Locked>, Vec<&Locked>) = runs.iter().partition(|run| may_have_acted(run));
+    let (review, requeue): (Vec<&Locked>, Vec<&Locked>) =
+        runs.iter().partition(|run| may_have_acted(run));
     park(&mut tx, &review).await?;
     let requeue: Vec<Uuid> = requeue.into_iter().map(|run| run.record.id).collect();
     sqlx::query(RELEASE).bind(requeue).execute(&mut *tx).await?;
@@ -105,10 +121,15 @@ pub(super) async fn release(connection: &mut PgConnection, owner: &str, run: Opt
 }
 
 /// Marks replicas dead whose lease has run out, and fences them; how many.
-pub(super) async fn bury(connection: &mut PgConnection, sweeper: &str, lease: Duration) -> Result<u64, StoreError> {
+pub(super) async fn bury(
+    connection: &mut PgConnection,
+    sweeper: &str,
+    lease: Duration,
+) -> Result<u64, StoreError> {
     let lease = i64::try_from(lease.as_micros()).unwrap_or(i64::MAX);
     let mut tx = connection.begin().await?;
-    let stale: Vec<String> = sqlx::query_scalar(LOCK_STALE).bind(lease).bind(sweeper).fetch_all(&mut *tx).await?;
+    let stale: Vec<String> =
+        sqlx::query_scalar(LOCK_STALE).bind(lease).bind(sweeper).fetch_all(&mut *tx).await?;
     if !stale.is_empty() {
         sqlx::query(BURY).bind(&stale).execute(&mut *tx).await?;
         sqlx::query(DISOWN).bind(&stale).execute(&mut *tx).await?;
@@ -135,7 +156,8 @@ pub(super) async fn take_over(
     let decided = decide(&runs, max_crashes, Utc::now(), &mut counted);
     seize(&mut tx, &ids, 1).await?;
     end(&mut tx, &decided.endings).await?;
-    let review: Vec<&Locked> = runs.iter().filter(|run| decided.review.contains(&run.record.id)).collect();
+    let review: Vec<&Locked> =
+        runs.iter().filter(|run| decided.review.contains(&run.record.id)).collect();
     park(&mut tx, &review).await?;
     for (run, crashes) in &decided.requeue {
         let delay = i64::try_from(requeue_delay(*crashes).as_micros()).unwrap_or(i64::MAX);
@@ -147,14 +169,18 @@ pub(super) async fn take_over(
 }
 
 /// Statement two: the locked rows and the ends of their journals, as they are now.
-async fn read_locked(connection: &mut PgConnection, ids: &[Uuid]) -> Result<Vec<Locked>, StoreError> {
+async fn read_locked(
+    connection: &mut PgConnection,
+    ids: &[Uuid],
+) -> Result<Vec<Locked>, StoreError> {
     let rows = sqlx::query(LOCKED_RUNS).bind(ids).fetch_all(&mut *connection).await?;
     let mut runs = rows.iter().map(|row| Columns(row).locked()).collect::<Result<Vec<_>, _>>()?;
     read_tails(connection, &mut runs).await?;
     Ok(runs)
 }
 
-/// Parks runs until somebody has found out what they did; one of which that was told already is queued.
+/// Parks runs until somebody has found out what they did; one of which that was told already is
+/// queued.
 async fn park(connection: &mut PgConnection, runs: &[&Locked]) -> Result<(), StoreError> {
     if runs.is_empty() {
         return Ok(());
@@ -181,7 +207,11 @@ async fn read_tails(connection: &mut PgConnection, runs: &mut [Locked]) -> Resul
     Ok(())
 }
 
-async fn seize(connection: &mut PgConnection, runs: &[Uuid], crashes: i64) -> Result<(), StoreError> {
+async fn seize(
+    connection: &mut PgConnection,
+    runs: &[Uuid],
+    crashes: i64,
+) -> Result<(), StoreError> {
     let seize = sqlx::query(SEIZE).bind(runs).bind(CARETAKER).bind(crashes);
     seize.execute(connection).await?;
     Ok(())

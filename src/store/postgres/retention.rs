@@ -1,9 +1,9 @@
 //! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
 //! definitions that nobody needs any more.
 //!
-//! No index serves this alone: a run that ended before an instant was also created before it, so each
-//! tenant's list of runs, read from its old end, has what is looked for. What cannot be deleted there
-//! is what is still going on or parked, and that is little.
+//! No index serves this alone: a run that ended before an instant was also created before it, so
+//! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
+//! deleted there is what is still going on or parked, and that is little.
 
 use chrono::{DateTime, Utc};
 use sqlx::Connection;
@@ -40,8 +40,7 @@ const DELETE: &str = "WITH journal AS (DELETE FROM run_events WHERE run_id = ANY
      DELETE FROM runs WHERE id = ANY($1)";
 
 /// A session's runs; locked, so that none of them begins meanwhile.
-const OF_SESSION: &str =
-    "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2 ORDER BY id FOR UPDATE";
+const OF_SESSION: &str = "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2 ORDER BY id FOR UPDATE";
 
 /// Runs and all that they delegated to.
 const WITH_CHILDREN: &str = "WITH RECURSIVE family (id) AS (SELECT unnest($2::uuid[]) \
@@ -70,7 +69,11 @@ pub(super) async fn delete_ended(
     tx.commit().await?;
     let deleted = ended.len() as u64;
     if deleted < u64::from(limit) {
-        sqlx::query(DELETE_DEFINITIONS).bind(before).bind(before - SPARED).execute(connection).await?;
+        sqlx::query(DELETE_DEFINITIONS)
+            .bind(before)
+            .bind(before - SPARED)
+            .execute(connection)
+            .await?;
     }
     Ok(deleted)
 }
@@ -82,7 +85,8 @@ pub(super) async fn delete_session(
     session: &str,
 ) -> Result<SessionDeleted, StoreError> {
     let mut tx = connection.begin().await?;
-    let runs: Vec<(Uuid, bool)> = sqlx::query_as(OF_SESSION).bind(tenant).bind(session).fetch_all(&mut *tx).await?;
+    let runs: Vec<(Uuid, bool)> =
+        sqlx::query_as(OF_SESSION).bind(tenant).bind(session).fetch_all(&mut *tx).await?;
     if runs.iter().any(|(_, live)| *live) {
         tx.rollback().await?;
         return Ok(SessionDeleted::Busy);
@@ -92,7 +96,8 @@ pub(super) async fn delete_session(
         return Ok(SessionDeleted::Unknown);
     }
     let runs: Vec<Uuid> = runs.into_iter().map(|(id, _)| id).collect();
-    let family: Vec<Uuid> = sqlx::query_scalar(WITH_CHILDREN).bind(tenant).bind(runs).fetch_all(&mut *tx).await?;
+    let family: Vec<Uuid> =
+        sqlx::query_scalar(WITH_CHILDREN).bind(tenant).bind(runs).fetch_all(&mut *tx).await?;
     sqlx::query(DELETE).bind(family).execute(&mut *tx).await?;
     tx.commit().await?;
     Ok(SessionDeleted::Gone)

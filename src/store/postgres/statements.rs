@@ -95,12 +95,14 @@ pub(super) const DIALECT: Dialect = Dialect {
     label: ("metadata <> '{}' AND metadata @> jsonb_build_object(", "::text, ", "::text)"),
 };
 
-pub(super) const ABOUT: &str = "SELECT current_setting('server_version') AS version, clock_timestamp() AS now,
+pub(super) const ABOUT: &str =
+    "SELECT current_setting('server_version') AS version, clock_timestamp() AS now,
     to_regclass('_sqlx_migrations') IS NOT NULL AS is_migrated";
 
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
-pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])
+pub(super) const DEFINE: &str =
+    "INSERT INTO definitions (hash, body) SELECT * FROM unnest($1::text[], $2::text[])
     ON CONFLICT (hash) DO UPDATE SET used_at = excluded.used_at";
 
 pub(super) const RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2");
@@ -193,8 +195,11 @@ pub(super) const RECALL: &str = concat!(
      AND run_id <> $3 ORDER BY ts_rank(words, q) DESC, at DESC, seq LIMIT $5"
 );
 
-pub(super) const EVENTS_AT: &str =
-    concat!("SELECT ", event!(), " FROM run_events WHERE run_id = $1 AND seq = ANY($2) ORDER BY seq");
+pub(super) const EVENTS_AT: &str = concat!(
+    "SELECT ",
+    event!(),
+    " FROM run_events WHERE run_id = $1 AND seq = ANY($2) ORDER BY seq"
+);
 
 /// The journal from the last model response on.
 pub(super) const TAIL: &str = concat!(
@@ -256,8 +261,8 @@ pub(super) const QUEUED: &str = concat!(
     ")"
 );
 
-/// First in each line for a session: those whose turn it is if nobody holds it. Materialised, so that the limit
-/// holds.
+/// First in each line for a session: those whose turn it is if nobody holds it. Materialised, so
+/// that the limit holds.
 pub(super) const CLAIM: &str = concat!(
     "WITH RECURSIVE heads (id) AS ((SELECT id FROM runs WHERE ",
     waits!(""),
@@ -308,13 +313,13 @@ pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child W
 /// Statement one of a release; `$2` may be NULL for all runs of the owner.
 pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
 
-pub(super) const RELEASE: &str =
-    "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
+pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id::text AS id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
 
-pub(super) const LOCK_RUN: &str = concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2 FOR UPDATE");
+pub(super) const LOCK_RUN: &str =
+    concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2 FOR UPDATE");
 
 pub(super) const REQUEST_CANCEL: &str = concat!(
     "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, clock_timestamp()), \
@@ -339,28 +344,32 @@ pub(super) const LOCK_STALE: &str = "SELECT id FROM replicas WHERE NOT dead AND 
 pub(super) const BURY: &str = "UPDATE replicas SET dead = true WHERE id = ANY($1)";
 
 /// At once, so that a replica which registers again does not find itself the owner of what it lost.
-pub(super) const DISOWN: &str = "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
+pub(super) const DISOWN: &str =
+    "UPDATE runs SET owner = 'dead ' || owner WHERE status = 'running' AND owner = ANY($1)";
 
 /// Rows of replicas that nobody misses any more.
 pub(super) const FORGET: &str =
     "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
 
-/// Statement one of a takeover: what is decided on must be read after the lock, by another statement.
+/// Statement one of a takeover: what is decided on must be read after the lock, by another
+/// statement.
 pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \
      AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1 FOR UPDATE SKIP LOCKED";
 
-pub(super) const LOCKED_RUNS: &str = concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
+pub(super) const LOCKED_RUNS: &str =
+    concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
 
 pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, \
      available_at = clock_timestamp() + $2 * interval '1 microsecond' WHERE id = $1";
 
-pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = ANY($1)";
+pub(super) const PARK: &str =
+    "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = ANY($1)";
 
 pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' \
      WHERE run_id = ANY($1) AND state = 'dispatched' AND effect = 'once'";
 
-/// When a bucket will be full if nothing is taken now. What is further than any clock or wait explains,
-/// because the limit was changed or a clock set back, is brought near again.
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait
+/// explains, because the limit was changed or a clock set back, is brought near again.
 macro_rules! full {
     () => {
         "greatest(least(l.tat, excluded.at + $3 + 10000000000), excluded.at)"

@@ -74,7 +74,10 @@ async fn listen(options: PgConnectOptions, heard: broadcast::Sender<Wakeup>) {
 
 /// Passes hints on until the connection breaks. What came before listening began, or after it
 /// broke, is made up for by a resync on either side.
-async fn listen_until_broken(pool: &sqlx::PgPool, heard: &broadcast::Sender<Wakeup>) -> Result<(), sqlx::Error> {
+async fn listen_until_broken(
+    pool: &sqlx::PgPool,
+    heard: &broadcast::Sender<Wakeup>,
+) -> Result<(), sqlx::Error> {
     let mut listener = PgListener::connect_with(pool).await?;
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;

@@ -31,7 +31,8 @@ const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = $5, decided
      resolution = $8 WHERE run_id = $1 AND call_id = $2 AND status = 'pending' \
      AND kind IN (SELECT value FROM json_each($3)) AND (expires_at IS NULL OR expires_at > $5)";
 
-/// A run that still waits is in the status of what it waits for: a review before a decision before a result.
+/// A run that still waits is in the status of what it waits for: a review before a decision before
+/// a result.
 const STILL_WAITS: &str = "UPDATE runs SET status = (SELECT CASE min(CASE a.kind WHEN 'review' THEN 0 WHEN 'client' THEN 2 ELSE 1 END) \
      WHEN 0 THEN 'needs_review' WHEN 1 THEN 'awaiting_approval' ELSE 'awaiting_tool_results' END \
      FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending') \
@@ -45,7 +46,8 @@ const GO_ON: &str = "UPDATE runs SET status = 'queued', available_at = $2 \
      AND (cancel_requested_at IS NOT NULL OR NOT EXISTS \
      (SELECT 1 FROM approvals WHERE run_id = runs.id AND approvals.status = 'pending'))";
 
-pub(super) const IS_DUE: &str = "SELECT 1 FROM approvals WHERE status = 'pending' AND expires_at <= $1 LIMIT 1";
+pub(super) const IS_DUE: &str =
+    "SELECT 1 FROM approvals WHERE status = 'pending' AND expires_at <= $1 LIMIT 1";
 
 const EXPIRE: &str = "UPDATE approvals SET status = 'expired', decided_at = $1, resolution = $2 \
      WHERE status = 'pending' AND expires_at <= $1 RETURNING run_id";
@@ -97,8 +99,12 @@ pub(super) async fn go_on(
 }
 
 /// See [`crate::store::Store::expire_approvals`].
-pub(super) async fn expire(connection: &mut SqliteConnection, now: DateTime<Utc>) -> Result<u64, StoreError> {
-    let expired = sqlx::query_scalar(EXPIRE).bind(now.timestamp_micros()).bind(json(&Resolution::Expired)?);
+pub(super) async fn expire(
+    connection: &mut SqliteConnection,
+    now: DateTime<Utc>,
+) -> Result<u64, StoreError> {
+    let expired =
+        sqlx::query_scalar(EXPIRE).bind(now.timestamp_micros()).bind(json(&Resolution::Expired)?);
     let runs: Vec<String> = expired.fetch_all(&mut *connection).await?;
     if !runs.is_empty() {
         go_on(connection, &runs, now).await?;
@@ -107,7 +113,10 @@ pub(super) async fn expire(connection: &mut SqliteConnection, now: DateTime<Utc>
 }
 
 /// Asks for reviews; what is asked for already stays as it is.
-pub(super) async fn ask(connection: &mut SqliteConnection, rows: &[ApprovalInsert<'_>]) -> Result<(), StoreError> {
+pub(super) async fn ask(
+    connection: &mut SqliteConnection,
+    rows: &[ApprovalInsert<'_>],
+) -> Result<(), StoreError> {
     sqlx::query(INSERT_APPROVALS).bind(json(rows)?).execute(connection).await?;
     Ok(())
 }

@@ -7,12 +7,16 @@ use uuid::Uuid;
 use crate::run::{Amounts, Caps, Reserved};
 use crate::store::StoreError;
 use crate::store::budget::{
-    BUDGET, CHUNK, HOLD, OPEN, OPEN_HOLD, RELEASE_HOLD, RESERVE, SETTLE, SETTLE_HOLD, SharedBudget, UNSETTLED, columns,
+    BUDGET, CHUNK, HOLD, OPEN, OPEN_HOLD, RELEASE_HOLD, RESERVE, SETTLE, SETTLE_HOLD, SharedBudget,
+    UNSETTLED, columns,
 };
 use crate::store::changes::int;
 use crate::store::decode::Columns;
 
-fn bind(query: Query<'_, sqlx::Sqlite, SqliteArguments>, amounts: Amounts) -> Query<'_, sqlx::Sqlite, SqliteArguments> {
+fn bind(
+    query: Query<'_, sqlx::Sqlite, SqliteArguments>,
+    amounts: Amounts,
+) -> Query<'_, sqlx::Sqlite, SqliteArguments> {
     columns(amounts).into_iter().fold(query, Query::bind)
 }
 
@@ -23,7 +27,10 @@ pub(super) async fn open(
     caps: Caps,
     spent: Amounts,
 ) -> Result<(), StoreError> {
-    let open = sqlx::query(OPEN).bind(root.to_string()).bind(caps.tokens.map(int)).bind(caps.micro_usd.map(int));
+    let open = sqlx::query(OPEN)
+        .bind(root.to_string())
+        .bind(caps.tokens.map(int))
+        .bind(caps.micro_usd.map(int));
     let open = open.bind(int(caps.tool_calls)).bind(int(caps.iterations));
     if bind(open, spent).execute(&mut *connection).await?.rows_affected() > 0 {
         bind(sqlx::query(OPEN_HOLD).bind(root.to_string()), spent).execute(connection).await?;
@@ -37,10 +44,12 @@ pub(super) async fn reserve(
     (root, run): (Uuid, Uuid),
     wanted: Amounts,
 ) -> Result<Reserved, StoreError> {
-    let reserved = bind(sqlx::query(RESERVE).bind(root.to_string()), wanted).execute(&mut *connection).await?;
+    let reserved =
+        bind(sqlx::query(RESERVE).bind(root.to_string()), wanted).execute(&mut *connection).await?;
     if reserved.rows_affected() == 0 {
         let budget = read(connection, root).await?;
-        let refusal = budget.and_then(|budget| budget.caps.refuses(budget.spent.and(budget.reserved), wanted));
+        let refusal = budget
+            .and_then(|budget| budget.caps.refuses(budget.spent.and(budget.reserved), wanted));
         return Ok(refusal.map_or(Reserved::Granted, Reserved::Refused));
     }
     let hold = sqlx::query(HOLD).bind(run.to_string()).bind(root.to_string());
@@ -58,12 +67,18 @@ pub(super) async fn settle(
     let run = run.to_string();
     sqlx::query(SETTLE_HOLD).bind(&run).bind(root.to_string()).execute(&mut *connection).await?;
     bind(sqlx::query(SETTLE).bind(&run), spent).execute(&mut *connection).await?;
-    bind(sqlx::query(RELEASE_HOLD).bind(&run), spent).bind(i64::from(ended)).execute(connection).await?;
+    bind(sqlx::query(RELEASE_HOLD).bind(&run), spent)
+        .bind(i64::from(ended))
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
 /// See [`crate::store::Store::shared_budget`].
-pub(super) async fn read(connection: &mut SqliteConnection, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+pub(super) async fn read(
+    connection: &mut SqliteConnection,
+    root: Uuid,
+) -> Result<Option<SharedBudget>, StoreError> {
     let row = sqlx::query(BUDGET).bind(root.to_string()).fetch_optional(connection).await?;
     row.map(|row| Columns(&row).shared_budget()).transpose()
 }

@@ -10,14 +10,15 @@ use uuid::Uuid;
 use super::approvals;
 use super::commit;
 use super::statements::{
-    BURY, DESCENDANTS, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN, SEIZE, STRAYS,
-    TAIL, UNDER_WAY,
+    BURY, DESCENDANTS, FORGET, ORPHANS, OUTCOME_UNKNOWN, OWNED, PARK, REQUEST_CANCEL, REQUEUE, RUN,
+    SEIZE, STRAYS, TAIL, UNDER_WAY,
 };
 use crate::run::RunStatus;
 use crate::store::decode::Columns;
 use crate::store::projection::project;
 use crate::store::takeover::{
-    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews, waiting_phase,
+    CARETAKER, Locked, STRAY, cancelled, decide, may_have_acted, requeue_delay, reviews,
+    waiting_phase,
 };
 use crate::store::{CancelOutcome, RunWrite, StoreError, Swept};
 
@@ -34,14 +35,18 @@ pub(super) async fn request_cancel(
     let now = Utc::now();
     let row = sqlx::query(RUN).bind(tenant).bind(run.to_string());
     let Some(row) = row.fetch_optional(&mut *connection).await? else { return Ok(None) };
-    let descendants = sqlx::query_scalar(DESCENDANTS).bind(run.to_string()).fetch_all(&mut *connection).await?;
+    let descendants =
+        sqlx::query_scalar(DESCENDANTS).bind(run.to_string()).fetch_all(&mut *connection).await?;
     cancel_all(connection, descendants, reason).await?;
     let mut locked = Columns(&row).locked()?;
     let status = locked.record.status;
     Ok(Some(if status.is_terminal() {
         CancelOutcome::AlreadyEnded(locked.record)
     } else if status == RunStatus::Running {
-        let flag = sqlx::query(REQUEST_CANCEL).bind(run.to_string()).bind(reason).bind(now.timestamp_micros());
+        let flag = sqlx::query(REQUEST_CANCEL)
+            .bind(run.to_string())
+            .bind(reason)
+            .bind(now.timestamp_micros());
         let row = flag.fetch_one(connection).await?;
         CancelOutcome::Requested(Columns(&row).run()?)
     } else {
@@ -72,7 +77,10 @@ async fn cancel_all(
         let mut run = Columns(row).locked()?;
         let (id, status) = (run.record.id, run.record.status);
         if status == RunStatus::Running {
-            let flag = sqlx::query(REQUEST_CANCEL).bind(id.to_string()).bind(reason).bind(now.timestamp_micros());
+            let flag = sqlx::query(REQUEST_CANCEL)
+                .bind(id.to_string())
+                .bind(reason)
+                .bind(now.timestamp_micros());
             flag.execute(&mut *connection).await?;
         } else {
             read_tail(connection, &mut run).await?;
@@ -85,8 +93,12 @@ async fn cancel_all(
 }
 
 /// Cancels what the sweep finds without a parent that waits for it; whether there was something.
-pub(super) async fn cancel_strays(connection: &mut SqliteConnection, swept: &mut Swept) -> Result<bool, StoreError> {
-    let strays: Vec<String> = sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
+pub(super) async fn cancel_strays(
+    connection: &mut SqliteConnection,
+    swept: &mut Swept,
+) -> Result<bool, StoreError> {
+    let strays: Vec<String> =
+        sqlx::query_scalar(STRAYS).bind(CHUNK).fetch_all(&mut *connection).await?;
     let found = !strays.is_empty();
     swept.cancelled += cancel_all(connection, strays, Some(STRAY)).await?;
     Ok(found)
@@ -152,8 +164,13 @@ pub(super) async fn take_over(
     Ok(!runs.is_empty())
 }
 
-/// Parks a run until somebody has found out what it did; one of which that was told already is queued.
-async fn park(connection: &mut SqliteConnection, run: &Locked, now: DateTime<Utc>) -> Result<(), StoreError> {
+/// Parks a run until somebody has found out what it did; one of which that was told already is
+/// queued.
+async fn park(
+    connection: &mut SqliteConnection,
+    run: &Locked,
+    now: DateTime<Utc>,
+) -> Result<(), StoreError> {
     let id = run.record.id.to_string();
     approvals::ask(connection, &reviews(run, now)).await?;
     sqlx::query(PARK).bind(&id).execute(&mut *connection).await?;
@@ -161,8 +178,16 @@ async fn park(connection: &mut SqliteConnection, run: &Locked, now: DateTime<Utc
     approvals::go_on(connection, &[id], now).await
 }
 
-async fn requeue(connection: &mut SqliteConnection, run: Uuid, turn: DateTime<Utc>) -> Result<(), StoreError> {
-    sqlx::query(REQUEUE).bind(run.to_string()).bind(turn.timestamp_micros()).execute(connection).await?;
+async fn requeue(
+    connection: &mut SqliteConnection,
+    run: Uuid,
+    turn: DateTime<Utc>,
+) -> Result<(), StoreError> {
+    sqlx::query(REQUEUE)
+        .bind(run.to_string())
+        .bind(turn.timestamp_micros())
+        .execute(connection)
+        .await?;
     Ok(())
 }
 
@@ -173,13 +198,21 @@ async fn read_tail(connection: &mut SqliteConnection, run: &mut Locked) -> Resul
     Ok(())
 }
 
-async fn seize(connection: &mut SqliteConnection, run: Uuid, crashes: i64) -> Result<(), StoreError> {
+async fn seize(
+    connection: &mut SqliteConnection,
+    run: Uuid,
+    crashes: i64,
+) -> Result<(), StoreError> {
     let seize = sqlx::query(SEIZE).bind(run.to_string()).bind(CARETAKER).bind(crashes);
     seize.execute(connection).await?;
     Ok(())
 }
 
-async fn end(connection: &mut SqliteConnection, endings: &[RunWrite], now: DateTime<Utc>) -> Result<(), StoreError> {
+async fn end(
+    connection: &mut SqliteConnection,
+    endings: &[RunWrite],
+    now: DateTime<Utc>,
+) -> Result<(), StoreError> {
     let written = commit::write(connection, CARETAKER, &project(endings)?, now).await?;
     if written.len() == endings.len() {
         Ok(())

@@ -33,7 +33,8 @@ const DELETE: [&str; 9] = [
     "DELETE FROM runs WHERE id IN (SELECT value FROM json_each($1))",
 ];
 
-const OF_SESSION: &str = "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2";
+const OF_SESSION: &str =
+    "SELECT id, finished_at IS NULL AS live FROM runs WHERE tenant = $1 AND session_id = $2";
 
 /// Runs and all that they delegated to; `$2`: the ids, a JSON array.
 const WITH_CHILDREN: &str = "WITH RECURSIVE family (id) AS (SELECT value FROM json_each($2) \

@@ -13,7 +13,11 @@ pub(super) const DIALECT: Dialect = Dialect {
     keys: "SELECT * FROM api_keys",
     time: ("", ""),
     uuid: ("", ""),
-    label: ("EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ", " AND m.value = ", ")"),
+    label: (
+        "EXISTS (SELECT 1 FROM json_each(metadata) AS m WHERE m.key = ",
+        " AND m.value = ",
+        ")",
+    ),
 };
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
@@ -35,8 +39,7 @@ pub(super) const ABOUT: &str = "SELECT sqlite_version() AS version,
 
 pub(super) const MIGRATED: &str = "SELECT count(*) FROM _sqlx_migrations WHERE success";
 
-pub(super) const DEFINE: &str =
-    "INSERT INTO definitions (hash, body, used_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO UPDATE SET used_at = $3";
+pub(super) const DEFINE: &str = "INSERT INTO definitions (hash, body, used_at) VALUES ($1, $2, $3) ON CONFLICT (hash) DO UPDATE SET used_at = $3";
 
 /// The fence: only rows that are still ours and stand exactly where the write begins. The `+` keeps
 /// SQLite from looking through everything that is ours instead of looking up each id.
@@ -74,8 +77,8 @@ WHERE w.value ->> '$.new.agent' IS NULL AND runs.id = w.value ->> 'id' AND +runs
     AND runs.next_seq = w.value ->> 'first_seq'
 RETURNING id";
 
-/// A run that holds its session comes after all that wait for it; that there is one, and that its turn was nobody's,
-/// is the indexes' to say.
+/// A run that holds its session comes after all that wait for it; that there is one, and that its
+/// turn was nobody's, is the indexes' to say.
 pub(super) const INSERT_RUNS: &str = "
 INSERT INTO runs (
     id, epoch, next_seq, status, owner, available_at, started_at, attempts, iterations, tool_calls_made, model,
@@ -243,8 +246,7 @@ pub(super) const SESSION: &str = concat!(
      AND session_id = $2 AND parent_run_id IS NULL ORDER BY created_at DESC, id DESC LIMIT 1) l"
 );
 
-pub(super) const EVENTS_AT: &str =
-    "SELECT * FROM run_events WHERE run_id = $1 AND seq IN (SELECT value FROM json_each($2)) ORDER BY seq";
+pub(super) const EVENTS_AT: &str = "SELECT * FROM run_events WHERE run_id = $1 AND seq IN (SELECT value FROM json_each($2)) ORDER BY seq";
 
 /// The journal from the last model response on.
 pub(super) const TAIL: &str = "SELECT * FROM run_events WHERE run_id = $1 AND seq >= COALESCE((SELECT max(seq) \
@@ -327,7 +329,8 @@ pub(super) const UNDER_WAY: &str =
     "SELECT * FROM runs WHERE id IN (SELECT value FROM json_each($1)) AND finished_at IS NULL";
 
 /// `$2` may be NULL for all runs of the owner.
-pub(super) const OWNED: &str = "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
+pub(super) const OWNED: &str =
+    "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
@@ -342,11 +345,11 @@ pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, 
 pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES ($1, $2, $2) \
      ON CONFLICT (id) DO UPDATE SET started_at = $2, heartbeat_at = $2, dead = 0";
 
-pub(super) const HEARTBEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
+pub(super) const HEARTBEAT: &str =
+    "UPDATE replicas SET heartbeat_at = $2 WHERE id = $1 AND NOT dead";
 
 /// `$1`: the replicas that live in this process.
-pub(super) const BEAT: &str =
-    "UPDATE replicas SET heartbeat_at = $2 WHERE NOT dead AND id IN (SELECT value FROM json_each($1))";
+pub(super) const BEAT: &str = "UPDATE replicas SET heartbeat_at = $2 WHERE NOT dead AND id IN (SELECT value FROM json_each($1))";
 
 /// `$1`: the oldest heartbeat that is still good; `$2`: the replicas that live in this process.
 pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
@@ -358,15 +361,15 @@ pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_a
 pub(super) const ORPHANS: &str = "SELECT * FROM runs WHERE status = 'running' \
      AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1";
 
-pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE id = $1";
+pub(super) const REQUEUE: &str =
+    "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE id = $1";
 
 pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = $1";
 
-pub(super) const OUTCOME_UNKNOWN: &str =
-    "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";
+pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";
 
-/// When a bucket will be full if nothing is taken now. What is further than any clock or wait explains,
-/// because the limit was changed or a clock set back, is brought near again.
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait
+/// explains, because the limit was changed or a clock set back, is brought near again.
 macro_rules! full {
     () => {
         "max(min(l.tat, excluded.at + $3 + 10000000000), excluded.at)"

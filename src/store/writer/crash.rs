@@ -1,7 +1,8 @@
-//! Points at which a test lets the process die, as a crash would: the n-th time that one is reached.
+//! Points at which a test lets the process die, as a crash would: the n-th time that one is
+//! reached.
 //!
-//! `CRASH_POINT=after_commit:7` names the point and n. Only debug builds know of it; there is no timing in it, so what
-//! a test has seen once it sees again.
+//! `CRASH_POINT=after_commit:7` names the point and n. Only debug builds know of it; there is no
+//! timing in it, so what a test has seen once it sees again.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};

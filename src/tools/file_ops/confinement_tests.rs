@@ -1,7 +1,8 @@
-//! Nothing outside the workspace is read or written, whatever the path and whatever happens meanwhile.
+//! Nothing outside the workspace is read or written, whatever the path and whatever happens
+//! meanwhile.
 //!
-//! Known ways out as a table, made-up paths as a property, and links that are swapped in while calls run,
-//! both towards the outside and towards what a rule denies within.
+//! Known ways out as a table, made-up paths as a property, and links that are swapped in while
+//! calls run, both towards the outside and towards what a rule denies within.
 
 use std::fs;
 use std::os::unix::fs::symlink;
@@ -76,9 +77,13 @@ fn a_link_in_the_last_place_is_refused_unless_the_link_itself_is_meant() {
         let world = World::new();
         world.put_traps();
         for arguments in operations(link) {
-            let means_the_link = arguments["operation"] == "delete" || arguments["operation"] == "move";
+            let means_the_link =
+                arguments["operation"] == "delete" || arguments["operation"] == "move";
             let answer = world.call(&arguments);
-            assert!(means_the_link || answer.unwrap_err().contains("symbolic link that leaves"), "{arguments}");
+            assert!(
+                means_the_link || answer.unwrap_err().contains("symbolic link that leaves"),
+                "{arguments}"
+            );
         }
         world.assert_outside_is_untouched();
     }
@@ -120,9 +125,15 @@ fn a_walk_does_not_follow_links() {
         json!({"operation": "list"}),
     ] {
         let answer = world.call(&arguments).unwrap();
-        assert!(!answer.contains(SECRET) && !answer.contains("secret.txt"), "{arguments}: {answer}");
+        assert!(
+            !answer.contains(SECRET) && !answer.contains("secret.txt"),
+            "{arguments}: {answer}"
+        );
     }
-    assert_eq!(world.call(&json!({"operation": "search", "pattern": "."})).unwrap(), "dir/file:1: plain");
+    assert_eq!(
+        world.call(&json!({"operation": "search", "pattern": "."})).unwrap(),
+        "dir/file:1: plain"
+    );
 }
 
 proptest! {

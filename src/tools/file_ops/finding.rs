@@ -1,8 +1,8 @@
 //! `list`, `glob` and `search`: what is in directories.
 //!
 //! Walks go by name order and hold one directory open for each level; they follow no links, enter
-//! nothing that the path rules deny and show no file that may not be read. Everything is bounded, and
-//! what was left out is counted in the answer.
+//! nothing that the path rules deny and show no file that may not be read. Everything is bounded,
+//! and what was left out is counted in the answer.
 
 use std::fmt::Write as _;
 use std::io::{self, Read};
@@ -69,8 +69,13 @@ fn join(base: &str, name: &str) -> String {
 }
 
 /// What is directly in a directory.
-pub(super) fn list(workspace: &Workspace, path: &str, permit: &Permit) -> Result<String, ToolError> {
-    let (entries, unnamed) = workspace.open_dir(path).and_then(|dir| entries(&dir)).map_err(|e| refused(path, &e))?;
+pub(super) fn list(
+    workspace: &Workspace,
+    path: &str,
+    permit: &Permit,
+) -> Result<String, ToolError> {
+    let (entries, unnamed) =
+        workspace.open_dir(path).and_then(|dir| entries(&dir)).map_err(|e| refused(path, &e))?;
     let total = entries.len();
     let shown = |entry: &Entry| match entry.kind {
         Kind::Directory => permit.may_enter(&join(path, &entry.name)),
@@ -91,7 +96,11 @@ pub(super) fn list(workspace: &Workspace, path: &str, permit: &Permit) -> Result
     if visible.is_empty() {
         answer.push_str("[The directory is empty.]\n");
     }
-    note(&mut answer, visible.len().saturating_sub(MAX_LISTED), "more entries; list a directory further down");
+    note(
+        &mut answer,
+        visible.len().saturating_sub(MAX_LISTED),
+        "more entries; list a directory further down",
+    );
     note(&mut answer, hidden, "entries that the path rules hide");
     note(&mut answer, unnamed, "entries whose names are not UTF-8");
     Ok(trimmed(answer))
@@ -120,7 +129,11 @@ pub(super) fn glob(
     if found == 0 {
         let _ = writeln!(answer, "[Nothing matches {pattern}.]");
     }
-    note(&mut answer, found.saturating_sub(MAX_LISTED), "more matches; use a narrower pattern or path");
+    note(
+        &mut answer,
+        found.saturating_sub(MAX_LISTED),
+        "more matches; use a narrower pattern or path",
+    );
     walked.note(&mut answer);
     Ok(trimmed(answer))
 }
@@ -135,11 +148,26 @@ pub(super) fn search(
     stop: &CancellationToken,
 ) -> Result<String, ToolError> {
     let regex = RegexBuilder::new(pattern).size_limit(MAX_REGEX).build();
-    let regex = regex.map_err(|e| ToolError::ForModel(format!("the pattern is not a regular expression: {e}")))?;
+    let regex = regex.map_err(|e| {
+        ToolError::ForModel(format!("the pattern is not a regular expression: {e}"))
+    })?;
     let glob = glob
-        .map(|glob| if glob.contains('/') { compile_glob(glob) } else { compile_glob(&format!("**/{glob}")) })
+        .map(|glob| {
+            if glob.contains('/') {
+                compile_glob(glob)
+            } else {
+                compile_glob(&format!("**/{glob}"))
+            }
+        })
         .transpose()?;
-    let mut search = Search { regex, answer: String::new(), found: 0, skipped: 0, searched: 0, cut_short: false };
+    let mut search = Search {
+        regex,
+        answer: String::new(),
+        found: 0,
+        skipped: 0,
+        searched: 0,
+        cut_short: false,
+    };
     let mut walked = Walked::default();
     if path != "."
         && let Ok((dir, name)) = workspace.holder(path)
@@ -148,7 +176,8 @@ pub(super) fn search(
         search.file(&dir, name, path);
     } else {
         walked = walk(workspace, path, permit, stop, |dir, entry, relative, full| {
-            if entry.kind == Kind::File && glob.as_ref().is_none_or(|glob| glob.is_match(relative)) {
+            if entry.kind == Kind::File && glob.as_ref().is_none_or(|glob| glob.is_match(relative))
+            {
                 if search.searched > MAX_SEARCHED_TOTAL {
                     search.cut_short = true;
                     return Ok(Break(()));
@@ -162,11 +191,17 @@ pub(super) fn search(
     if found == 0 {
         answer.push_str("[No line matches.]\n");
     }
-    note(&mut answer, found.saturating_sub(MAX_MATCHES), "more matching lines; narrow the pattern, path or glob");
+    note(
+        &mut answer,
+        found.saturating_sub(MAX_MATCHES),
+        "more matching lines; narrow the pattern, path or glob",
+    );
     note(&mut answer, skipped, "files that are binary, too large or unreadable were not searched");
     if cut_short {
-        let _ =
-            writeln!(answer, "[Stopped after {MAX_SEARCHED_TOTAL} bytes; narrow the path or glob to see the rest.]");
+        let _ = writeln!(
+            answer,
+            "[Stopped after {MAX_SEARCHED_TOTAL} bytes; narrow the path or glob to see the rest.]"
+        );
     }
     walked.note(&mut answer);
     Ok(trimmed(answer))
@@ -189,7 +224,8 @@ impl Search {
             return;
         };
         self.searched += text.len() as u64;
-        for (number, line) in text.lines().enumerate().filter(|(_, line)| self.regex.is_match(line)) {
+        for (number, line) in text.lines().enumerate().filter(|(_, line)| self.regex.is_match(line))
+        {
             self.found += 1;
             if self.found <= MAX_MATCHES {
                 let end = line.char_indices().nth(MAX_LINE).map_or(line.len(), |(at, _)| at);
@@ -217,17 +253,28 @@ fn searchable(dir: &Dir, name: &str) -> Option<String> {
 }
 
 /// The paths beneath a directory, relative to it, all of them.
-pub(super) fn everything_in(workspace: &Workspace, path: &str, limit: usize) -> Result<Vec<String>, ToolError> {
-    let too_many =
-        || ToolError::ForModel(format!("{path:?} holds more than {limit} entries, too many to move at once"));
+pub(super) fn everything_in(
+    workspace: &Workspace,
+    path: &str,
+    limit: usize,
+) -> Result<Vec<String>, ToolError> {
+    let too_many = || {
+        ToolError::ForModel(format!(
+            "{path:?} holds more than {limit} entries, too many to move at once"
+        ))
+    };
     let mut found = Vec::new();
     let mut open = vec![String::new()];
     while let Some(base) = open.pop() {
         let full = if base.is_empty() { path.to_owned() } else { format!("{path}/{base}") };
-        let (entries, unnamed) =
-            workspace.open_dir(&full).and_then(|dir| entries(&dir)).map_err(|e| refused(&full, &e))?;
+        let (entries, unnamed) = workspace
+            .open_dir(&full)
+            .and_then(|dir| entries(&dir))
+            .map_err(|e| refused(&full, &e))?;
         if unnamed > 0 {
-            return Err(ToolError::ForModel(format!("{full:?} holds names that are not UTF-8 and cannot be moved")));
+            return Err(ToolError::ForModel(format!(
+                "{full:?} holds names that are not UTF-8 and cannot be moved"
+            )));
         }
         for Entry { name, kind } in entries {
             let relative = if base.is_empty() { name } else { format!("{base}/{name}") };
@@ -258,8 +305,10 @@ struct Walked {
 impl Walked {
     fn note(&self, answer: &mut String) {
         if self.visited >= MAX_VISITED {
-            let _ =
-                writeln!(answer, "[Stopped after {MAX_VISITED} entries; give a path further down to see the rest.]");
+            let _ = writeln!(
+                answer,
+                "[Stopped after {MAX_VISITED} entries; give a path further down to see the rest.]"
+            );
         }
         note(answer, self.hidden, "entries that the path rules hide");
         note(answer, self.unnamed, "entries whose names are not UTF-8");
@@ -275,7 +324,8 @@ struct Level {
     entries: std::vec::IntoIter<Entry>,
 }
 
-/// Shows `visit` what may be seen beneath a directory: holder, entry, path from the start, path from the workspace.
+/// Shows `visit` what may be seen beneath a directory: holder, entry, path from the start, path
+/// from the workspace.
 fn walk(
     workspace: &Workspace,
     path: &str,
@@ -287,7 +337,12 @@ fn walk(
     let dir = workspace.open_dir(path).map_err(|e| refused(path, &e))?;
     let (first, unnamed) = entries(&dir).map_err(|e| refused(path, &e))?;
     walked.unnamed += unnamed;
-    let mut levels = vec![Level { dir, full: path.to_owned(), relative: ".".into(), entries: first.into_iter() }];
+    let mut levels = vec![Level {
+        dir,
+        full: path.to_owned(),
+        relative: ".".into(),
+        entries: first.into_iter(),
+    }];
     while let Some(level) = levels.last_mut() {
         let Some(entry) = level.entries.next() else {
             levels.pop();
@@ -314,7 +369,12 @@ fn walk(
             match dir.and_then(|dir| entries(&dir).map(|found| (dir, found))) {
                 Ok((dir, (entries, unnamed))) if levels.len() < MAX_DEPTH => {
                     walked.unnamed += unnamed;
-                    levels.push(Level { dir: dir.into(), full, relative, entries: entries.into_iter() });
+                    levels.push(Level {
+                        dir: dir.into(),
+                        full,
+                        relative,
+                        entries: entries.into_iter(),
+                    });
                 }
                 _ => walked.too_deep += 1,
             }
@@ -327,7 +387,9 @@ fn compile_glob(pattern: &str) -> Result<GlobMatcher, ToolError> {
     let relative = pattern.strip_prefix("./").unwrap_or(pattern);
     match GlobBuilder::new(relative).literal_separator(true).build() {
         Ok(glob) => Ok(glob.compile_matcher()),
-        Err(e) => Err(ToolError::ForModel(format!("the pattern {pattern:?} is not a glob: {}", e.kind()))),
+        Err(e) => {
+            Err(ToolError::ForModel(format!("the pattern {pattern:?} is not a glob: {}", e.kind())))
+        }
     }
 }
 

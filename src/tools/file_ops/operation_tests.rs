@@ -1,7 +1,7 @@
 //! What each operation does, answers and declares.
 //!
-//! Calls go through the real gate on a real disk ([`super::world`]). That nothing outside the workspace
-//! can be reached is `confinement_tests`'s.
+//! Calls go through the real gate on a real disk ([`super::world`]). That nothing outside the
+//! workspace can be reached is `confinement_tests`'s.
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
@@ -84,15 +84,21 @@ fn a_story_of_every_operation() {
         let answer = world.call(&arguments);
         assert_eq!(answer.as_deref().map_err(String::as_str), expected, "{arguments}");
     }
-    let left: Vec<_> = fs::read_dir(world.at("texts")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    let left: Vec<_> =
+        fs::read_dir(world.at("texts")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(left, ["deep"], "nothing temporary stays behind");
 }
 
 #[test]
 fn a_bad_regular_expression_is_explained() {
     let answer = World::new().call(&json!({"operation": "search", "pattern": "(a"})).unwrap_err();
-    assert!(answer.starts_with("the pattern is not a regular expression: ") && answer.contains("unclosed group"));
-    let huge = World::new().call(&json!({"operation": "search", "pattern": "(\\w{500}){500}"})).unwrap_err();
+    assert!(
+        answer.starts_with("the pattern is not a regular expression: ")
+            && answer.contains("unclosed group")
+    );
+    let huge = World::new()
+        .call(&json!({"operation": "search", "pattern": "(\\w{500}){500}"}))
+        .unwrap_err();
     assert!(huge.contains("size limit"), "{huge}");
 }
 
@@ -100,10 +106,16 @@ fn a_bad_regular_expression_is_explained() {
 fn stat_is_json() {
     let world = World::new();
     world.put("a/b.txt", "12345");
-    let stat =
-        |path: &str| serde_json::from_str::<Value>(&world.call(&json!({"operation": "stat", "path": path})).unwrap());
+    let stat = |path: &str| {
+        serde_json::from_str::<Value>(
+            &world.call(&json!({"operation": "stat", "path": path})).unwrap(),
+        )
+    };
     let file = stat("a/b.txt").unwrap();
-    assert_eq!((&file["path"], &file["type"], &file["size"]), (&json!("a/b.txt"), &json!("file"), &json!(5)));
+    assert_eq!(
+        (&file["path"], &file["type"], &file["size"]),
+        (&json!("a/b.txt"), &json!("file"), &json!(5))
+    );
     assert!(chrono::DateTime::parse_from_rfc3339(file["modified"].as_str().unwrap()).is_ok());
     assert_eq!(stat("a").unwrap()["type"], "directory");
     assert_eq!(stat(".").unwrap()["type"], "directory");
@@ -173,8 +185,12 @@ fn a_supervised_agent_loses_nothing_even_where_a_file_appears_after_the_decision
     world.put("to.txt", "theirs");
     world.execute(permit, &rename).unwrap_err();
 
-    assert_eq!([world.text("a.txt"), world.text("to.txt"), world.text("from.txt")], ["theirs", "theirs", "mine"]);
-    let names: Vec<_> = fs::read_dir(world.at(".")).unwrap().map(|e| e.unwrap().file_name()).collect();
+    assert_eq!(
+        [world.text("a.txt"), world.text("to.txt"), world.text("from.txt")],
+        ["theirs", "theirs", "mine"]
+    );
+    let names: Vec<_> =
+        fs::read_dir(world.at(".")).unwrap().map(|e| e.unwrap().file_name()).collect();
     assert_eq!(names.len(), 3, "{names:?}");
 }
 
@@ -186,7 +202,10 @@ fn a_directory_that_changes_after_the_decision_is_not_moved() {
     let permit = world.permit(&rename).unwrap();
     world.put("dir/secret", "");
     assert!(world.execute(permit, &rename).unwrap_err().contains("changed while"));
-    assert!(world.permit(&rename).unwrap_err().contains("denied by dir/secret"), "a rule holds for what moves along");
+    assert!(
+        world.permit(&rename).unwrap_err().contains("denied by dir/secret"),
+        "a rule holds for what moves along"
+    );
 }
 
 #[test]
@@ -209,7 +228,9 @@ fn writing_keeps_permissions_and_leaves_links_alone() {
     fs::set_permissions(world.at("run.sh"), fs::Permissions::from_mode(0o750)).unwrap();
     std::os::unix::fs::symlink("run.sh", world.at("link")).unwrap();
     world.call(&json!({"operation": "write", "path": "link", "content": "new"})).unwrap();
-    world.call(&json!({"operation": "edit", "path": "link", "old": "new", "new": "newer"})).unwrap();
+    world
+        .call(&json!({"operation": "edit", "path": "link", "old": "new", "new": "newer"}))
+        .unwrap();
     assert_eq!(world.text("run.sh"), "newer");
     assert_eq!(fs::metadata(world.at("run.sh")).unwrap().permissions().mode() & 0o777, 0o750);
     assert!(fs::symlink_metadata(world.at("link")).unwrap().is_symlink());
@@ -220,19 +241,22 @@ fn writing_keeps_permissions_and_leaves_links_alone() {
 #[test]
 fn a_large_file_is_read_in_pages_that_add_up() {
     let world = World::new();
-    let text = (0..80_000).map(|n| format!("line {n}: äöü – some words\n")).collect::<Vec<_>>().concat();
+    let text =
+        (0..80_000).map(|n| format!("line {n}: äöü – some words\n")).collect::<Vec<_>>().concat();
     assert!(text.len() > 2 * 1024 * 1024);
     world.put("big.txt", &text);
     let (mut offset, mut read, mut pages) = (1, String::new(), 0);
     loop {
-        let page = world.call(&json!({"operation": "read", "path": "big.txt", "offset": offset})).unwrap();
+        let page =
+            world.call(&json!({"operation": "read", "path": "big.txt", "offset": offset})).unwrap();
         pages += 1;
         let Some((lines, note)) = page.split_once("[Lines ") else {
             read.push_str(&page);
             break;
         };
         read.push_str(lines);
-        offset = note.rsplit_once("offset ").unwrap().1.trim_end_matches(".]").parse::<u64>().unwrap();
+        offset =
+            note.rsplit_once("offset ").unwrap().1.trim_end_matches(".]").parse::<u64>().unwrap();
     }
     assert_eq!(pages, 3);
     assert!(read == text, "the pages are the file");
@@ -249,7 +273,10 @@ fn a_line_that_fills_a_page_is_cut_between_characters() {
         note,
         "[Line 1 is cut here: it is longer than 1048576 bytes.]\n[Lines 1 to 1. The file goes on: read it with offset 2.]"
     );
-    assert_eq!(world.call(&json!({"operation": "read", "path": "line.txt", "offset": 2})).unwrap(), "last");
+    assert_eq!(
+        world.call(&json!({"operation": "read", "path": "line.txt", "offset": 2})).unwrap(),
+        "last"
+    );
 }
 
 #[test]
@@ -263,13 +290,18 @@ fn binary_and_monstrous_files_are_refused_at_once() {
         let refused = world.call(&json!({"operation": "read", "path": path})).unwrap_err();
         assert_eq!(refused, format!("{path:?} is a binary file; only text can be read"));
     }
-    let edit =
-        |path: &str| world.call(&json!({"operation": "edit", "path": path, "old": "a", "new": "b"})).unwrap_err();
+    let edit = |path: &str| {
+        world.call(&json!({"operation": "edit", "path": path, "old": "a", "new": "b"})).unwrap_err()
+    };
     assert_eq!(edit("sparse"), "\"sparse\" is larger than 16777216 bytes, too large to edit");
     assert_eq!(edit("latin1"), "\"latin1\" is a binary file; only text can be edited");
     let found = world.call(&json!({"operation": "search", "pattern": "."})).unwrap();
-    assert_eq!(found, "[No line matches.]\n[… 4 files that are binary, too large or unreadable were not searched]");
-    let overwritten = world.call(&json!({"operation": "write", "path": "sparse", "content": "small"}));
+    assert_eq!(
+        found,
+        "[No line matches.]\n[… 4 files that are binary, too large or unreadable were not searched]"
+    );
+    let overwritten =
+        world.call(&json!({"operation": "write", "path": "sparse", "content": "small"}));
     assert_eq!(overwritten.unwrap(), "Wrote 5 bytes to sparse.");
 }
 
@@ -287,14 +319,17 @@ fn long_answers_are_cut_and_counted() {
     let glob = world.call(&json!({"operation": "glob", "pattern": "many/*"})).unwrap();
     assert!(glob.ends_with("[… 203 more matches; use a narrower pattern or path]"));
     let hits = world.call(&json!({"operation": "search", "pattern": "hit"})).unwrap();
-    assert!(hits.ends_with("hits.txt:200: hit\n[… 50 more matching lines; narrow the pattern, path or glob]"));
+    assert!(hits.ends_with(
+        "hits.txt:200: hit\n[… 50 more matching lines; narrow the pattern, path or glob]"
+    ));
     let wide = world.call(&json!({"operation": "search", "pattern": "needle"})).unwrap();
     assert_eq!(wide.chars().count(), "wide.txt:1: ".len() + 300 + 1);
 }
 
 #[test]
 fn what_the_path_rules_deny_is_not_found_either() {
-    let world = World::under(&Policy { deny: vec!["**/.env".into(), "**/.git/**".into()], ..permissive() });
+    let world =
+        World::under(&Policy { deny: vec!["**/.env".into(), "**/.git/**".into()], ..permissive() });
     for path in [".env", "sub/.env", ".git/config", "sub/ok.txt"] {
         world.put(path, "KEY=value");
     }
@@ -309,7 +344,8 @@ fn what_the_path_rules_deny_is_not_found_either() {
         "sub/ok.txt:1: KEY=value\n[… 3 entries that the path rules hide]"
     );
     std::os::unix::fs::symlink("../.env", world.at("sub/innocent")).unwrap();
-    let through_link = world.call(&json!({"operation": "read", "path": "sub/innocent"})).unwrap_err();
+    let through_link =
+        world.call(&json!({"operation": "read", "path": "sub/innocent"})).unwrap_err();
     assert!(through_link.contains("\".env\" may not be read"), "{through_link}");
 }
 
@@ -321,7 +357,8 @@ fn names_that_are_no_text_are_counted_and_cannot_be_moved() {
     fs::write(world.at("dir").join(std::ffi::OsStr::from_bytes(b"b\xffd")), "").unwrap();
     let list = world.call(&json!({"operation": "list", "path": "dir"})).unwrap();
     assert_eq!(list, "ok\n[… 1 entries whose names are not UTF-8]");
-    let moved = world.call(&json!({"operation": "move", "path": "dir", "to": "other"})).unwrap_err();
+    let moved =
+        world.call(&json!({"operation": "move", "path": "dir", "to": "other"})).unwrap_err();
     assert!(moved.contains("not UTF-8"), "{moved}");
 }
 
@@ -332,7 +369,8 @@ fn stopped_work_changes_nothing() {
     world.put("page.txt", "x".repeat(200_000));
     let stop = CancellationToken::new();
     stop.cancel();
-    let permit = world.permit(&json!({"operation": "write", "path": "new.txt", "content": "new"})).unwrap();
+    let permit =
+        world.permit(&json!({"operation": "write", "path": "new.txt", "content": "new"})).unwrap();
     assert!(writing::write(world.workspace(), "new.txt", "new", &permit, &stop).is_err());
     let one = writing::Occurrences::One;
     assert!(writing::edit(world.workspace(), "old.txt", "old", "new", one, &stop).is_err());

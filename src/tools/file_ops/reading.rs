@@ -1,8 +1,9 @@
 //! `read` and `stat`.
 //!
-//! A small file is read at once, on the caller's thread: that is what most calls do, and it is quicker
-//! than handing it over. A large one is read in pages of whole lines, with a note that says how to go on;
-//! no file is ever held whole. Only text is shown: a NUL byte or a bad UTF-8 sequence makes a file binary.
+//! A small file is read at once, on the caller's thread: that is what most calls do, and it is
+//! quicker than handing it over. A large one is read in pages of whole lines, with a note that says
+//! how to go on; no file is ever held whole. Only text is shown: a NUL byte or a bad UTF-8 sequence
+//! makes a file binary.
 
 use std::io::{self, BufRead, BufReader, Read};
 
@@ -71,12 +72,14 @@ pub(super) fn stat(workspace: &Workspace, path: &str) -> Result<String, ToolErro
     };
     let modified = metadata.modified().map(|t| DateTime::<Utc>::from(t.into_std()));
     let modified = modified.ok().map(|t| t.to_rfc3339_opts(SecondsFormat::Millis, true));
-    Ok(json!({"path": path, "type": kind, "size": metadata.len(), "modified": modified}).to_string())
+    Ok(json!({"path": path, "type": kind, "size": metadata.len(), "modified": modified})
+        .to_string())
 }
 
 /// A file that is really one, and its length.
 fn open(workspace: &Workspace, path: &str) -> Result<(File, u64), ToolError> {
-    let directory = || ToolError::ForModel(format!("{path:?} is a directory; use list to see what is in it"));
+    let directory =
+        || ToolError::ForModel(format!("{path:?} is a directory; use list to see what is in it"));
     if path == "." {
         return Err(directory());
     }
@@ -113,7 +116,9 @@ fn page(
     let Lines { mut text, line, at_line_start, more } = lines(path, input, first, end, stop)?;
     if text.is_empty() && first > 1 {
         let has = if at_line_start { line - 1 } else { line };
-        return Err(ToolError::ForModel(format!("{path:?} has only {has} lines; line {first} is beyond its end")));
+        return Err(ToolError::ForModel(format!(
+            "{path:?} has only {has} lines; line {first} is beyond its end"
+        )));
     }
     if !more {
         return whole(path, text);

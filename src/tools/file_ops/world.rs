@@ -1,5 +1,5 @@
-//! What the tests of `file_ops` stand on: a workspace on a real disk, with things outside it worth stealing,
-//! and calls that go through the real gate.
+//! What the tests of `file_ops` stand on: a workspace on a real disk, with things outside it worth
+//! stealing, and calls that go through the real gate.
 //!
 //! It asserts nothing about operations, only that the outside is as it was.
 
@@ -33,7 +33,12 @@ pub(super) struct World {
 /// Everything is allowed.
 pub(super) fn permissive() -> Policy {
     let everything = vec!["./**".to_owned()];
-    Policy { autonomy: Autonomy::Full, read: everything.clone(), write: everything, ..Policy::default() }
+    Policy {
+        autonomy: Autonomy::Full,
+        read: everything.clone(),
+        write: everything,
+        ..Policy::default()
+    }
 }
 
 impl World {
@@ -101,11 +106,14 @@ impl World {
 
     /// That what lies outside is as it was.
     pub(super) fn assert_outside_is_untouched(&self) {
-        let mut names: Vec<_> = fs::read_dir(self.outside()).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let mut names: Vec<_> =
+            fs::read_dir(self.outside()).unwrap().map(|e| e.unwrap().file_name()).collect();
         names.sort();
         assert_eq!(names, ["outside.txt", "tenant", "tenant-evil"]);
-        let evil: Vec<_> =
-            fs::read_dir(self.outside().join("tenant-evil")).unwrap().map(|e| e.unwrap().file_name()).collect();
+        let evil: Vec<_> = fs::read_dir(self.outside().join("tenant-evil"))
+            .unwrap()
+            .map(|e| e.unwrap().file_name())
+            .collect();
         assert_eq!(evil, ["secret.txt"]);
         for path in ["outside.txt", "tenant-evil/secret.txt"] {
             assert_eq!(fs::read_to_string(self.outside().join(path)).unwrap(), SECRET, "{path}");
@@ -132,7 +140,9 @@ impl World {
     }
 
     pub(super) fn execute(&self, permit: Permit, arguments: &Value) -> Result<String, String> {
-        self.runtime.block_on(self.tool.execute(permit, arguments.clone(), &self.context)).map_err(told)
+        self.runtime
+            .block_on(self.tool.execute(permit, arguments.clone(), &self.context))
+            .map_err(told)
     }
 
     /// A whole call.

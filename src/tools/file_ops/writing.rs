@@ -1,9 +1,9 @@
 //! `write`, `append`, `edit`, `mkdir`, `move` and `delete`.
 //!
-//! Whole files are written beside their place and put there in one step, so that a reader sees the old or
-//! the new text and never a half. Whether something may be lost is the permit's word alone: without it the
-//! last step is one that the system refuses where something is in the way, so a file that appears in
-//! between is safe. A file with more than one hard link is not written to.
+//! Whole files are written beside their place and put there in one step, so that a reader sees the
+//! old or the new text and never a half. Whether something may be lost is the permit's word alone:
+//! without it the last step is one that the system refuses where something is in the way, so a file
+//! that appears in between is safe. A file with more than one hard link is not written to.
 
 use std::io::{self, Read, Write};
 
@@ -37,7 +37,9 @@ pub(super) fn holds(workspace: &Workspace, path: &str, content: &str) -> bool {
 fn holds_text(file: File, content: &str) -> bool {
     let as_long = file.metadata().is_ok_and(|m| m.is_file() && m.len() == content.len() as u64);
     let mut bytes = Vec::new();
-    as_long && file.take(content.len() as u64 + 1).read_to_end(&mut bytes).is_ok() && bytes == content.as_bytes()
+    as_long
+        && file.take(content.len() as u64 + 1).read_to_end(&mut bytes).is_ok()
+        && bytes == content.as_bytes()
 }
 
 /// Makes a file or replaces it.
@@ -77,7 +79,11 @@ pub(super) fn write(
 }
 
 /// Adds to the end of a file.
-pub(super) fn append(workspace: &Workspace, path: &str, content: &str) -> Result<String, ToolError> {
+pub(super) fn append(
+    workspace: &Workspace,
+    path: &str,
+    content: &str,
+) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
     let mut options = OpenOptions::new();
     options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
@@ -87,7 +93,9 @@ pub(super) fn append(workspace: &Workspace, path: &str, content: &str) -> Result
     })?;
     // Of the open file, so nothing can be swapped between the look and the write.
     let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
-    file.write_all(content.as_bytes()).and_then(|()| file.sync_data()).map_err(|e| refused(path, &e))?;
+    file.write_all(content.as_bytes())
+        .and_then(|()| file.sync_data())
+        .map_err(|e| refused(path, &e))?;
     let length = before.len() + content.len() as u64;
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
 }
@@ -108,12 +116,15 @@ pub(super) fn edit(
     let file = open_for_reading(&dir, name).map_err(|e| refused(path, &e))?;
     let before = file.metadata().map_err(|e| refused(path, &e)).and_then(|m| writable(path, m))?;
     if before.len() > MAX_EDITED {
-        return Err(ToolError::ForModel(format!("{path:?} is larger than {MAX_EDITED} bytes, too large to edit")));
+        return Err(ToolError::ForModel(format!(
+            "{path:?} is larger than {MAX_EDITED} bytes, too large to edit"
+        )));
     }
     let mut bytes = Vec::new();
     file.take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
-    let text = String::from_utf8(bytes)
-        .map_err(|_| ToolError::ForModel(format!("{path:?} is a binary file; only text can be edited")))?;
+    let text = String::from_utf8(bytes).map_err(|_| {
+        ToolError::ForModel(format!("{path:?} is a binary file; only text can be edited"))
+    })?;
     let count = text.matches(old).count();
     if count == 0 {
         return Err(ToolError::ForModel(format!(
@@ -125,15 +136,21 @@ pub(super) fn edit(
             "the old text occurs {count} times in {path:?}; add lines around it until it occurs once, or set replace_all"
         )));
     }
-    let staged = Staged::new(&dir, &text.replace(old, new), Some(&before)).map_err(|e| refused(path, &e))?;
+    let staged =
+        Staged::new(&dir, &text.replace(old, new), Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
     if !dir.symlink_metadata(name).is_ok_and(|now| same_version(&before, &now)) {
-        return Err(ToolError::ForModel(format!("{path:?} was changed by somebody else meanwhile; read it again")));
+        return Err(ToolError::ForModel(format!(
+            "{path:?} was changed by somebody else meanwhile; read it again"
+        )));
     }
     staged.replace(name).map_err(|e| refused(path, &e))?;
-    Ok(format!("Replaced {count} {} in {path}.", if count == 1 { "occurrence" } else { "occurrences" }))
+    Ok(format!(
+        "Replaced {count} {} in {path}.",
+        if count == 1 { "occurrence" } else { "occurrences" }
+    ))
 }
 
 /// Makes a directory.
@@ -150,19 +167,27 @@ pub(super) fn mkdir(workspace: &Workspace, path: &str) -> Result<String, ToolErr
 }
 
 /// Moves a file or directory.
-pub(super) fn rename(workspace: &Workspace, from: &str, to: &str, permit: &Permit) -> Result<String, ToolError> {
+pub(super) fn rename(
+    workspace: &Workspace,
+    from: &str,
+    to: &str,
+    permit: &Permit,
+) -> Result<String, ToolError> {
     let (from_dir, from_name) = workspace.holder(from).map_err(|e| refused(from, &e))?;
     let metadata = from_dir.symlink_metadata(from_name).map_err(|e| refused(from, &e))?;
     if Kind::of(&metadata) == Kind::Special {
         return Err(special(from));
     }
     if to == from || to.strip_prefix(from).is_some_and(|rest| rest.starts_with('/')) {
-        return Err(ToolError::ForModel(format!("{from:?} cannot be moved to {to:?}, which is itself or within it")));
+        return Err(ToolError::ForModel(format!(
+            "{from:?} cannot be moved to {to:?}, which is itself or within it"
+        )));
     }
     let (to_dir, to_name) = workspace.holder_made(to).map_err(|e| refused(to, &e))?;
     match to_dir.symlink_metadata(to_name).ok().map(|m| Kind::of(&m)) {
         Some(Kind::Directory) => {
-            let hint = format!("{to:?} is a directory; give the full new path, e.g. {to}/{from_name}");
+            let hint =
+                format!("{to:?} is a directory; give the full new path, e.g. {to}/{from_name}");
             return Err(ToolError::ForModel(hint));
         }
         Some(Kind::Special) => return Err(special(to)),
@@ -250,13 +275,21 @@ impl Drop for Staged<'_> {
 /// Renames unless something has the new name, in one step of the system.
 fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
     match renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => link_and_unlink(from_dir, from, to_dir, to),
+        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
+            link_and_unlink(from_dir, from, to_dir, to)
+        }
         renamed => renamed.map_err(io::Error::from),
     }
 }
 
-/// The same for files on file systems without that step, e.g. NFS: a second name is never an existing one.
-pub(super) fn link_and_unlink(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
+/// The same for files on file systems without that step, e.g. NFS: a second name is never an
+/// existing one.
+pub(super) fn link_and_unlink(
+    from_dir: &Dir,
+    from: &str,
+    to_dir: &Dir,
+    to: &str,
+) -> io::Result<()> {
     from_dir.hard_link(from, to_dir, to)?;
     from_dir.remove_file(from)
 }

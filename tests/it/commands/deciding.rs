@@ -21,11 +21,16 @@ steps:
 
 #[tokio::test]
 async fn a_parked_run_is_decided_elsewhere() {
-    let setup = Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
+    let setup =
+        Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
     let service = setup.start(Db::Sqlite).await;
     let url = service.url("");
     let remote = async |arguments: &[&str]| {
-        toolloop(service.dir.path(), &[arguments, &["--server", &url, "--key", &service.key]].concat()).await
+        toolloop(
+            service.dir.path(),
+            &[arguments, &["--server", &url, "--key", &service.key]].concat(),
+        )
+        .await
     };
     let parked = remote(&["invoke", "editor"]).await;
     assert_eq!(parked.code, Some(3), "{}", parked.err);
@@ -34,13 +39,23 @@ async fn a_parked_run_is_decided_elsewhere() {
     let (id, call) = (text(&run, "run_id"), text(&run["pending"][0], "call_id"));
     assert!(parked.err.contains(&format!("toolloop runs approve {id} {call}")), "{}", parked.err);
     let shown = remote(&["runs", "show", id]).await;
-    assert!(shown.out.contains("approval of file_ops") && shown.out.contains(call), "{}", shown.out);
+    assert!(
+        shown.out.contains("approval of file_ops") && shown.out.contains(call),
+        "{}",
+        shown.out
+    );
 
     let wrong = remote(&["runs", "approve", id, call, "--arguments", "[]"]).await;
     assert_eq!(wrong.code, Some(2), "{}", wrong.err);
     let edited = r#"{"operation": "write", "path": "notes.txt", "content": "better"}"#;
-    let approved = remote(&["runs", "approve", id, call, "--reason", "fine", "--arguments", edited]).await;
-    assert!(approved.code == Some(0) && approved.out.contains("goes on"), "{}{}", approved.out, approved.err);
+    let approved =
+        remote(&["runs", "approve", id, call, "--reason", "fine", "--arguments", edited]).await;
+    assert!(
+        approved.code == Some(0) && approved.out.contains("goes on"),
+        "{}{}",
+        approved.out,
+        approved.err
+    );
     assert_eq!(ended(&service, &format!("/v1/runs/{id}")).await["status"], "completed");
     assert_eq!(file(&service, "notes.txt"), "better");
     let late = remote(&["runs", "deny", id, call]).await;
@@ -56,7 +71,12 @@ async fn a_parked_run_is_decided_here_and_goes_on_when_the_service_runs() {
     assert_eq!(parked.code, Some(3), "{}", parked.err);
     let run: Value = serde_json::from_str(&parked.out).unwrap();
     let (id, call) = (text(&run, "run_id"), text(&run["pending"][0], "call_id"));
-    let denied = toolloop(dir.path(), &["runs", "deny", id, call, "--reason", "no", "--json"]).await;
+    let denied =
+        toolloop(dir.path(), &["runs", "deny", id, call, "--reason", "no", "--json"]).await;
     let denied: Value = serde_json::from_str(&denied.out).unwrap();
-    assert_eq!((&denied["status"], &denied["pending"]), (&json!("queued"), &json!([])), "{denied:#}");
+    assert_eq!(
+        (&denied["status"], &denied["pending"]),
+        (&json!("queued"), &json!([])),
+        "{denied:#}"
+    );
 }

@@ -7,7 +7,12 @@ use crate::service::{Db, Setup, command, on_both_stores};
 
 /// The findings of a check in `doctor --json`.
 fn of<'r>(report: &'r Value, check: &str) -> Vec<&'r Value> {
-    report["checks"].as_array().unwrap().iter().filter(|finding| finding["check"] == check).collect()
+    report["checks"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .filter(|finding| finding["check"] == check)
+        .collect()
 }
 
 #[tokio::test]
@@ -19,7 +24,12 @@ async fn a_fresh_directory_is_healthy_and_left_alone() {
     assert_eq!(report["status"], "warn");
     assert!(of(&report, "configuration")[0]["detail"].as_str().unwrap().contains("--listen"));
     assert!(of(&report, "agents")[0]["next"].as_str().unwrap().contains("schema agent"));
-    assert!(of(&report, "model openai")[0]["detail"].as_str().unwrap().contains("OPENAI_API_KEY is not set"));
+    assert!(
+        of(&report, "model openai")[0]["detail"]
+            .as_str()
+            .unwrap()
+            .contains("OPENAI_API_KEY is not set")
+    );
     assert_eq!(dir.path().read_dir().unwrap().count(), 0, "nothing was made");
     let text = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0"]).await;
     assert!(text.out.starts_with("ok    configuration"), "{}", text.out);
@@ -48,7 +58,10 @@ async fn what_is_broken_is_named_and_fails() {
     ] {
         let failed = of(&report, check).into_iter().find(|finding| finding["status"] == "fail");
         let failed = failed.unwrap_or_else(|| panic!("{check}: {report:#}"));
-        assert!(failed["detail"].as_str().unwrap().contains(word) && failed["next"].is_string(), "{failed}");
+        assert!(
+            failed["detail"].as_str().unwrap().contains(word) && failed["next"].is_string(),
+            "{failed}"
+        );
     }
 
     let dir = directory(&[("toolloop.toml", "[server]\nlissen = 1\n")]);
@@ -60,21 +73,32 @@ async fn what_is_broken_is_named_and_fails() {
 async fn a_running_service_is_recognised(db: Db) {
     let service = Setup::new().agent("echo", "model: scripted/echo\n").start(db).await;
     let address = service.url("").replace("http://", "");
-    let local = format!("[models.local]\nkind = \"openai\"\nbase_url = \"{}\"\n", service.url("/v1"));
+    let local =
+        format!("[models.local]\nkind = \"openai\"\nbase_url = \"{}\"\n", service.url("/v1"));
     service.write("toolloop.toml", &local);
     let mut command = command(service.dir.path());
     command.args(["doctor", "--json", "--listen", &address]);
-    command.env("DATABASE_URL", &service.database_url).env("TOOLLOOP_ADMIN_KEY", crate::service::ADMIN_KEY);
+    command
+        .env("DATABASE_URL", &service.database_url)
+        .env("TOOLLOOP_ADMIN_KEY", crate::service::ADMIN_KEY);
     let output = command.env("OPENAI_API_KEY", "").output().await.unwrap();
     let text = String::from_utf8(output.stdout).unwrap();
     assert_eq!(output.status.code(), Some(0), "{text}");
     assert!(!text.contains(crate::service::ADMIN_KEY));
     let report: Value = serde_json::from_str(&text).unwrap();
-    assert!(of(&report, "listen")[0]["detail"].as_str().unwrap().contains("a toolloop service"), "{report:#}");
-    assert!(of(&report, "model local")[0]["detail"].as_str().unwrap().contains("answers"), "{report:#}");
+    assert!(
+        of(&report, "listen")[0]["detail"].as_str().unwrap().contains("a toolloop service"),
+        "{report:#}"
+    );
+    assert!(
+        of(&report, "model local")[0]["detail"].as_str().unwrap().contains("answers"),
+        "{report:#}"
+    );
     let database = of(&report, "database")[0]["detail"].as_str().unwrap();
     match db {
-        Db::Sqlite => assert!(database.contains("in use by a running service (process "), "{database}"),
+        Db::Sqlite => {
+            assert!(database.contains("in use by a running service (process "), "{database}")
+        }
         Db::Postgres => {
             assert!(database.contains("PostgreSQL, PostgreSQL 1"), "{database}");
             assert_eq!(of(&report, "schema")[0]["status"], "ok");
@@ -87,9 +111,14 @@ async fn a_running_service_is_recognised(db: Db) {
 async fn a_database_that_is_away_keeps_its_password() {
     let dir = directory(&[]);
     let url = "postgres://someone:hunter2@127.0.0.1:1/none";
-    let seen = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0", "--database-url", url]).await;
+    let seen =
+        toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0", "--database-url", url]).await;
     assert_eq!(seen.code, Some(1), "{}", seen.out);
-    assert!(seen.out.contains("FAIL  database") && !seen.out.contains("hunter2") && !seen.err.contains("hunter2"));
+    assert!(
+        seen.out.contains("FAIL  database")
+            && !seen.out.contains("hunter2")
+            && !seen.err.contains("hunter2")
+    );
 }
 
 on_both_stores!(a_running_service_is_recognised);

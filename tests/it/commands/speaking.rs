@@ -26,11 +26,13 @@ fn echo_setup() -> Setup {
 /// A command against a running service.
 async fn remote(service: &Service, arguments: &[&str]) -> Output {
     let url = service.url("");
-    toolloop(service.dir.path(), &[arguments, &["--server", &url, "--key", &service.key]].concat()).await
+    toolloop(service.dir.path(), &[arguments, &["--server", &url, "--key", &service.key]].concat())
+        .await
 }
 
 fn json_of(output: &Output) -> Value {
-    serde_json::from_str(&output.out).unwrap_or_else(|error| panic!("{error}: {}{}", output.out, output.err))
+    serde_json::from_str(&output.out)
+        .unwrap_or_else(|error| panic!("{error}: {}{}", output.out, output.err))
 }
 
 async fn a_service_elsewhere_answers_commands(db: Db) {
@@ -39,18 +41,30 @@ async fn a_service_elsewhere_answers_commands(db: Db) {
     assert_eq!(done.code, Some(0), "{}", done.err);
     let answer = json_of(&done);
     assert_eq!(answer["output"], json!({"result": "tide!"}));
-    assert!(done.err.contains("attempt 1, iteration 1") && done.err.contains("completed after"), "{}", done.err);
+    assert!(
+        done.err.contains("attempt 1, iteration 1") && done.err.contains("completed after"),
+        "{}",
+        done.err
+    );
     let id = answer["run_id"].as_str().unwrap();
     let stored = service.get(&format!("/v1/runs/{id}")).await.body;
     for (key, value) in answer.as_object().unwrap() {
         assert_eq!(&stored[key], value, "{key}");
     }
 
-    let single = json_of(&remote(&service, &["invoke", "echo", "--input", "word=x", "--single", "--json"]).await);
-    assert!(single["output"] == json!({"result": "x!"}) && single.get("iterations").is_none(), "{single:#}");
+    let single = json_of(
+        &remote(&service, &["invoke", "echo", "--input", "word=x", "--single", "--json"]).await,
+    );
+    assert!(
+        single["output"] == json!({"result": "x!"}) && single.get("iterations").is_none(),
+        "{single:#}"
+    );
 
     let listed = json_of(&remote(&service, &["runs", "list", "--json", "--limit", "1"]).await);
-    assert_eq!((listed["data"].as_array().unwrap().len(), &listed["data"][0]["run_id"]), (1, &single["run_id"]));
+    assert_eq!(
+        (listed["data"].as_array().unwrap().len(), &listed["data"][0]["run_id"]),
+        (1, &single["run_id"])
+    );
     let filter = [
         "runs",
         "list",
@@ -70,15 +84,28 @@ async fn a_service_elsewhere_answers_commands(db: Db) {
     assert_eq!((none.code, none.out.as_str()), (Some(0), ""));
 
     let shown = json_of(&remote(&service, &["runs", "show", id, "--json"]).await);
-    assert_eq!((&shown["run_id"], &shown["parts"]["iterations"][0]["model"]), (&answer["run_id"], &json!("echo")));
+    assert_eq!(
+        (&shown["run_id"], &shown["parts"]["iterations"][0]["model"]),
+        (&answer["run_id"], &json!("echo"))
+    );
     let shown = remote(&service, &["runs", "show", id]).await.out;
-    assert!(shown.starts_with("Run ") && shown.contains("Status      completed") && shown.contains("tide!"), "{shown}");
+    assert!(
+        shown.starts_with("Run ")
+            && shown.contains("Status      completed")
+            && shown.contains("tide!"),
+        "{shown}"
+    );
 
     let watched = remote(&service, &["runs", "watch", id]).await;
     assert_eq!(watched.code, Some(0), "{}", watched.err);
-    assert!(watched.out.contains("run.started") && watched.out.contains("run.completed"), "{}", watched.out);
+    assert!(
+        watched.out.contains("run.started") && watched.out.contains("run.completed"),
+        "{}",
+        watched.out
+    );
     let watched = remote(&service, &["runs", "watch", id, "--json"]).await.out;
-    let events: Vec<Value> = watched.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let events: Vec<Value> =
+        watched.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert_eq!(
         events.iter().map(|e| e["seq"].as_u64().unwrap()).collect::<Vec<_>>(),
         (1..=events.len() as u64).collect::<Vec<_>>()
@@ -86,12 +113,20 @@ async fn a_service_elsewhere_answers_commands(db: Db) {
     assert_eq!(events.last().unwrap()["data"]["run"], answer);
 
     let over = remote(&service, &["runs", "cancel", id]).await;
-    assert!(over.code == Some(0) && over.out.contains("had ended already: completed"), "{}{}", over.out, over.err);
+    assert!(
+        over.code == Some(0) && over.out.contains("had ended already: completed"),
+        "{}{}",
+        over.out,
+        over.err
+    );
 }
 
 async fn keys_are_made_over_the_network(db: Db) {
     let service = echo_setup().start(db).await;
-    let made = json_of(&remote(&service, &["keys", "create", "--name", "ci", "--scope", "runs:read", "--json"]).await);
+    let made = json_of(
+        &remote(&service, &["keys", "create", "--name", "ci", "--scope", "runs:read", "--json"])
+            .await,
+    );
     let key = made["key"].as_str().unwrap();
     let url = service.url("");
     let with_key = |arguments: &'static [&'static str]| {
@@ -107,12 +142,18 @@ async fn keys_are_made_over_the_network(db: Db) {
 
     let listed = remote(&service, &["keys", "list"]).await.out;
     assert!(listed.contains(made["id"].as_str().unwrap()) && !listed.contains(key), "{listed}");
-    let revoked = json_of(&remote(&service, &["keys", "revoke", made["id"].as_str().unwrap(), "--json"]).await);
+    let revoked = json_of(
+        &remote(&service, &["keys", "revoke", made["id"].as_str().unwrap(), "--json"]).await,
+    );
     assert!(revoked["revoked_at"].is_string(), "{revoked}");
     let said = String::from_utf8(with_key(&["runs", "list"]).await.stderr).unwrap();
     assert!(said.contains("--key or in TOOLLOOP_KEY"), "{said}");
     let unknown = remote(&service, &["keys", "revoke", "nobody"]).await;
-    assert!(unknown.code == Some(1) && unknown.err.contains("toolloop keys list"), "{}", unknown.err);
+    assert!(
+        unknown.code == Some(1) && unknown.err.contains("toolloop keys list"),
+        "{}",
+        unknown.err
+    );
 }
 
 /// Interrupts the process that follows the slow run, as Ctrl-C would.
@@ -122,7 +163,10 @@ async fn interrupted(mut invoke: Command, service: Option<&Service>) -> (Output,
     let mut said = String::new();
     let mut buffer = [0; 1024];
     while !said.contains("iteration 2") {
-        let read = tokio::time::timeout(Duration::from_secs(30), err.read(&mut buffer)).await.unwrap().unwrap();
+        let read = tokio::time::timeout(Duration::from_secs(30), err.read(&mut buffer))
+            .await
+            .unwrap()
+            .unwrap();
         assert!(read > 0, "{said}");
         said.push_str(&String::from_utf8_lossy(&buffer[..read]));
     }
@@ -148,7 +192,8 @@ async fn an_interrupt_cancels_the_run(db: Db) {
         (&answer["status"], &answer["error"]["context"]["reason"]),
         (&json!("cancelled"), &json!("interrupted at the terminal"))
     );
-    let stored = service.get(&format!("/v1/runs/{}", answer["run_id"].as_str().unwrap())).await.body;
+    let stored =
+        service.get(&format!("/v1/runs/{}", answer["run_id"].as_str().unwrap())).await.body;
     assert_eq!(stored["status"], "cancelled");
 }
 
@@ -175,7 +220,8 @@ async fn an_interrupt_cancels_the_run_of_this_process() {
     );
 }
 
-/// Passes connections on to the service and cuts each of the first ones after so many bytes of answer.
+/// Passes connections on to the service and cuts each of the first ones after so many bytes of
+/// answer.
 async fn relay(service: &Service, cuts: &'static [u64]) -> (String, Arc<AtomicUsize>) {
     let target = service.url("").replace("http://", "");
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -187,8 +233,12 @@ async fn relay(service: &Service, cuts: &'static [u64]) -> (String, Arc<AtomicUs
             let (caller, _) = listener.accept().await.unwrap();
             let cut = cuts.get(counter.fetch_add(1, Ordering::SeqCst)).copied().unwrap_or(u64::MAX);
             let (mut caller_in, mut caller_out) = caller.into_split();
-            let (service_in, mut service_out) = TcpStream::connect(&target).await.unwrap().into_split();
-            let asking = tokio::spawn(async move { tokio::io::copy(&mut caller_in, &mut service_out).await });
+            let (service_in, mut service_out) =
+                TcpStream::connect(&target).await.unwrap().into_split();
+            let asking =
+                tokio::spawn(
+                    async move { tokio::io::copy(&mut caller_in, &mut service_out).await },
+                );
             tokio::spawn(async move {
                 let _ = tokio::io::copy(&mut service_in.take(cut), &mut caller_out).await;
                 let _ = caller_out.shutdown().await;
@@ -209,12 +259,17 @@ async fn a_broken_connection_is_taken_up_again(db: Db) {
         .start(db)
         .await;
     let (url, accepted) = relay(&service, &[700, 400, 0]).await;
-    let done = toolloop(service.dir.path(), &["invoke", "steps", "--server", &url, "--key", &service.key]).await;
+    let done =
+        toolloop(service.dir.path(), &["invoke", "steps", "--server", &url, "--key", &service.key])
+            .await;
     assert_eq!(done.code, Some(0), "{}", done.err);
     assert_eq!(json_of(&done)["output"], json!({"result": "done"}));
     assert!(accepted.load(Ordering::SeqCst) > 2, "the connection was not cut");
-    let seen: Vec<&str> =
-        done.err.lines().filter(|line| line.starts_with("attempt") || line.contains("file_ops:")).collect();
+    let seen: Vec<&str> = done
+        .err
+        .lines()
+        .filter(|line| line.starts_with("attempt") || line.contains("file_ops:"))
+        .collect();
     assert_eq!(seen.len(), 3, "each event once: {}", done.err);
 }
 
@@ -222,24 +277,41 @@ async fn what_is_wrong_is_said_with_what_to_do(db: Db) {
     let service = echo_setup().start(db).await;
     let url = service.url("");
     let unknown = remote(&service, &["invoke", "nobody"]).await;
-    assert!(unknown.code == Some(1) && unknown.err.contains("there are: echo, slow"), "{}", unknown.err);
+    assert!(
+        unknown.code == Some(1) && unknown.err.contains("there are: echo, slow"),
+        "{}",
+        unknown.err
+    );
     let invalid = remote(&service, &["invoke", "echo", "--input", "word:=1"]).await;
     assert!(invalid.code == Some(1) && invalid.err.contains("/word"), "{}", invalid.err);
     let no_key = toolloop(service.dir.path(), &["runs", "list", "--server", &url]).await;
     assert!(no_key.code == Some(1) && no_key.err.contains("TOOLLOOP_KEY"), "{}", no_key.err);
-    let missing = remote(&service, &["runs", "watch", "01970000-0000-7000-8000-000000000000"]).await;
-    assert!(missing.code == Some(1) && missing.err.contains("There is no such run"), "{}", missing.err);
+    let missing =
+        remote(&service, &["runs", "watch", "01970000-0000-7000-8000-000000000000"]).await;
+    assert!(
+        missing.code == Some(1) && missing.err.contains("There is no such run"),
+        "{}",
+        missing.err
+    );
     let status = remote(&service, &["runs", "list", "--status", "asleep"]).await;
     assert!(status.code == Some(1) && status.err.contains("status"), "{}", status.err);
     let nonsense = toolloop(service.dir.path(), &["runs", "list", "--server", "ftp://x"]).await;
-    assert!(nonsense.code == Some(2) && nonsense.err.contains("http://127.0.0.1:8080"), "{}", nonsense.err);
+    assert!(
+        nonsense.code == Some(2) && nonsense.err.contains("http://127.0.0.1:8080"),
+        "{}",
+        nonsense.err
+    );
     let tenant = remote(&service, &["keys", "list", "--tenant", "other"]).await;
     assert_eq!(tenant.code, Some(2), "{}", tenant.err);
 
-    let here = toolloop(service.dir.path(), &["runs", "list", "--database-url", &service.database_url]).await;
+    let here =
+        toolloop(service.dir.path(), &["runs", "list", "--database-url", &service.database_url])
+            .await;
     match db {
         Db::Postgres => assert_eq!(here.code, Some(0), "{}", here.err),
-        Db::Sqlite => assert!(here.code == Some(1) && here.err.contains("--server http://"), "{}", here.err),
+        Db::Sqlite => {
+            assert!(here.code == Some(1) && here.err.contains("--server http://"), "{}", here.err)
+        }
     }
 }
 
@@ -248,7 +320,11 @@ async fn nobody_there_is_said_with_the_address() {
     let dir = directory(&[]);
     let away = toolloop(dir.path(), &["runs", "list", "--server", "http://127.0.0.1:1"]).await;
     assert_eq!(away.code, Some(1));
-    assert!(away.err.contains("http://127.0.0.1:1") && away.err.contains("toolloop serve"), "{}", away.err);
+    assert!(
+        away.err.contains("http://127.0.0.1:1") && away.err.contains("toolloop serve"),
+        "{}",
+        away.err
+    );
 }
 
 /// The service's runs are seen and cancelled from another process on the same database.
@@ -256,9 +332,12 @@ async fn nobody_there_is_said_with_the_address() {
 async fn a_shared_database_is_worked_on_beside_the_service() {
     let service = echo_setup().start(Db::Postgres).await;
     let database = ["--database-url", &service.database_url];
-    let here = async |arguments: &[&str]| toolloop(service.dir.path(), &[arguments, &database].concat()).await;
-    let run =
-        service.request(reqwest::Method::POST, "/v1/agents/slow/invoke-iterative").header("Prefer", "respond-async");
+    let here = async |arguments: &[&str]| {
+        toolloop(service.dir.path(), &[arguments, &database].concat()).await
+    };
+    let run = service
+        .request(reqwest::Method::POST, "/v1/agents/slow/invoke-iterative")
+        .header("Prefer", "respond-async");
     let run = crate::service::answer(run.json(&json!({}))).await;
     assert_eq!(run.status, 202);
     let id = run.body["run_id"].as_str().unwrap();
@@ -272,15 +351,26 @@ async fn a_shared_database_is_worked_on_beside_the_service() {
     assert_eq!(ended["error"]["context"]["reason"], "enough");
     let done = here(&["invoke", "echo", "--input", "word=x"]).await;
     assert_eq!(done.code, Some(0), "{}", done.err);
-    assert_eq!(service.get(&format!("/v1/runs/{}", json_of(&done)["run_id"].as_str().unwrap())).await.status, 200);
+    assert_eq!(
+        service
+            .get(&format!("/v1/runs/{}", json_of(&done)["run_id"].as_str().unwrap()))
+            .await
+            .status,
+        200
+    );
 }
 
 #[tokio::test]
 async fn a_closed_pipe_is_no_error() {
-    let dir = directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: hi}]")]);
+    let dir =
+        directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: hi}]")]);
     assert_eq!(toolloop(dir.path(), &["invoke", "echo"]).await.code, Some(0));
-    for arguments in [&["runs", "list"][..], &["openapi"], &["doctor", "--listen", "127.0.0.1:0"], &["invoke", "echo"]]
-    {
+    for arguments in [
+        &["runs", "list"][..],
+        &["openapi"],
+        &["doctor", "--listen", "127.0.0.1:0"],
+        &["invoke", "echo"],
+    ] {
         let mut child = command(dir.path()).args(arguments).spawn().unwrap();
         drop(child.stdout.take());
         let output = child.wait_with_output().await.unwrap();

@@ -62,13 +62,48 @@ fn what_is_taken_away() {
     let table = [
         ("nothing but the task", vec![], 900, Some(1000), WindowNearlyFull, None),
         ("the last two turns stay", vec![long(), long()], 2000, Some(1000), WindowNearlyFull, None),
-        ("one result is enough", vec![long(), long(), long(), long()], 801, Some(1000), WindowNearlyFull, Some((2, 0))),
+        (
+            "one result is enough",
+            vec![long(), long(), long(), long()],
+            801,
+            Some(1000),
+            WindowNearlyFull,
+            Some((2, 0)),
+        ),
         ("the oldest first", vec![long(); 6], 801, Some(1200), WindowNearlyFull, Some((2, 0))),
-        ("not enough: a summary too", vec![long(); 6], 3000, Some(1000), WindowNearlyFull, Some((4, 4))),
-        ("nothing to clear: a summary", vec![short(); 6], 2000, Some(1000), WindowNearlyFull, Some((0, 4))),
+        (
+            "not enough: a summary too",
+            vec![long(); 6],
+            3000,
+            Some(1000),
+            WindowNearlyFull,
+            Some((4, 4)),
+        ),
+        (
+            "nothing to clear: a summary",
+            vec![short(); 6],
+            2000,
+            Some(1000),
+            WindowNearlyFull,
+            Some((0, 4)),
+        ),
         ("refused: halved", vec![long(); 10], 1000, None, ProviderRefused, Some((6, 0))),
-        ("refused far below the window", vec![long(); 10], 1000, Some(100_000), ProviderRefused, Some((6, 0))),
-        ("refused, with too little to clear", vec![long(); 4], 1000, None, ProviderRefused, Some((2, 2))),
+        (
+            "refused far below the window",
+            vec![long(); 10],
+            1000,
+            Some(100_000),
+            ProviderRefused,
+            Some((6, 0)),
+        ),
+        (
+            "refused, with too little to clear",
+            vec![long(); 4],
+            1000,
+            None,
+            ProviderRefused,
+            Some((2, 2)),
+        ),
         (
             "an answer stays with the reply to it",
             { vec![short(), short(), Said(9), short(), short()] },
@@ -95,28 +130,52 @@ fn what_is_taken_away() {
 
 #[test]
 fn a_summary_must_be_worth_it() {
-    let conversation =
-        conversation(&[Called(vec![20]), Called(vec![20]), Said(40), Called(vec![20]), Called(vec![20])]);
-    let plan = || context::plan(&conversation, load(&conversation, 2000), WindowNearlyFull, Some(1000)).unwrap();
+    let conversation = conversation(&[
+        Called(vec![20]),
+        Called(vec![20]),
+        Said(40),
+        Called(vec![20]),
+        Called(vec![20]),
+    ]);
+    let plan = || {
+        context::plan(&conversation, load(&conversation, 2000), WindowNearlyFull, Some(1000))
+            .unwrap()
+    };
     let good = settled(plan(), &conversation, " x ");
     assert!(good.shrank() && good.tokens_after < good.tokens_before);
     assert!(good.summary.unwrap().text.ends_with("\n\nx"));
     for useless in ["", " \n", &"x".repeat(500)] {
         let compacted = settled(plan(), &conversation, useless);
-        assert!(compacted.summary.is_none() && compacted.call.is_some() && !compacted.shrank(), "{useless:?}");
+        assert!(
+            compacted.summary.is_none() && compacted.call.is_some() && !compacted.shrank(),
+            "{useless:?}"
+        );
         assert_eq!(compacted.tokens_before, compacted.tokens_after);
     }
 }
 
 #[test]
 fn the_record_for_a_summary_is_short_and_shows_every_call() {
-    let conversation =
-        conversation(&[Called(vec![9000, 1]), Said(9000), Called(vec![7]), Called(vec![7]), Called(vec![7])]);
-    let compaction = context::plan(&conversation, load(&conversation, 9000), WindowNearlyFull, Some(1000)).unwrap();
+    let conversation = conversation(&[
+        Called(vec![9000, 1]),
+        Said(9000),
+        Called(vec![7]),
+        Called(vec![7]),
+        Called(vec![7]),
+    ]);
+    let compaction =
+        context::plan(&conversation, load(&conversation, 9000), WindowNearlyFull, Some(1000))
+            .unwrap();
     let request = compaction.request(&conversation);
     let [Turn::User(text)] = request.turns() else { panic!("{request:?}") };
     assert!(text.len() < 5000, "{}", text.len());
-    for part in ["the task", "Call of a: {}\nResult: éé", "Failed: é\n", "To the agent: sss", "bytes left out]"] {
+    for part in [
+        "the task",
+        "Call of a: {}\nResult: éé",
+        "Failed: é\n",
+        "To the agent: sss",
+        "bytes left out]",
+    ] {
         assert!(text.contains(part), "{part} is not in {text}");
     }
 }
@@ -127,7 +186,9 @@ fn windowed(tokens: u64) -> Rules {
 
 fn compactions(bench: &Bench) -> Vec<(CompactionCause, usize, usize)> {
     let events = bench.journal.iter().filter_map(|event| match &event.what {
-        RunEvent::ContextCompacted(c) => Some((c.cause, c.cleared.len(), c.summary.as_ref().map_or(0, |s| s.turns))),
+        RunEvent::ContextCompacted(c) => {
+            Some((c.cause, c.cleared.len(), c.summary.as_ref().map_or(0, |s| s.turns)))
+        }
         _ => None,
     });
     events.collect()
@@ -151,9 +212,30 @@ fn runs_and_their_windows() {
     let (full, refused) = (WindowNearlyFull, ProviderRefused);
     // What happens | window | script | reason, iterations | what was taken.
     let table = [
-        ("a window with room", 1000, vec![long(), long(), long(), Text("x")], "completed", 4, vec![]),
-        ("a result is cleared", 130, vec![long(), long(), long(), Text("x")], "completed", 4, vec![(full, 1, 0)]),
-        ("turns are summarised", 90, vec![long(), long(), long(), Text("x")], "completed", 4, vec![(full, 0, 1)]),
+        (
+            "a window with room",
+            1000,
+            vec![long(), long(), long(), Text("x")],
+            "completed",
+            4,
+            vec![],
+        ),
+        (
+            "a result is cleared",
+            130,
+            vec![long(), long(), long(), Text("x")],
+            "completed",
+            4,
+            vec![(full, 1, 0)],
+        ),
+        (
+            "turns are summarised",
+            90,
+            vec![long(), long(), long(), Text("x")],
+            "completed",
+            4,
+            vec![(full, 0, 1)],
+        ),
         (
             "a refused call is repeated",
             9000,
@@ -183,7 +265,11 @@ fn runs_and_their_windows() {
     for (what, window, script, reason, iterations, taken) in table {
         let mut bench = Bench::new(windowed(window), script);
         bench.run(false);
-        assert_eq!((bench.reason(), bench.state.totals().iterations), (reason, iterations), "{what}");
+        assert_eq!(
+            (bench.reason(), bench.state.totals().iterations),
+            (reason, iterations),
+            "{what}"
+        );
         assert_eq!(compactions(&bench), taken, "{what}");
         super::check_journal(&bench, what);
     }
@@ -195,7 +281,10 @@ fn a_refused_call_that_cannot_be_made_smaller_overflows() {
     let mut bench = Bench::new(windowed(9000), vec![short(), short(), short(), TooLong, Text("x")]);
     bench.summary = "far longer than what it is to stand for, and so of no use to anybody at all";
     bench.run(false);
-    assert_eq!((bench.reason(), compactions(&bench)), ("context_overflow", vec![(ProviderRefused, 0, 0)]));
+    assert_eq!(
+        (bench.reason(), compactions(&bench)),
+        ("context_overflow", vec![(ProviderRefused, 0, 0)])
+    );
 }
 
 #[test]
@@ -216,7 +305,8 @@ fn the_window_is_that_of_the_model_that_answered_last() {
     let window = |model: &str, tokens| Window { model: model.into(), tokens };
     for (windows, taken) in [([Some(130), None], 0), ([None, Some(130)], 1)] {
         let windows = vec![window("other/m", windows[0]), window("mock/m", windows[1])];
-        let mut bench = Bench::new(Rules { windows, ..text() }, vec![long(), long(), long(), Text("x")]);
+        let mut bench =
+            Bench::new(Rules { windows, ..text() }, vec![long(), long(), long(), Text("x")]);
         bench.run(false);
         assert_eq!(compactions(&bench).len(), taken);
     }

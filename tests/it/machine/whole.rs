@@ -1,5 +1,5 @@
-//! Rows of the whole loop: reflection, last answers at a limit, runs that make no progress, flags, calls together,
-//! waiting, stop conditions.
+//! Rows of the whole loop: reflection, last answers at a limit, runs that make no progress, flags,
+//! calls together, waiting, stop conditions.
 
 use super::*;
 
@@ -21,7 +21,9 @@ fn stopping(rules: Rules) -> Rules {
 }
 
 fn on_condition(when: &str, action: StopAction) -> Rules {
-    limited(text(), |_, budget| budget.stop_conditions = vec![StopCondition { when: when.into(), action }])
+    limited(text(), |_, budget| {
+        budget.stop_conditions = vec![StopCondition { when: when.into(), action }]
+    })
 }
 
 fn tolerant(rules: Rules) -> Rules {
@@ -29,7 +31,8 @@ fn tolerant(rules: Rules) -> Rules {
 }
 
 pub(super) fn rows() -> Vec<Row> {
-    [reflection(), last_answers(), no_progress(), flags(), files(), waiting(), conditions()].concat()
+    [reflection(), last_answers(), no_progress(), flags(), files(), waiting(), conditions()]
+        .concat()
 }
 
 #[expect(clippy::too_many_lines, reason = "a table")]
@@ -42,7 +45,13 @@ fn reflection() -> Vec<Row> {
             "completed",
             (1, 2, 0),
         ),
-        ("both in one response", reflected(), vec![Calls(vec![OK, "submit"])], "completed", (1, 1, 0)),
+        (
+            "both in one response",
+            reflected(),
+            vec![Calls(vec![OK, "submit"])],
+            "completed",
+            (1, 1, 0),
+        ),
         (
             "helper, output, helper, submit in one response",
             reflected(),
@@ -74,12 +83,29 @@ fn reflection() -> Vec<Row> {
         (
             "helpers between the proposals",
             reflected(),
-            vec![Calls(vec!["a"]), Calls(vec![BAD]), Calls(vec!["b", OK]), Calls(vec!["a", "submit"])],
+            vec![
+                Calls(vec!["a"]),
+                Calls(vec![BAD]),
+                Calls(vec!["b", OK]),
+                Calls(vec!["a", "submit"]),
+            ],
             "completed",
             (1, 4, 3),
         ),
-        ("nothing was proposed", reflected(), vec![Calls(vec!["submit"])], "submit_before_output", (1, 1, 0)),
-        ("nothing was proposed yet", reflected(), vec![Calls(vec!["submit", OK])], "submit_before_output", (1, 1, 0)),
+        (
+            "nothing was proposed",
+            reflected(),
+            vec![Calls(vec!["submit"])],
+            "submit_before_output",
+            (1, 1, 0),
+        ),
+        (
+            "nothing was proposed yet",
+            reflected(),
+            vec![Calls(vec!["submit", OK])],
+            "submit_before_output",
+            (1, 1, 0),
+        ),
         (
             "calls that come first are executed all the same",
             reflected(),
@@ -108,7 +134,13 @@ fn reflection() -> Vec<Row> {
             "completed",
             (1, 1, 0),
         ),
-        ("attempts run out", reflected(), vec![Calls(vec![BAD, "submit"])], "validation_failed", (3, 3, 0)),
+        (
+            "attempts run out",
+            reflected(),
+            vec![Calls(vec![BAD, "submit"])],
+            "validation_failed",
+            (3, 3, 0),
+        ),
         (
             "arguments that are no JSON are an error result",
             reflected(),
@@ -227,7 +259,13 @@ fn last_answers() -> Vec<Row> {
             "budget_exceeded",
             (1, 2, 0),
         ),
-        ("no text is no answer", iterations(text(), 1), vec![Calls(vec!["a"]), Text(" ")], "max_iterations", (1, 2, 1)),
+        (
+            "no text is no answer",
+            iterations(text(), 1),
+            vec![Calls(vec!["a"]), Text(" ")],
+            "max_iterations",
+            (1, 2, 1),
+        ),
         (
             "calls in the last answer are not executed",
             iterations(text(), 1),
@@ -235,7 +273,13 @@ fn last_answers() -> Vec<Row> {
             "max_iterations",
             (1, 2, 1),
         ),
-        ("a refusal is no answer", iterations(text(), 1), vec![Calls(vec!["a"]), Refuse], "max_iterations", (1, 2, 1)),
+        (
+            "a refusal is no answer",
+            iterations(text(), 1),
+            vec![Calls(vec!["a"]), Refuse],
+            "max_iterations",
+            (1, 2, 1),
+        ),
         (
             "a model that fails is none either",
             iterations(text(), 1),
@@ -265,7 +309,13 @@ fn last_answers() -> Vec<Row> {
             (1, 2, 0),
         ),
         ("time leaves no answer", answering(text()), vec![Text("x")], "completed", (1, 1, 0)),
-        ("failures in a row leave none", answering(text()), vec![Calls(vec!["bad"])], "error", (1, 3, 3)),
+        (
+            "failures in a row leave none",
+            answering(text()),
+            vec![Calls(vec!["bad"])],
+            "error",
+            (1, 3, 3),
+        ),
         (
             "files leave none",
             answering(limited(text(), |_, budget| budget.max_files_modified = 0)),
@@ -289,7 +339,13 @@ fn no_progress() -> Vec<Row> {
         (
             "four times is not enough",
             text(),
-            vec![Calls(vec!["same"]), Calls(vec!["same"]), Calls(vec!["same"]), Calls(vec!["same"]), Text("x")],
+            vec![
+                Calls(vec!["same"]),
+                Calls(vec!["same"]),
+                Calls(vec!["same"]),
+                Calls(vec!["same"]),
+                Text("x"),
+            ],
             "completed",
             (1, 5, 4),
         ),
@@ -305,9 +361,27 @@ fn no_progress() -> Vec<Row> {
             "completed",
             (1, 4, 9),
         ),
-        ("other results are progress", text(), vec![Calls(vec!["a"])], "max_iterations", (1, 15, 15)),
-        ("the error threshold is judged first", text(), vec![Calls(vec!["bad"])], "error", (1, 3, 3)),
-        ("failures are no progress either", tolerant(text()), vec![Calls(vec!["bad"])], "stuck", (1, 5, 5)),
+        (
+            "other results are progress",
+            text(),
+            vec![Calls(vec!["a"])],
+            "max_iterations",
+            (1, 15, 15),
+        ),
+        (
+            "the error threshold is judged first",
+            text(),
+            vec![Calls(vec!["bad"])],
+            "error",
+            (1, 3, 3),
+        ),
+        (
+            "failures are no progress either",
+            tolerant(text()),
+            vec![Calls(vec!["bad"])],
+            "stuck",
+            (1, 5, 5),
+        ),
         ("nor is a block", tolerant(text()), vec![Calls(vec!["blocked"])], "stuck", (1, 5, 5)),
         (
             "calls beyond the cap count as nothing",
@@ -335,8 +409,20 @@ fn flags() -> Vec<Row> {
             "tool_failure",
             (1, 1, 2),
         ),
-        ("a block is one", throwing(text()), vec![Calls(vec!["blocked"])], "tool_failure", (1, 1, 1)),
-        ("an unknown tool is one", throwing(text()), vec![Calls(vec!["bad", "a"])], "tool_failure", (1, 1, 1)),
+        (
+            "a block is one",
+            throwing(text()),
+            vec![Calls(vec!["blocked"])],
+            "tool_failure",
+            (1, 1, 1),
+        ),
+        (
+            "an unknown tool is one",
+            throwing(text()),
+            vec![Calls(vec!["bad", "a"])],
+            "tool_failure",
+            (1, 1, 1),
+        ),
         (
             "a call over the cap is none",
             throwing(limited(text(), |limits, _| limits.max_tool_calls_per_iteration = 1)),
@@ -365,7 +451,13 @@ fn flags() -> Vec<Row> {
             "completed",
             (1, 2, 2),
         ),
-        ("without the flag it is", text(), vec![Calls(vec!["a", "blocked", "b"]), Text("x")], "completed", (1, 2, 3)),
+        (
+            "without the flag it is",
+            text(),
+            vec![Calls(vec!["a", "blocked", "b"]), Text("x")],
+            "completed",
+            (1, 2, 3),
+        ),
         (
             "an output after the block neither",
             stopping(structured()),
@@ -401,8 +493,20 @@ fn files() -> Vec<Row> {
     let files = |n| limited(text(), |_, budget| budget.max_files_modified = n);
     let lines = |n| limited(text(), |_, budget| budget.max_lines_changed = n);
     vec![
-        ("files within the budget", files(2), vec![Calls(vec!["change", "change"]), Text("x")], "completed", (1, 2, 2)),
-        ("one file more", files(2), vec![Calls(vec!["change", "change", "change"])], "budget_exceeded", (1, 1, 2)),
+        (
+            "files within the budget",
+            files(2),
+            vec![Calls(vec!["change", "change"]), Text("x")],
+            "completed",
+            (1, 2, 2),
+        ),
+        (
+            "one file more",
+            files(2),
+            vec![Calls(vec!["change", "change", "change"])],
+            "budget_exceeded",
+            (1, 1, 2),
+        ),
         (
             "the rest of the response is answered",
             files(0),
@@ -417,15 +521,33 @@ fn files() -> Vec<Row> {
             "completed",
             (1, 2, 2),
         ),
-        ("one line more", lines(19), vec![Calls(vec!["change", "change"])], "budget_exceeded", (1, 1, 1)),
-        ("reading takes neither", files(0), vec![Calls(vec!["a"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "one line more",
+            lines(19),
+            vec![Calls(vec!["change", "change"])],
+            "budget_exceeded",
+            (1, 1, 1),
+        ),
+        (
+            "reading takes neither",
+            files(0),
+            vec![Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
     ]
 }
 
 fn waiting() -> Vec<Row> {
     let impatient = limited(text(), |_, budget| budget.max_duration_seconds = 1);
     vec![
-        ("an approved call is executed", text(), vec![Calls(vec!["ask"]), Text("x")], "completed", (1, 2, 1)),
+        (
+            "an approved call is executed",
+            text(),
+            vec![Calls(vec!["ask"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
         (
             "other calls of the response wait, and are executed",
             text(),
@@ -433,10 +555,34 @@ fn waiting() -> Vec<Row> {
             "completed",
             (1, 2, 4),
         ),
-        ("the caller's tools are waited for", text(), vec![Calls(vec!["client"]), Text("x")], "completed", (1, 2, 1)),
-        ("together with approvals", text(), vec![Calls(vec!["client", "a", "ask"]), Text("x")], "completed", (1, 2, 3)),
-        ("waiting takes no time", impatient, vec![Calls(vec!["ask"]), Text("x")], "completed", (1, 2, 1)),
-        ("a proposal waits too", structured(), vec![Calls(vec![OK, "ask"])], "completed", (1, 1, 1)),
+        (
+            "the caller's tools are waited for",
+            text(),
+            vec![Calls(vec!["client"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
+        (
+            "together with approvals",
+            text(),
+            vec![Calls(vec!["client", "a", "ask"]), Text("x")],
+            "completed",
+            (1, 2, 3),
+        ),
+        (
+            "waiting takes no time",
+            impatient,
+            vec![Calls(vec!["ask"]), Text("x")],
+            "completed",
+            (1, 2, 1),
+        ),
+        (
+            "a proposal waits too",
+            structured(),
+            vec![Calls(vec![OK, "ask"])],
+            "completed",
+            (1, 1, 1),
+        ),
         (
             "once in every response",
             text(),
@@ -455,8 +601,20 @@ fn conditions() -> Vec<Row> {
         ("one that stops", on_condition("2", Stop), calls(), "budget_exceeded", (1, 2, 2)),
         ("at once", on_condition("0", Stop), calls(), "budget_exceeded", (1, 0, 0)),
         ("one that warns", on_condition("2", Warn), calls(), "completed", (1, 4, 3)),
-        ("one that asks, and somebody lets it go on", on_condition("2", Escalate), calls(), "completed", (1, 4, 3)),
-        ("one that cannot be decided is met", on_condition("?", Stop), calls(), "budget_exceeded", (1, 0, 0)),
+        (
+            "one that asks, and somebody lets it go on",
+            on_condition("2", Escalate),
+            calls(),
+            "completed",
+            (1, 4, 3),
+        ),
+        (
+            "one that cannot be decided is met",
+            on_condition("?", Stop),
+            calls(),
+            "budget_exceeded",
+            (1, 0, 0),
+        ),
         (
             "limits are judged first",
             limited(on_condition("2", Stop), |limits, _| limits.max_iterations = 2),
@@ -464,7 +622,13 @@ fn conditions() -> Vec<Row> {
             "max_iterations",
             (1, 2, 2),
         ),
-        ("a stop leaves no last answer", answering(on_condition("1", Stop)), calls(), "budget_exceeded", (1, 1, 1)),
+        (
+            "a stop leaves no last answer",
+            answering(on_condition("1", Stop)),
+            calls(),
+            "budget_exceeded",
+            (1, 1, 1),
+        ),
     ]
 }
 
@@ -479,7 +643,10 @@ fn a_last_answer_is_a_partial_output() {
     assert_eq!(outcome.output(), Some(&json!({"result": "as far as I got"})));
     assert_eq!(bench.choices, [ToolChoice::Auto, ToolChoice::None]);
     let turns = bench.state.conversation().turns();
-    assert!(matches!(&turns[2], Turn::User(asked) if asked.contains("no more tools")), "{turns:#?}");
+    assert!(
+        matches!(&turns[2], Turn::User(asked) if asked.contains("no more tools")),
+        "{turns:#?}"
+    );
 }
 
 #[test]
@@ -512,11 +679,16 @@ fn the_model_is_told_that_it_repeats_itself() {
 
 #[test]
 fn the_proposal_and_what_it_looks_like_are_in_the_conversation() {
-    let mut bench = Bench::new(reflected(), vec![Calls(vec![BAD]), Calls(vec!["submit"]), Calls(vec![OK, "submit"])]);
+    let mut bench = Bench::new(
+        reflected(),
+        vec![Calls(vec![BAD]), Calls(vec!["submit"]), Calls(vec![OK, "submit"])],
+    );
     bench.run(false);
     let turns = bench.state.conversation().turns();
     let results = |turn: &Turn| match turn {
-        Turn::Assistant(turn) => turn.results().iter().map(|r| (r.content.clone(), r.is_error)).collect(),
+        Turn::Assistant(turn) => {
+            turn.results().iter().map(|r| (r.content.clone(), r.is_error)).collect()
+        }
         Turn::User(_) => vec![],
     };
     assert_eq!(results(&turns[1]), [(r#"It looks like {"no":true}"#.to_owned(), false)]);
@@ -540,7 +712,8 @@ fn reads_go_together_up_to_the_first_other_call() {
         (vec!["a", "a", "a", "a"], 2, 2),
     ];
     for (calls, together, per_iteration) in table {
-        let rules = limited(rules.clone(), |limits, _| limits.max_tool_calls_per_iteration = per_iteration);
+        let rules =
+            limited(rules.clone(), |limits, _| limits.max_tool_calls_per_iteration = per_iteration);
         let mut bench = Bench::new(rules, vec![Calls(calls.clone()), Text("x")]);
         bench.run(false);
         assert_eq!(bench.together, together, "{calls:?}");
@@ -561,20 +734,28 @@ fn the_same_read_is_answered_from_the_cache_until_something_changes() {
         };
         bench.journal.iter().filter_map(of).collect::<Vec<_>>()
     };
-    assert_eq!(cached(vec![Calls(vec!["a", "a"]), Calls(vec!["a"]), Text("x")]), [false, true, true]);
+    assert_eq!(
+        cached(vec![Calls(vec!["a", "a"]), Calls(vec!["a"]), Text("x")]),
+        [false, true, true]
+    );
     assert_eq!(cached(vec![Calls(vec!["a", "change", "a"]), Text("x")]), [false, false, false]);
     assert_eq!(cached(vec![Calls(vec!["b", "b"]), Text("x")]), [false, false]);
     let rules = Rules { cached: ["a".to_owned()].into(), ..structured() };
     let mut bench = Bench::new(rules, vec![Calls(vec!["a", BAD]), Calls(vec!["a", OK])]);
     bench.run(false);
-    let hits = bench.journal.iter().filter(|e| matches!(&e.what, RunEvent::ToolCallCompleted(c) if c.cached)).count();
+    let hits = bench
+        .journal
+        .iter()
+        .filter(|e| matches!(&e.what, RunEvent::ToolCallCompleted(c) if c.cached))
+        .count();
     assert_eq!(hits, 0, "another attempt reads again");
 }
 
 #[test]
 fn what_becomes_of_what_was_waited_for() {
     let outcomes = |answer: Resolution| {
-        let mut bench = Bench::new(tolerant(text()), vec![Calls(vec!["ask", "client", "a"]), Text("x")]);
+        let mut bench =
+            Bench::new(tolerant(text()), vec![Calls(vec!["ask", "client", "a"]), Text("x")]);
         bench.answers = vec![answer];
         bench.run(false);
         check_journal(&bench, "waiting");
@@ -593,7 +774,8 @@ fn what_becomes_of_what_was_waited_for() {
 #[test]
 fn a_run_that_nobody_lets_go_on_ends_at_its_stop_condition() {
     for answer in [Resolution::Denied, Resolution::Expired] {
-        let mut bench = Bench::new(on_condition("1", StopAction::Escalate), vec![Calls(vec!["a"]), Text("x")]);
+        let mut bench =
+            Bench::new(on_condition("1", StopAction::Escalate), vec![Calls(vec!["a"]), Text("x")]);
         bench.answers = vec![answer];
         bench.run(false);
         let outcome = &bench.state.ending().unwrap().0.outcome;
@@ -602,7 +784,8 @@ fn a_run_that_nobody_lets_go_on_ends_at_its_stop_condition() {
             (TerminationReason::BudgetExceeded, "STOP_CONDITION")
         );
     }
-    let mut warned = Bench::new(on_condition("1", StopAction::Warn), vec![Calls(vec!["a"]), Text("x")]);
+    let mut warned =
+        Bench::new(on_condition("1", StopAction::Warn), vec![Calls(vec!["a"]), Text("x")]);
     warned.run(false);
     assert_eq!(warned.state.totals().warnings.len(), 1, "once");
 }
@@ -622,9 +805,20 @@ fn a_cancelled_run_tells_what_it_was_doing_when_it_was_asked_to_end() {
         let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
         let turns = vec![Turn::User("x".into())];
         let (system, warnings) = ("s".into(), vec![]);
-        bench.record(RunEvent::RunStarted { system, turns, single_shot: false, history: 0, warnings });
+        bench.record(RunEvent::RunStarted {
+            system,
+            turns,
+            single_shot: false,
+            history: 0,
+            warnings,
+        });
         bench.record(RunEvent::AttemptStarted { attempt: 1 });
-        bench.record(RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None });
+        bench.record(RunEvent::IterationStarted {
+            attempt: 1,
+            iteration: 1,
+            answer_only: false,
+            limit: None,
+        });
         bench.model();
         let Step::CallTools(pending) = bench.state.next(bench.now) else { panic!() };
         bench.record(RunEvent::RunCancelRequested { reason: None });

@@ -1,11 +1,18 @@
-//! An answer as a stream of `chat.completion.chunk` events, cut as the real server cuts it: ids and names
-//! in the first piece of a call, usage in a chunk of its own if asked for, `[DONE]` at the end.
+//! An answer as a stream of `chat.completion.chunk` events, cut as the real server cuts it: ids and
+//! names in the first piece of a call, usage in a chunk of its own if asked for, `[DONE]` at the
+//! end.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
 /// Events, one a piece.
-pub(super) fn of(id: &str, request: &Value, message: &Value, finish_reason: &str, usage: &Value) -> Vec<Bytes> {
+pub(super) fn of(
+    id: &str,
+    request: &Value,
+    message: &Value,
+    finish_reason: &str,
+    usage: &Value,
+) -> Vec<Bytes> {
     let chunk = |choices: Value, usage: &Value| {
         let chunk = json!({"id": id, "object": "chat.completion.chunk", "created": 0, "model": request["model"],
             "choices": choices, "usage": usage, "obfuscation": "Zk3"});
@@ -26,7 +33,8 @@ pub(super) fn of(id: &str, request: &Value, message: &Value, finish_reason: &str
         let first = json!({"index": index, "id": call["id"], "type": "function",
             "function": {"name": function["name"], "arguments": ""}});
         events.push(said(&json!({ "tool_calls": [first] }), None));
-        let arguments: Vec<char> = function["arguments"].as_str().unwrap_or_default().chars().collect();
+        let arguments: Vec<char> =
+            function["arguments"].as_str().unwrap_or_default().chars().collect();
         for piece in arguments.chunks(7) {
             let piece: String = piece.iter().collect();
             let next = json!({"index": index, "function": {"arguments": piece}});

@@ -1,5 +1,5 @@
-//! The Responses side of the server: what it refuses, and how an answer looks there. It reasons, and
-//! wants its reasoning back.
+//! The Responses side of the server: what it refuses, and how an answer looks there. It reasons,
+//! and wants its reasoning back.
 
 use axum::body::Bytes;
 use serde_json::{Value, json};
@@ -48,7 +48,9 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         None => {}
         Some(_) if offered.is_empty() => return Err("'tool_choice' needs 'tools'".into()),
         Some(Value::String(mode)) if matches!(mode.as_str(), "none" | "auto" | "required") => {}
-        Some(choice) if choice["type"] == "function" && offered.contains(&choice["name"].as_str().unwrap_or("")) => {}
+        Some(choice)
+            if choice["type"] == "function"
+                && offered.contains(&choice["name"].as_str().unwrap_or("")) => {}
         Some(choice) => return Err(format!("'tool_choice' names no offered tool: {choice}")),
     }
     match body["input"].as_array() {
@@ -59,7 +61,9 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
 
 fn name_of(function: &Value) -> Result<&str, String> {
     let allowed = |c: char| c.is_ascii_alphanumeric() || c == '_' || c == '-';
-    let name = function["name"].as_str().filter(|name| (1..=64).contains(&name.len()) && name.chars().all(allowed));
+    let name = function["name"]
+        .as_str()
+        .filter(|name| (1..=64).contains(&name.len()) && name.chars().all(allowed));
     name.ok_or(format!("not a function with a name like ^[a-zA-Z0-9_-]{{1,64}}$: {function}"))
 }
 
@@ -96,7 +100,9 @@ fn check_items(items: &[Value]) -> Result<(), String> {
             "function_call_output" => {
                 let id = item["call_id"].as_str().unwrap_or_default();
                 let at = open.iter().position(|waiting| *waiting == id);
-                open.remove(at.ok_or(format!("No tool call found for function call output with call_id {id}."))?);
+                open.remove(at.ok_or(format!(
+                    "No tool call found for function call output with call_id {id}."
+                ))?);
                 if !item["output"].is_string() {
                     return Err(format!("an output must be text: {item}"));
                 }
@@ -104,10 +110,15 @@ fn check_items(items: &[Value]) -> Result<(), String> {
             other => return Err(format!("Invalid value: '{other}'")),
         }
     }
-    if open.is_empty() && led_to_something { Ok(()) } else { Err(format!("No tool output found for {open:?}.")) }
+    if open.is_empty() && led_to_something {
+        Ok(())
+    } else {
+        Err(format!("No tool output found for {open:?}."))
+    }
 }
 
-/// A response that says what a chat message says, with the reasoning that led to it if that was asked for.
+/// A response that says what a chat message says, with the reasoning that led to it if that was
+/// asked for.
 pub(super) fn answer(number: usize, request: &Value, message: &Value) -> Value {
     let mut output = Vec::new();
     if request["include"] == json!(["reasoning.encrypted_content"]) {
@@ -154,7 +165,10 @@ pub(super) fn events(answer: &Value) -> Vec<Bytes> {
         };
         let text: Vec<char> = text.as_str().unwrap_or_default().chars().collect();
         for piece in text.chunks(5) {
-            say(kind, json!({"output_index": place, "item_id": item["id"], "delta": piece.iter().collect::<String>()}));
+            say(
+                kind,
+                json!({"output_index": place, "item_id": item["id"], "delta": piece.iter().collect::<String>()}),
+            );
         }
         say("response.output_item.done", json!({"output_index": place, "item": item}));
     }
@@ -165,8 +179,10 @@ pub(super) fn events(answer: &Value) -> Vec<Bytes> {
 #[test]
 fn the_server_refuses_what_the_real_one_refuses() {
     let user = json!({"role": "user", "content": "hi"});
-    let reasoning = json!({"type": "reasoning", "id": "rs", "encrypted_content": "x", "summary": []});
-    let call = |id: &str| json!({"type": "function_call", "call_id": id, "name": "t", "arguments": "{}"});
+    let reasoning =
+        json!({"type": "reasoning", "id": "rs", "encrypted_content": "x", "summary": []});
+    let call =
+        |id: &str| json!({"type": "function_call", "call_id": id, "name": "t", "arguments": "{}"});
     let output = |id: &str| json!({"type": "function_call_output", "call_id": id, "output": "ok"});
     let said = |items: Value| json!({"model": "m", "store": false, "input": items});
     let offering = |tool: Value, choice: Value| json!({"model": "m", "store": false, "input": [user], "tools": [tool], "tool_choice": choice});
@@ -189,7 +205,10 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (said(json!([user, output("a")])), "No tool call found"),
         (said(json!([user, call("a"), call("a"), output("a"), output("a")])), "of its own"),
         (said(json!([user, reasoning, user])), "required following item"),
-        (said(json!([user, {"type": "reasoning", "id": "rs"}, call("a"), output("a")])), "not persisted"),
+        (
+            said(json!([user, {"type": "reasoning", "id": "rs"}, call("a"), output("a")])),
+            "not persisted",
+        ),
         (offering(tool(Value::Null), json!("auto")), "left out"),
         (offering(tool(json!(true)), json!("auto")), "must be false"),
         (offering(tool(json!(false)), json!({"type": "function", "name": "u"})), "no offered tool"),

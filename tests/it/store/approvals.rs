@@ -1,10 +1,13 @@
-//! What parked runs wait for: asked with the event, answered once, void with the end, and never a run that nobody wakes.
+//! What parked runs wait for: asked with the event, answered once, void with the end, and never a
+//! run that nobody wakes.
 
 use std::time::Duration;
 
 use chrono::TimeDelta;
 use toolloop::event::{Awaited, Resolution, WaitKind};
-use toolloop::store::{Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, AuditFilter, CancelOutcome};
+use toolloop::store::{
+    Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, AuditFilter, CancelOutcome,
+};
 
 use super::*;
 
@@ -43,11 +46,13 @@ fn parked(mut write: RunWrite) -> RunWrite {
     write
 }
 
-/// A run of `me` that asks for these calls, and the write that parks it with the last of its events.
+/// A run of `me` that asks for these calls, and the write that parks it with the last of its
+/// events.
 async fn asking(db: &Db, calls: &[&ToolCall]) -> (Script, RunWrite) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    let events = std::iter::once(responded(1, calls)).chain(calls.iter().map(|call| requested(call)));
+    let events =
+        std::iter::once(responded(1, calls)).chain(calls.iter().map(|call| requested(call)));
     let write = parked(script.write(events.collect()));
     (script, write)
 }
@@ -103,7 +108,10 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     assert_eq!(asked.arguments, json!({"path": "a\u{0}b"}));
     assert_eq!((asked.decided_by, asked.resolution), (None, None));
     let listed = &db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap()[0];
-    assert_eq!((listed.state.as_str(), listed.decision.as_deref()), ("awaiting_approval", Some("escalated")));
+    assert_eq!(
+        (listed.state.as_str(), listed.decision.as_deref()),
+        ("awaiting_approval", Some("escalated"))
+    );
 }
 
 async fn the_last_answer_queues_the_run(db: Db) {
@@ -131,14 +139,21 @@ async fn an_answer_is_taken_once_and_by_whom_it_concerns(db: Db) {
     db.commit("me", &write).await;
     assert_eq!(db.answer(script.id, &shell, &found_out()).await, None, "another kind");
     assert_eq!(db.answer(script.id, &call("shell", "{}"), &approved()).await, None, "another call");
-    assert_eq!(db.store.answer("other", script.id, shell.id, &approved()).await.unwrap(), None, "another tenant");
+    assert_eq!(
+        db.store.answer("other", script.id, shell.id, &approved()).await.unwrap(),
+        None,
+        "another tenant"
+    );
     let deny = Answer { resolution: Resolution::Denied, ..approved() };
     let answers = [approved(), deny.clone(), approved(), deny];
     let answers = answers.iter().map(|answer| db.answer(script.id, &shell, answer));
     let taken = futures::future::join_all(answers).await.into_iter().flatten().count();
     assert_eq!(taken, 1);
     let asked = db.asked(script.id).await.remove(0);
-    assert_eq!((asked.decided_by.as_deref(), asked.decision_reason.as_deref()), (Some("ann"), Some("fine")));
+    assert_eq!(
+        (asked.decided_by.as_deref(), asked.decision_reason.as_deref()),
+        (Some("ann"), Some("fine"))
+    );
     assert_eq!(Some(asked.status), asked.resolution.as_ref().map(ApprovalStatus::after));
     assert!(asked.decided_at.is_some());
 }
@@ -164,7 +179,8 @@ async fn answers_race_the_park(db: Db) {
         let warned = RunEvent::BudgetWarned { condition: 0, warning: "much".into() };
         let park = parked(script.write(vec![warned]));
         let answer = approved();
-        let (answered, committed) = tokio::join!(db.answer(script.id, &shell, &answer), db.commit_one("me", &park));
+        let (answered, committed) =
+            tokio::join!(db.answer(script.id, &shell, &answer), db.commit_one("me", &park));
         assert_eq!(committed, WriteOutcome::Committed);
         assert_eq!(db.status(script.id).await, RunStatus::Queued, "answered while {answered:?}");
     }
@@ -176,7 +192,8 @@ async fn the_last_two_answers_race(db: Db) {
         let (script, write) = asking(&db, &[&one, &two]).await;
         db.commit("me", &write).await;
         let answer = approved();
-        let taken = tokio::join!(db.answer(script.id, &one, &answer), db.answer(script.id, &two, &answer));
+        let taken =
+            tokio::join!(db.answer(script.id, &one, &answer), db.answer(script.id, &two, &answer));
         assert!(matches!(taken, (Some(_), Some(_))), "{taken:?}");
         assert_eq!(db.status(script.id).await, RunStatus::Queued, "{taken:?}");
     }
@@ -186,14 +203,26 @@ async fn what_is_waited_for_long_enough_expires(db: Db) {
     let (late, soon) = (call("late", "{}"), call("soon", "{}"));
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    let due = RunEvent::ApprovalRequested(awaited(&soon, WaitKind::Approval, TimeDelta::milliseconds(-1)));
+    let due = RunEvent::ApprovalRequested(awaited(
+        &soon,
+        WaitKind::Approval,
+        TimeDelta::milliseconds(-1),
+    ));
     let write = script.write(vec![responded(1, &[&late, &soon]), requested(&late), due]);
     db.commit("me", &parked(write)).await;
-    assert_eq!(db.answer(script.id, &soon, &approved()).await, None, "too late, although nobody has noticed");
+    assert_eq!(
+        db.answer(script.id, &soon, &approved()).await,
+        None,
+        "too late, although nobody has noticed"
+    );
     assert_eq!(db.store.expire_approvals().await.unwrap(), 1);
     assert_eq!(db.store.expire_approvals().await.unwrap(), 0);
     assert_eq!(db.stands(script.id).await, ["pending", "expired"]);
-    assert_eq!(db.status(script.id).await, RunStatus::AwaitingApproval, "something else is waited for");
+    assert_eq!(
+        db.status(script.id).await,
+        RunStatus::AwaitingApproval,
+        "something else is waited for"
+    );
     assert_eq!(db.answer(script.id, &late, &approved()).await, Some(RunStatus::Queued));
     assert_eq!(db.asked(script.id).await[1].resolution, Some(Resolution::Expired));
 
@@ -227,7 +256,8 @@ async fn what_an_ended_run_asked_for_is_void(db: Db) {
 
     let mut at_once = Script::owned();
     db.commit("me", &at_once.start()).await;
-    db.commit("me", &at_once.write(vec![responded(1, &[&shell]), requested(&shell), failed()])).await;
+    db.commit("me", &at_once.write(vec![responded(1, &[&shell]), requested(&shell), failed()]))
+        .await;
     assert_eq!(db.stands(at_once.id).await, ["void"]);
 }
 
@@ -247,7 +277,8 @@ async fn a_review_is_asked_for_once(db: Db) {
     let shell = call("shell", r#"{"command": "make"}"#);
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
+        .await;
     assert_eq!(db.store.release("me", None).await.unwrap(), 1);
     assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
     let asked = db.asked(script.id).await.remove(0);
@@ -282,7 +313,8 @@ async fn what_is_waited_for_is_listed(db: Db) {
         tokio::time::sleep(Duration::from_millis(1)).await; // an order by time
     }
     assert!(db.answer(asked[2].0, &asked[2].1, &approved()).await.is_some());
-    let pending = ApprovalFilter { status: Some(ApprovalStatus::Pending), ..ApprovalFilter::default() };
+    let pending =
+        ApprovalFilter { status: Some(ApprovalStatus::Pending), ..ApprovalFilter::default() };
     let mut seen = Vec::new();
     let mut after = None;
     loop {
@@ -295,5 +327,8 @@ async fn what_is_waited_for_is_listed(db: Db) {
     assert_eq!(seen, expected);
     assert!(db.store.approvals("other", &pending, &page(9, None)).await.unwrap().is_empty());
     let one = ApprovalFilter { call_id: Some(asked[2].1.id), ..ApprovalFilter::default() };
-    assert_eq!(db.store.approvals(TENANT, &one, &page(9, None)).await.unwrap()[0].status, ApprovalStatus::Approved);
+    assert_eq!(
+        db.store.approvals(TENANT, &one, &page(9, None)).await.unwrap()[0].status,
+        ApprovalStatus::Approved
+    );
 }

@@ -43,8 +43,12 @@ async fn parallel_runs_never_overspend(db: Db) {
         runs.spawn(async move {
             let run = Uuid::now_v7();
             // One that is settled makes room for nobody: what it took is spent.
-            let granted = store.reserve(root, run, iteration(20)).await.unwrap() == Reserved::Granted;
-            store.settle(root, run, if granted { iteration(20) } else { NONE }, true).await.unwrap();
+            let granted =
+                store.reserve(root, run, iteration(20)).await.unwrap() == Reserved::Granted;
+            store
+                .settle(root, run, if granted { iteration(20) } else { NONE }, true)
+                .await
+                .unwrap();
             u64::from(granted)
         });
     }
@@ -70,7 +74,11 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
     }
     assert_eq!(budget(&db, root).await, SharedBudget { caps: CAPS, spent, reserved: NONE });
     let rest = Amounts { tokens: 100, micro_usd: 100, tool_calls: 1, iterations: 1 };
-    assert_eq!(db.store.reserve(root, run, rest).await.unwrap(), Reserved::Granted, "exactly what is left");
+    assert_eq!(
+        db.store.reserve(root, run, rest).await.unwrap(),
+        Reserved::Granted,
+        "exactly what is left"
+    );
     assert_eq!(budget(&db, root).await.reserved, rest);
     let more = db.store.reserve(root, run, iteration(0)).await.unwrap();
     assert_eq!(
@@ -97,7 +105,10 @@ async fn settling_states_totals_and_may_be_repeated(db: Db) {
         let SharedBudget { spent, reserved, .. } = budget(&db, root).await;
         assert_eq!((spent, reserved), (Amounts { tokens: 150, iterations: 2, ..NONE }, NONE));
     }
-    db.store.settle(root, run, Amounts { tokens: 80, iterations: 2, tool_calls: 1, ..NONE }, true).await.unwrap();
+    db.store
+        .settle(root, run, Amounts { tokens: 80, iterations: 2, tool_calls: 1, ..NONE }, true)
+        .await
+        .unwrap();
     db.store.settle(root, root, iteration(110), true).await.unwrap();
     let expected = Amounts { tokens: 190, iterations: 3, tool_calls: 1, ..NONE };
     assert_eq!(budget(&db, root).await.spent, expected, "the sum of what the runs say");
@@ -108,12 +119,18 @@ async fn a_budget_is_opened_once(db: Db) {
     db.store.open_budget(root, CAPS, iteration(100)).await.unwrap();
     db.store.settle(root, root, iteration(300), false).await.unwrap();
     db.store.open_budget(root, Caps { iterations: 99, ..CAPS }, iteration(100)).await.unwrap();
-    assert_eq!(budget(&db, root).await, SharedBudget { caps: CAPS, spent: iteration(300), reserved: NONE });
+    assert_eq!(
+        budget(&db, root).await,
+        SharedBudget { caps: CAPS, spent: iteration(300), reserved: NONE }
+    );
 }
 
 async fn a_run_outside_of_a_tree_is_granted_everything(db: Db) {
     let (root, run) = (Uuid::now_v7(), Uuid::now_v7());
-    assert_eq!(db.store.reserve(root, run, iteration(u64::MAX >> 1)).await.unwrap(), Reserved::Granted);
+    assert_eq!(
+        db.store.reserve(root, run, iteration(u64::MAX >> 1)).await.unwrap(),
+        Reserved::Granted
+    );
     db.store.settle(root, run, iteration(5), true).await.unwrap();
     assert_eq!(db.store.shared_budget(root).await.unwrap(), None);
 }
@@ -126,19 +143,30 @@ async fn a_sweep_settles_what_nobody_drives(db: Db) {
     let mut driven = Script::with(|new| new.parent_run_id = Some(root.id));
     db.store.register_replica("me").await.unwrap();
     db.store.open_budget(root.id, CAPS, NONE).await.unwrap();
-    for (script, owner) in [(&mut root, "me"), (&mut ended, "me"), (&mut driven, "me"), (&mut crashed, "nobody knows")]
+    for (script, owner) in
+        [(&mut root, "me"), (&mut ended, "me"), (&mut driven, "me"), (&mut crashed, "nobody knows")]
     {
         db.commit(owner, &script.start()).await;
         db.store.reserve(tree, script.id, iteration(30)).await.unwrap();
     }
-    let begun = RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None };
-    db.commit("me", &ended.write(vec![begun.clone(), responded(1, &[]), completed(json!({}))])).await;
+    let begun =
+        RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None };
+    db.commit("me", &ended.write(vec![begun.clone(), responded(1, &[]), completed(json!({}))]))
+        .await;
     db.commit("nobody knows", &crashed.write(vec![begun, responded(1, &[])])).await;
     let swept = db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap();
     assert_eq!(swept.requeued, 1, "{swept:?}");
     let SharedBudget { spent, reserved, .. } = budget(&db, tree).await;
-    assert_eq!(spent, Amounts { tokens: 240, micro_usd: 14, iterations: 2, ..NONE }, "what their rows say");
-    assert_eq!(reserved, Amounts { tokens: 60, iterations: 2, ..NONE }, "of the two that are driven");
+    assert_eq!(
+        spent,
+        Amounts { tokens: 240, micro_usd: 14, iterations: 2, ..NONE },
+        "what their rows say"
+    );
+    assert_eq!(
+        reserved,
+        Amounts { tokens: 60, iterations: 2, ..NONE },
+        "of the two that are driven"
+    );
 }
 
 async fn a_budget_goes_with_its_run(db: Db) {

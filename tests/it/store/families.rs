@@ -1,4 +1,5 @@
-//! Runs that other runs started: taken by name, cancelled with whoever started them, never left behind.
+//! Runs that other runs started: taken by name, cancelled with whoever started them, never left
+//! behind.
 
 use std::time::Duration;
 
@@ -26,27 +27,48 @@ async fn a_run_is_taken_by_its_name(db: Db) {
     db.commit("me", &one.start()).await;
     db.commit("me", &other.start()).await;
     let claimed = db.store.claim_run("you", other.id).await.unwrap().unwrap();
-    assert_eq!((claimed.run.id, claimed.run.epoch, claimed.run.owner.as_deref()), (other.id, 1, Some("you")));
-    assert_eq!((claimed.definition.as_str(), &claimed.scopes), (r#"{"name":"reader"}"#, &other.caller.scopes));
-    assert_eq!(db.store.claim_run("you", other.id).await.unwrap(), None, "it is not queued any more");
+    assert_eq!(
+        (claimed.run.id, claimed.run.epoch, claimed.run.owner.as_deref()),
+        (other.id, 1, Some("you"))
+    );
+    assert_eq!(
+        (claimed.definition.as_str(), &claimed.scopes),
+        (r#"{"name":"reader"}"#, &other.caller.scopes)
+    );
+    assert_eq!(
+        db.store.claim_run("you", other.id).await.unwrap(),
+        None,
+        "it is not queued any more"
+    );
     assert_eq!(db.store.claim_run("you", Uuid::now_v7()).await.unwrap(), None);
-    assert_eq!(db.store.claim("you", 10).await.unwrap().remove(0).run.id, one.id, "the other one still waits");
+    assert_eq!(
+        db.store.claim("you", 10).await.unwrap().remove(0).run.id,
+        one.id,
+        "the other one still waits"
+    );
 }
 
 async fn cancelling_a_run_cancels_what_it_started(db: Db) {
     let (mut parent, mut stranger) = (Script::owned(), Script::queued());
-    let (mut running, mut queued) = (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
+    let (mut running, mut queued) =
+        (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
     let mut grandchild = child_of(&running, RunStatus::Queued);
     let mut ended = child_of(&parent, RunStatus::Running);
-    for script in [&mut parent, &mut stranger, &mut running, &mut queued, &mut grandchild, &mut ended] {
+    for script in
+        [&mut parent, &mut stranger, &mut running, &mut queued, &mut grandchild, &mut ended]
+    {
         db.commit("me", &script.start()).await;
     }
     db.commit("me", &ended.write(vec![completed(json!({}))])).await;
     let outcome = db.store.request_cancel(TENANT, parent.id, Some("enough")).await.unwrap();
-    assert!(matches!(&outcome, Some(CancelOutcome::Requested(run)) if run.id == parent.id), "{outcome:?}");
+    assert!(
+        matches!(&outcome, Some(CancelOutcome::Requested(run)) if run.id == parent.id),
+        "{outcome:?}"
+    );
     let mut asked = db.store.cancel_requests("me").await.unwrap();
     asked.sort_unstable();
-    let mut expected = vec![(parent.id, Some("enough".into())), (running.id, Some("enough".into()))];
+    let mut expected =
+        vec![(parent.id, Some("enough".into())), (running.id, Some("enough".into()))];
     expected.sort_unstable();
     assert_eq!(asked, expected);
     assert_eq!(db.status(queued.id).await, RunStatus::Cancelled);
@@ -60,17 +82,25 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
 async fn a_sweep_ends_what_an_ended_run_started(db: Db) {
     db.store.register_replica("me").await.unwrap();
     let (mut parent, mut living) = (Script::owned(), Script::owned());
-    let (mut running, mut queued) = (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
+    let (mut running, mut queued) =
+        (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
     let mut spared = child_of(&living, RunStatus::Queued);
     for script in [&mut parent, &mut living, &mut running, &mut queued, &mut spared] {
         db.commit("me", &script.start()).await;
     }
-    assert_eq!(db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap(), Swept::default());
+    assert_eq!(
+        db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap(),
+        Swept::default()
+    );
     db.commit("me", &parent.write(vec![completed(json!({}))])).await;
     let swept = db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap();
     assert_eq!(swept, Swept { cancelled: 1, ..Swept::default() });
     assert_eq!(db.status(queued.id).await, RunStatus::Cancelled);
-    assert_eq!(db.store.cancel_requests("me").await.unwrap().len(), 1, "its owner ends the one that is driven");
+    assert_eq!(
+        db.store.cancel_requests("me").await.unwrap().len(),
+        1,
+        "its owner ends the one that is driven"
+    );
     assert_eq!(db.status(spared.id).await, RunStatus::Queued);
     assert_eq!(
         db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap(),

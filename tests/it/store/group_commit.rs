@@ -28,7 +28,11 @@ async fn drive(writer: Writer, mut script: Script) -> Result<Uuid, AppendError> 
     writer.append(script.start()).await?;
     for iteration in 1..=3 {
         let read = call("file_ops", "{}");
-        let happened = vec![responded(iteration, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)];
+        let happened = vec![
+            responded(iteration, &[&read]),
+            dispatched(&read, Effect::Read),
+            answered(&read, None),
+        ];
         writer.append(script.write(happened)).await?;
     }
     writer.append(script.write(vec![completed(json!({"n": 17}))])).await?;
@@ -44,7 +48,10 @@ async fn many_runs_share_commits_and_one_is_fenced(db: Db) {
     for _ in 0..200 {
         runs.spawn(drive(writer.clone(), Script::owned()));
     }
-    assert_eq!(writer.append(stolen.write(vec![responded(1, &[])])).await, Err(AppendError::Fenced));
+    assert_eq!(
+        writer.append(stolen.write(vec![responded(1, &[])])).await,
+        Err(AppendError::Fenced)
+    );
     let finished = runs.join_all().await;
     assert_eq!(finished.len(), 200);
     for run in finished {
@@ -62,7 +69,8 @@ async fn writes_of_a_run_stay_in_order_without_waiting(db: Db) {
     let mut scripts: Vec<Script> = (0..20).map(|_| Script::owned()).collect();
     for round in 0..10 {
         for script in &mut scripts {
-            let write = if round == 0 { script.start() } else { script.write(vec![responded(round, &[])]) };
+            let write =
+                if round == 0 { script.start() } else { script.write(vec![responded(round, &[])]) };
             appends.push(writer.append(write));
         }
     }
@@ -110,17 +118,22 @@ async fn a_shutdown_commits_what_is_queued(db: Db) {
     for script in &mut scripts {
         assert_eq!(db.journal(script.id).await.len(), 3);
     }
-    assert_eq!(writer.append(scripts[0].write(vec![completed(json!(1))])).await, Err(AppendError::Unavailable));
+    assert_eq!(
+        writer.append(scripts[0].write(vec![completed(json!(1))])).await,
+        Err(AppendError::Unavailable)
+    );
 }
 
 async fn a_closed_store_is_reported_when_patience_ends(db: Db) {
-    let writer = Writer::spawn(db.store.clone(), "me".into(), Duration::from_millis(200), Arc::new(|_| {}));
+    let writer =
+        Writer::spawn(db.store.clone(), "me".into(), Duration::from_millis(200), Arc::new(|_| {}));
     db.store.close().await;
     assert_eq!(writer.append(Script::owned().start()).await, Err(AppendError::Unavailable));
     assert!(!writer.is_available());
 }
 
-/// Connections are cut in the middle of everything; nothing acknowledged is lost, nothing is doubled.
+/// Connections are cut in the middle of everything; nothing acknowledged is lost, nothing is
+/// doubled.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn postgres_cutting_connections_harms_no_run() {
     let db = Db::postgres().await;

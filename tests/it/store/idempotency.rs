@@ -1,5 +1,5 @@
-//! One run per idempotency key and tenant, however many ask at once; and the queue that the accepted
-//! ones wait in.
+//! One run per idempotency key and tenant, however many ask at once; and the queue that the
+//! accepted ones wait in.
 
 use chrono::TimeDelta;
 use tokio::task::JoinSet;
@@ -18,7 +18,9 @@ on_both! {
 }
 
 fn keyed(key: &str) -> Script {
-    Script::with(|new| new.idempotency = Some(Idempotency { key: key.into(), request_hash: "ab".repeat(32) }))
+    Script::with(|new| {
+        new.idempotency = Some(Idempotency { key: key.into(), request_hash: "ab".repeat(32) })
+    })
 }
 
 fn committed(outcomes: &[WriteOutcome]) -> usize {
@@ -27,7 +29,11 @@ fn committed(outcomes: &[WriteOutcome]) -> usize {
 }
 
 async fn listed(db: &Db) -> usize {
-    db.store.runs(TENANT, &toolloop::store::RunFilter::default(), &page(200, None)).await.unwrap().len()
+    db.store
+        .runs(TENANT, &toolloop::store::RunFilter::default(), &page(200, None))
+        .await
+        .unwrap()
+        .len()
 }
 
 async fn a_key_is_one_run_in_a_batch(db: Db) {
@@ -37,7 +43,10 @@ async fn a_key_is_one_run_in_a_batch(db: Db) {
     let winner = outcomes.iter().position(|outcome| *outcome == WriteOutcome::Committed).unwrap();
     let found = db.store.idempotent_run(TENANT, "k").await.unwrap().unwrap();
     let created_at = batch[winner].new.as_ref().unwrap().created_at;
-    assert_eq!(found, IdempotentRun { run_id: batch[winner].run_id, request_hash: "ab".repeat(32), created_at });
+    assert_eq!(
+        found,
+        IdempotentRun { run_id: batch[winner].run_id, request_hash: "ab".repeat(32), created_at }
+    );
     for write in &batch {
         let journal = db.journal(write.run_id).await;
         assert_eq!(journal.is_empty(), write.run_id != found.run_id);
@@ -53,7 +62,8 @@ async fn a_key_is_one_run_in_batches_that_race(db: Db) {
     let mut commits = JoinSet::new();
     for number in 0..20 {
         let store = if number % 2 == 0 { db.store.clone() } else { other.clone() };
-        let mut batch: Vec<RunWrite> = (0..5).map(|key| keyed(&format!("k{key}")).start()).collect();
+        let mut batch: Vec<RunWrite> =
+            (0..5).map(|key| keyed(&format!("k{key}")).start()).collect();
         batch.rotate_left(number % 5);
         commits.spawn(async move { committed(&store.commit("me", &batch).await.unwrap()) });
     }
@@ -92,7 +102,10 @@ async fn an_old_key_can_be_used_anew(db: Db) {
     db.store.forget_idempotency_key("other", "k", created_at + TimeDelta::days(1)).await.unwrap();
     db.store.forget_idempotency_key(TENANT, "k", created_at).await.unwrap();
     assert_eq!(db.commit_one("me", &keyed("k").start()).await, WriteOutcome::IdTaken);
-    db.store.forget_idempotency_key(TENANT, "k", created_at + TimeDelta::microseconds(1)).await.unwrap();
+    db.store
+        .forget_idempotency_key(TENANT, "k", created_at + TimeDelta::microseconds(1))
+        .await
+        .unwrap();
     assert_eq!(db.store.idempotent_run(TENANT, "k").await.unwrap(), None);
     let mut second = keyed("k");
     db.commit("me", &second.start()).await;
@@ -110,7 +123,8 @@ async fn a_new_run_keeps_its_traceparent(db: Db) {
 
 async fn a_queued_run_is_counted_claimed_released_and_cancelled(db: Db) {
     assert_eq!(db.store.queued().await.unwrap(), 0);
-    let (mut first, mut second, mut running) = (Script::queued(), Script::queued(), Script::owned());
+    let (mut first, mut second, mut running) =
+        (Script::queued(), Script::queued(), Script::owned());
     for script in [&mut first, &mut second, &mut running] {
         db.commit("me", &script.start()).await;
     }

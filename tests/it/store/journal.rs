@@ -27,17 +27,19 @@ on_both! {
 
 /// One of everything that can happen to calls; in writes as the engine makes them.
 fn full_story(script: &mut Script) -> Vec<RunWrite> {
-    let (read, write, denied, unknown) =
-        (call("file_ops", r#"{"path":"a"}"#), call("shell", "{broken"), call("file_ops", "{}"), call("nope", "{}"));
+    let (read, write, denied, unknown) = (
+        call("file_ops", r#"{"path":"a"}"#),
+        call("shell", "{broken"),
+        call("file_ops", "{}"),
+        call("nope", "{}"),
+    );
     let output = ToolCall { target: CallTarget::Output, ..call("output", "{\"n\":17}") };
     let mut writes = vec![script.start()];
     let first = responded(1, &[&read, &write, &denied, &unknown]);
-    writes.push(
-        script.write(vec![
-            RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
-            first,
-        ]),
-    );
+    writes.push(script.write(vec![
+        RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
+        first,
+    ]));
     writes.push(script.write(vec![dispatched(&read, Effect::Read), answered(&read, None)]));
     writes.push(script.write(vec![dispatched(&write, Effect::Once)]));
     let mut results = script.write(vec![
@@ -45,7 +47,8 @@ fn full_story(script: &mut Script) -> Vec<RunWrite> {
         blocked(&denied),
         answered(&unknown, Some(CallFailure::UnknownTool)),
     ]);
-    results.audit = vec![audited(&read, "allowed"), audited(&write, "warned"), audited(&denied, "blocked")];
+    results.audit =
+        vec![audited(&read, "allowed"), audited(&write, "warned"), audited(&denied, "blocked")];
     writes.push(results);
     writes.push(script.write(vec![responded(2, &[&output]), answered(&output, None)]));
     writes.push(script.write(vec![completed(json!({"n": 17}))]));
@@ -76,7 +79,8 @@ async fn a_repeated_batch_changes_nothing(db: Db) {
         assert_eq!(db.journal(script.id).await.len(), seen);
         assert_eq!(db.store.run(TENANT, script.id).await.unwrap(), row);
     }
-    let audit = db.store.audit(TENANT, &store::AuditFilter::default(), &page(10, None)).await.unwrap();
+    let audit =
+        db.store.audit(TENANT, &store::AuditFilter::default(), &page(10, None)).await.unwrap();
     assert_eq!(audit.len(), 3);
 }
 
@@ -93,7 +97,10 @@ async fn only_the_owner_writes(db: Db) {
     db.commit("me", &next).await;
 
     db.store.release("me", None).await.unwrap();
-    assert_eq!(db.commit_one("me", &script.write(vec![completed(json!(1))])).await, WriteOutcome::Fenced);
+    assert_eq!(
+        db.commit_one("me", &script.write(vec![completed(json!(1))])).await,
+        WriteOutcome::Fenced
+    );
     assert_eq!(db.status(script.id).await, RunStatus::Queued);
 }
 
@@ -124,7 +131,8 @@ async fn one_batch_may_hold_accepted_and_refused_writes(db: Db) {
     db.commit("me", &mine.start()).await;
     db.commit("you", &gone.start()).await;
     let mut taken = Script::with(|new| new.id = mine.id);
-    let batch = [gone.write(vec![responded(1, &[])]), mine.write(vec![responded(1, &[])]), new.start()];
+    let batch =
+        [gone.write(vec![responded(1, &[])]), mine.write(vec![responded(1, &[])]), new.start()];
     let outcomes = db.store.commit("me", &batch).await.unwrap();
     assert_eq!(outcomes, [WriteOutcome::Fenced, WriteOutcome::Committed, WriteOutcome::Committed]);
     assert_eq!(db.commit_one("me", &taken.start()).await, WriteOutcome::IdTaken);
@@ -135,8 +143,13 @@ async fn one_batch_may_hold_accepted_and_refused_writes(db: Db) {
 /// The rows as the journal says, rebuilt by folding it in one go.
 async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-    let mut rebuilt =
-        Script { next_seq: 1, totals: Totals::default(), new: None, caller: script.caller.clone(), ..*script };
+    let mut rebuilt = Script {
+        next_seq: 1,
+        totals: Totals::default(),
+        new: None,
+        caller: script.caller.clone(),
+        ..*script
+    };
     let journal = db.journal(script.id).await;
     let mut whole = rebuilt.write(journal.iter().map(|event| event.what.clone()).collect());
     whole.events = journal;
@@ -150,7 +163,13 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
     );
     assert_eq!(
         (row.attempts, row.iterations, row.tool_calls_made, row.usage, &row.warnings),
-        (run.attempts, run.iterations, run.tool_calls_made, batch[0].totals.usage, &batch[0].totals.warnings)
+        (
+            run.attempts,
+            run.iterations,
+            run.tool_calls_made,
+            batch[0].totals.usage,
+            &batch[0].totals.warnings
+        )
     );
     assert_eq!(row.tools_used, batch[0].totals.tools_used.iter().cloned().collect::<Vec<_>>());
     assert_eq!(row.output.map(|output| output.to_string()), end.and_then(|end| end.output.clone()));
@@ -159,7 +178,10 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
     assert_eq!(row.latency_ms, end.map(|end| end.latency_ms));
 
     let stored = db.store.iterations(TENANT, script.id, &page(100, None)).await.unwrap();
-    let stored: Vec<_> = stored.iter().map(|i| (i.attempt, i.number, i.started_at, i.latency_ms, i.retries)).collect();
+    let stored: Vec<_> = stored
+        .iter()
+        .map(|i| (i.attempt, i.number, i.started_at, i.latency_ms, i.retries))
+        .collect();
     let folded: Vec<_> = iterations
         .iter()
         .map(|i| (i.attempt, i.number, i.started_at, i.latency_ms.unsigned_abs(), i.retries))
@@ -175,12 +197,23 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
             (call.call_id, proposed.attempt, proposed.iteration, proposed.ordinal, &*proposed.tool)
         );
         assert_eq!(
-            (row.state.as_str(), row.effect.as_deref(), row.decision.as_deref(), row.reason.as_deref()),
+            (
+                row.state.as_str(),
+                row.effect.as_deref(),
+                row.decision.as_deref(),
+                row.reason.as_deref()
+            ),
             (call.state, call.effect, call.decision, call.reason.as_deref())
         );
         assert_eq!(
             (row.is_error, row.cached, row.started_at, row.finished_at, row.duration_ms),
-            (call.is_error, call.cached, call.started_at, call.finished_at, call.duration_ms.map(i64::unsigned_abs))
+            (
+                call.is_error,
+                call.cached,
+                call.started_at,
+                call.finished_at,
+                call.duration_ms.map(i64::unsigned_abs)
+            )
         );
     }
 }
@@ -208,7 +241,13 @@ async fn rows_do_not_depend_on_how_events_are_batched(db: Db) {
         let new = script.new.clone();
         let story = full_story(&mut script);
         let events: Vec<Event> = story.into_iter().flat_map(|write| write.events).collect();
-        let mut again = Script { next_seq: 1, totals: Totals::default(), new, caller: script.caller.clone(), ..script };
+        let mut again = Script {
+            next_seq: 1,
+            totals: Totals::default(),
+            new,
+            caller: script.caller.clone(),
+            ..script
+        };
         let mut chunk = Vec::new();
         for (index, event) in events.iter().enumerate() {
             chunk.push(event.what.clone());
@@ -227,8 +266,10 @@ async fn payloads_are_joined_from_the_journal(db: Db) {
         db.commit("me", &write).await;
     }
     let calls = db.store.tool_calls(TENANT, script.id, &page(2, Some(1))).await.unwrap();
-    let got: Vec<_> =
-        calls.iter().map(|call| (call.tool.as_str(), call.arguments.clone(), call.result.as_deref())).collect();
+    let got: Vec<_> = calls
+        .iter()
+        .map(|call| (call.tool.as_str(), call.arguments.clone(), call.result.as_deref()))
+        .collect();
     let expected = [
         ("shell", Value::String("{broken".into()), Some("result of shell")),
         ("file_ops", json!({}), Some("Blocked: read only")),
@@ -241,11 +282,18 @@ async fn nul_harms_nobody(db: Db) {
     db.commit("me", &script.start()).await;
     let nul = call("sh\0ell", "{\"a\":\"\\u0000\"}");
     let RunEvent::ModelResponded(mut response) = responded(1, &[&nul]) else { unreachable!() };
-    let blocks = OpaqueBlocks { provider: "openai".into(), json: "[{\"z\":1, \"a\":\"\\u0000\"}]".into() };
-    response.message = AssistantMessage { text: "a\0b".into(), opaque: Some(blocks), ..response.message };
+    let blocks =
+        OpaqueBlocks { provider: "openai".into(), json: "[{\"z\":1, \"a\":\"\\u0000\"}]".into() };
+    response.message =
+        AssistantMessage { text: "a\0b".into(), opaque: Some(blocks), ..response.message };
     let output = json!({"text": "x\0y"});
     let reason = TerminationReason::Completed;
-    let outcome = Outcome::Completed { output: output.clone(), raw_response: "x\0y".into(), reason, partial: false };
+    let outcome = Outcome::Completed {
+        output: output.clone(),
+        raw_response: "x\0y".into(),
+        reason,
+        partial: false,
+    };
     let mut write = script.write(vec![
         RunEvent::ModelResponded(response),
         answered(&nul, Some(CallFailure::UnknownTool)),
@@ -257,7 +305,10 @@ async fn nul_harms_nobody(db: Db) {
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
     assert_eq!((row.output, row.raw_response.as_deref()), (Some(output), Some("x\u{FFFD}y")));
     let calls = db.store.tool_calls(TENANT, script.id, &page(10, None)).await.unwrap();
-    assert_eq!((calls[0].tool.as_str(), &calls[0].arguments), ("sh\u{FFFD}ell", &json!({"a": "\0"})));
+    assert_eq!(
+        (calls[0].tool.as_str(), &calls[0].arguments),
+        ("sh\u{FFFD}ell", &json!({"a": "\0"}))
+    );
 }
 
 async fn another_tenant_sees_nothing(db: Db) {
@@ -270,8 +321,20 @@ async fn another_tenant_sees_nothing(db: Db) {
     assert!(db.store.events(other, id, 0, 10).await.unwrap().is_empty());
     assert!(db.store.iterations(other, id, &page(10, None)).await.unwrap().is_empty());
     assert!(db.store.tool_calls(other, id, &page(10, None)).await.unwrap().is_empty());
-    assert!(db.store.runs(other, &store::RunFilter::default(), &page(10, None)).await.unwrap().is_empty());
-    assert!(db.store.audit(other, &store::AuditFilter::default(), &page(10, None)).await.unwrap().is_empty());
+    assert!(
+        db.store
+            .runs(other, &store::RunFilter::default(), &page(10, None))
+            .await
+            .unwrap()
+            .is_empty()
+    );
+    assert!(
+        db.store
+            .audit(other, &store::AuditFilter::default(), &page(10, None))
+            .await
+            .unwrap()
+            .is_empty()
+    );
     assert_eq!(db.store.request_cancel(other, id, None).await.unwrap(), None);
 }
 
@@ -282,7 +345,8 @@ async fn a_restart_keeps_everything(db: Db) {
     for write in &story {
         db.commit("me", write).await;
     }
-    let (row, journal) = (db.store.run(TENANT, script.id).await.unwrap(), db.journal(script.id).await);
+    let (row, journal) =
+        (db.store.run(TENANT, script.id).await.unwrap(), db.journal(script.id).await);
     let calls = db.store.tool_calls(TENANT, script.id, &page(10, None)).await.unwrap();
     let db = db.reopen().await;
     assert_eq!(db.store.run(TENANT, script.id).await.unwrap(), row);

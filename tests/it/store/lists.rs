@@ -43,7 +43,8 @@ async fn every_filter_of_runs_selects(db: Db) {
     for script in [&mut plain, &mut child, &mut labelled, &mut queued] {
         db.commit("me", &script.start()).await;
     }
-    let failure = Outcome::failed(TerminationReason::MaxIterations, "too many", json!({}), String::new());
+    let failure =
+        Outcome::failed(TerminationReason::MaxIterations, "too many", json!({}), String::new());
     db.commit("me", &child.write(vec![RunEvent::ended(failure, 1)])).await;
     db.commit("me", &labelled.write(vec![completed(json!(1))])).await;
 
@@ -64,9 +65,21 @@ async fn every_filter_of_runs_selects(db: Db) {
         (RunFilter { created_after: Some(at(2)), ..any() }, vec![&queued, &labelled]),
         (RunFilter { created_before: Some(at(2)), ..any() }, vec![&plain]),
         (RunFilter { metadata: vec![label("ticket", "42")], ..any() }, vec![&labelled]),
-        (RunFilter { metadata: vec![label("ticket", "42"), label("we\"ird.key", "o'hara")], ..any() }, vec![&labelled]),
-        (RunFilter { metadata: vec![label("ticket", "42"), label("other", "42")], ..any() }, vec![]),
-        (RunFilter { agent: Some("reader".into()), status: Some(RunStatus::Queued), ..any() }, vec![&queued]),
+        (
+            RunFilter {
+                metadata: vec![label("ticket", "42"), label("we\"ird.key", "o'hara")],
+                ..any()
+            },
+            vec![&labelled],
+        ),
+        (
+            RunFilter { metadata: vec![label("ticket", "42"), label("other", "42")], ..any() },
+            vec![],
+        ),
+        (
+            RunFilter { agent: Some("reader".into()), status: Some(RunStatus::Queued), ..any() },
+            vec![&queued],
+        ),
     ];
     for (filter, expected) in cases {
         let expected: Vec<Uuid> = expected.iter().map(|script| script.id).collect();
@@ -88,12 +101,14 @@ async fn pages_hold_still_while_runs_arrive(db: Db) {
     }
     let (mut seen, mut after) = (Vec::new(), None);
     loop {
-        let runs = db.store.runs(TENANT, &RunFilter::default(), &page(2, after.clone())).await.unwrap();
+        let runs =
+            db.store.runs(TENANT, &RunFilter::default(), &page(2, after.clone())).await.unwrap();
         let Some(last) = runs.last() else { break };
         after = Some(cursor(last));
         seen.extend(runs.iter().map(|run| run.id));
         // A newer one arrives between two pages.
-        db.commit("me", &Script::with(|new| new.created_at = noon + TimeDelta::hours(1)).start()).await;
+        db.commit("me", &Script::with(|new| new.created_at = noon + TimeDelta::hours(1)).start())
+            .await;
     }
     assert_eq!(seen, before);
 }
@@ -108,7 +123,8 @@ async fn runs_of_one_instant_are_all_listed(db: Db) {
     }
     let (mut seen, mut after) = (Vec::new(), None);
     while seen.len() < all.len() {
-        let runs = db.store.runs(TENANT, &RunFilter::default(), &page(3, after.clone())).await.unwrap();
+        let runs =
+            db.store.runs(TENANT, &RunFilter::default(), &page(3, after.clone())).await.unwrap();
         after = Some(cursor(runs.last().expect("a page is missing")));
         seen.extend(runs.iter().map(|run| run.id));
     }
@@ -118,7 +134,8 @@ async fn runs_of_one_instant_are_all_listed(db: Db) {
 async fn a_forged_cursor_is_harmless(db: Db) {
     db.commit("me", &Script::owned().start()).await;
     let forged = RunCursor { at: now() + TimeDelta::days(1), id: "'; DROP TABLE runs; --".into() };
-    let runs = db.store.runs(TENANT, &RunFilter::default(), &page(5, Some(forged.clone()))).await.unwrap();
+    let runs =
+        db.store.runs(TENANT, &RunFilter::default(), &page(5, Some(forged.clone()))).await.unwrap();
     assert_eq!(runs.len(), 1);
     assert!(db.store.keys(TENANT, &page(5, Some(forged))).await.unwrap().is_empty());
 }
@@ -132,7 +149,8 @@ async fn every_filter_of_audit_selects(db: Db) {
     first.audit = vec![audited(&read, "allowed")];
     db.commit("me", &first).await;
     let mut second = other.start();
-    second.audit = vec![AuditRecord { outcome: "not_executed".into(), ..audited(&shell, "blocked") }];
+    second.audit =
+        vec![AuditRecord { outcome: "not_executed".into(), ..audited(&shell, "blocked") }];
     db.commit("me", &second).await;
     let (early, late) = (first.audit[0].at, second.audit[0].at);
     let any = AuditFilter::default;
@@ -153,7 +171,10 @@ async fn every_filter_of_audit_selects(db: Db) {
         assert_eq!(tools, expected, "{filter:?}");
     }
     let newest = db.store.audit(TENANT, &any(), &page(1, None)).await.unwrap().remove(0);
-    assert_eq!((newest.run_id, newest.subject.as_str(), &newest.record), (other.id, "key-2", &second.audit[0]));
+    assert_eq!(
+        (newest.run_id, newest.subject.as_str(), &newest.record),
+        (other.id, "key-2", &second.audit[0])
+    );
     let after = Some(RunCursor { at: newest.record.at, id: newest.id.to_string() });
     let rest = db.store.audit(TENANT, &any(), &page(10, after)).await.unwrap();
     assert_eq!(rest.len(), 1);

@@ -56,8 +56,13 @@ async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
     ]);
     called.audit = vec![audited(&read, "allowed")];
     db.commit("me", &observed(called, "reader")).await;
-    let error = RunError { code: "STUCK".into(), message: "It ran in circles.".into(), context: Value::Null };
-    let end = Outcome::Failed { reason: TerminationReason::Stuck, error, raw_response: String::new() };
+    let error = RunError {
+        code: "STUCK".into(),
+        message: "It ran in circles.".into(),
+        context: Value::Null,
+    };
+    let end =
+        Outcome::Failed { reason: TerminationReason::Stuck, error, raw_response: String::new() };
     db.commit("me", &observed(script.write(vec![RunEvent::ended(end, 1)]), "reader")).await;
     for (text, kind, content) in [
         ("pelican?", "model_response", "Let me look for pelicans."),
@@ -66,7 +71,8 @@ async fn what_an_observed_run_leaves_is_found_by_its_words(db: Db) {
         ("circles", "error", "It ran in circles."),
     ] {
         let found = db.store.recall(TENANT, "reader", Uuid::nil(), text, 10).await.unwrap();
-        let found: Vec<_> = found.iter().map(|found| (found.kind.as_str(), found.content.as_str())).collect();
+        let found: Vec<_> =
+            found.iter().map(|found| (found.kind.as_str(), found.content.as_str())).collect();
         assert_eq!(found, [(kind, content)], "{text}");
     }
 }
@@ -136,7 +142,8 @@ async fn it_goes_with_its_run(db: Db) {
     assert_eq!(recalled(&db, "pelicans").await.len(), 0);
     let mut run = Script::with(|new| new.session_id = Some("s".into()));
     db.commit("me", &run.start()).await;
-    db.commit("me", &observed(run.write(vec![said("herons"), completed(json!(1))]), "reader")).await;
+    db.commit("me", &observed(run.write(vec![said("herons"), completed(json!(1))]), "reader"))
+        .await;
     assert_eq!(recalled(&db, "herons").await.len(), 1);
     db.store.delete_session(TENANT, "s").await.unwrap();
     assert_eq!(recalled(&db, "herons").await.len(), 0);

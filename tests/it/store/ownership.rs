@@ -56,7 +56,9 @@ async fn each_queued_run_is_claimed_once(db: Db) {
     }
     let mut claimed: Vec<Uuid> = claimers.join_all().await.into_iter().flatten().collect();
     // A locked row is skipped, not waited for: what nobody took is still there.
-    claimed.extend(db.store.claim("last", 100).await.unwrap().into_iter().map(|claimed| claimed.run.id));
+    claimed.extend(
+        db.store.claim("last", 100).await.unwrap().into_iter().map(|claimed| claimed.run.id),
+    );
     claimed.sort_unstable();
     expected.sort_unstable();
     assert_eq!(claimed, expected);
@@ -67,9 +69,15 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
     let new = script.new.clone().unwrap();
     db.commit("me", &script.start()).await;
     let claimed = db.store.claim("you", 10).await.unwrap().remove(0);
-    assert_eq!((claimed.run.id, claimed.run.status, claimed.run.epoch), (script.id, RunStatus::Running, 1));
+    assert_eq!(
+        (claimed.run.id, claimed.run.status, claimed.run.epoch),
+        (script.id, RunStatus::Running, 1)
+    );
     assert_eq!(claimed.run.owner.as_deref(), Some("you"));
-    assert_eq!((&claimed.definition, &claimed.scopes), (&new.definition.json, &script.caller.scopes));
+    assert_eq!(
+        (&claimed.definition, &claimed.scopes),
+        (&new.definition.json, &script.caller.scopes)
+    );
     assert_eq!(claimed.run.inputs, *new.inputs);
     assert_eq!(db.commit_one("me", &script.write(vec![started()])).await, WriteOutcome::Fenced);
     script.next_seq -= 1;
@@ -90,7 +98,10 @@ async fn a_queued_run_is_cancelled_at_once(db: Db) {
         ("EXECUTION_CANCELLED", json!({"phase": "queued", "reason": "enough"}))
     );
     let journal = db.journal(script.id).await;
-    assert!(matches!(journal[1..], [Event { seq: 2, what: RunEvent::RunCancelled(_), .. }]), "{journal:?}");
+    assert!(
+        matches!(journal[1..], [Event { seq: 2, what: RunEvent::RunCancelled(_), .. }]),
+        "{journal:?}"
+    );
     assert!(db.store.claim("you", 10).await.unwrap().is_empty());
     let again = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
     assert_eq!(again, Some(CancelOutcome::AlreadyEnded(row)));
@@ -108,7 +119,8 @@ async fn a_running_run_is_asked_to_cancel(db: Db) {
     }
     assert_eq!(db.store.cancel_requests("me").await.unwrap(), [(script.id, Some("first".into()))]);
     assert!(db.store.cancel_requests("you").await.unwrap().is_empty());
-    db.commit("me", &script.write(vec![RunEvent::cancelled("model_call", None, String::new(), 5)])).await;
+    db.commit("me", &script.write(vec![RunEvent::cancelled("model_call", None, String::new(), 5)]))
+        .await;
     assert!(db.store.cancel_requests("me").await.unwrap().is_empty());
 }
 
@@ -129,8 +141,10 @@ async fn cancelling_races_completing(db: Db) {
         let mut script = Script::owned();
         db.commit("me", &script.start()).await;
         let last = script.write(vec![completed(json!(1))]);
-        let (outcome, committed) =
-            tokio::join!(db.store.request_cancel(TENANT, script.id, None), db.commit_one("me", &last));
+        let (outcome, committed) = tokio::join!(
+            db.store.request_cancel(TENANT, script.id, None),
+            db.commit_one("me", &last)
+        );
         assert_eq!(committed, WriteOutcome::Committed);
         let kind = match outcome.unwrap().unwrap() {
             CancelOutcome::AlreadyEnded(row) => {
@@ -153,8 +167,10 @@ async fn cancelling_races_claiming(db: Db) {
     for _ in 0..40 {
         let mut script = Script::queued();
         db.commit("me", &script.start()).await;
-        let (outcome, claimed) =
-            tokio::join!(db.store.request_cancel(TENANT, script.id, None), db.store.claim("you", 10));
+        let (outcome, claimed) = tokio::join!(
+            db.store.request_cancel(TENANT, script.id, None),
+            db.store.claim("you", 10)
+        );
         let claimed = claimed.unwrap();
         match outcome.unwrap().unwrap() {
             CancelOutcome::EndedNow(_) => {
@@ -191,10 +207,14 @@ async fn a_release_parks_what_may_have_acted(db: Db) {
     let shell = call("shell", "{}");
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
+        .await;
     assert_eq!(db.store.release("me", None).await.unwrap(), 1);
     assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
-    assert_eq!(db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap()[0].state, "unknown");
+    assert_eq!(
+        db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap()[0].state,
+        "unknown"
+    );
 }
 
 async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
@@ -227,8 +247,14 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
     assert!(!db.store.heartbeat("dead").await.unwrap());
     assert!(db.store.heartbeat("alive").await.unwrap());
-    assert_eq!((db.status(lost.id).await, db.status(kept.id).await), (RunStatus::Queued, RunStatus::Running));
-    assert_eq!(db.commit_one("dead", &lost.write(vec![completed(json!(1))])).await, WriteOutcome::Fenced);
+    assert_eq!(
+        (db.status(lost.id).await, db.status(kept.id).await),
+        (RunStatus::Queued, RunStatus::Running)
+    );
+    assert_eq!(
+        db.commit_one("dead", &lost.write(vec![completed(json!(1))])).await,
+        WriteOutcome::Fenced
+    );
     let claimed = db.store.claim("alive", 10).await.unwrap().remove(0);
     assert_eq!((claimed.run.id, claimed.run.crash_count), (lost.id, 1));
     assert!(claimed.run.epoch > 1);
@@ -246,7 +272,8 @@ async fn sweep_all(db: &Db, max_crashes: u32) -> Swept {
 
 async fn a_sweep_decides_by_what_happened(db: Db) {
     db.store.register_replica("me").await.unwrap();
-    let (read, once, done, both) = (call("read", "{}"), call("once", "{}"), call("done", "{}"), call("both", "{}"));
+    let (read, once, done, both) =
+        (call("read", "{}"), call("once", "{}"), call("done", "{}"), call("both", "{}"));
     let mut reading = Script::owned();
     let mut acting = Script::owned();
     let mut acted = Script::owned();
@@ -254,7 +281,10 @@ async fn a_sweep_decides_by_what_happened(db: Db) {
     let stories = [
         (&mut reading, vec![responded(1, &[&read]), dispatched(&read, Effect::Read)]),
         (&mut acting, vec![responded(1, &[&once]), dispatched(&once, Effect::Once)]),
-        (&mut acted, vec![responded(1, &[&done]), dispatched(&done, Effect::Once), answered(&done, None)]),
+        (
+            &mut acted,
+            vec![responded(1, &[&done]), dispatched(&done, Effect::Once), answered(&done, None)],
+        ),
         (&mut cancelled, vec![responded(1, &[&both, &read]), dispatched(&both, Effect::Once)]),
     ];
     for (script, story) in stories {
@@ -267,13 +297,23 @@ async fn a_sweep_decides_by_what_happened(db: Db) {
     assert_eq!(db.status(reading.id).await, RunStatus::Queued);
     assert_eq!(db.status(acted.id).await, RunStatus::Queued);
     assert_eq!(db.status(acting.id).await, RunStatus::NeedsReview);
-    let states = |calls: Vec<toolloop::store::ToolCallRecord>| calls.into_iter().map(|c| c.state).collect::<Vec<_>>();
-    assert_eq!(states(db.store.tool_calls(TENANT, acting.id, &page(9, None)).await.unwrap()), ["unknown"]);
+    let states = |calls: Vec<toolloop::store::ToolCallRecord>| {
+        calls.into_iter().map(|c| c.state).collect::<Vec<_>>()
+    };
+    assert_eq!(
+        states(db.store.tool_calls(TENANT, acting.id, &page(9, None)).await.unwrap()),
+        ["unknown"]
+    );
 
-    // The cancelled run answers its calls before it ends, and does not guess about the one that acted.
+    // The cancelled run answers its calls before it ends, and does not guess about the one that
+    // acted.
     let journal = db.journal(cancelled.id).await;
-    let tail: Vec<_> = journal[4..].iter().map(|event| (event.seq, event.what.type_name())).collect();
-    assert_eq!(tail, [(5, "tool_call.completed"), (6, "tool_call.completed"), (7, "run.cancelled")]);
+    let tail: Vec<_> =
+        journal[4..].iter().map(|event| (event.seq, event.what.type_name())).collect();
+    assert_eq!(
+        tail,
+        [(5, "tool_call.completed"), (6, "tool_call.completed"), (7, "run.cancelled")]
+    );
     assert_eq!(
         states(db.store.tool_calls(TENANT, cancelled.id, &page(9, None)).await.unwrap()),
         ["unknown", "cancelled"]
@@ -316,7 +356,8 @@ async fn a_parked_run_is_cancelled_with_its_calls_answered(db: Db) {
     let shell = call("shell", "{}");
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
+        .await;
     assert_eq!(sweep_all(&db, 3).await.needs_review, 1);
     let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
     let Some(CancelOutcome::EndedNow(row)) = outcome else { panic!("{outcome:?}") };
@@ -334,7 +375,10 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
     assert!(!db.store.heartbeat("me").await.unwrap());
     db.store.register_replica("me").await.unwrap();
     assert!(db.store.heartbeat("me").await.unwrap());
-    assert_eq!(db.commit_one("me", &script.write(vec![completed(json!(1))])).await, WriteOutcome::Fenced);
+    assert_eq!(
+        db.commit_one("me", &script.write(vec![completed(json!(1))])).await,
+        WriteOutcome::Fenced
+    );
     assert_eq!(db.store.claim("me", 1).await.unwrap()[0].run.id, script.id);
 }
 
@@ -396,15 +440,14 @@ async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
 
 /// Waits until somebody in this database waits for a lock.
 async fn until_blocked(observer: &mut PgConnection) {
-    let waiting =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
+    let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut *observer).await.unwrap() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
     }
 }
 
-/// A dispatch, and a cancel request, are committed while the sweep already waits for their rows: its
-/// snapshot is older than what it must decide on.
+/// A dispatch, and a cancel request, are committed while the sweep already waits for their rows:
+/// its snapshot is older than what it must decide on.
 #[tokio::test]
 async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
     let db = Db::postgres().await;
@@ -443,7 +486,8 @@ async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO, 3).await.unwrap() });
+    let sweep =
+        tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO, 3).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
     let swept = sweep.await.unwrap();

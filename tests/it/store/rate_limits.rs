@@ -41,7 +41,8 @@ async fn a_bucket_gives_its_burst_and_then_says_when(db: Db) {
 }
 
 async fn what_is_left_is_given_where_more_is_asked_for(db: Db) {
-    let granted = [take(&db, SLOW, 3).await, take(&db, SLOW, 3).await, take(&db, SLOW, 3).await].map(|t| t.granted);
+    let granted = [take(&db, SLOW, 3).await, take(&db, SLOW, 3).await, take(&db, SLOW, 3).await]
+        .map(|t| t.granted);
     assert_eq!(granted, [3, 2, 0]);
     assert_eq!(db.store.take_tokens("fresh", SLOW, 9).await.unwrap().granted, 5);
 }
@@ -93,7 +94,9 @@ async fn a_changed_limit_does_not_wait_for_the_old_one(db: Db) {
 }
 
 async fn limits_at_the_edge_of_their_range_work(db: Db) {
-    for (per_minute, burst) in [(1, 1), (1_000_000_000, 1_000_000_000), (1, 1_000_000_000), (1_000_000_000, 1)] {
+    for (per_minute, burst) in
+        [(1, 1), (1_000_000_000, 1_000_000_000), (1, 1_000_000_000), (1_000_000_000, 1)]
+    {
         let (bucket, limit) = (format!("{per_minute} {burst}"), RateLimit { per_minute, burst });
         for _ in 0..2 {
             let taken = db.store.take_tokens(&bucket, limit, u32::MAX).await.unwrap();

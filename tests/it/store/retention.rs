@@ -20,7 +20,8 @@ async fn ended(db: &Db, mut script: Script) -> Uuid {
     let read = call("file_ops", "{}");
     db.commit("me", &script.start()).await;
     let asked = super::approvals::requested(&read);
-    let called = vec![responded(1, &[&read]), asked, dispatched(&read, Effect::Read), answered(&read, None)];
+    let called =
+        vec![responded(1, &[&read]), asked, dispatched(&read, Effect::Read), answered(&read, None)];
     let mut called = script.write(called);
     called.audit = vec![audited(&read, "allowed")];
     db.commit("me", &called).await;
@@ -36,7 +37,8 @@ fn of_tenant(tenant: &str) -> Script {
 
 /// How many rows there are, by table.
 async fn rows(db: &Db) -> Vec<i64> {
-    let tables = ["runs", "run_events", "iterations", "tool_calls", "audit_log", "approvals", "definitions"];
+    let tables =
+        ["runs", "run_events", "iterations", "tool_calls", "audit_log", "approvals", "definitions"];
     let counts = tables.map(|table| format!("(SELECT count(*) FROM {table})")).join(", ' ', ");
     let counts = db.sql(&format!("SELECT concat({counts})")).await;
     counts.split(' ').map(|count| count.parse().unwrap()).collect()
@@ -94,20 +96,27 @@ fn later() -> DateTime<Utc> {
 }
 
 async fn what_goes_on_or_is_parked_stays(db: Db) {
-    let (mut running, mut queued, mut parked) = (Script::owned(), Script::queued(), Script::owned());
+    let (mut running, mut queued, mut parked) =
+        (Script::owned(), Script::queued(), Script::owned());
     let shell = call("shell", "{}");
     db.commit("me", &running.start()).await;
     db.commit("me", &queued.start()).await;
     db.commit("gone", &parked.start()).await;
-    db.commit("gone", &parked.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.commit(
+        "gone",
+        &parked.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]),
+    )
+    .await;
     db.store.release("gone", None).await.unwrap();
     let before = rows(&db).await;
     ended(&db, Script::owned()).await;
     assert_eq!(db.store.delete_ended(later(), 10).await.unwrap(), 1);
     assert_eq!(rows(&db).await, before);
-    for (script, status) in
-        [(&running, RunStatus::Running), (&queued, RunStatus::Queued), (&parked, RunStatus::NeedsReview)]
-    {
+    for (script, status) in [
+        (&running, RunStatus::Running),
+        (&queued, RunStatus::Queued),
+        (&parked, RunStatus::NeedsReview),
+    ] {
         assert_eq!(db.status(script.id).await, status);
     }
     // A cancelled one ends now, however old it is.
@@ -152,7 +161,8 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
 async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     let before = later();
     let script = |hash: &str| {
-        let definition = DefinitionSnapshot { hash: hash.repeat(64), json: format!("{{\"name\":\"{hash}\"}}") };
+        let definition =
+            DefinitionSnapshot { hash: hash.repeat(64), json: format!("{{\"name\":\"{hash}\"}}") };
         Script::with(|new| new.definition = Arc::new(definition))
     };
     let mut parked = script("a");

@@ -72,7 +72,8 @@ async fn one_run_holds_a_session(db: Db) {
     db.commit("me", &other.start()).await;
     // A run that another one delegated to, and one from before sessions were held.
     let mut child = placed("s", HOLDS);
-    child.new = child.new.map(|new| Arc::new(NewRun { session_place: None, ..NewRun::clone(&new) }));
+    child.new =
+        child.new.map(|new| Arc::new(NewRun { session_place: None, ..NewRun::clone(&new) }));
     db.commit("me", &child.start()).await;
     end(&db, &mut first).await;
     db.commit("me", &placed("u", HOLDS).start()).await;
@@ -85,7 +86,9 @@ async fn of_many_at_once_one_holds(db: Db) {
         let mut tasks = JoinSet::new();
         for starter in 0..6 {
             let (db, mut script) = (db.clone(), placed(&session, HOLDS));
-            tasks.spawn(async move { db.commit_one(&format!("replica-{starter}"), &script.start()).await });
+            tasks.spawn(async move {
+                db.commit_one(&format!("replica-{starter}"), &script.start()).await
+            });
         }
         let outcomes = tasks.join_all().await;
         let count = |outcome| outcomes.iter().filter(|other| **other == outcome).count();
@@ -128,7 +131,10 @@ async fn those_that_wait_are_claimed_in_their_turn(db: Db) {
         assert_eq!(live(&db, "s").await, turns[holder..]);
         assert_eq!(claim(&db, &mut scripts).await.len(), 0, "somebody holds it");
         end(&db, scripts.iter_mut().find(|script| script.id == turns[holder]).unwrap()).await;
-        assert_eq!(claim(&db, &mut scripts).await, turns[holder + 1..].iter().take(1).copied().collect::<Vec<_>>());
+        assert_eq!(
+            claim(&db, &mut scripts).await,
+            turns[holder + 1..].iter().take(1).copied().collect::<Vec<_>>()
+        );
     }
     assert_eq!((live(&db, "s").await, db.store.queued().await.unwrap()), (vec![], 0));
 }
@@ -156,7 +162,11 @@ async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
     assert_eq!(db.status(holder).await, RunStatus::Queued);
     assert_eq!(claim(&db, &mut scripts).await, [holder]);
     let shell = call("shell", "{}");
-    db.commit("me", &scripts[0].write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)])).await;
+    db.commit(
+        "me",
+        &scripts[0].write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]),
+    )
+    .await;
     db.store.release("me", None).await.unwrap();
     assert_eq!(db.status(holder).await, RunStatus::NeedsReview);
     assert_eq!(claim(&db, &mut scripts).await.len(), 0);
@@ -165,7 +175,8 @@ async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
 }
 
 async fn a_cancelled_one_does_not_keep_others_waiting(db: Db) {
-    let mut scripts = [HOLDS, SessionPlace::Waits, SessionPlace::Waits].map(|place| placed("s", place));
+    let mut scripts =
+        [HOLDS, SessionPlace::Waits, SessionPlace::Waits].map(|place| placed("s", place));
     for script in &mut scripts {
         let begin = script.start();
         db.commit("me", &begin).await;
@@ -186,7 +197,8 @@ async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
             scripts.push(script);
         }
     }
-    let order: HashMap<Uuid, usize> = scripts.iter().enumerate().map(|(at, script)| (script.id, at)).collect();
+    let order: HashMap<Uuid, usize> =
+        scripts.iter().enumerate().map(|(at, script)| (script.id, at)).collect();
     let mut done: Vec<usize> = Vec::new();
     while done.len() < scripts.len() {
         let mut tasks = JoinSet::new();
@@ -195,7 +207,8 @@ async fn many_claim_at_once_and_each_session_has_one_run(db: Db) {
             tasks.spawn(async move { db.store.claim("me", 3).await.unwrap() });
         }
         let claimed: Vec<_> = tasks.join_all().await.into_iter().flatten().collect();
-        let mut sessions: Vec<_> = claimed.iter().map(|claimed| claimed.run.session_id.clone()).collect();
+        let mut sessions: Vec<_> =
+            claimed.iter().map(|claimed| claimed.run.session_id.clone()).collect();
         sessions.sort();
         sessions.dedup();
         assert_eq!(sessions.len(), claimed.len(), "two runs of one session were claimed");
@@ -224,7 +237,8 @@ async fn a_session_is_what_its_runs_say(db: Db) {
     // Nobody answered in this one.
     let mut silent = placed("s", turn(5));
     db.commit("me", &silent.start()).await;
-    db.commit("me", &silent.write(vec![RunEvent::cancelled("iteration", None, String::new(), 1)])).await;
+    db.commit("me", &silent.write(vec![RunEvent::cancelled("iteration", None, String::new(), 1)]))
+        .await;
     let mut holder = placed("s", turn(6));
     db.commit("me", &holder.start()).await;
     let mut child = Script::with(|new| {
@@ -234,7 +248,10 @@ async fn a_session_is_what_its_runs_say(db: Db) {
     });
     db.commit("me", &child.start()).await;
     let session = db.store.session(TENANT, "s", 3).await.unwrap().unwrap();
-    assert_eq!((session.agent.as_str(), session.turn, session.live), ("reader", 6, vec![holder.id]));
+    assert_eq!(
+        (session.agent.as_str(), session.turn, session.live),
+        ("reader", 6, vec![holder.id])
+    );
     assert_eq!(session.ended, ended[1..].iter().map(|script| script.id).collect::<Vec<_>>());
     assert!(session.created_at < session.last_run_at);
     assert_eq!(db.store.session("other", "s", 3).await.unwrap(), None);
@@ -267,7 +284,11 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
     let (mut first, mut kept) = (placed("s", HOLDS), placed("t", HOLDS));
     let read = call("file_ops", "{}");
     db.commit("me", &first.start()).await;
-    let mut called = first.write(vec![responded(1, &[&read]), dispatched(&read, Effect::Read), answered(&read, None)]);
+    let mut called = first.write(vec![
+        responded(1, &[&read]),
+        dispatched(&read, Effect::Read),
+        answered(&read, None),
+    ]);
     called.audit = vec![audited(&read, "allowed")];
     db.commit("me", &called).await;
     // Of no session, but part of it.
@@ -275,12 +296,18 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
     db.commit("me", &child.start()).await;
     end(&db, &mut child).await;
     db.commit("me", &kept.start()).await;
-    assert_eq!((delete(TENANT).await, delete("other").await), (SessionDeleted::Busy, SessionDeleted::Unknown));
+    assert_eq!(
+        (delete(TENANT).await, delete("other").await),
+        (SessionDeleted::Busy, SessionDeleted::Unknown)
+    );
     assert_eq!(db.status(first.id).await, RunStatus::Running);
     db.commit("me", &first.write(vec![completed(json!(1))])).await;
     assert_eq!(delete(TENANT).await, SessionDeleted::Gone);
     for run in [first.id, child.id] {
-        assert_eq!((db.store.run(TENANT, run).await.unwrap(), db.journal(run).await), (None, vec![]));
+        assert_eq!(
+            (db.store.run(TENANT, run).await.unwrap(), db.journal(run).await),
+            (None, vec![])
+        );
         assert_eq!(db.store.tool_calls(TENANT, run, &page(9, None)).await.unwrap(), []);
     }
     assert_eq!(db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap(), []);

@@ -76,11 +76,13 @@ async fn tokens_are_counted_by_day_agent_and_model(db: Db) {
     db.commit("me", &unpriced.start()).await;
     let RunEvent::ModelResponded(mut response) = responded(2, &[]) else { unreachable!() };
     response.usage.cost_micro_usd = None;
-    db.commit("me", &unpriced.write(vec![responded(1, &[]), RunEvent::ModelResponded(response)])).await;
+    db.commit("me", &unpriced.write(vec![responded(1, &[]), RunEvent::ModelResponded(response)]))
+        .await;
     let rows = db.store.usage_stats(TENANT, &all()).await.unwrap();
     let today = now().format("%Y-%m-%d").to_string();
     let earlier = (now() - TimeDelta::days(3)).format("%Y-%m-%d").to_string();
-    let told: Vec<_> = rows.iter().map(|row| (row.day.as_str(), row.agent.as_str(), row.runs)).collect();
+    let told: Vec<_> =
+        rows.iter().map(|row| (row.day.as_str(), row.agent.as_str(), row.runs)).collect();
     assert_eq!(told, [(&*today, "reader", 2), (&*today, "writer", 1), (&*earlier, "reader", 1)]);
     assert!(rows.iter().all(|row| row.model == "openai/gpt"));
     assert_eq!((rows[0].usage.input_tokens, rows[0].usage.output_tokens), (300, 60));
@@ -111,7 +113,8 @@ async fn only_what_is_asked_for_is_counted(db: Db) {
         (filter(9, -9, None), vec![]),
     ] {
         let tools = db.store.tool_stats(TENANT, &filter).await.unwrap();
-        let tools: Vec<_> = tools.iter().map(|row| row.tool.trim_start_matches("tool_of_")).collect();
+        let tools: Vec<_> =
+            tools.iter().map(|row| row.tool.trim_start_matches("tool_of_")).collect();
         assert_eq!(tools, expected, "{filter:?}");
         let usage = db.store.usage_stats(TENANT, &filter).await.unwrap();
         let mut agents: Vec<_> = usage.iter().map(|row| row.agent.as_str()).collect();

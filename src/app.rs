@@ -343,7 +343,7 @@ fn meters(telemetry: &Arc<Telemetry>) -> Meters {
     let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
     Meters {
         on_answer: Box::new(move |route, method, status| {
-            counting.http_answered(route, method, status.as_u16())
+            counting.http_answered(route, method, status.as_u16());
         }),
         scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
     }

@@ -5,6 +5,7 @@
 //! the flag. `config/default.toml` is both the documentation and the lowest layer, so no default is
 //! written twice. Nothing of ours is imported: rooms get their settings as arguments.
 
+mod models;
 mod sources;
 pub mod tables;
 mod values;
@@ -14,18 +15,19 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
-use http::{HeaderName, HeaderValue};
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
 use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
+use models::ModelSettings;
+pub use models::{Model, ModelApi, ModelServer};
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
 use tables::{ModelCapabilities, ModelPrice};
 pub use values::parse_duration;
-use values::{count, duration, size, some_count, some_duration};
+use values::{count, duration, size, some_duration};
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -244,73 +246,6 @@ pub struct Telemetry {
     pub sample_ratio: f64,
 }
 
-/// `[models.<name>]`
-#[derive(Debug, Clone)]
-pub enum Model {
-    /// A server.
-    Server(ModelServer),
-    /// Scenarios.
-    Scripted {
-        /// `scripted/<name>` plays `<dir>/<name>.yaml`.
-        dir: PathBuf,
-    },
-}
-
-/// What a model server speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelApi {
-    /// OpenAI's Chat Completions.
-    Openai,
-    /// OpenAI's Responses.
-    OpenaiResponses,
-    /// Anthropic's Messages.
-    Anthropic,
-    /// Ollama's own.
-    Ollama {
-        /// The context window that models are loaded with, in tokens.
-        num_ctx: u32,
-    },
-}
-
-impl ModelApi {
-    /// The word for it in a configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiResponses => "openai-responses",
-            Self::Anthropic => "anthropic",
-            Self::Ollama { .. } => "ollama",
-        }
-    }
-}
-
-/// Settings of a model server.
-#[derive(Debug, Clone)]
-pub struct ModelServer {
-    /// What it speaks.
-    pub api: ModelApi,
-    /// Without a slash at the end; the API's path is appended.
-    pub base_url: String,
-    /// The variable that holds the key; absent where the server needs none.
-    pub api_key_env: Option<String>,
-    /// Absent where none is configured or the variable is unset.
-    pub api_key: Option<SecretString>,
-    /// One call, from connecting to the last byte.
-    pub timeout: Duration,
-    /// Establishing a connection.
-    pub connect_timeout: Duration,
-    /// From the request to the first byte of a streamed answer.
-    pub first_byte_timeout: Duration,
-    /// Between two pieces of an answer.
-    pub idle_timeout: Duration,
-    /// After the first try.
-    pub max_retries: u32,
-    /// Tries at once; absent: no limit.
-    pub max_concurrency: Option<usize>,
-    /// Sent with every call; names and values are valid.
-    pub headers: BTreeMap<String, SecretString>,
-}
-
 /// The tree as it is written; [`Config`] is what it means.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
@@ -337,62 +272,6 @@ struct Settings {
     /// model may be a glob.
     #[serde(default)]
     capabilities: BTreeMap<String, ModelCapabilities>,
-}
-
-#[derive(Deserialize, JsonSchema)]
-#[serde(deny_unknown_fields)]
-struct ModelSettings {
-    /// What it speaks.
-    kind: ModelKind,
-    /// Of a server: http or https, without a slash at the end.
-    #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
-    base_url: Option<Url>,
-    /// The environment variable that holds the key.
-    api_key_env: Option<String>,
-    /// One call, from connecting to the last byte, 100ms to 1h.
-    #[serde(default, deserialize_with = "some_duration::<100, 3_600, _>")]
-    #[schemars(schema_with = "values::duration_schema")]
-    timeout: Option<Duration>,
-    /// Establishing a connection, 10ms to 10m.
-    #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
-    #[schemars(schema_with = "values::duration_schema")]
-    connect_timeout: Option<Duration>,
-    /// From the request to the first byte of a streamed answer, 10ms to 1h.
-    #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
-    #[schemars(schema_with = "values::duration_schema")]
-    first_byte_timeout: Option<Duration>,
-    /// Between two pieces of an answer, 10ms to 1h.
-    #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
-    #[schemars(schema_with = "values::duration_schema")]
-    idle_timeout: Option<Duration>,
-    /// After the first try.
-    #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
-    #[schemars(schema_with = "values::count_schema::<0, 20>")]
-    max_retries: Option<u32>,
-    /// Tries at once; more wait their turn.
-    #[serde(default, deserialize_with = "some_count::<1, 100_000, _, _>")]
-    #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
-    max_concurrency: Option<usize>,
-    /// Sent with every call.
-    #[serde(default)]
-    #[schemars(with = "BTreeMap<String, String>")]
-    headers: BTreeMap<String, SecretString>,
-    /// Of `ollama`: the context window that models are loaded with, in tokens.
-    #[serde(default, deserialize_with = "some_count::<512, 10_000_000, _, _>")]
-    #[schemars(schema_with = "values::count_schema::<512, 10_000_000>")]
-    num_ctx: Option<u32>,
-    /// Of `scripted`: where `<name>.yaml` scenarios lie.
-    dir: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-enum ModelKind {
-    Openai,
-    OpenaiResponses,
-    Anthropic,
-    Ollama,
-    Scripted,
 }
 
 impl Config {
@@ -482,7 +361,7 @@ fn resolve(
     }
     let mut models = BTreeMap::new();
     for (name, model) in settings.models {
-        models.insert(name.clone(), resolve_model(&name, model, &sources, &env)?);
+        models.insert(name.clone(), models::resolve(&name, model, &sources, &env)?);
     }
     tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
     tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
@@ -563,92 +442,6 @@ fn resolve_database(url: &SecretString, sources: &Sources) -> Result<SecretStrin
     let (path, query) = path.find('?').map_or((path, ""), |at| path.split_at(at));
     Ok(format!("sqlite://{}{query}", sources.resolve("database.url", Path::new(path)).display())
         .into())
-}
-
-fn resolve_model(
-    name: &str,
-    model: ModelSettings,
-    sources: &Sources,
-    env: &HashMap<String, String>,
-) -> Result<Model, ConfigError> {
-    let key = |setting: &str| format!("models.{name}.{setting}");
-    let written = |setting: &str| *sources.origin(&key(setting)) != Origin::BuiltIn;
-    let mut characters = name.chars();
-    if !characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
-        || !characters.all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
-    {
-        return Err(sources.error(
-            &format!("models.{name}"),
-            "a provider's name has letters, digits, - and _ only",
-        ));
-    }
-    let api = match model.kind {
-        ModelKind::Openai => ModelApi::Openai,
-        ModelKind::OpenaiResponses => ModelApi::OpenaiResponses,
-        ModelKind::Anthropic => ModelApi::Anthropic,
-        ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
-        ModelKind::Scripted => {
-            let foreign = [
-                ("base_url", model.base_url.is_some()),
-                ("api_key_env", model.api_key_env.is_some()),
-                ("timeout", model.timeout.is_some()),
-                ("connect_timeout", model.connect_timeout.is_some()),
-                ("first_byte_timeout", model.first_byte_timeout.is_some()),
-                ("idle_timeout", model.idle_timeout.is_some()),
-                ("max_retries", model.max_retries.is_some()),
-                ("max_concurrency", model.max_concurrency.is_some()),
-                ("headers", !model.headers.is_empty()),
-                ("num_ctx", model.num_ctx.is_some()),
-            ];
-            if let Some((setting, _)) =
-                foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting))
-            {
-                return Err(
-                    sources.error(&key(setting), "has no meaning where kind is \"scripted\"")
-                );
-            }
-            let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
-            return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
-        }
-    };
-    let foreign = [
-        ("dir", model.dir.is_some()),
-        ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. })),
-    ];
-    if let Some((setting, _)) =
-        foreign.into_iter().find(|(setting, is_set)| *is_set && written(setting))
-    {
-        let message = format!("has no meaning where kind is {:?}", api.as_str());
-        return Err(sources.error(&key(setting), message));
-    }
-    let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
-    if !matches!(base_url.scheme(), "http" | "https") || base_url.query().is_some() {
-        return Err(sources.error(&key("base_url"), "must be an http or https URL without a query"));
-    }
-    if !base_url.username().is_empty() || base_url.password().is_some() {
-        return Err(sources
-            .error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
-    }
-    for (header, value) in &model.headers {
-        let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
-        if !name_ok || HeaderValue::from_str(value.expose_secret()).is_err() {
-            return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
-        }
-    }
-    let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
-    Ok(Model::Server(ModelServer {
-        api,
-        base_url: base_url.as_str().trim_end_matches('/').to_owned(),
-        api_key: api_key.map(|value| value.as_str().into()),
-        api_key_env: model.api_key_env,
-        timeout: model.timeout.unwrap_or(Duration::from_mins(2)),
-        connect_timeout: model.connect_timeout.unwrap_or(Duration::from_secs(10)),
-        first_byte_timeout: model.first_byte_timeout.unwrap_or(Duration::from_mins(1)),
-        idle_timeout: model.idle_timeout.unwrap_or(Duration::from_mins(1)),
-        max_retries: model.max_retries.unwrap_or(5),
-        max_concurrency: model.max_concurrency,
-        headers: model.headers,
-    }))
 }
 
 fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAddr, D::Error> {

@@ -667,7 +667,7 @@ impl Totals {
             }
             RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
             RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
-                self.tool_calls_made += 1
+                self.tool_calls_made += 1;
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             _ => {}

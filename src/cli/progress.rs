@@ -104,7 +104,7 @@ impl Standing {
             }
             RunEvent::ModelResponded(r) => self.took(&r.usage),
             RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
-                self.took(&call.usage)
+                self.took(&call.usage);
             }
             RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
             RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,

@@ -14,7 +14,7 @@ use crate::agents::checks::compile_schema;
 use crate::event::ValidationError;
 use crate::providers::ToolOffer;
 use crate::run::ClientTool;
-use crate::tools::executor::arguments_of;
+use crate::tools::arguments::arguments_of;
 
 /// Tools that one request may bring along.
 const MOST: usize = 128;

@@ -13,8 +13,8 @@ use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Type}
 use utoipa::{PartialSchema, ToSchema};
 
 macro_rules! words {
-    ($(#[doc = $about:literal] $name:ident = $($word:literal)|+;)*) => {$(
-        #[doc = $about]
+    ($($(#[doc = $about:literal])+ $name:ident = $($word:literal)|+;)*) => {$(
+        $(#[doc = $about])+
         pub(crate) struct $name;
 
         impl $name {
@@ -31,7 +31,7 @@ macro_rules! words {
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
                 let word = ObjectBuilder::new().schema_type(Type::String).enum_values(Some(Self::WORDS.iter().copied()));
-                word.description(Some($about.trim())).into()
+                word.description(Some(concat!($($about),+).trim())).into()
             }
         }
     )*};
@@ -64,8 +64,8 @@ words! {
 }
 
 macro_rules! open_objects {
-    ($(#[doc = $about:literal] $name:ident of $values:expr, like $example:expr;)*) => {$(
-        #[doc = $about]
+    ($($(#[doc = $about:literal])+ $name:ident of $values:expr, like $example:expr;)*) => {$(
+        $(#[doc = $about])+
         pub(crate) struct $name;
 
         impl ToSchema for $name {
@@ -76,7 +76,7 @@ macro_rules! open_objects {
 
         impl PartialSchema for $name {
             fn schema() -> RefOr<Schema> {
-                open_object($about.trim(), $values, $example)
+                open_object(concat!($($about),+).trim(), $values, $example)
             }
         }
     )*};

@@ -103,7 +103,7 @@ impl Splitter {
         match self.framing {
             Framing::Lines if line.trim_ascii().is_empty() => {}
             Framing::Lines => {
-                self.ready.push_back(Frame { event: String::new(), data: line.to_vec() })
+                self.ready.push_back(Frame { event: String::new(), data: line.to_vec() });
             }
             Framing::Sse if line.is_empty() => self.dispatch(),
             Framing::Sse => self.field(line)?,

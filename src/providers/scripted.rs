@@ -96,7 +96,7 @@ impl Provider for Scripted {
         let delay = Duration::from_millis(step.delay_ms);
         match &answer {
             Ok(completion) if request.deltas.are_followed() => {
-                write_out(completion, request.deltas, delay).await
+                write_out(completion, request.deltas, delay).await;
             }
             _ if delay.is_zero() => {}
             _ => tokio::time::sleep(delay).await,

@@ -240,7 +240,7 @@ impl Runtime {
             match ask().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_transient() && Instant::now() < until => {
-                    tokio::time::sleep(LOOK).await
+                    tokio::time::sleep(LOOK).await;
                 }
                 Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
                 Err(error) => {

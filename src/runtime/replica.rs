@@ -165,7 +165,7 @@ impl Runtime {
                         match return_to_life(store.as_ref(), owner).await {
                             Ok(()) => lease.renewed(sent),
                             Err(error) => {
-                                tracing::warn!(%error, "this replica cannot register again yet")
+                                tracing::warn!(%error, "this replica cannot register again yet");
                             }
                         }
                     }

@@ -225,7 +225,7 @@ impl Owned {
                     }
                 }
                 Ok(Err(Stopped::Fold(error))) => {
-                    self.runtime.interrupt(&self.head, error.to_string()).await
+                    self.runtime.interrupt(&self.head, error.to_string()).await;
                 }
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over

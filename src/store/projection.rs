@@ -208,7 +208,7 @@ impl<'w> RunCalls<'_, 'w> {
                 row.reason = Some(clean(&awaited.reason));
             }
             RunEvent::ToolCallAwaitingClient(awaited) => {
-                self.row(awaited.call_id).state = "awaiting_client"
+                self.row(awaited.call_id).state = "awaiting_client";
             }
             RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                 let row = self.row(call.call_id);

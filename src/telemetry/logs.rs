@@ -85,7 +85,7 @@ impl Logs {
         match format {
             LogFormat::Text => subscriber.with_ansi(io::stderr().is_terminal()).try_init()?,
             LogFormat::Json => {
-                subscriber.json().flatten_event(true).with_current_span(false).try_init()?
+                subscriber.json().flatten_event(true).with_current_span(false).try_init()?;
             }
         }
         std::panic::set_hook(Box::new(|panic| {

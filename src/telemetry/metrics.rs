@@ -153,7 +153,7 @@ impl Metrics {
                     self.took(&response.usage);
                 }
                 RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
-                    self.took(&call.usage)
+                    self.took(&call.usage);
                 }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),

@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::approval::{Escalated, Granted};
+use super::arguments;
 use super::interceptors::{Intercepted, Interceptors};
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
@@ -39,8 +40,6 @@ pub const MAX_RESULT: usize = 64 * 1024;
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
 const LONGEST_PAUSE: Duration = Duration::from_secs(5);
-/// Schema errors told to the model in one result.
-const MAX_SCHEMA_ERRORS: usize = 8;
 
 /// The tools of an agent behind its gate. Made once for a definition, shared by all its runs.
 pub struct Executor {
@@ -276,7 +275,7 @@ impl Executor {
     /// What is wrong, for the model.
     pub fn check_arguments(&self, tool: &str, arguments: &Value) -> Result<(), String> {
         let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        offered.map_or(Ok(()), |offered| check(&offered.arguments, arguments))
+        offered.map_or(Ok(()), |offered| arguments::check(&offered.arguments, arguments))
     }
 
     /// What is wrong with arguments, with JSON pointers into them. Those of an unknown tool are not
@@ -289,7 +288,7 @@ impl Executor {
             pointer: error.instance_path().as_str().to_owned(),
             message: error.masked().to_string(),
         };
-        errors.take(MAX_SCHEMA_ERRORS).map(error).collect()
+        errors.take(arguments::MAX_SCHEMA_ERRORS).map(error).collect()
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
@@ -319,9 +318,10 @@ impl Executor {
             ));
         };
         let edited = approval.and_then(|granted| granted.arguments);
-        let arguments = edited.map_or_else(|| parse(&call.arguments), |edited| Ok(edited.clone()));
+        let arguments =
+            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
         let arguments = match arguments
-            .and_then(|arguments| check(validator, &arguments).map(|()| arguments))
+            .and_then(|arguments| arguments::check(validator, &arguments).map(|()| arguments))
         {
             Ok(arguments) => arguments,
             Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
@@ -409,13 +409,16 @@ impl Executor {
     ) -> Result<Value, Box<Finished>> {
         match self.interceptors.before(&call.name, &arguments, &scope.inputs) {
             Intercepted::Untouched => Ok(arguments),
-            Intercepted::Rewritten(rewritten, place) => match check(validator, &rewritten) {
-                Ok(()) => Ok(rewritten),
-                Err(message) => {
-                    let message = format!("Interceptor {place} changed the arguments. {message}");
-                    Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
+            Intercepted::Rewritten(rewritten, place) => {
+                match arguments::check(validator, &rewritten) {
+                    Ok(()) => Ok(rewritten),
+                    Err(message) => {
+                        let message =
+                            format!("Interceptor {place} changed the arguments. {message}");
+                        Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
+                    }
                 }
-            },
+            }
             Intercepted::Blocked(reason) => {
                 let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
                 let reason = format!("Blocked by an interceptor: {reason}");
@@ -538,42 +541,6 @@ async fn guarded<T>(
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }
-}
-
-/// Arguments that match a schema, or what is wrong with them, for the model.
-///
-/// # Errors
-/// They are no JSON object, or miss the schema.
-pub fn arguments_of(text: &str, schema: &Validator) -> Result<Value, String> {
-    parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
-}
-
-/// The arguments as an object. Some models write nothing where there is nothing to say.
-fn parse(arguments: &str) -> Result<Value, String> {
-    let text = if arguments.trim().is_empty() { "{}" } else { arguments };
-    match serde_json::from_str(text) {
-        Ok(object @ Value::Object(_)) => Ok(object),
-        Ok(_) => Err("The arguments must be a JSON object.".into()),
-        Err(e) => Err(format!("The arguments are not valid JSON: {e}.")),
-    }
-}
-
-fn check(validator: &Validator, arguments: &Value) -> Result<(), String> {
-    if validator.is_valid(arguments) {
-        return Ok(());
-    }
-    let mut errors = validator.iter_errors(arguments).map(|error| {
-        let pointer = error.instance_path().as_str().to_owned();
-        let place = if pointer.is_empty() { "the arguments".to_owned() } else { pointer };
-        format!("\n- at {place}: {}", error.masked())
-    });
-    let mut message = "The arguments do not match the tool's schema:".to_owned();
-    message.extend(errors.by_ref().take(MAX_SCHEMA_ERRORS));
-    let more = errors.count();
-    if more > 0 {
-        let _ = write!(message, "\n- and {more} more");
-    }
-    Err(message)
 }
 
 fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {

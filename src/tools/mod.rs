@@ -4,6 +4,7 @@
 //! [`Tool::execute`].
 
 pub mod approval;
+pub mod arguments;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;

@@ -29,7 +29,7 @@ pub(super) fn retold(base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool
             Turn::Assistant(turn) => {
                 say(&mut retold, &mut told, turn.message());
                 turn.results().iter().for_each(|result| {
-                    tell(&mut told, &format!("Observation: {}", result.content))
+                    tell(&mut told, &format!("Observation: {}", result.content));
                 });
             }
         }

@@ -164,7 +164,7 @@ impl Run {
     fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
         match &mut finished.event {
             RunEvent::ToolCallCompleted(call) => {
-                call.note = self.state.stuck_note(call.call_id, &call.content)
+                call.note = self.state.stuck_note(call.call_id, &call.content);
             }
             RunEvent::ToolCallBlocked(call) => {
                 if let Some(note) = self.state.stuck_note(call.call_id, &call.reason) {

@@ -195,7 +195,7 @@ impl Kind {
                 pass_on(&piece.thinking, Delta::Thinking, deltas);
             }
             (Self::Thinking(block), "signature_delta") => {
-                block.signature.push_str(&piece.signature)
+                block.signature.push_str(&piece.signature);
             }
             (Self::ToolUse { index, input, .. }, "input_json_delta") => {
                 input.push_str(&piece.partial_json);

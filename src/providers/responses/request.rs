@@ -147,7 +147,7 @@ impl Serialize for Input<'_> {
         for turn in self.request.conversation.turns() {
             match turn {
                 Turn::User(content) => {
-                    items.serialize_element(&Item::Message { role: "user", content })?
+                    items.serialize_element(&Item::Message { role: "user", content })?;
                 }
                 Turn::Assistant(turn) => self.assistant(turn, &mut items)?,
             }

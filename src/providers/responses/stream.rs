@@ -57,7 +57,7 @@ impl Answer {
         let piece = || received::text(event.delta.and_then(received::string).unwrap_or_default());
         match event.r#type.as_ref() {
             "response.output_text.delta" | "response.refusal.delta" => {
-                deltas.send(Delta::Text(piece()))
+                deltas.send(Delta::Text(piece()));
             }
             "response.reasoning_summary_text.delta" | "response.reasoning_text.delta" => {
                 deltas.send(Delta::Thinking(piece()));

@@ -79,7 +79,7 @@ fn deltas_come_with_the_pieces_and_add_up() {
                 Delta::Text(piece) => heard.0.push_str(&piece),
                 Delta::Thinking(piece) => heard.1.push_str(&piece),
                 Delta::ToolCall { wire_name: Some(name), .. } => {
-                    heard.2.push((name, String::new()))
+                    heard.2.push((name, String::new()));
                 }
                 Delta::ToolCall { index, arguments, .. } => heard.2[index].1.push_str(&arguments),
                 Delta::Restarted => unreachable!("an adapter makes one try"),

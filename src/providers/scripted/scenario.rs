@@ -235,7 +235,8 @@ fn check(step: &Step) -> Result<(), String> {
             return Err(format!(".error.status: {} is not within 400..=599", error.status));
         }
         Some(error) => {
-            render::check(&error.message).map_err(|problem| format!(".error.message: {problem}"))?
+            render::check(&error.message)
+                .map_err(|problem| format!(".error.message: {problem}"))?;
         }
         None if !answers && step.finish_reason.is_none() => {
             return Err(": it needs text, tool_calls, error or finish_reason".into());

@@ -97,7 +97,7 @@ async fn a_running_service_is_recognised(db: Db) {
     let database = of(&report, "database")[0]["detail"].as_str().unwrap();
     match db {
         Db::Sqlite => {
-            assert!(database.contains("in use by a running service (process "), "{database}")
+            assert!(database.contains("in use by a running service (process "), "{database}");
         }
         Db::Postgres => {
             assert!(database.contains("PostgreSQL, PostgreSQL 1"), "{database}");

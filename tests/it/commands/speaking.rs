@@ -310,7 +310,7 @@ async fn what_is_wrong_is_said_with_what_to_do(db: Db) {
     match db {
         Db::Postgres => assert_eq!(here.code, Some(0), "{}", here.err),
         Db::Sqlite => {
-            assert!(here.code == Some(1) && here.err.contains("--server http://"), "{}", here.err)
+            assert!(here.code == Some(1) && here.err.contains("--server http://"), "{}", here.err);
         }
     }
 }

@@ -22,7 +22,7 @@ fn stopping(rules: Rules) -> Rules {
 
 fn on_condition(when: &str, action: StopAction) -> Rules {
     limited(text(), |_, budget| {
-        budget.stop_conditions = vec![StopCondition { when: when.into(), action }]
+        budget.stop_conditions = vec![StopCondition { when: when.into(), action }];
     })
 }
 

@@ -19,7 +19,7 @@ on_both! {
 
 fn keyed(key: &str) -> Script {
     Script::with(|new| {
-        new.idempotency = Some(Idempotency { key: key.into(), request_hash: "ab".repeat(32) })
+        new.idempotency = Some(Idempotency { key: key.into(), request_hash: "ab".repeat(32) });
     })
 }
 

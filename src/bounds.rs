@@ -7,6 +7,7 @@
 
 pub mod expression;
 pub mod glob;
+pub mod json;
 pub mod name;
 pub mod pattern;
 pub mod schema;

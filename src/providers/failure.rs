@@ -67,7 +67,8 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
         // What stands around the error may be a whole answer.
         let whole = serde_json::from_slice::<Envelope>(body).ok();
         let error = whole.and_then(|whole| whole.error).map(RawValue::get);
-        short = error.filter(|error| error.len() <= MAX_READ).map(|it| format!("{{\"error\":{it}}}"));
+        short =
+            error.filter(|error| error.len() <= MAX_READ).map(|it| format!("{{\"error\":{it}}}"));
         short.as_ref().map_or(&body[..MAX_READ], |short| short.as_bytes())
     };
     let Ok(value) = serde_json::from_slice::<Value>(body) else {

@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::workspace::{Kind, PathError, Resolved};
@@ -24,6 +25,8 @@ use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 
+/// Searches of all runs at the same time: each holds a file and what its pattern builds.
+static SEARCHES: Semaphore = Semaphore::const_new(4);
 /// Entries of a directory that are moved with it, at most.
 const MAX_MOVED: usize = 1000;
 
@@ -141,6 +144,10 @@ impl Tool for FileOps {
             return Ok(text);
         }
         let workspace = context.workspace.clone();
+        let _place = match Operation::parse(&arguments)? {
+            Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
+            _ => None,
+        };
         blocking(move |stop| Operation::parse(&arguments)?.perform(&workspace, &permit, stop)).await
     }
 }

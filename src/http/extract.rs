@@ -20,6 +20,7 @@ use uuid::Uuid;
 
 use super::App;
 use super::problem::{Code, Problem};
+use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::runtime::CallPlace;
 
@@ -151,7 +152,7 @@ pub(crate) fn fields<T: DeserializeOwned>(
 ) -> Result<T, ValidationError> {
     serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| ValidationError {
         pointer: pointer(error.path()),
-        message: error.into_inner().to_string(),
+        message: shortened(&error.into_inner().to_string()),
     })
 }
 
@@ -291,7 +292,7 @@ impl Params {
 
 /// A query parameter that cannot be used.
 pub(crate) fn invalid_parameter(name: &str, why: &str) -> Problem {
-    Problem::new(Code::InvalidParameter, format!("The parameter {name:?} {why}."))
+    Problem::new(Code::InvalidParameter, format!("The parameter {} {why}.", quoted(name)))
 }
 
 fn decoded(text: &str) -> Option<String> {

@@ -113,9 +113,9 @@ impl Schema {
         let has_patterns = form::patterns(schema) > 0;
         let counted = form::counted(schema);
         let build = || build(&counted, draft, author);
-        let built = off_worker(|| on_large_stack(build));
+        let outcome = off_worker(|| on_large_stack(build));
         let validator =
-            built.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
+            outcome.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
         Ok(Self { validator, is_quick: author == Author::Operator || !has_patterns })
     }
 

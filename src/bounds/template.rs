@@ -1,6 +1,7 @@
 //! Templates of definitions and scenarios: bounded in size, in the steps that rendering takes and
 //! in the text that comes of it. An undefined value is an error.
 
+use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use minijinja::value::Serde;
@@ -161,9 +162,9 @@ fn check_size(source: &str) -> Result<(), TemplateError> {
 
 fn context(variables: &[(&str, &Value)]) -> minijinja::Value {
     let variable = |(name, value): &(&str, &Value)| {
-        ((*name).to_owned(), minijinja::Value::from(Serde((*value).clone())))
+        ((*name).to_owned(), minijinja::Value::from(Serde(*value)))
     };
-    variables.iter().map(variable).collect()
+    minijinja::Value::from(variables.iter().map(variable).collect::<BTreeMap<_, _>>())
 }
 
 fn rendered(

@@ -48,8 +48,17 @@ pub(super) struct Owned {
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
     _slot: Option<OwnedSemaphorePermit>,
-    /// Its place among those that can start others.
-    _known: Option<Known>,
+    registration: Registration,
+}
+
+/// Whether a run is known here by its id. Not before its row is stored: until then the id may be
+/// another run's.
+enum Registration {
+    /// With what makes it known as one that can start others.
+    Pending(Option<Box<Parent>>),
+    Done {
+        _known: Option<Known>,
+    },
 }
 
 /// Who wants to hear of a run.
@@ -101,6 +110,7 @@ pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64)
         audit: Vec::new(),
         totals,
         park: None,
+        is_repeated: false,
     }
 }
 
@@ -185,8 +195,22 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        let known = runtime.note_parent(parent);
-        Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
+        let runtime = runtime.clone();
+        let registration = Registration::Pending(Some(Box::new(parent)));
+        Self { runtime, head, run, _slot: slot, registration }
+    }
+
+    fn is_registered(&self) -> bool {
+        matches!(self.registration, Registration::Done { .. })
+    }
+
+    /// Makes it known here by its id, to those who cancel it, follow it or wait for it.
+    fn register(&mut self) {
+        if let Registration::Pending(parent) = &mut self.registration {
+            let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
+            self.registration = Registration::Done { _known: known };
+            self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+        }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -194,7 +218,7 @@ impl Owned {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
-            runtime.inner.live.insert(id, Arc::clone(&control));
+            self.register();
         }
         let task = async move {
             let ended = tokio::select! {
@@ -213,6 +237,7 @@ impl Owned {
                         let _ = end.send(Some(record));
                     }
                 }
+                Ok(Err(reason)) if !self.is_registered() => self.not_begun(&reason),
                 Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
                     self.runtime
                         .interrupt(&self.head, "the store refused to record it".into())
@@ -227,6 +252,7 @@ impl Owned {
                 Ok(Err(Stopped::Fold(error))) => {
                     self.runtime.interrupt(&self.head, error.to_string()).await;
                 }
+                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(id),
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
                     self.runtime
@@ -249,8 +275,7 @@ impl Owned {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
-                // Not before: the id may be that of somebody else's run.
-                self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+                self.register();
             }
             let follower = (outcome.is_ok() && is_followed)
                 .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
@@ -258,6 +283,16 @@ impl Owned {
             outcome?;
         }
         self.run.drive().await
+    }
+
+    /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
+    /// the answer was lost.
+    fn not_begun(&self, reason: &Stopped) {
+        let id = self.head.new.id;
+        tracing::debug!(run_id = %id, %reason, "run not begun");
+        if *reason == Stopped::Journal(AppendFailed::Unavailable) {
+            self.runtime.inner.live.abandon(id);
+        }
     }
 }
 
@@ -394,7 +429,7 @@ impl Runtime {
 /// The run's way to the writer.
 fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
     let head = head.clone();
-    let commits = runtime.inner.writer.clone();
+    let commits = runtime.inner.writer.appender();
     let mut new = is_new.then(|| Arc::clone(&head.new));
     Journal::new(move |entry| {
         let durable = commits.append(write(&head, new.take(), entry));
@@ -422,6 +457,7 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         audit: entry.audit,
         totals: entry.totals,
         park: entry.park,
+        is_repeated: false,
     }
 }
 

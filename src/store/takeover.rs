@@ -211,6 +211,7 @@ fn ending(run: &Locked, last: RunEvent, now: DateTime<Utc>) -> RunWrite {
         audit: Vec::new(),
         totals,
         park: None,
+        is_repeated: false,
     }
 }
 

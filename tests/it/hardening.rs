@@ -471,7 +471,7 @@ async fn a_drain_answers_every_run_in_progress() {
     assert_eq!(one_answer(&mut resting).await.status, 200);
     let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     assert_eq!(http2.get(service.url("/healthz")).send().await.unwrap().status(), 200);
-    service.signal("TERM").await;
+    service.signal(crate::service::Signal::TERM);
     service.until("/readyz", |ready| ready["status"] == "draining").await;
     let late = service.post("/v1/agents/sleeper/invoke", &json!({"inputs": {}})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("DRAINING")), "{late:?}");

@@ -16,7 +16,7 @@ on_both_stores! {
     the_others_hide_no_parent,
 }
 
-const ROUNDS: usize = 60;
+const ROUNDS: usize = 40;
 
 /// How a request wants its answer.
 const WANTS: [(&str, &str); 3] =

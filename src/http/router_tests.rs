@@ -51,6 +51,9 @@ impl Store for Away {
     async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
         away()
     }
+    async fn claim_cancelled(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        away()
+    }
     async fn request_cancel(
         &self,
         _: &str,
@@ -97,7 +100,7 @@ impl Store for Away {
     async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
         away()
     }
-    async fn sweep(&self, _: &str, _: Duration, _: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, _: &str, _: Duration) -> Result<Swept, StoreError> {
         away()
     }
     async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {

@@ -64,6 +64,18 @@ pub(super) fn one_line(text: &str, width: usize) -> String {
     flat.chars().take(width.saturating_sub(1)).chain(['…']).collect()
 }
 
+/// Text as text, anything else as indented JSON.
+pub(super) fn for_a_person(output: &Value) -> String {
+    let text = output
+        .as_object()
+        .filter(|object| object.len() == 1)
+        .and_then(|object| object.get("result")?.as_str());
+    match text {
+        Some(text) => harmless(text).into_owned(),
+        None => harmless(&format!("{output:#}")).into_owned(),
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

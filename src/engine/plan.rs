@@ -188,31 +188,11 @@ impl Plan {
         let concurrent =
             infos().filter(|tool| parallel_tool_calls == Some(true) && tool.may_be_concurrent());
         let bounds: Vec<SkillActivated> = active.iter().map(|skill| skill.bounds.clone()).collect();
-        let is_offered = |tool: &str| match tool {
-            use_skill::NAME => {
-                definition.skills.len() > active.len()
-                    && wanted.is_none_or(|wanted| !wanted.is_empty())
-            }
-            _ => {
-                wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool)))
-                    && use_skill::leaves(&bounds, tool)
-            }
+        let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
+        let mut offers = match kind {
+            RunKind::Single => Vec::new(),
+            _ => agent_tools(executor, wanted, &bounds, definition.skills.len() > active.len()),
         };
-        let is_unknown = |name: &&String| !infos().any(|tool| means(name, &tool.name));
-        let unknown = wanted.unwrap_or_default().iter().filter(is_unknown);
-        let mut warnings: Vec<String> = unknown
-            .map(|name| {
-                format!("The request names the tool {name:?}, which this agent does not have.")
-            })
-            .collect();
-        let mut offers: Vec<ToolOffer> = infos()
-            .filter(|tool| !single && is_offered(&tool.name))
-            .map(|tool| ToolOffer {
-                name: tool.name.clone(),
-                description: tool.description.clone(),
-                input_schema: Arc::clone(&tool.input_schema),
-            })
-            .collect();
         let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
         let contract = contract(definition, overrides, single, &mut offers);
         let single_shot = single || offers.is_empty();
@@ -367,6 +347,37 @@ impl Plan {
             Contract::Text { .. } => None,
         }
     }
+}
+
+/// The agent's tools that the request and the active skills leave.
+fn agent_tools(
+    executor: &Executor,
+    wanted: Option<&[String]>,
+    bounds: &[SkillActivated],
+    has_more_skills: bool,
+) -> Vec<ToolOffer> {
+    let is_offered = |tool: &str| match tool {
+        use_skill::NAME => has_more_skills && wanted.is_none_or(|wanted| !wanted.is_empty()),
+        _ => {
+            wanted.is_none_or(|wanted| wanted.iter().any(|name| means(name, tool)))
+                && use_skill::leaves(bounds, tool)
+        }
+    };
+    let offered = executor.infos().filter(|tool| is_offered(&tool.name)).map(|tool| ToolOffer {
+        name: tool.name.clone(),
+        description: tool.description.clone(),
+        input_schema: Arc::clone(&tool.input_schema),
+    });
+    offered.collect()
+}
+
+/// A warning for each name or glob of a request that means none of the agent's tools.
+fn unknown_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
+    let is_unknown = |name: &&String| !executor.infos().any(|tool| means(name, &tool.name));
+    let warning = |name: &String| {
+        format!("The request names the tool {name:?}, which this agent does not have.")
+    };
+    wanted.iter().filter(is_unknown).map(warning).collect()
 }
 
 /// The caller's tools, whose names must not mean anything else; offered behind the agent's.

@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::handlers::Handlers;
 use crate::agents::Agent;
-use crate::tools::executor::capped;
+use crate::tools::results::capped;
 
 /// The text, capped like the result of a tool.
 ///

@@ -142,6 +142,9 @@ impl Runtime {
     async fn give_back_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
         while let Some(id) = abandoned.pop() {
+            if self.inner.live.get(id).is_some() {
+                continue; // another driver's
+            }
             if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
                 abandoned.push(id);
                 for id in abandoned {

@@ -15,7 +15,7 @@ use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
 use crate::tools::approval::decided;
-use crate::tools::executor::capped;
+use crate::tools::results::capped;
 
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;

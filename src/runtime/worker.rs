@@ -45,8 +45,17 @@ pub(super) struct Owned {
     pub(super) slot: Option<OwnedSemaphorePermit>,
     /// What comes before it is driven, where it was claimed.
     pub(super) resumption: Option<Resumption>,
-    /// Its place among those that can start others.
-    _known: Option<Known>,
+    registration: Registration,
+}
+
+/// Whether a run is known here by its id. Not before its row is stored: until then the id may be
+/// another run's.
+enum Registration {
+    /// With what makes it known as one that can start others.
+    Pending(Option<Box<Parent>>),
+    Done {
+        _known: Option<Known>,
+    },
 }
 
 /// Who wants to hear of a run.
@@ -141,8 +150,22 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        let known = runtime.note_parent(parent);
-        Self { runtime: runtime.clone(), head, run, slot, resumption: None, _known: known }
+        let runtime = runtime.clone();
+        let registration = Registration::Pending(Some(Box::new(parent)));
+        Self { runtime, head, run, slot, resumption: None, registration }
+    }
+
+    fn is_registered(&self) -> bool {
+        matches!(self.registration, Registration::Done { .. })
+    }
+
+    /// Makes it known here by its id, to those who cancel it, follow it or wait for it.
+    fn register(&mut self) {
+        if let Registration::Pending(parent) = &mut self.registration {
+            let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
+            self.registration = Registration::Done { _known: known };
+            self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+        }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -150,7 +173,7 @@ impl Owned {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
-            runtime.inner.live.insert(id, Arc::clone(&control));
+            self.register();
         }
         let task = async move {
             let ended = tokio::select! {
@@ -170,6 +193,7 @@ impl Owned {
                         let _ = end.send(Some(record));
                     }
                 }
+                Ok(Err(reason)) if !self.is_registered() => self.not_begun(&reason),
                 Ok(Err(ResumeError::Stopped(Stopped::Journal(AppendFailed::Refused)))) => {
                     self.runtime
                         .interrupt(&self.head, "the store refused to record it".into())
@@ -182,6 +206,7 @@ impl Owned {
                     }
                 }
                 Ok(Err(error)) => self.runtime.not_resumed(&self.head, error).await,
+                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(id),
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
                     self.runtime
@@ -207,8 +232,7 @@ impl Owned {
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
-                // Not before: the id may be that of somebody else's run.
-                self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+                self.register();
             }
             let follower = (outcome.is_ok() && is_followed)
                 .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
@@ -217,12 +241,22 @@ impl Owned {
         }
         Ok(self.run.drive().await?)
     }
+
+    /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
+    /// the answer was lost.
+    fn not_begun(&self, reason: &ResumeError) {
+        let id = self.head.new.id;
+        tracing::debug!(run_id = %id, %reason, "run not begun");
+        if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
+            self.runtime.inner.live.abandon(id);
+        }
+    }
 }
 
 /// The run's way to the writer.
 fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
     let head = head.clone();
-    let commits = runtime.inner.writer.clone();
+    let commits = runtime.inner.writer.appender();
     let mut new = is_new.then(|| Arc::clone(&head.new));
     Journal::new(move |entry| {
         let durable = commits.append(write(&head, new.take(), entry));
@@ -250,6 +284,7 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         audit: entry.audit,
         totals: entry.totals,
         park: entry.park,
+        is_repeated: false,
     }
 }
 

@@ -138,9 +138,9 @@ async fn commit_on(
     batch: &[RunWrite],
 ) -> Result<Vec<WriteOutcome>, StoreError> {
     let mut stored = commit::write(connection, owner, &project(batch)?).await?;
-    if stored.len() < batch.len() {
-        let missed: Vec<&RunWrite> =
-            batch.iter().filter(|write| !stored.contains(&write.run_id)).collect();
+    let missed = |write: &&RunWrite| write.is_repeated && !stored.contains(&write.run_id);
+    let missed: Vec<&RunWrite> = batch.iter().filter(missed).collect();
+    if !missed.is_empty() {
         stored.extend(commit::stored_earlier(connection, &missed).await?);
     }
     let outcome = |write: &RunWrite| match &write.new {

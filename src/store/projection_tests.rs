@@ -86,6 +86,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         audit: Vec::new(),
         totals: Totals::default(),
         park: None,
+        is_repeated: false,
     }
 }
 

@@ -165,6 +165,8 @@ pub struct RunWrite {
     pub totals: Totals,
     /// The status in which the run is given back with these events, where it waits for somebody.
     pub park: Option<RunStatus>,
+    /// Whether an earlier try may have stored it, because its answer was lost.
+    pub is_repeated: bool,
 }
 
 /// A run as it is stored.

@@ -250,7 +250,8 @@ impl Store for Sqlite {
         let mut outcomes = Vec::with_capacity(batch.len());
         for write in batch {
             outcomes.push(
-                if written.contains(&write.run_id) || commit::stored_earlier(&mut tx, write).await?
+                if written.contains(&write.run_id)
+                    || write.is_repeated && commit::stored_earlier(&mut tx, write).await?
                 {
                     WriteOutcome::Committed
                 } else if write.new.is_some() {

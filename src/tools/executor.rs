@@ -24,18 +24,20 @@ use uuid::Uuid;
 use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::interceptors::{Intercepted, Interceptors};
+use super::results::{
+    FatalToolError, Finished, answered, blocked, capped, error_text, fatal, fault, finished,
+    not_executed, refused,
+};
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
-    ToolCallStarted, ValidationError,
+    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted,
+    ValidationError,
 };
 use crate::governance::{self, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Caller, Delegation, Effect, OnUnknownOutcome};
 
-/// Bytes of a result; of a longer one head and tail are kept.
-pub const MAX_RESULT: usize = 64 * 1024;
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 /// The longest such wait.
@@ -196,29 +198,6 @@ impl Ready {
     }
 }
 
-/// A call with its result.
-#[derive(Debug)]
-pub struct Finished {
-    /// `tool_call.completed` or `tool_call.blocked`.
-    pub event: RunEvent,
-    /// For the audit log; none where nothing was decided or executed.
-    pub audit: Option<AuditRecord>,
-    /// The skill that the call made active.
-    pub activates: Option<SkillActivated>,
-}
-
-/// The service failed, not the call: the run ends. The call has its result all the same.
-#[derive(Debug, thiserror::Error)]
-#[error("{tool}: {message}")]
-pub struct FatalToolError {
-    /// The tool.
-    pub tool: String,
-    /// The private cause, for the log.
-    pub message: String,
-    /// What the call is answered with.
-    pub finished: Box<Finished>,
-}
-
 /// How a guarded piece of a tool's work failed.
 enum Failure {
     /// The model is told.
@@ -318,15 +297,7 @@ impl Executor {
             ));
         };
         let edited = approval.and_then(|granted| granted.arguments);
-        let arguments =
-            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
-        let arguments = match arguments
-            .and_then(|arguments| arguments::check(validator, &arguments).map(|()| arguments))
-        {
-            Ok(arguments) => arguments,
-            Err(message) => return Ok(answered(call, CallFailure::InvalidArguments, &message)),
-        };
-        let arguments = match self.intercept(call, validator, arguments, scope) {
+        let arguments = match self.arguments(call, validator, edited, scope) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
@@ -397,6 +368,24 @@ impl Executor {
                 Prepared::Answered(blocked(call, rule, reason, shown_arguments))
             }
         })
+    }
+
+    /// The arguments as they are judged and executed, or the call's result.
+    fn arguments(
+        &self,
+        call: &ToolCall,
+        validator: &Validator,
+        edited: Option<&Value>,
+        scope: &RunScope,
+    ) -> Result<Value, Box<Finished>> {
+        let arguments =
+            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
+        let checked = arguments
+            .and_then(|arguments| arguments::check(validator, &arguments).map(|()| arguments));
+        match checked {
+            Ok(arguments) => self.intercept(call, validator, arguments, scope),
+            Err(message) => Err(Box::new(refused(call, CallFailure::InvalidArguments, &message))),
+        }
     }
 
     /// The arguments as the interceptors leave them, or the call's result.
@@ -550,119 +539,6 @@ fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -
         let _ = write!(hex, "{byte:02x}");
         hex
     })
-}
-
-/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64
-/// KiB at most, of which head and tail are kept.
-pub fn capped(mut text: String) -> String {
-    if text.contains('\0') {
-        text.retain(|c| c != '\0');
-    }
-    if text.len() <= MAX_RESULT {
-        return text;
-    }
-    // The note about the middle is shorter than the room kept for it.
-    let half = (MAX_RESULT - 256) / 2;
-    let head = &text[..text.floor_char_boundary(half)];
-    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
-    let middle = &text[head.len()..text.len() - tail.len()];
-    let first = 1 + head.matches('\n').count();
-    let last = first + middle.matches('\n').count();
-    format!(
-        "{head}\n[… {} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time …]\n{tail}",
-        middle.len()
-    )
-}
-
-fn error_text(message: &str) -> String {
-    capped(format!("Error: {message}"))
-}
-
-fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
-    Finished { event: RunEvent::ToolCallCompleted(completed), audit, activates: None }
-}
-
-/// A call that was answered before anything was decided.
-fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
-    Prepared::Answered(refused(call, failure, message))
-}
-
-/// A call that was answered with what is wrong with it.
-pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
-    let completed = ToolCallCompleted {
-        call_id: call.id,
-        tool: capped(call.name.clone()),
-        target: call.target,
-        content: error_text(message),
-        failure: Some(failure),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-    };
-    finished(completed, None)
-}
-
-/// A call that may not be executed.
-fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
-    let blocked = ToolCallBlocked {
-        call_id: call.id,
-        tool: call.name.clone(),
-        rule: rule.to_owned(),
-        decision: Decision::Blocked.as_str().to_owned(),
-        reason: reason.clone(),
-        content: error_text(&reason),
-    };
-    let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
-    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit), activates: None }
-}
-
-/// What the audit log keeps of a call that is not executed, at least not now.
-fn not_executed(
-    call: &ToolCall,
-    decision: Decision,
-    rule: &str,
-    reason: String,
-    arguments: String,
-) -> AuditRecord {
-    AuditRecord {
-        at: Utc::now(),
-        call_id: call.id,
-        tool: call.name.clone(),
-        rule: rule.to_owned(),
-        decision: decision.as_str().to_owned(),
-        reason: Some(reason),
-        arguments,
-        outcome: "not_executed".into(),
-        duration_ms: None,
-    }
-}
-
-/// What a call is answered with where the service failed; the cause is nobody's business but the
-/// log's.
-fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
-    ToolCallCompleted {
-        call_id,
-        tool: tool.to_owned(),
-        target: CallTarget::Tool,
-        content: error_text("The tool cannot work at the moment, through no fault of the call."),
-        failure: Some(CallFailure::ToolError),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-    }
-}
-
-fn fatal(
-    tool: &str,
-    message: String,
-    completed: ToolCallCompleted,
-    audit: Option<AuditRecord>,
-) -> FatalToolError {
-    FatalToolError {
-        tool: tool.to_owned(),
-        message,
-        finished: Box::new(finished(completed, audit)),
-    }
 }
 
 #[cfg(test)]

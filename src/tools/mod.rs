@@ -10,6 +10,7 @@ pub mod file_ops;
 pub mod interceptors;
 pub mod recall;
 pub mod registry;
+pub mod results;
 mod shown;
 pub mod subagent;
 pub mod use_skill;

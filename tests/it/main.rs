@@ -40,6 +40,7 @@ mod rate_limits;
 mod react;
 mod retention;
 mod reviews;
+mod rivals;
 mod routing;
 mod samples;
 mod service;

@@ -78,6 +78,11 @@ impl Db {
         self.store.commit(owner, std::slice::from_ref(write)).await.unwrap()[0]
     }
 
+    /// Commits again what must be accepted: the answer to an earlier try was lost.
+    async fn commit_again(&self, owner: &str, write: &RunWrite) {
+        self.commit(owner, &RunWrite { is_repeated: true, ..write.clone() }).await;
+    }
+
     /// Commits what must be accepted.
     async fn commit(&self, owner: &str, write: &RunWrite) {
         assert_eq!(self.commit_one(owner, write).await, WriteOutcome::Committed);
@@ -202,6 +207,7 @@ impl Script {
             audit: Vec::new(),
             totals: self.totals.clone(),
             park: None,
+            is_repeated: false,
         }
     }
 

@@ -16,7 +16,8 @@ use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::Effect;
-use crate::tools::executor::{FatalToolError, Finished, Prepared, Ready, refused};
+use crate::tools::executor::{Prepared, Ready};
+use crate::tools::results::{FatalToolError, Finished, refused};
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);

@@ -10,9 +10,6 @@ use crate::store::decode::Columns;
 use crate::store::projection::{audit_of, json};
 use crate::store::{Answer, ApprovalStatus, RunRecord, StoreError};
 
-pub(super) const LIST: &str = "SELECT * FROM (SELECT *, call_id AS id, \
-     (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked";
-
 pub(super) const INSERT_APPROVALS: &str = "
 INSERT INTO approvals (run_id, seq, call_id, tenant, at, expires_at, kind, tool, reason, arguments, status)
 SELECT

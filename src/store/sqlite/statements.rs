@@ -9,7 +9,7 @@ use crate::store::listing::Dialect;
 pub(super) const DIALECT: Dialect = Dialect {
     runs: "SELECT * FROM runs",
     audit: "SELECT * FROM audit_log",
-    approvals: super::approvals::LIST,
+    approvals: APPROVALS,
     keys: "SELECT * FROM api_keys",
     time: ("", ""),
     uuid: ("", ""),
@@ -394,3 +394,6 @@ pub(super) const TAKE_TOKENS: &str = concat!(
     given!(),
     " RETURNING at, tat, granted"
 );
+
+const APPROVALS: &str = "SELECT * FROM (SELECT *, call_id AS id, \
+     (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked";

@@ -92,7 +92,7 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     let shell = call("shell", "{}");
     let (script, write) = asking(&db, &[&shell]).await;
     db.commit("me", &write).await;
-    db.commit("me", &write).await; // repeated after a lost answer
+    db.commit_again("me", &write).await;
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.crash_count), (RunStatus::AwaitingApproval, None, 0));
     assert!(db.store.claim("you", 9).await.unwrap().is_empty());

@@ -63,8 +63,7 @@ async fn one_run_holds_a_session(db: Db) {
     db.commit("me", &begin).await;
     assert_eq!(db.commit_one("me", &second.start()).await, WriteOutcome::IdTaken);
     assert_eq!(db.store.run(TENANT, second.id).await.unwrap(), None);
-    // Repeated after a lost answer.
-    assert_eq!(db.commit_one("me", &begin).await, WriteOutcome::Committed);
+    db.commit_again("me", &begin).await;
     // Another session, and the same one of another tenant.
     db.commit("me", &placed("t", HOLDS).start()).await;
     let mut other = placed("s", HOLDS);

@@ -1,0 +1,152 @@
+//! What becomes of a call: its result, and what the audit log keeps of it.
+//!
+//! Results are made here in one shape, whether a call was executed, refused or blocked, and capped
+//! before anything stores or reads them. Which of them a call gets is the executor's.
+
+use chrono::Utc;
+use uuid::Uuid;
+
+use super::executor::Prepared;
+use crate::event::{
+    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
+};
+use crate::governance::Decision;
+use crate::message::{CallTarget, ToolCall};
+
+/// Bytes of a result; of a longer one head and tail are kept.
+pub const MAX_RESULT: usize = 64 * 1024;
+/// A call with its result.
+#[derive(Debug)]
+pub struct Finished {
+    /// `tool_call.completed` or `tool_call.blocked`.
+    pub event: RunEvent,
+    /// For the audit log; none where nothing was decided or executed.
+    pub audit: Option<AuditRecord>,
+    /// The skill that the call made active.
+    pub activates: Option<SkillActivated>,
+}
+
+/// The service failed, not the call: the run ends. The call has its result all the same.
+#[derive(Debug, thiserror::Error)]
+#[error("{tool}: {message}")]
+pub struct FatalToolError {
+    /// The tool.
+    pub tool: String,
+    /// The private cause, for the log.
+    pub message: String,
+    /// What the call is answered with.
+    pub finished: Box<Finished>,
+}
+
+/// A result as it may be stored and read: without NUL characters, which no store takes, and of 64
+/// KiB at most, of which head and tail are kept.
+pub fn capped(mut text: String) -> String {
+    if text.contains('\0') {
+        text.retain(|c| c != '\0');
+    }
+    if text.len() <= MAX_RESULT {
+        return text;
+    }
+    // The note about the middle is shorter than the room kept for it.
+    let half = (MAX_RESULT - 256) / 2;
+    let head = &text[..text.floor_char_boundary(half)];
+    let tail = &text[text.ceil_char_boundary(text.len() - half)..];
+    let middle = &text[head.len()..text.len() - tail.len()];
+    let first = 1 + head.matches('\n').count();
+    let last = first + middle.matches('\n').count();
+    format!(
+        "{head}\n[… {} bytes of this result are left out here, in its lines {first} to {last}; ask for less at a time …]\n{tail}",
+        middle.len()
+    )
+}
+
+pub(super) fn error_text(message: &str) -> String {
+    capped(format!("Error: {message}"))
+}
+
+pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
+    Finished { event: RunEvent::ToolCallCompleted(completed), audit, activates: None }
+}
+
+/// A call that was answered before anything was decided.
+pub(super) fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
+    Prepared::Answered(refused(call, failure, message))
+}
+
+/// A call that was answered with what is wrong with it.
+pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished {
+    let completed = ToolCallCompleted {
+        call_id: call.id,
+        tool: capped(call.name.clone()),
+        target: call.target,
+        content: error_text(message),
+        failure: Some(failure),
+        duration_ms: 0,
+        cached: false,
+        note: None,
+    };
+    finished(completed, None)
+}
+
+/// A call that may not be executed.
+pub(super) fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
+    let blocked = ToolCallBlocked {
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: rule.to_owned(),
+        decision: Decision::Blocked.as_str().to_owned(),
+        reason: reason.clone(),
+        content: error_text(&reason),
+    };
+    let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
+    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit), activates: None }
+}
+
+/// What the audit log keeps of a call that is not executed, at least not now.
+pub(super) fn not_executed(
+    call: &ToolCall,
+    decision: Decision,
+    rule: &str,
+    reason: String,
+    arguments: String,
+) -> AuditRecord {
+    AuditRecord {
+        at: Utc::now(),
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: rule.to_owned(),
+        decision: decision.as_str().to_owned(),
+        reason: Some(reason),
+        arguments,
+        outcome: "not_executed".into(),
+        duration_ms: None,
+    }
+}
+
+/// What a call is answered with where the service failed; the cause is nobody's business but the
+/// log's.
+pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
+    ToolCallCompleted {
+        call_id,
+        tool: tool.to_owned(),
+        target: CallTarget::Tool,
+        content: error_text("The tool cannot work at the moment, through no fault of the call."),
+        failure: Some(CallFailure::ToolError),
+        duration_ms: 0,
+        cached: false,
+        note: None,
+    }
+}
+
+pub(super) fn fatal(
+    tool: &str,
+    message: String,
+    completed: ToolCallCompleted,
+    audit: Option<AuditRecord>,
+) -> FatalToolError {
+    FatalToolError {
+        tool: tool.to_owned(),
+        message,
+        finished: Box::new(finished(completed, audit)),
+    }
+}

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use globset::Glob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use super::sources::Sources;
 use super::values::{self, some_count};
 use super::{ConfigError, Model};
+use crate::bounds::glob::Glob;
 
 /// `[prices."provider/model"]`: US dollars for a million tokens, 0 to 1000000.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
@@ -122,7 +122,7 @@ pub(super) fn check_keys<'a>(
             Some((provider, _)) if !models.contains_key(provider) => {
                 format!("there is no provider {provider:?}")
             }
-            Some((_, model)) if !model.is_empty() && Glob::new(model).is_ok() => continue,
+            Some((_, model)) if !model.is_empty() && Glob::of_names(model).is_ok() => continue,
             _ => "is not of the form provider/model, where the model may be a glob".to_owned(),
         };
         return Err(sources.error(&format!("{table}.{key}"), wrong));

@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use globset::Glob;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -15,6 +14,8 @@ use super::demands::{self, Demands};
 use crate::agents::definition::{DriverKind, ReactSection};
 use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
 use crate::agents::{Agent, Definition};
+use crate::bounds::name::{self, means};
+use crate::bounds::text::quoted;
 use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
@@ -183,6 +184,7 @@ impl Plan {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
         let wanted = overrides.tools.as_deref();
+        check_names(overrides)?;
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
         let concurrent =
@@ -450,11 +452,25 @@ fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
     PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
 }
 
-/// Whether a name or glob of a request means a tool.
-fn means(name: &str, tool: &str) -> bool {
-    name == tool
-        || name.contains('*')
-            && Glob::new(name).is_ok_and(|glob| glob.compile_matcher().is_match(tool))
+/// Refuses names in a request that are none.
+fn check_names(overrides: &Overrides) -> Result<(), PlanError> {
+    let tools = overrides.tools.as_deref().unwrap_or_default();
+    if tools.len() > name::MAX_TOOLS {
+        return Err(refused("/tools", format!("must have at most {} entries", name::MAX_TOOLS)));
+    }
+    if let Some(index) = tools.iter().position(|tool| !name::is_tool(tool)) {
+        let message = format!(
+            "{} is not the name of a tool: 1 to {} bytes of letters, digits and -_.:/, and * for any of them",
+            quoted(&tools[index]),
+            name::MAX_NAME
+        );
+        return Err(refused(&format!("/tools/{index}"), message));
+    }
+    match &overrides.model {
+        Some(model) => name::check_model(model)
+            .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model)))),
+        None => Ok(()),
+    }
 }
 
 /// A model and those that may take over, each once.
@@ -493,7 +509,7 @@ fn tool_choice(
         (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
             return Err(refused(
                 "/tool_choice",
-                format!("tool_choice names {name:?}, which is not offered"),
+                format!("tool_choice names {}, which is not offered", quoted(name)),
             ));
         }
         _ => return Ok(choice.clone()),

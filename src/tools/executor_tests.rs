@@ -9,9 +9,11 @@ use async_trait::async_trait;
 use serde_json::json;
 
 use super::*;
+use crate::event::ToolCallBlocked;
 use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
 use crate::run::Autonomy;
 use crate::tools::registry::Registry;
+use crate::tools::results::MAX_RESULT;
 
 /// What a probe does, by its argument `do`.
 struct Probe(ToolInfo);

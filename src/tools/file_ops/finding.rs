@@ -10,11 +10,12 @@ use std::ops::ControlFlow::{self, Break, Continue};
 
 use cap_fs_ext::DirExt;
 use cap_std::fs::Dir;
-use globset::{GlobBuilder, GlobMatcher};
-use regex::{Regex, RegexBuilder};
 use tokio_util::sync::CancellationToken;
 
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
+use crate::bounds::glob::Glob;
+use crate::bounds::pattern::{Author, Pattern};
+use crate::bounds::text::quoted;
 use crate::tools::workspace::open_for_reading;
 
 /// Names that a listing shows.
@@ -31,8 +32,6 @@ const MAX_DEPTH: usize = 64;
 const MAX_SEARCHED: u64 = 4 * 1024 * 1024;
 /// Bytes searched in one call.
 const MAX_SEARCHED_TOTAL: u64 = 256 * 1024 * 1024;
-/// Bytes of a compiled regular expression.
-const MAX_REGEX: usize = 1024 * 1024;
 
 /// Something in a directory.
 struct Entry {
@@ -147,10 +146,8 @@ pub(super) fn search(
     permit: &Permit,
     stop: &CancellationToken,
 ) -> Result<String, ToolError> {
-    let regex = RegexBuilder::new(pattern).size_limit(MAX_REGEX).build();
-    let regex = regex.map_err(|e| {
-        ToolError::ForModel(format!("the pattern is not a regular expression: {e}"))
-    })?;
+    let regex = Pattern::compile(pattern, Author::Caller)
+        .map_err(|refused| ToolError::ForModel(format!("the pattern {refused}")))?;
     let glob = glob
         .map(|glob| {
             if glob.contains('/') {
@@ -209,7 +206,7 @@ pub(super) fn search(
 
 /// A search under way.
 struct Search {
-    regex: Regex,
+    regex: Pattern,
     answer: String,
     found: usize,
     skipped: usize,
@@ -383,14 +380,11 @@ fn walk(
     Ok(walked)
 }
 
-fn compile_glob(pattern: &str) -> Result<GlobMatcher, ToolError> {
+fn compile_glob(pattern: &str) -> Result<Glob, ToolError> {
     let relative = pattern.strip_prefix("./").unwrap_or(pattern);
-    match GlobBuilder::new(relative).literal_separator(true).build() {
-        Ok(glob) => Ok(glob.compile_matcher()),
-        Err(e) => {
-            Err(ToolError::ForModel(format!("the pattern {pattern:?} is not a glob: {}", e.kind())))
-        }
-    }
+    Glob::of_paths(relative).map_err(|refused| {
+        ToolError::ForModel(format!("the pattern {} {refused}", quoted(pattern)))
+    })
 }
 
 /// Says how much is missing, where something is.

@@ -136,6 +136,13 @@ pub(super) fn edit(
             "the old text occurs {count} times in {path:?}; add lines around it until it occurs once, or set replace_all"
         )));
     }
+    let length = (text.len() as u64).saturating_sub(count as u64 * old.len() as u64)
+        + count as u64 * new.len() as u64;
+    if length > MAX_EDITED {
+        return Err(ToolError::ForModel(format!(
+            "{path:?} would have {length} bytes after {count} replacements, more than {MAX_EDITED}"
+        )));
+    }
     let staged =
         Staged::new(&dir, &text.replace(old, new), Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {

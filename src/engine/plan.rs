@@ -66,6 +66,8 @@ pub struct Rules {
     pub budget: Budget,
     /// What becomes of the run at a limit.
     pub on_limit: OnLimit,
+    /// The crash of that number ends the run; this service's setting.
+    pub max_crashes: u32,
     /// Whether the first failing call ends the run.
     pub throw_on_tool_failure: bool,
     /// Whether the calls after a blocked one are not executed.
@@ -151,6 +153,7 @@ impl Default for Rules {
             limits: Limits::default(),
             budget: Budget::default(),
             on_limit: OnLimit::Fail,
+            max_crashes: u32::MAX,
             throw_on_tool_failure: false,
             stop_on_tool_block: false,
             concurrent: BTreeSet::new(),
@@ -223,6 +226,7 @@ impl Plan {
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
+                max_crashes: u32::MAX,
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
                 stop_on_tool_block: definition.stop_on_tool_block

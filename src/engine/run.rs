@@ -78,6 +78,11 @@ impl RunControl {
         self.lost.cancelled().await;
     }
 
+    /// Resolves when cancelling is asked for.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
+    }
+
     fn requested(&self) -> Option<RunEvent> {
         self.token
             .is_cancelled()

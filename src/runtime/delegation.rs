@@ -22,6 +22,7 @@ use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
+use super::recovery::Place;
 use super::worker::Head;
 use super::{Inner, Runtime};
 use crate::agents::Agent;
@@ -486,7 +487,7 @@ impl Runtime {
             return;
         }
         match self.inner.store.claim_run(&self.inner.owner, id).await {
-            Ok(Some(claimed)) => self.resume(claimed, None).await,
+            Ok(Some(claimed)) => self.resume(claimed, Place::Parent).await,
             Ok(None) => {} // somebody else was faster, or its turn has not come
             Err(error) => tracing::debug!(run_id = %id, %error, "the child run is taken later"),
         }

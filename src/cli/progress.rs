@@ -173,6 +173,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         RunEvent::ToolChoiceUnmet { prompt: Some(_), .. } => {
             "  no tool call: asked for once more".to_owned()
         }
+        RunEvent::AnswerBlank { .. } => "  empty answer: asked for once more".to_owned(),
         RunEvent::ToolChoiceUnmet { warning: Some(warning), .. } => {
             format!("  warning: {}", one_line(warning, REASON))
         }

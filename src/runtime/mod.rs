@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod claimed;
 mod delegation;
 mod deltas;
 mod follow;
@@ -42,8 +43,8 @@ use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
-use crate::store::writer::{OnDurable, Writer};
 use crate::run::RunStatus;
+use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
 use crate::tools::Tool;
 use crate::tools::registry::Registry;

@@ -36,9 +36,9 @@ use crate::tools::executor::Slot;
 use crashes::Blame;
 use streak::{Streak, same_call};
 
+pub use crashes::Disposal;
 pub use decide::ModelFault;
 pub use fold::FoldError;
-pub use crashes::Disposal;
 
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq)]
@@ -222,6 +222,8 @@ pub struct State {
     totals: Totals,
     last_seq: i64,
     started_at: Option<DateTime<Utc>>,
+    /// Turns of earlier runs that it began with.
+    taken_over: usize,
     single_shot: bool,
     attempt: u32,
     iteration: u32,
@@ -279,6 +281,7 @@ impl State {
             totals: Totals::default(),
             last_seq: 0,
             started_at: None,
+            taken_over: 0,
             single_shot: false,
             attempt: 0,
             iteration: 0,
@@ -314,6 +317,17 @@ impl State {
     /// What the model has seen and said; complete turns only.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
+    }
+
+    /// How many turns of earlier runs it began with.
+    pub fn taken_over(&self) -> usize {
+        self.taken_over
+    }
+
+    /// Calls that were dispatched and have no result yet.
+    pub fn calls_under_way(&self) -> usize {
+        let Phase::Acting(turn) = &self.phase else { return 0 };
+        turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count()
     }
 
     /// What was consumed so far.

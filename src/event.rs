@@ -637,6 +637,7 @@ impl RunEvent {
             | Self::DecisionExtractionFailed(_)
             | Self::DecisionValidationFailed(_)
             | Self::ToolChoiceUnmet { .. }
+            | Self::AnswerBlank { .. }
             | Self::ContextCompacted(_)
             | Self::RunCancelRequested { .. } => None,
         }
@@ -710,6 +711,7 @@ impl Totals {
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::SessionLoaded { .. }
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }

@@ -202,6 +202,14 @@ pub enum RunEvent {
         /// What the caller should know, where the answer is accepted as it is.
         warning: Option<String>,
     },
+    /// The model answered with neither text nor a call, and is asked once more.
+    #[serde(rename = "answer.blank")]
+    AnswerBlank {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// What the model is asked.
+        prompt: String,
+    },
     /// The conversation was made smaller.
     #[serde(rename = "context.compacted")]
     ContextCompacted(ContextCompacted),
@@ -660,6 +668,7 @@ impl RunEvent {
             Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
             Self::DecisionValidationFailed(_) => "decision.validation_failed",
             Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
+            Self::AnswerBlank { .. } => "answer.blank",
             Self::ContextCompacted(_) => "context.compacted",
             Self::RunCancelRequested { .. } => "run.cancel_requested",
             Self::RunCompleted(_) => "run.completed",

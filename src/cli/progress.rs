@@ -171,6 +171,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             format!("attempt {attempt}, iteration {iteration}")
         }
         RunEvent::ModelResponded(response) => answered(response),
+        RunEvent::AnswerBlank { .. } => "  empty answer: asked for once more".to_owned(),
         RunEvent::ToolChoiceUnmet { prompt, warning: why, .. } => match (prompt, why) {
             (Some(_), _) => "  no tool call: asked for once more".to_owned(),
             (None, Some(why)) => warning(why),

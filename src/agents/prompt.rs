@@ -116,9 +116,10 @@ impl Templates {
                 .add_template_owned(part, source.to_owned())
                 .map_err(|e| wrong(describe(&e)))?;
             let template = environment.get_template(part).map_err(|e| wrong(describe(&e)))?;
+            let own: &[&str] = if has_output { &["output"] } else { &["skills", "memory"] };
             let is_known = |name: &str| {
                 matches!(name, "inputs" | "agent")
-                    || (name == "output" && has_output)
+                    || own.contains(&name)
                     || environment.globals().any(|(global, _)| global == name)
             };
             let mut unknown: Vec<String> = template
@@ -128,9 +129,10 @@ impl Templates {
                 .collect();
             unknown.sort_unstable();
             if let Some(name) = unknown.first() {
-                let there_are =
-                    if has_output { "output, inputs and agent" } else { "inputs and agent" };
-                return Err(wrong(format!("unknown variable {name:?}; there are {there_are}")));
+                let own = own.join(", ");
+                return Err(wrong(format!(
+                    "unknown variable {name:?}; there are inputs, agent, {own}"
+                )));
             }
         }
         Ok(Self { environment })
@@ -141,8 +143,18 @@ impl Templates {
         part: &'static str,
         definition: &Definition,
         inputs: &Value,
+        background: &Background,
     ) -> Result<String, PromptError> {
-        self.rendered(part, context! { inputs => Serde(inputs), agent => about(definition) })
+        let is_active =
+            |name: &str| background.active.iter().any(|skill| skill.bounds.skill == name);
+        let skills: Vec<_> = background
+            .skills
+            .iter()
+            .map(|(name, description)| context! { name, description, active => is_active(name) })
+            .collect();
+        let memory = &background.memories;
+        let agent = about(definition);
+        self.rendered(part, context! { inputs => Serde(inputs), agent, skills, memory })
     }
 
     /// What the model is shown of a proposed output.
@@ -180,7 +192,18 @@ fn describe(error: &minijinja::Error) -> String {
     let reason = error
         .detail()
         .map_or_else(|| error.kind().to_string(), |d| format!("{}: {d}", error.kind()));
+    let reason = undefined(error).map_or(reason.clone(), |name| format!("{reason}: {name}"));
     error.line().map_or(reason.clone(), |line| format!("line {line}: {reason}"))
+}
+
+/// What a template asks for that is not there, as the template names it.
+fn undefined(error: &minijinja::Error) -> Option<&str> {
+    if error.kind() != minijinja::ErrorKind::UndefinedError {
+        return None;
+    }
+    let named = error.template_source()?.get(error.range()?)?.trim();
+    let is_path = |c: char| c.is_alphanumeric() || matches!(c, '_' | '.' | '[' | ']' | '"' | '\'');
+    (!named.is_empty() && named.len() <= 100 && named.chars().all(is_path)).then_some(named)
 }
 
 /// Renders the opening.
@@ -197,7 +220,8 @@ pub fn opening(
     let mut system = String::with_capacity(2048);
     identity(&mut system, definition);
     if is_template(&definition.instructions) {
-        let instructions = agent.templates.render("instructions", definition, inputs)?;
+        let instructions =
+            agent.templates.render("instructions", definition, inputs, background)?;
         section(&mut system, None, instructions.trim());
     } else {
         section(&mut system, None, definition.instructions.trim());
@@ -219,7 +243,7 @@ pub fn opening(
 
     let user = match &definition.prompt {
         Some(source) if is_template(source) => {
-            agent.templates.render("prompt", definition, inputs)?
+            agent.templates.render("prompt", definition, inputs, background)?
         }
         Some(source) => source.clone(),
         None => {

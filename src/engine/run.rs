@@ -29,7 +29,9 @@ use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
+use crate::event::{
+    AuditRecord, CallFailure, Event, ModelDelta, ModelResponded, Piece, RunEvent, WaitKind,
+};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -37,6 +39,7 @@ use crate::providers::{
 };
 use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::results;
 
 /// Entries that need not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
@@ -176,6 +179,7 @@ impl Run {
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
+        self.audit.extend(self.lost(&what));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;
         if matches!(event.what, RunEvent::SkillActivated(_)) {
@@ -183,6 +187,25 @@ impl Run {
         }
         self.outbox.push(event);
         Ok(())
+    }
+
+    /// What the audit log keeps of a call whose end a crash has hidden, once it is settled: answered,
+    /// repeated, or looked into by a person.
+    fn lost(&self, what: &RunEvent) -> Option<AuditRecord> {
+        let call_id = match what {
+            RunEvent::ToolCallStarted(call) => call.call_id,
+            RunEvent::ToolCallCompleted(call)
+                if call.failure == Some(CallFailure::UnknownOutcome) =>
+            {
+                call.call_id
+            }
+            RunEvent::ApprovalResolved(resolved) if resolved.kind == WaitKind::Review => {
+                resolved.call_id
+            }
+            _ => return None,
+        };
+        let lost = self.state.is_dispatched(call_id).then(|| self.state.call(call_id)).flatten();
+        lost.map(results::lost)
     }
 
     /// Hands over what is recorded and waits until all of it is durable.

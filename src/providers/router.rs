@@ -374,6 +374,7 @@ impl Route<'_> {
                 self.lane.entry.timeout.as_secs_f64()
             ),
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -401,6 +402,7 @@ fn unresolved(model: &str, unknown: &UnknownModel) -> ProviderError {
         code: None,
         message: unknown.to_string(),
         retry_after: None,
+        should_retry: None,
     }
 }
 

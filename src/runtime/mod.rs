@@ -21,6 +21,7 @@ mod replica;
 mod retention;
 mod sessions;
 mod start;
+mod transcript;
 mod waiting;
 mod worker;
 
@@ -53,6 +54,7 @@ pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
 
 /// What the runtime goes by.

@@ -512,6 +512,9 @@ impl State {
             .iter()
             .filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
         open.map(|call| {
+            if turn.was_dispatched(call.id) {
+                return unknown_outcome(call);
+            }
             unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))
         })
         .collect()

@@ -168,6 +168,9 @@ impl State {
                     self.cache.clear();
                 }
                 let turn = self.turn(misplaced)?;
+                if call.effect != Effect::Read {
+                    turn.dispatched.insert(call.call_id);
+                }
                 match call.effect {
                     Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
                     Effect::Once => turn.dispatched_once.push(call.call_id),
@@ -214,6 +217,7 @@ impl State {
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched_once.retain(|call| *call != resolved.call_id);
+        turn.dispatched.remove(&resolved.call_id);
         let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
         if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
@@ -314,7 +318,11 @@ impl State {
 
     /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
     /// Calls are there only where none may be executed.
-    fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
+    fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
+        let is_blank = message.tool_calls.is_empty() && message.text.trim().is_empty();
+        if is_blank && finish_reason != FinishReason::Pause {
+            message.opaque = None; // thinking that leads to nothing is not taken back
+        }
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
         self.raw_response = match beginning {

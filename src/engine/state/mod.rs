@@ -124,6 +124,8 @@ struct OpenTurn {
     answers: BTreeMap<Uuid, ToolResult>,
     /// Dispatched calls that must not be repeated. Met without an answer only after a crash.
     dispatched_once: Vec<Uuid>,
+    /// Dispatched calls that may change something.
+    dispatched: BTreeSet<Uuid>,
     /// Dispatched calls that only read.
     reads: BTreeSet<Uuid>,
     /// Whether a call was blocked.
@@ -142,6 +144,7 @@ impl OpenTurn {
             answered: None,
             answers: BTreeMap::new(),
             dispatched_once: Vec::new(),
+            dispatched: BTreeSet::new(),
             reads: BTreeSet::new(),
             is_blocked: false,
             resolved: BTreeMap::new(),
@@ -152,6 +155,10 @@ impl OpenTurn {
     /// The calls that nobody has answered, with their places.
     fn open_calls(&self) -> impl Iterator<Item = (usize, &ToolCall)> {
         self.message.tool_calls.iter().enumerate().filter(|(_, call)| !self.is_answered(call))
+    }
+
+    fn was_dispatched(&self, call_id: Uuid) -> bool {
+        self.dispatched.contains(&call_id) && !self.answers.contains_key(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
@@ -305,6 +312,19 @@ impl State {
     /// What the model has seen and said; complete turns only.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
+    }
+
+    /// Whether a call that may change something was dispatched, and has no result: met before its
+    /// execution only after a crash.
+    pub fn is_dispatched(&self, call_id: Uuid) -> bool {
+        matches!(&self.phase, Phase::Acting(turn) if turn.was_dispatched(call_id))
+    }
+
+    /// What the model said last, as long as calls of it are open, with the results that are there.
+    pub fn open_turn(&self) -> Option<(&AssistantMessage, impl Iterator<Item = &ToolResult>)> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let calls = turn.message.tool_calls.iter();
+        Some((&turn.message, calls.filter_map(|call| turn.answers.get(&call.id))))
     }
 
     /// What was consumed so far.

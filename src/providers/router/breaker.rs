@@ -153,6 +153,7 @@ impl Health {
             code: last.and_then(|last| last.code),
             message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -171,6 +172,7 @@ mod tests {
             code,
             message,
             retry_after: None,
+            should_retry: None,
         })
     }
 

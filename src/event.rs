@@ -77,6 +77,12 @@ pub enum RunEvent {
     RunResumed {
         /// The ownership number it goes on with.
         epoch: i64,
+        /// Replicas that died while they owned it, so far.
+        #[serde(default, skip_serializing_if = "is_none")]
+        deaths: u32,
+        /// Whether it is driven alone, because it may be what crashes its replicas.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        is_alone: bool,
     },
     /// An attempt began.
     #[serde(rename = "attempt.started")]
@@ -691,6 +697,11 @@ impl Totals {
             }
         }
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+fn is_none(count: &u32) -> bool {
+    *count == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]

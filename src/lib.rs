@@ -4,10 +4,10 @@
 //! the one place that puts them together.
 
 pub mod event;
-pub mod expression;
 pub mod message;
 pub mod run;
 
+pub mod bounds;
 pub mod config;
 
 pub mod agents;

@@ -67,7 +67,6 @@ pub struct Thinking {
 /// A level of thinking.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the names are those that providers use")]
 pub enum Effort {
     Low,
     Medium,
@@ -141,10 +140,6 @@ impl RunStatus {
 /// Why a run ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(
-    missing_docs,
-    reason = "the names are the documentation; the table is in the loop's specification"
-)]
 pub enum TerminationReason {
     Completed,
     MaxIterations,

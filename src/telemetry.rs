@@ -52,6 +52,8 @@ pub struct ModelTry<'a> {
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
+    /// Whether the operator named it; of others metrics have no label of their own.
+    pub is_named: bool,
     /// How long it took.
     pub took: Duration,
     /// The kind of failure, if it failed.

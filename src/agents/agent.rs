@@ -7,7 +7,6 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 
 use chrono::{DateTime, Utc};
-use jsonschema::Validator;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
@@ -18,13 +17,12 @@ use super::definition::GovernanceSection;
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
+use crate::bounds::schema::{Fault, Schema};
 use crate::event::ValidationError;
 use crate::run::Autonomy;
 
 /// Errors that one validation reports at most.
 const MAX_ERRORS: usize = 20;
-/// Bytes of one error's message at most: a message may quote the offending value.
-const MAX_MESSAGE: usize = 400;
 
 /// An agent, ready to run.
 #[derive(Debug)]
@@ -37,8 +35,8 @@ pub struct Agent {
     pub hash: String,
     /// When this version was loaded.
     pub loaded_at: DateTime<Utc>,
-    inputs_validator: Option<Validator>,
-    output_validator: Option<Validator>,
+    inputs_validator: Option<Schema>,
+    output_validator: Option<Schema>,
     rules: Rules,
     pub(super) templates: Templates,
 }
@@ -199,17 +197,10 @@ fn sha256_hex(text: &str) -> String {
     })
 }
 
-fn validate(schema: &Validator, value: &Value) -> Result<(), Vec<ValidationError>> {
-    if schema.is_valid(value) {
-        return Ok(());
-    }
-    let describe = |error: jsonschema::ValidationError<'_>| {
-        let mut message = error.to_string();
-        if message.len() > MAX_MESSAGE {
-            message.truncate(message.floor_char_boundary(MAX_MESSAGE));
-            message.push('…');
-        }
-        ValidationError { pointer: error.instance_path().to_string(), message }
-    };
-    Err(schema.iter_errors(value).take(MAX_ERRORS).map(describe).collect())
+fn validate(schema: &Schema, value: &Value) -> Result<(), Vec<ValidationError>> {
+    schema.check(value, MAX_ERRORS).map_err(|rejected| {
+        let error =
+            |fault: Fault| ValidationError { pointer: fault.pointer, message: fault.message };
+        rejected.faults().into_iter().map(error).collect()
+    })
 }

@@ -7,13 +7,15 @@ use std::fmt::Display;
 use std::ops::RangeInclusive;
 use std::path::{Component, Path};
 
-use globset::Glob;
-use jsonschema::error::ValidationErrorKind;
-use jsonschema::{Draft, PatternOptions, Validator};
 use serde_json::Value;
 
 use super::Definition;
 use super::yaml::DefinitionError;
+use crate::bounds::glob::Glob;
+use crate::bounds::name;
+use crate::bounds::pattern::Author;
+use crate::bounds::schema::Schema;
+use crate::bounds::text::quoted;
 use crate::run::{Delegation, ToolChoicePolicy, Usd};
 
 mod contract;
@@ -74,21 +76,14 @@ pub(super) fn check(definition: &Definition) -> Check {
     }
     for pattern in d.governance.tool_policies.keys() {
         let key = format!("governance.tool_policies.{pattern}");
-        Glob::new(pattern).map_err(|e| DefinitionError::at(key, e.to_string()))?;
+        Glob::of_names(pattern).map_err(|e| DefinitionError::at(key, e.to_string()))?;
     }
     Ok(())
 }
 
 fn check_model(key: &str, name: &str) -> Check {
-    let model = name.split_once('/');
-    if model.is_some_and(|(provider, model)| {
-        is_word(provider, "-_") && !model.is_empty() && !has_blanks(model)
-    }) {
-        return Ok(());
-    }
-    let message =
-        format!("{name:?} does not have the form provider/model, e.g. openai/gpt-4.1-mini");
-    Err(DefinitionError::at(key, message))
+    name::check_model(name)
+        .map_err(|refused| DefinitionError::at(key, format!("{} {refused}", quoted(name))))
 }
 
 fn check_fallbacks(d: &Definition) -> Check {
@@ -111,7 +106,7 @@ fn check_fallbacks(d: &Definition) -> Check {
 fn check_tools(d: &Definition) -> Check {
     for (i, tool) in d.tools.iter().enumerate() {
         let key = format!("tools[{i}]");
-        if !is_word(tool, "-_.:/*") || tool.len() > 256 {
+        if !name::is_tool(tool) {
             return Err(DefinitionError::at(key, format!("{tool:?} is not the name of a tool")));
         }
         if d.tools.iter().take(i).any(|earlier| earlier == tool) {
@@ -221,39 +216,13 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
             format!("{glob:?} must be relative to the workspace, without `..`"),
         ));
     }
-    Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+    Glob::of_paths(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
 }
 
-/// Compiles a JSON Schema 2020-12. References to other documents are refused, and so are patterns
-/// that cannot be matched in linear time.
+/// Compiles a JSON Schema 2020-12 of an operator.
 ///
 /// # Errors
 /// What is wrong; `key` is where the schema stands.
-pub fn compile_schema(key: &str, schema: &Value) -> Result<Validator, DefinitionError> {
-    let options = jsonschema::options()
-        .with_draft(Draft::Draft202012)
-        .with_pattern_options(PatternOptions::regex());
-    options.build(schema).map_err(|error| {
-        if matches!(error.kind(), ValidationErrorKind::Referencing(_)) {
-            return DefinitionError::at(
-                key,
-                "has a $ref that leads nowhere; references to other documents are not followed",
-            );
-        }
-        let inside = error.instance_path().to_string();
-        let inside = if inside.is_empty() { inside } else { format!("at {inside}: ") };
-        if matches!(error.kind(), ValidationErrorKind::Format { format } if format == "regex") {
-            let why = "is not a pattern that can be matched in linear time (without look-around and back-references)";
-            return DefinitionError::at(key, format!("{inside}{} {why}", error.instance()));
-        }
-        DefinitionError::at(key, format!("is not a JSON Schema: {inside}{error}"))
-    })
-}
-
-fn is_word(text: &str, others: &str) -> bool {
-    !text.is_empty() && text.chars().all(|c| c.is_ascii_alphanumeric() || others.contains(c))
-}
-
-fn has_blanks(text: &str) -> bool {
-    text.chars().any(|c| c.is_whitespace() || c.is_control())
+pub fn compile_schema(key: &str, schema: &Value) -> Result<Schema, DefinitionError> {
+    Schema::compile(schema, Author::Operator).map_err(|refused| DefinitionError::at(key, refused.0))
 }

@@ -11,8 +11,8 @@ use serde_json::{Map, Value, json};
 
 use super::Definition;
 use super::yaml::DefinitionError;
+use crate::bounds::expression::{Expression, ExpressionError};
 use crate::event::ValidationError;
-use crate::expression::{Expression, ExpressionError};
 use crate::run::StopCondition;
 
 /// What output rules may use.

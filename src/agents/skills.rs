@@ -9,12 +9,12 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::SystemTime;
 
-use globset::Glob;
 use serde::Deserialize;
 
 use super::catalogue::{Change, DefinitionProblem, Stamp};
 use super::checks::is_agent_name;
 use super::yaml::{self, DefinitionError};
+use crate::bounds::glob::Glob;
 use crate::event::SkillActivated;
 use crate::run::Autonomy;
 
@@ -125,7 +125,7 @@ impl FrontMatter {
             ("approval_required", &approval_required),
         ] {
             for (i, glob) in globs.iter().enumerate() {
-                Glob::new(glob)
+                Glob::of_names(glob)
                     .map_err(|e| DefinitionError::at(format!("{key}[{i}]"), e.to_string()))?;
             }
         }

@@ -6,13 +6,13 @@
 
 use std::collections::BTreeMap;
 
-use globset::Glob;
 use schemars::JsonSchema;
 use serde::{Deserialize, Deserializer};
 
 use super::sources::Sources;
 use super::values::{self, some_count};
 use super::{ConfigError, Model};
+use crate::bounds::glob::Glob;
 
 /// `[prices."provider/model"]`: US dollars for a million tokens, 0 to 1000000.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
@@ -81,7 +81,6 @@ pub enum ForcedToolChoice {
 /// Whether a tool call can be demanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum ForcedToolChoiceWord {
     No,
     WithoutThinking,
@@ -91,7 +90,6 @@ pub enum ForcedToolChoiceWord {
 /// The field that caps the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum OutputCapField {
     MaxTokens,
     MaxCompletionTokens,
@@ -100,7 +98,6 @@ pub enum OutputCapField {
 /// How a model is asked to think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum ThinkingStyleName {
     None,
     Effort,
@@ -122,7 +119,7 @@ pub(super) fn check_keys<'a>(
             Some((provider, _)) if !models.contains_key(provider) => {
                 format!("there is no provider {provider:?}")
             }
-            Some((_, model)) if !model.is_empty() && Glob::new(model).is_ok() => continue,
+            Some((_, model)) if !model.is_empty() && Glob::of_names(model).is_ok() => continue,
             _ => "is not of the form provider/model, where the model may be a glob".to_owned(),
         };
         return Err(sources.error(&format!("{table}.{key}"), wrong));

@@ -7,10 +7,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use jsonschema::Validator;
 use serde_json::Value;
 
-use crate::agents::checks::compile_schema;
+use crate::bounds::schema::{self, Schema};
+use crate::bounds::text::quoted;
 use crate::event::ValidationError;
 use crate::providers::ToolOffer;
 use crate::run::ClientTool;
@@ -18,10 +18,12 @@ use crate::tools::arguments::arguments_of;
 
 /// Tools that one request may bring along.
 const MOST: usize = 128;
+/// Bytes of their schemas together, as JSON.
+const MAX_SCHEMAS: usize = 64 * 1024;
 
 /// The tools of one caller, compiled.
 #[derive(Debug, Default)]
-pub struct ClientTools(BTreeMap<String, Validator>);
+pub struct ClientTools(BTreeMap<String, Arc<Schema>>);
 
 impl ClientTools {
     /// Compiles tools. `taken` are names that mean something else already.
@@ -36,6 +38,7 @@ impl ClientTools {
         if wanted.len() > MOST {
             return Err(wrong("/client_tools".into(), format!("must have at most {MOST} entries")));
         }
+        check_together(wanted)?;
         for (index, ClientTool { name, input_schema, .. }) in wanted.iter().enumerate() {
             let at = |field: &str| format!("/client_tools/{index}/{field}");
             let is_word = name
@@ -44,7 +47,7 @@ impl ClientTools {
             if !is_word || !(1..=64).contains(&name.len()) {
                 return Err(wrong(
                     at("name"),
-                    format!("{name:?} does not match ^[A-Za-z0-9_-]{{1,64}}$"),
+                    format!("{} does not match ^[A-Za-z0-9_-]{{1,64}}$", quoted(name)),
                 ));
             }
             if taken(name) || tools.contains_key(name) {
@@ -53,11 +56,9 @@ impl ClientTools {
             if input_schema.get("type").and_then(Value::as_str) != Some("object") {
                 return Err(wrong(at("input_schema"), "must have `type: object`".into()));
             }
-            let schema = compile_schema("input_schema", input_schema);
-            tools.insert(
-                name.clone(),
-                schema.map_err(|error| wrong(at("input_schema"), error.to_string()))?,
-            );
+            let schema = Schema::of_caller(input_schema);
+            let schema = schema.map_err(|refused| wrong(at("input_schema"), refused.0))?;
+            tools.insert(name.clone(), schema);
         }
         Ok(Self(tools))
     }
@@ -84,6 +85,22 @@ impl ClientTools {
     pub fn arguments(&self, tool: &str, text: &str) -> Option<Result<Value, String>> {
         self.0.get(tool).map(|schema| arguments_of(text, schema))
     }
+}
+
+/// Checks what the schemas of all tools of a request ask for.
+fn check_together(wanted: &[ClientTool]) -> Result<(), ValidationError> {
+    let bytes: usize = wanted.iter().map(|tool| tool.input_schema.to_string().len()).sum();
+    if bytes > MAX_SCHEMAS {
+        let message = format!("has schemas of {bytes} bytes, more than {MAX_SCHEMAS}");
+        return Err(wrong("/client_tools".into(), message));
+    }
+    let patterns: usize = wanted.iter().map(|tool| schema::patterns(&tool.input_schema)).sum();
+    if patterns > schema::MAX_CALLER_PATTERNS {
+        let most = schema::MAX_CALLER_PATTERNS;
+        let message = format!("has schemas with {patterns} patterns, more than {most}");
+        return Err(wrong("/client_tools".into(), message));
+    }
+    Ok(())
 }
 
 /// What a model is told of a caller's tool.

@@ -6,7 +6,6 @@
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use globset::Glob;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -15,6 +14,8 @@ use super::demands::{self, Demands};
 use crate::agents::definition::{DriverKind, ReactSection};
 use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
 use crate::agents::{Agent, Definition};
+use crate::bounds::name::{self, means};
+use crate::bounds::text::quoted;
 use crate::event::{SkillActivated, ValidationError};
 use crate::providers::prices::Price;
 use crate::providers::router::Router;
@@ -65,6 +66,8 @@ pub struct Rules {
     pub budget: Budget,
     /// What becomes of the run at a limit.
     pub on_limit: OnLimit,
+    /// The crash of that number ends the run; this service's setting.
+    pub max_crashes: u32,
     /// Whether the first failing call ends the run.
     pub throw_on_tool_failure: bool,
     /// Whether the calls after a blocked one are not executed.
@@ -150,6 +153,7 @@ impl Default for Rules {
             limits: Limits::default(),
             budget: Budget::default(),
             on_limit: OnLimit::Fail,
+            max_crashes: u32::MAX,
             throw_on_tool_failure: false,
             stop_on_tool_block: false,
             concurrent: BTreeSet::new(),
@@ -180,6 +184,7 @@ impl Plan {
         let definition = &agent.definition;
         let single = kind == RunKind::Single;
         let wanted = overrides.tools.as_deref();
+        check_names(overrides)?;
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
         let concurrent =
@@ -221,6 +226,7 @@ impl Plan {
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
+                max_crashes: u32::MAX,
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
                 stop_on_tool_block: definition.stop_on_tool_block
@@ -446,11 +452,25 @@ fn refused(pointer: &str, message: impl Into<String>) -> PlanError {
     PlanError(ValidationError { pointer: pointer.to_owned(), message: message.into() })
 }
 
-/// Whether a name or glob of a request means a tool.
-fn means(name: &str, tool: &str) -> bool {
-    name == tool
-        || name.contains('*')
-            && Glob::new(name).is_ok_and(|glob| glob.compile_matcher().is_match(tool))
+/// Refuses names in a request that are none.
+fn check_names(overrides: &Overrides) -> Result<(), PlanError> {
+    let tools = overrides.tools.as_deref().unwrap_or_default();
+    if tools.len() > name::MAX_TOOLS {
+        return Err(refused("/tools", format!("must have at most {} entries", name::MAX_TOOLS)));
+    }
+    if let Some(index) = tools.iter().position(|tool| !name::is_tool(tool)) {
+        let message = format!(
+            "{} is not the name of a tool: 1 to {} bytes of letters, digits and -_.:/, and * for any of them",
+            quoted(&tools[index]),
+            name::MAX_NAME
+        );
+        return Err(refused(&format!("/tools/{index}"), message));
+    }
+    match &overrides.model {
+        Some(model) => name::check_model(model)
+            .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model)))),
+        None => Ok(()),
+    }
 }
 
 /// A model and those that may take over, each once.
@@ -489,7 +509,7 @@ fn tool_choice(
         (ToolChoicePolicy::Tool(name), _) if !offers.iter().any(|offer| offer.name == *name) => {
             return Err(refused(
                 "/tool_choice",
-                format!("tool_choice names {name:?}, which is not offered"),
+                format!("tool_choice names {}, which is not offered", quoted(name)),
             ));
         }
         _ => return Ok(choice.clone()),

@@ -29,9 +29,7 @@ use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{
-    AuditRecord, CallFailure, Event, ModelDelta, ModelResponded, Piece, RunEvent, WaitKind,
-};
+use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, WaitKind};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -79,6 +77,11 @@ impl RunControl {
     /// Resolves when the run was lost.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
+    }
+
+    /// Resolves when cancelling is asked for.
+    pub async fn cancelled(&self) {
+        self.token.cancelled().await;
     }
 
     fn requested(&self) -> Option<RunEvent> {
@@ -179,7 +182,13 @@ impl Run {
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
-        self.audit.extend(self.lost(&what));
+        match &what {
+            RunEvent::ToolCallStarted(call) => self.note_lost(call.call_id),
+            RunEvent::ApprovalResolved(resolved) if resolved.kind == WaitKind::Review => {
+                self.note_lost(resolved.call_id);
+            }
+            _ => {}
+        }
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;
         if matches!(event.what, RunEvent::SkillActivated(_)) {
@@ -189,23 +198,12 @@ impl Run {
         Ok(())
     }
 
-    /// What the audit log keeps of a call whose end a crash has hidden, once it is settled: answered,
-    /// repeated, or looked into by a person.
-    fn lost(&self, what: &RunEvent) -> Option<AuditRecord> {
-        let call_id = match what {
-            RunEvent::ToolCallStarted(call) => call.call_id,
-            RunEvent::ToolCallCompleted(call)
-                if call.failure == Some(CallFailure::UnknownOutcome) =>
-            {
-                call.call_id
-            }
-            RunEvent::ApprovalResolved(resolved) if resolved.kind == WaitKind::Review => {
-                resolved.call_id
-            }
-            _ => return None,
-        };
-        let lost = self.state.is_dispatched(call_id).then(|| self.state.call(call_id)).flatten();
-        lost.map(results::lost)
+    /// What the audit log keeps of a call whose end a crash has hidden, now that it is repeated,
+    /// looked into by a person, or answered with what is known.
+    fn note_lost(&mut self, call_id: Uuid) {
+        if self.state.is_dispatched(call_id) {
+            self.audit.extend(self.state.call(call_id).map(results::lost));
+        }
     }
 
     /// Hands over what is recorded and waits until all of it is durable.
@@ -237,7 +235,13 @@ impl Run {
     }
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
-        events.into_iter().try_for_each(|event| self.record(event))
+        for event in events {
+            if let RunEvent::ToolCallCompleted(call) = &event {
+                self.note_lost(call.call_id); // what was executed here is recorded one by one
+            }
+            self.record(event)?;
+        }
+        Ok(())
     }
 
     fn hand_over(&mut self) {

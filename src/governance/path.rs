@@ -5,10 +5,9 @@
 //! normalised, relative to the workspace (`.` is its root); one that is not is a fault of the tool
 //! and is denied. The rule matches names and never looks at a disk.
 
-use globset::{GlobBuilder, GlobSet, GlobSetBuilder};
-
 use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision};
+use crate::bounds::glob::Glob;
 
 /// The compiled lists.
 #[derive(Debug)]
@@ -18,13 +17,12 @@ pub(super) struct PathRules {
     deny: Patterns,
 }
 
-/// A list of globs; `patterns` as the operator wrote them, `set` with one or two globs for each.
+/// A list of globs as the operator wrote them, and one or two compiled ones for each.
 #[derive(Debug)]
 struct Patterns {
     written: Vec<String>,
-    set: GlobSet,
-    /// Index into `written` for each glob of `set`.
-    origin: Vec<usize>,
+    /// With the index into `written`.
+    compiled: Vec<(Glob, usize)>,
 }
 
 impl PathRules {
@@ -56,29 +54,22 @@ impl PathRules {
 
 impl Patterns {
     fn new(setting: &'static str, written: &[String]) -> Result<Self, PolicyError> {
-        let mut set = GlobSetBuilder::new();
-        let mut origin = Vec::new();
+        let mut compiled = Vec::new();
         for (index, pattern) in written.iter().enumerate() {
             let wrong =
                 |message: String| PolicyError { setting, pattern: pattern.clone(), message };
             for glob in globs(pattern).map_err(|message| wrong(message.to_owned()))? {
-                let compiled = GlobBuilder::new(&glob).literal_separator(true).build();
-                set.add(compiled.map_err(|e| wrong(format!("is not a glob: {}", e.kind())))?);
-                origin.push(index);
+                let glob = Glob::of_paths(&glob).map_err(|refused| wrong(refused.0))?;
+                compiled.push((glob, index));
             }
         }
-        let wrong = |error: globset::Error| PolicyError {
-            setting,
-            pattern: String::new(),
-            message: error.to_string(),
-        };
-        Ok(Self { written: written.to_vec(), set: set.build().map_err(wrong)?, origin })
+        Ok(Self { written: written.to_vec(), compiled })
     }
 
     fn matching(&self, path: &str) -> Option<&str> {
         let path = if path == "." { "" } else { path };
-        let first = *self.set.matches(path).first()?;
-        self.origin.get(first).and_then(|&index| self.written.get(index)).map(String::as_str)
+        let (_, index) = self.compiled.iter().find(|(glob, _)| glob.is_match(path))?;
+        self.written.get(*index).map(String::as_str)
     }
 
     /// For a reason: what would have been fine.

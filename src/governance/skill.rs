@@ -3,11 +3,10 @@
 //! Skills only narrow: a tool must be allowed by all of them and disallowed by none, the strictest
 //! autonomy holds. `use_skill` itself is never taken away.
 
-use globset::Glob;
-
 use super::Decision;
 use super::autonomy::objection;
 use super::gate::{Question, Ruling};
+use crate::bounds::glob::means;
 use crate::event::SkillActivated;
 
 /// What reads skills, which no skill may forbid.
@@ -51,12 +50,10 @@ pub(super) fn allows(skill: &SkillActivated, tool: &str) -> bool {
 }
 
 fn any(globs: &[String], tool: &str) -> bool {
-    globs.iter().any(|glob| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool)))
+    globs.iter().any(|glob| means(glob, tool) == Some(true))
 }
 
 /// What is no glob denies.
 fn denies(globs: &[String], tool: &str) -> bool {
-    globs
-        .iter()
-        .any(|glob| Glob::new(glob).map_or(true, |glob| glob.compile_matcher().is_match(tool)))
+    globs.iter().any(|glob| means(glob, tool).unwrap_or(true))
 }

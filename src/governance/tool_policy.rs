@@ -2,23 +2,22 @@
 //!
 //! `allow` is not a grant, only the absence of an objection: the other rules still judge.
 
-use globset::{Glob, GlobMatcher};
-
 use super::gate::{PolicyError, Question, Ruling};
 use super::{Decision, ToolPolicy};
+use crate::bounds::glob::Glob;
 
 /// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no
 /// tool.
-pub(super) struct ToolPolicies(Vec<(GlobMatcher, ToolPolicy)>);
+pub(super) struct ToolPolicies(Vec<(Glob, ToolPolicy)>);
 
 impl ToolPolicies {
     pub(super) fn new(policies: &[(String, ToolPolicy)]) -> Result<Self, PolicyError> {
-        let compile = |(pattern, policy): &(String, ToolPolicy)| match Glob::new(pattern) {
-            Ok(glob) => Ok((glob.compile_matcher(), *policy)),
+        let compile = |(pattern, policy): &(String, ToolPolicy)| match Glob::of_names(pattern) {
+            Ok(glob) => Ok((glob, *policy)),
             Err(error) => Err(PolicyError {
                 setting: "tool_policies",
                 pattern: pattern.clone(),
-                message: format!("is not a glob: {}", error.kind()),
+                message: error.0,
             }),
         };
         policies.iter().map(compile).collect::<Result<_, _>>().map(Self)
@@ -36,7 +35,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     objections.max_by_key(|(decision, ..)| *decision).map_or(
         Ruling::NoObjection,
         |(decision, glob)| {
-            let policy = glob.glob();
+            let policy = glob.written();
             let reason = if decision == Decision::Escalated {
                 format!("the policy for {policy} has a person decide on every call of {tool}")
             } else {

@@ -53,6 +53,9 @@ impl Store for Away {
     async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
         away()
     }
+    async fn claim_cancelled(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
+        away()
+    }
     async fn request_cancel(
         &self,
         _: &str,
@@ -99,7 +102,7 @@ impl Store for Away {
     async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
         away()
     }
-    async fn sweep(&self, _: &str, _: Duration, _: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, _: &str, _: Duration) -> Result<Swept, StoreError> {
         away()
     }
     async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {

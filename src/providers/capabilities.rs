@@ -9,7 +9,7 @@
 //! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API
 //! document.
 
-use globset::{Glob, GlobMatcher};
+use crate::bounds::glob::Glob;
 use serde::Serialize;
 
 use crate::run::Thinking;
@@ -246,7 +246,6 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
 
 /// What an operator knows better about the models that a pattern names; the rest stays as it ships.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field replaces the capability of that name")]
 pub struct Corrections {
     pub forced_tool_choice: Option<Forcing>,
     pub named_tool_choice: Option<bool>,
@@ -280,7 +279,7 @@ impl Corrections {
 /// What is shipped, and what the operator knows better.
 #[derive(Debug, Clone)]
 pub struct CapabilityTable {
-    shipped: Vec<(ProviderKind, GlobMatcher, Capabilities)>,
+    shipped: Vec<(ProviderKind, Glob, Capabilities)>,
     /// The more specific the pattern, the later.
     corrections: Vec<(ModelPattern, Corrections)>,
 }
@@ -298,7 +297,7 @@ impl CapabilityTable {
         corrections.sort_by_key(|(pattern, _)| pattern.length());
         let compiled = |row: &(ProviderKind, &str, Capabilities)| {
             let (kind, pattern, capabilities) = *row;
-            Some((kind, Glob::new(pattern).ok()?.compile_matcher(), capabilities))
+            Some((kind, Glob::of_names(pattern).ok()?, capabilities))
         };
         Self { shipped: SHIPPED.iter().filter_map(compiled).collect(), corrections }
     }
@@ -324,28 +323,24 @@ pub fn shipped() -> impl Iterator<Item = (ProviderKind, &'static str, Capabiliti
 #[derive(Debug, Clone)]
 pub struct ModelPattern {
     provider: String,
-    model: GlobMatcher,
+    model: Glob,
 }
 
 impl ModelPattern {
     /// Reads `provider/pattern`; `None` where it is neither that nor a glob.
     pub fn parse(text: &str) -> Option<Self> {
         let (provider, model) = text.split_once('/')?;
-        Some(Self {
-            provider: provider.to_owned(),
-            model: Glob::new(model).ok()?.compile_matcher(),
-        })
+        Some(Self { provider: provider.to_owned(), model: Glob::of_names(model).ok()? })
     }
 
     /// Whether it names this model.
     pub fn matches(&self, provider: &str, model: &str) -> bool {
-        self.provider == provider
-            && (self.model.glob().glob() == model || self.model.is_match(model))
+        self.provider == provider && (self.model.written() == model || self.model.is_match(model))
     }
 
     /// The longer, the more specific.
     pub(super) fn length(&self) -> usize {
-        self.model.glob().glob().len()
+        self.model.written().len()
     }
 }
 

@@ -21,6 +21,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::recovery::Place;
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::Head;
 use super::{Inner, Runtime};
@@ -486,7 +487,7 @@ impl Runtime {
             return;
         }
         match self.inner.store.claim_run(&self.inner.owner, id).await {
-            Ok(Some(claimed)) => self.resume(claimed, None).await,
+            Ok(Some(claimed)) => self.resume(claimed, Place::Parent).await,
             Ok(None) => {} // somebody else was faster, or its turn has not come
             Err(error) => tracing::debug!(run_id = %id, %error, "the child run is taken later"),
         }

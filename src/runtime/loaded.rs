@@ -8,12 +8,11 @@ use std::collections::{BTreeMap, HashMap};
 use std::sync::{Arc, PoisonError, RwLock};
 use std::time::Duration;
 
-use globset::Glob;
-
 use crate::agents::definition::{
     Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, Skills};
+use crate::bounds::glob::{self, Glob};
 use crate::governance::{Gate, Policy, ToolPolicy};
 use crate::run::{Delegation, Effect};
 use crate::store::DefinitionSnapshot;
@@ -178,7 +177,7 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
     for (name, options) in &definition.tool_options {
         let key = format!("tool_options.{name}");
-        let glob = Glob::new(name).map_err(|e| LoadError(format!("{key}: {e}")))?.compile_matcher();
+        let glob = Glob::of_names(name).map_err(|e| LoadError(format!("{key}: {e}")))?;
         let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
         if !names().any(|tool| glob.is_match(tool)) {
             return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
@@ -221,8 +220,7 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
 /// The options of a tool: those under its name, else those of the first glob that means it, one by
 /// one.
 fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
-    let is_meant =
-        |glob: &&String| Glob::new(glob).is_ok_and(|glob| glob.compile_matcher().is_match(tool));
+    let is_meant = |glob: &&String| glob::means(glob, tool) == Some(true);
     let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
     let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
     CallOptions {

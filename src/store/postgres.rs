@@ -261,6 +261,16 @@ impl Store for Postgres {
         rows.first().map(|row| Columns(row).claimed()).transpose()
     }
 
+    async fn claim_cancelled(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
+        let rows = self.control.fetch(claim).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -287,8 +297,10 @@ impl Store for Postgres {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run);
         let mut line = self.control.get().await?;
-        let released = within(ownership::release(&mut line, owner, run)).await;
+        let released =
+            within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
         let released = line.settle(released)?;
         self.hint_queue().await;
         Ok(released)
@@ -346,29 +358,26 @@ impl Store for Postgres {
         Ok(!renewed.is_empty())
     }
 
-    async fn sweep(
-        &self,
-        sweeper: &str,
-        lease: Duration,
-        max_crashes: u32,
-    ) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError> {
         let mut line = self.control.get().await?;
         let buried = within(ownership::bury(&mut line, sweeper, lease)).await;
         let mut swept = Swept { replicas: line.settle(buried)?, ..Swept::default() };
         loop {
             let mut line = self.control.get().await?;
-            let more = within(ownership::take_over(&mut line, max_crashes, &mut swept)).await;
-            if !line.settle(more)? {
+            let requeued = within(ownership::requeue_orphans(&mut line)).await;
+            let requeued = line.settle(requeued)?;
+            if requeued.is_empty() {
                 break;
             }
+            swept.requeued.extend(requeued);
         }
         let mut line = self.control.get().await?;
-        let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
+        let strays = within(ownership::cancel_strays(&mut line)).await;
         line.settle(strays)?;
         let mut line = self.reads.get().await?;
         let settled = within(budgets::settle_rest(&mut line)).await;
         line.settle(settled)?;
-        if swept.requeued > 0 {
+        if !swept.requeued.is_empty() {
             self.hint_queue().await;
         }
         Ok(swept)

@@ -208,10 +208,29 @@ pub struct RunRecord {
     pub epoch: i64,
     /// The number of the newest event.
     pub last_seq: i64,
+    /// Replicas that died while they owned it.
     pub crash_count: u32,
     pub cancel_requested_at: Option<DateTime<Utc>>,
     pub cancel_reason: Option<String>,
     pub traceparent: Option<String>,
+}
+
+impl RunRecord {
+    /// What the run has consumed, as far as its row says.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            attempts: self.attempts,
+            iterations: self.iterations,
+            tool_calls_made: self.tool_calls_made,
+            tools_used: self.tools_used.iter().cloned().collect(),
+            usage: self.usage,
+            retries: 0, // not a column
+            warnings: self.warnings.clone(),
+            callback_errors: self.callback_errors.clone(),
+            model: self.model.clone(),
+            consumption: self.consumption.clone(),
+        }
+    }
 }
 
 /// A run that this replica has just taken from the queue, with all it needs to go on.

@@ -298,6 +298,19 @@ impl Store for Sqlite {
         row.map(|row| Columns(&row).claimed()).transpose()
     }
 
+    async fn claim_cancelled(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        if self.read(sqlx::query(statements::ARE_CANCELLED)).await?.is_empty() {
+            return Ok(Vec::new()); // and nothing is written
+        }
+        let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
+        let rows = claim.fetch_all(&mut *self.writer().await?).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -331,10 +344,9 @@ impl Store for Sqlite {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let mut writer = self.writer().await?;
-        let mut tx = begin(&mut writer).await?;
-        let released = ownership::release(&mut tx, owner, run).await?;
-        tx.commit().await?;
+        let release =
+            sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
+        let released = self.change(release.bind(now())).await?;
         self.hint(Wakeup::Queue);
         Ok(released)
     }
@@ -393,28 +405,22 @@ impl Store for Sqlite {
         Ok(self.change(sqlx::query(statements::HEARTBEAT).bind(id).bind(now())).await? > 0)
     }
 
-    async fn sweep(
-        &self,
-        sweeper: &str,
-        lease: Duration,
-        max_crashes: u32,
-    ) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError> {
         let living = self.registered();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
-        let mut swept = Swept { replicas, ..Swept::default() };
-        while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
-        let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
+        let requeued = ownership::requeue_orphans(&mut tx).await?;
+        let strays = ownership::cancel_strays(&mut tx).await?;
         budgets::settle_rest(&mut tx).await?;
         tx.commit().await?;
-        if swept.requeued > 0 {
+        if !requeued.is_empty() {
             self.hint(Wakeup::Queue);
         }
         if strays {
             self.hint(Wakeup::Resync);
         }
-        Ok(swept)
+        Ok(Swept { replicas, requeued })
     }
 
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {

@@ -199,7 +199,8 @@ impl Metrics {
     }
 
     pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
-        let name = format!("{}/{}", tried.provider, tried.model);
+        let model = if tried.is_named { tried.model } else { OTHER };
+        let name = format!("{}/{model}", tried.provider);
         self.model_calls.add(&name, tried.failure.unwrap_or("succeeded"));
         self.model_call_duration.record(tried.took);
     }

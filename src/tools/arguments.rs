@@ -2,10 +2,9 @@
 //!
 //! What is wrong with them is worded for the model, without the values.
 
-use std::fmt::Write as _;
-
-use jsonschema::Validator;
 use serde_json::Value;
+
+use crate::bounds::schema::{Fault, Rejected, Schema};
 
 /// Schema errors told to the model in one result.
 pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
@@ -14,7 +13,7 @@ pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
 ///
 /// # Errors
 /// They are no JSON object, or miss the schema.
-pub fn arguments_of(text: &str, schema: &Validator) -> Result<Value, String> {
+pub fn arguments_of(text: &str, schema: &Schema) -> Result<Value, String> {
     parse(text).and_then(|arguments| check(schema, &arguments).map(|()| arguments))
 }
 
@@ -28,25 +27,22 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
     }
 }
 
-pub(super) fn check(validator: &Validator, arguments: &Value) -> Result<(), String> {
+pub(super) fn check(schema: &Schema, arguments: &Value) -> Result<(), String> {
     if let Some(place) = nul_in(arguments) {
         return Err(format!("The arguments hold a NUL character at {place}; no tool takes one."));
     }
-    if validator.is_valid(arguments) {
-        return Ok(());
-    }
-    let mut errors = validator.iter_errors(arguments).map(|error| {
-        let pointer = error.instance_path().as_str().to_owned();
-        let place = if pointer.is_empty() { "the arguments".to_owned() } else { pointer };
-        format!("\n- at {place}: {}", error.masked())
-    });
-    let mut message = "The arguments do not match the tool's schema:".to_owned();
-    message.extend(errors.by_ref().take(MAX_SCHEMA_ERRORS));
-    let more = errors.count();
-    if more > 0 {
-        let _ = write!(message, "\n- and {more} more");
-    }
-    Err(message)
+    schema.check(arguments, MAX_SCHEMA_ERRORS).map_err(|rejected| {
+        let has_more = matches!(rejected, Rejected::Faults(_, true));
+        let mut message = "The arguments do not match the tool's schema:".to_owned();
+        message.extend(rejected.faults().into_iter().map(|Fault { pointer, masked, .. }| {
+            let place = if pointer.is_empty() { "the arguments".to_owned() } else { pointer };
+            format!("\n- at {place}: {masked}")
+        }));
+        if has_more {
+            message.push_str("\n- and more");
+        }
+        message
+    })
 }
 
 /// The JSON pointer of the first text or name that holds a NUL character.

@@ -14,7 +14,6 @@ use std::time::Duration;
 
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
-use jsonschema::{PatternOptions, Validator};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -30,6 +29,7 @@ use super::results::{
 };
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
+use crate::bounds::schema::{Fault, Schema};
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted,
     ValidationError,
@@ -52,7 +52,7 @@ pub struct Executor {
 
 struct Offered {
     tool: Arc<dyn Tool>,
-    arguments: Validator,
+    arguments: Schema,
     options: CallOptions,
 }
 
@@ -216,9 +216,7 @@ impl Executor {
         gate: Gate,
         options: impl Fn(&str) -> CallOptions,
     ) -> Result<Self, SchemaError> {
-        // No pattern of a schema may take more than linear time.
-        let schemas = jsonschema::options().with_pattern_options(PatternOptions::regex());
-        let offer = |tool: Arc<dyn Tool>| match schemas.build(&tool.info().input_schema) {
+        let offer = |tool: Arc<dyn Tool>| match Schema::of_tool(&tool.info().input_schema) {
             Ok(arguments) => Ok(Offered { arguments, options: options(&tool.info().name), tool }),
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
@@ -261,13 +259,11 @@ impl Executor {
     /// judged.
     pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
         let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        let errors =
-            offered.into_iter().flat_map(|offered| offered.arguments.iter_errors(arguments));
-        let error = |error: jsonschema::ValidationError<'_>| ValidationError {
-            pointer: error.instance_path().as_str().to_owned(),
-            message: error.masked().to_string(),
-        };
-        errors.take(arguments::MAX_SCHEMA_ERRORS).map(error).collect()
+        let checked =
+            offered.map(|offered| offered.arguments.check(arguments, arguments::MAX_SCHEMA_ERRORS));
+        let Some(Err(rejected)) = checked else { return Vec::new() };
+        let error = |Fault { pointer, masked, .. }| ValidationError { pointer, message: masked };
+        rejected.faults().into_iter().map(error).collect()
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
@@ -374,7 +370,7 @@ impl Executor {
     fn arguments(
         &self,
         call: &ToolCall,
-        validator: &Validator,
+        validator: &Schema,
         edited: Option<&Value>,
         scope: &RunScope,
     ) -> Result<Value, Box<Finished>> {
@@ -392,7 +388,7 @@ impl Executor {
     fn intercept(
         &self,
         call: &ToolCall,
-        validator: &Validator,
+        validator: &Schema,
         arguments: Value,
         scope: &RunScope,
     ) -> Result<Value, Box<Finished>> {

@@ -4,11 +4,11 @@
 //! it left. One that cannot be evaluated blocks. Whether rewritten arguments still fit the tool is
 //! the executor's.
 
-use globset::{Glob, GlobMatcher};
-use regex::{NoExpand, Regex};
 use serde_json::Value;
 
-use crate::expression::Expression;
+use crate::bounds::expression::Expression;
+use crate::bounds::glob::Glob;
+use crate::bounds::pattern::{Author, Pattern};
 
 /// What stands in the place of what is taken out, where nothing else is named.
 const REDACTED: &str = "[redacted]";
@@ -65,7 +65,7 @@ pub struct Interceptors {
 
 #[derive(Debug)]
 struct Before {
-    tool: GlobMatcher,
+    tool: Glob,
     when: Option<Expression>,
     what: Compiled,
 }
@@ -78,8 +78,8 @@ enum Compiled {
 
 #[derive(Debug)]
 struct After {
-    tool: GlobMatcher,
-    redact: Regex,
+    tool: Glob,
+    redact: Pattern,
     with: String,
 }
 
@@ -163,7 +163,7 @@ impl Interceptors {
             self.after.iter().filter(|after| after.tool.is_match(tool))
         {
             if redact.is_match(&text) {
-                text = redact.replace_all(&text, NoExpand(with)).into_owned();
+                text = redact.replace_all(&text, with).into_owned();
             }
         }
         text
@@ -193,9 +193,8 @@ impl Before {
 
 impl After {
     fn new(key: &str, rule: &AfterRule) -> Result<Self, InterceptorError> {
-        let redact = Regex::new(&rule.redact).map_err(|e| InterceptorError {
-            key: format!("{key}.redact"),
-            message: e.to_string(),
+        let redact = Pattern::compile(&rule.redact, Author::Operator).map_err(|e| {
+            InterceptorError { key: format!("{key}.redact"), message: e.to_string() }
         })?;
         let with = rule.with.clone().unwrap_or_else(|| REDACTED.to_owned());
         Ok(Self { tool: glob(key, &rule.tool)?, redact, with })
@@ -203,10 +202,9 @@ impl After {
 }
 
 /// Names are no paths: `*` matches a `/` too.
-fn glob(key: &str, pattern: &str) -> Result<GlobMatcher, InterceptorError> {
-    let wrong =
-        |e: globset::Error| InterceptorError { key: format!("{key}.tool"), message: e.to_string() };
-    Glob::new(pattern).map(|glob| glob.compile_matcher()).map_err(wrong)
+fn glob(key: &str, pattern: &str) -> Result<Glob, InterceptorError> {
+    Glob::of_names(pattern)
+        .map_err(|refused| InterceptorError { key: format!("{key}.tool"), message: refused.0 })
 }
 
 /// Puts a value where a pointer leads; a new member, or one behind the last item (`-`), may come

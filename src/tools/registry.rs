@@ -6,11 +6,10 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use globset::Glob;
-
 use super::file_ops::FileOps;
 use super::recall::Recall;
 use super::{Tool, ToolInfo};
+use crate::bounds::name::means;
 
 /// A name or glob of a definition that no tool has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -50,10 +49,8 @@ impl Registry {
             if let Some((name, _)) = self.tools.get_key_value(name) {
                 meant.push(name);
             } else {
-                let glob = Glob::new(name).map_err(|_| unknown())?.compile_matcher();
-                meant.extend(
-                    self.tools.keys().map(String::as_str).filter(|tool| glob.is_match(tool)),
-                );
+                meant
+                    .extend(self.tools.keys().map(String::as_str).filter(|tool| means(name, tool)));
             }
             if meant.len() == before {
                 return Err(unknown());

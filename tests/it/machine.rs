@@ -2,6 +2,7 @@
 //! hold for every script of model behaviour.
 
 mod context;
+mod crashes;
 mod whole;
 
 use std::collections::BTreeSet;
@@ -301,7 +302,7 @@ impl Bench {
                 "client" => (WaitKind::Client, RunEvent::ToolCallAwaitingClient),
                 _ => continue,
             };
-            let expires_at = self.now + TimeDelta::seconds(60);
+            let expires_at = Some(self.now + TimeDelta::seconds(60));
             let (call_id, tool) = (call.id, call.name);
             let awaited = Awaited {
                 call_id,
@@ -1214,43 +1215,6 @@ fn feedback_is_the_result_of_the_proposing_call_and_the_next_user_message() {
     assert!(first.results()[1].is_error && first.results()[1].content.contains("/ok: is missing"));
     let Turn::User(feedback) = &turns[2] else { panic!("{turns:#?}") };
     assert!(feedback.contains("/ok: is missing") && feedback.contains("`output`"), "{feedback}");
-}
-
-#[test]
-fn a_dispatched_once_call_is_not_repeated_after_a_crash() {
-    let mut bench = Bench::new(text(), vec![Calls(vec!["a"]), Text("x")]);
-    bench.record(RunEvent::RunStarted {
-        system: "s".into(),
-        turns: vec![Turn::User("x".into())],
-        single_shot: false,
-        history: 0,
-        warnings: vec![],
-    });
-    bench.record(RunEvent::AttemptStarted { attempt: 1 });
-    bench.record(RunEvent::IterationStarted {
-        attempt: 1,
-        iteration: 1,
-        answer_only: false,
-        limit: None,
-    });
-    bench.model();
-    let Step::CallTools(pending) = bench.state.next(bench.now) else { panic!() };
-    let pending = &pending[0];
-    bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
-        call_id: pending.call.id,
-        tool: "a".into(),
-        effect: Effect::Once,
-        effect_key: "k".into(),
-        decision: "allowed".into(),
-        reason: None,
-        consumes: Consumption::default(),
-        on_unknown_outcome: toolloop::run::OnUnknownOutcome::Review,
-    }));
-    let Step::Record(events) = bench.state.next(bench.now) else {
-        panic!("it must not be called again")
-    };
-    let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
-    assert_eq!(call.failure, Some(CallFailure::UnknownOutcome));
 }
 
 #[test]

@@ -23,6 +23,7 @@ mod faults;
 mod full_disk;
 mod fuzzing;
 mod hardening;
+mod hostile;
 mod house;
 mod installing;
 mod machine;

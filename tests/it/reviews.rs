@@ -125,8 +125,14 @@ async fn what_did_not_happen_is_executed_now(db: Db) {
     assert_eq!(file(&service, "log.txt"), "xx", "somebody said that it had not happened");
     let happened = types(&service, &run).await;
     assert_eq!(
-        happened[4..8],
-        ["tool_call.started", "run.resumed", "approval.resolved", "tool_call.started"]
+        happened[4..9],
+        [
+            "tool_call.started",
+            "run.resumed",
+            "approval.requested",
+            "run.resumed",
+            "approval.resolved"
+        ]
     );
 }
 

@@ -2,22 +2,19 @@
 //!
 //! Whether the tools that they are for exist is not asked here.
 
-use globset::Glob;
-use regex::Regex;
-
 use super::{Check, is_agent_name, within};
 use crate::agents::Definition;
 use crate::agents::definition::{AfterInterceptor, BeforeInterceptor};
 use crate::agents::yaml::DefinitionError;
-use crate::expression::Expression;
+use crate::bounds::expression::Expression;
+use crate::bounds::glob::Glob;
+use crate::bounds::pattern::{Author, Pattern};
 use crate::run::Delegation;
 
 /// Interceptors of one kind.
 const MAX_INTERCEPTORS: usize = 64;
 /// Skills of one agent.
 const MAX_SKILLS: usize = 64;
-/// Characters of a pattern.
-const MAX_PATTERN: usize = 4096;
 /// What interceptors' expressions may use.
 const OF_CALLS: [&str; 3] = ["args", "inputs", "tool"];
 
@@ -92,15 +89,9 @@ fn check_before(key: &str, interceptor: &BeforeInterceptor) -> Check {
 fn check_after(key: &str, interceptor: &AfterInterceptor) -> Check {
     check_glob(&format!("{key}.tool"), &interceptor.tool)?;
     let (key, pattern) = (format!("{key}.redact"), &interceptor.redact);
-    if !(1..=MAX_PATTERN).contains(&pattern.chars().count()) {
-        return Err(DefinitionError::at(key, format!("must have 1 to {MAX_PATTERN} characters")));
-    }
-    match Regex::new(pattern) {
-        Ok(_) => Ok(()),
-        Err(error) => {
-            Err(DefinitionError::at(key, format!("is not a regular expression: {error}")))
-        }
-    }
+    Pattern::compile(pattern, Author::Operator)
+        .map(|_| ())
+        .map_err(|refused| DefinitionError::at(key, refused.0))
 }
 
 fn check_expression(key: &str, source: &str) -> Check {
@@ -113,7 +104,7 @@ fn check_glob(key: &str, glob: &str) -> Check {
     if glob.is_empty() {
         return Err(DefinitionError::at(key, "must name a tool, or a glob of tools"));
     }
-    Glob::new(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+    Glob::of_names(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
 }
 
 /// RFC 6901, but not the whole: arguments are changed one by one.

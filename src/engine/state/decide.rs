@@ -1,19 +1,20 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! In the order of the loop's specification: cancelled, waiting, deadline, then what the phase asks
-//! for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
+//! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting,
+//! deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
 //! between the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
+use super::crashes::unknown_outcome;
 use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
-use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
+use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NOT_VALID: (TerminationReason, &str) =
@@ -50,11 +51,16 @@ impl State {
         match &self.phase {
             Phase::Ended { .. } => return Step::Done,
             _ if self.cancel.is_some() => return self.cancelled(now),
-            Phase::Opening => return Step::Open,
             _ => {}
+        }
+        if let Some(asked) = self.reviews() {
+            return asked;
         }
         if let Some(status) = self.parked() {
             return Step::Suspend(status);
+        }
+        if let Some(end) = self.crashed_too_often(now) {
+            return end;
         }
         if let Some(condition) = self.not_continued {
             return self.end_mid_turn("the run ended", self.stopped_by(condition, "was met", now));
@@ -63,7 +69,8 @@ impl State {
             return self.out_of_time(now);
         }
         match &self.phase {
-            Phase::Opening | Phase::Ended { .. } => Step::Done,
+            Phase::Opening => Step::Open,
+            Phase::Ended { .. } => Step::Done,
             Phase::BetweenAttempts => {
                 Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }])
             }
@@ -249,7 +256,9 @@ impl State {
         call: &ToolCall,
         now: DateTime<Utc>,
     ) -> Step {
-        if turn.dispatched_once.contains(&call.id) {
+        if turn.dispatched.get(&call.id).is_some_and(|call| {
+            call.effect == Effect::Once && call.on_unknown_outcome != OnUnknownOutcome::Retry
+        }) {
             return Step::Record(vec![unknown_outcome(call)]);
         }
         let left =
@@ -504,22 +513,6 @@ impl State {
         Step::Record(events)
     }
 
-    pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
-        let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let open = turn
-            .message
-            .tool_calls
-            .iter()
-            .filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
-        open.map(|call| {
-            if turn.was_dispatched(call.id) {
-                return unknown_outcome(call);
-            }
-            unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))
-        })
-        .collect()
-    }
-
     fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {
         self.failed(
             now,
@@ -566,12 +559,4 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         cached: false,
         note: None,
     })
-}
-
-/// What a crash leaves of a call that was dispatched and must not be repeated.
-fn unknown_outcome(call: &ToolCall) -> RunEvent {
-    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
-                   before you repeat it."
-        .to_owned();
-    unexecuted(call, CallFailure::UnknownOutcome, content)
 }

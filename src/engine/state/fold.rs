@@ -6,16 +6,16 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::{FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
+use super::{Dispatched, FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
-    RunEvent, ToolCallCompleted, WaitKind,
+    RunEvent, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult, Turn,
 };
-use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
+use crate::run::{Delegation, Effect, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -71,10 +71,16 @@ impl State {
             }
             RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
             RunEvent::ModelResponded(response) => self.responded(response),
-            RunEvent::ToolCallStarted(_)
-            | RunEvent::ToolCallCompleted(_)
-            | RunEvent::ToolCallBlocked(_) => {
-                self.called(&event.what, misplaced)?;
+            RunEvent::ToolCallStarted(call) => self.dispatched(call, misplaced)?,
+            RunEvent::ToolCallCompleted(call) => {
+                self.count(call.call_id, &call.content, call.failure);
+                self.keep(call);
+                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
+                self.turn(misplaced.clone())?.is_blocked = true;
+                self.answer(call.call_id, &call.content, true, misplaced)?;
             }
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
                 let proposal = Proposal {
@@ -124,24 +130,19 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
-            _ => self.noted(event, misplaced)?,
-        }
-        Ok(())
-    }
-
-    /// What does not change where the run stands in its loop.
-    fn noted(&mut self, event: &Event, misplaced: FoldError) -> Result<(), FoldError> {
-        match &event.what {
             RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
                 self.parked_since.get_or_insert(event.at);
-                self.waiting.insert(awaited.call_id, awaited.clone());
+                self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
             RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
             RunEvent::SkillActivated(skill) => self.skills.push(skill.clone()),
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
             }
-            _ => {}
+            RunEvent::RunResumed { deaths, is_alone, .. } => self.blame.resumed(*deaths, *is_alone),
+            RunEvent::RunQueued {}
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::HandoffStarted { .. } => {}
         }
         Ok(())
     }
@@ -160,41 +161,21 @@ impl State {
         self.phase = Phase::Calling;
     }
 
-    /// What became of a tool call.
-    fn called(&mut self, what: &RunEvent, misplaced: FoldError) -> Result<(), FoldError> {
-        match what {
-            RunEvent::ToolCallStarted(call) => {
-                if call.effect != Effect::Read {
-                    self.cache.clear();
-                }
-                let turn = self.turn(misplaced)?;
-                if call.effect != Effect::Read {
-                    turn.dispatched.insert(call.call_id);
-                }
-                match call.effect {
-                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
-                    Effect::Once => turn.dispatched_once.push(call.call_id),
-                    Effect::Read => _ = turn.reads.insert(call.call_id),
-                    Effect::Idempotent => {}
-                }
-            }
-            RunEvent::ToolCallCompleted(call) => {
-                self.count(call.call_id, &call.content, call.failure);
-                self.keep(call);
-                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
-            }
-            RunEvent::ToolCallBlocked(call) => {
-                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
-                self.turn(misplaced.clone())?.is_blocked = true;
-                self.answer(call.call_id, &call.content, true, misplaced)?;
-            }
-            _ => {}
+    fn dispatched(
+        &mut self,
+        call: &ToolCallStarted,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
+        if call.effect != Effect::Read {
+            self.cache.clear();
         }
+        let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
+        let dispatched = Dispatched { effect, on_unknown_outcome };
+        self.turn(misplaced)?.dispatched.insert(call.call_id, dispatched);
         Ok(())
     }
 
-    /// An answer to something that was waited for. A crash leaves calls to review that nothing was
-    /// told of before.
+    /// An answer to something that was waited for.
     fn resolved(
         &mut self,
         resolved: &Resolved,
@@ -208,15 +189,17 @@ impl State {
             self.parked_ms += (at - since).num_milliseconds().max(0);
         }
         if resolved.kind == WaitKind::Escalation {
-            let condition = awaited.and_then(|awaited| awaited.condition).ok_or(misplaced)?;
+            let condition = awaited.and_then(|(_, awaited)| awaited.condition).ok_or(misplaced)?;
             self.conditions_met.insert(condition);
             if !matches!(resolved.resolution, Resolution::Approved { .. }) {
                 self.not_continued = Some(condition);
             }
             return Ok(());
         }
+        if resolved.kind == WaitKind::Review {
+            self.blame.cleared();
+        }
         let turn = self.turn(misplaced)?;
-        turn.dispatched_once.retain(|call| *call != resolved.call_id);
         turn.dispatched.remove(&resolved.call_id);
         let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
@@ -253,8 +236,10 @@ impl State {
     /// Keeps the result of a call that only read, where it may be used again.
     fn keep(&mut self, done: &ToolCallCompleted) {
         let Phase::Acting(turn) = &self.phase else { return };
-        let is_kept = self.rules.cached.contains(&done.tool) && turn.reads.contains(&done.call_id);
-        if is_kept
+        let is_read =
+            turn.dispatched.get(&done.call_id).is_some_and(|call| call.effect == Effect::Read);
+        if is_read
+            && self.rules.cached.contains(&done.tool)
             && done.failure.is_none()
             && let Some(call) = self.call(done.call_id)
         {
@@ -282,6 +267,7 @@ impl State {
 
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
+        self.blame.cleared();
         self.last_tokens = response.usage.total_tokens();
         self.counted_turns = self.conversation.turns().len();
         if message.decision.is_some() {

@@ -325,7 +325,7 @@ impl State {
                 tool: String::new(),
                 arguments: self.facts(now),
                 reason: format!("A stop condition {why}: {}", rule.when),
-                expires_at: now + patience.delta(),
+                expires_at: Some(now + patience.delta()),
                 condition: Some(condition),
             })],
         }

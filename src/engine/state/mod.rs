@@ -5,6 +5,7 @@
 //! same fold builds it live, after a crash and for a reader of the journal, so recovery is the
 //! ordinary path.
 
+mod crashes;
 mod decide;
 mod fold;
 mod limits;
@@ -28,12 +29,14 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{RunStatus, Totals};
+use crate::run::{Effect, OnUnknownOutcome, RunStatus, Totals};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 
+use crashes::Blame;
 use streak::{Streak, same_call};
 
+pub use crashes::Disposal;
 pub use decide::ModelFault;
 pub use fold::FoldError;
 
@@ -122,12 +125,8 @@ struct OpenTurn {
     /// is executed.
     answered: Option<FinishReason>,
     answers: BTreeMap<Uuid, ToolResult>,
-    /// Dispatched calls that must not be repeated. Met without an answer only after a crash.
-    dispatched_once: Vec<Uuid>,
-    /// Dispatched calls that may change something.
-    dispatched: BTreeSet<Uuid>,
-    /// Dispatched calls that only read.
-    reads: BTreeSet<Uuid>,
+    /// Dispatched calls. One without an answer is met only after a crash.
+    dispatched: BTreeMap<Uuid, Dispatched>,
     /// Whether a call was blocked.
     is_blocked: bool,
     /// What became of calls that were waited for.
@@ -143,9 +142,7 @@ impl OpenTurn {
             cut_off: false,
             answered: None,
             answers: BTreeMap::new(),
-            dispatched_once: Vec::new(),
-            dispatched: BTreeSet::new(),
-            reads: BTreeSet::new(),
+            dispatched: BTreeMap::new(),
             is_blocked: false,
             resolved: BTreeMap::new(),
             proposal: None,
@@ -158,12 +155,20 @@ impl OpenTurn {
     }
 
     fn was_dispatched(&self, call_id: Uuid) -> bool {
-        self.dispatched.contains(&call_id) && !self.answers.contains_key(&call_id)
+        let effect = self.dispatched.get(&call_id).map(|call| call.effect);
+        effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
         self.answers.contains_key(&call.id)
     }
+}
+
+/// What is known of a call whose outcome may be unknown.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+struct Dispatched {
+    effect: Effect,
+    on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// The call that failed last.
@@ -251,8 +256,8 @@ pub struct State {
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
-    /// What the run waits for.
-    waiting: BTreeMap<Uuid, Awaited>,
+    /// What the run waits for, with the numbers of the events that ask.
+    waiting: BTreeMap<Uuid, (i64, Awaited)>,
     /// When the waiting began.
     parked_since: Option<DateTime<Utc>>,
     /// Milliseconds of waiting that are over.
@@ -266,6 +271,7 @@ pub struct State {
     /// The limit that leaves one model call.
     limit: Option<LimitReached>,
     raw_response: String,
+    blame: Blame,
     phase: Phase,
 }
 
@@ -305,6 +311,7 @@ impl State {
             skills: Vec::new(),
             limit: None,
             raw_response: String::new(),
+            blame: Blame::default(),
             phase: Phase::Opening,
         }
     }

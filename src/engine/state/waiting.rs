@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 
 use super::decide::unexecuted;
-use super::{Approval, OpenTurn, PendingCall, Phase, State, Step};
+use super::{Approval, PendingCall, Phase, State, Step};
 use crate::event::{
     Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,
     WaitKind,
@@ -21,12 +21,17 @@ const STOP_CONDITION: &str = "STOP_CONDITION";
 impl State {
     /// What the run waits for.
     pub fn waiting(&self) -> impl Iterator<Item = &Awaited> {
-        self.waiting.values()
+        self.waiting.values().map(|(_, awaited)| awaited)
+    }
+
+    /// Whether the answer is outstanding to what the event of that number asks for.
+    pub fn awaits(&self, seq: i64) -> bool {
+        self.waiting.values().any(|(asked, _)| *asked == seq)
     }
 
     /// The status in which the run is parked, where it waits for something.
     pub(super) fn parked(&self) -> Option<RunStatus> {
-        let waits_for = |kind| self.waiting.values().any(|awaited| awaited.kind == kind);
+        let waits_for = |kind| self.waiting().any(|awaited| awaited.kind == kind);
         Some(match () {
             () if self.waiting.is_empty() => return None,
             () if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
@@ -51,14 +56,6 @@ impl State {
                 *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
             });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
-    }
-
-    /// Whether the run cannot go on, or not as it did, without an answer from outside.
-    pub fn needs_answers(&self) -> bool {
-        let is_unknown = |turn: &OpenTurn| {
-            turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id))
-        };
-        !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_unknown(turn))
     }
 
     /// What to do with a call that was waited for.

@@ -5,12 +5,10 @@
 //! store keeps it), unknown, repeated or undecodable parameters. What the fields mean is the
 //! resources'.
 
-use std::time::Duration;
-
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
 use axum::http::HeaderMap;
-use axum::http::header::{CONTENT_TYPE, EXPECT};
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
 use axum::http::request::Parts;
 use chrono::{DateTime, Utc};
 use http_body_util::BodyExt;
@@ -23,11 +21,6 @@ use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
 
-/// How much of an oversized body is read and dropped, so that the caller can hear why it is
-/// refused.
-const DRAIN_BYTES: usize = 32 << 20;
-const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
-
 /// A JSON object as the body; no body at all is an empty object.
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
 
@@ -36,8 +29,7 @@ impl FromRequest<App> for JsonObject {
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
-        let waits_for_continue = parts.headers.contains_key(EXPECT);
-        let read = read_body(body, app.settings.body_limit, waits_for_continue);
+        let read = read_body(body, app.settings.body_limit);
         let bytes = match tokio::time::timeout(app.settings.body_timeout, read).await {
             Ok(bytes) => bytes?,
             Err(_) => {
@@ -50,6 +42,11 @@ impl FromRequest<App> for JsonObject {
         if bytes.is_empty() {
             return Ok(Self(Map::new()));
         }
+        if let Some(encoding) = content_encoding(&parts.headers) {
+            let detail =
+                format!("The body must be sent without Content-Encoding, not as {encoding:?}.");
+            return Err(Problem::new(Code::UnsupportedMediaType, detail));
+        }
         if !is_json(&parts.headers) {
             return Err(Problem::new(
                 Code::UnsupportedMediaType,
@@ -60,18 +57,11 @@ impl FromRequest<App> for JsonObject {
     }
 }
 
-async fn read_body(
-    mut body: Body,
-    limit: usize,
-    waits_for_continue: bool,
-) -> Result<Bytes, Problem> {
+async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
     let too_large =
         || Problem::new(Code::PayloadTooLarge, format!("The body is larger than {limit} bytes."));
     let announced = body.size_hint().lower();
     if announced > limit as u64 {
-        if !waits_for_continue {
-            drain(body).await;
-        }
         return Err(too_large());
     }
     let mut first = Bytes::new();
@@ -81,7 +71,6 @@ async fn read_body(
             .map_err(|e| Problem::new(Code::MalformedJson, format!("The body broke off: {e}.")))?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + rest.len() + data.len() > limit {
-            drain(body).await;
             return Err(too_large());
         }
         if first.is_empty() {
@@ -96,19 +85,14 @@ async fn read_body(
     Ok([first.as_ref(), &rest].concat().into())
 }
 
-/// Closing a connection on which the caller is still sending would reset it before the answer is
-/// read.
-async fn drain(mut body: Body) {
-    let reading = async {
-        let mut left = DRAIN_BYTES;
-        while let Some(Ok(frame)) = body.frame().await {
-            left = left.saturating_sub(frame.data_ref().map_or(0, Bytes::len));
-            if left == 0 {
-                break;
-            }
-        }
-    };
-    let _ = tokio::time::timeout(DRAIN_PATIENCE, reading).await;
+/// The first coding of the body other than `identity`, at most 64 characters of it.
+fn content_encoding(headers: &HeaderMap) -> Option<String> {
+    let codings = headers.get_all(CONTENT_ENCODING).iter();
+    codings
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(|coding| String::from_utf8_lossy(coding).trim().to_owned())
+        .find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"))
+        .map(|coding| coding.chars().take(64).collect())
 }
 
 fn is_json(headers: &HeaderMap) -> bool {

@@ -11,6 +11,7 @@
 mod answer;
 mod pace;
 mod stall;
+mod unread;
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
@@ -161,8 +162,14 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
     let socket = TokioIo::new(Socket::new(stream, Arc::clone(&pace), server.limits.write_timeout));
     let service = service_fn(|request: Request<Incoming>| {
         let open = OpenRequest::new(&pace);
+        let (request, unread) = unread::lend(request);
         let answer = server.router.clone().call(request.map(Body::new));
-        async move { answer.await.map(|response| response.map(|body| Answer::new(body, open))) }
+        let pace = Arc::clone(&pace);
+        async move {
+            let mut response = answer.await?;
+            unread.settle(&mut response, &pace).await;
+            Ok::<_, Infallible>(response.map(|body| Answer::new(body, open)))
+        }
     });
     let mut protocol = pin!(server.protocols.serve_connection(socket, service));
     let mut closing = pin!(server.closing.cancelled());

@@ -585,9 +585,7 @@ pub(crate) async fn cancel_run(
         match app.runtime.cancel(&caller.tenant, id, request.reason.as_deref()).await? {
             None => return Err(Problem::not_found("run")),
             Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
-            Some(CancelOutcome::EndedNow(run) | CancelOutcome::Requested(run)) => {
-                (StatusCode::ACCEPTED, run)
-            }
+            Some(CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
         };
     Ok((status, Json(RunDetail::of(run, &app))))
 }

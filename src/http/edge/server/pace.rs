@@ -34,6 +34,8 @@ struct State {
     requests: u32,
     /// Bytes of an answer wait for the client to take some.
     blocked: bool,
+    /// The client may still send when the connection is closed.
+    lingers: bool,
 }
 
 /// The pace of one connection.
@@ -47,7 +49,17 @@ impl Pace {
             since: Instant::now(),
             requests: 0,
             blocked: false,
+            lingers: false,
         }))
+    }
+
+    /// The connection is closed while the client may still send.
+    pub(super) fn linger(&self) {
+        self.state().lingers = true;
+    }
+
+    pub(super) fn lingers(&self) -> bool {
+        self.state().lingers
     }
 
     fn state(&self) -> MutexGuard<'_, State> {

@@ -10,7 +10,7 @@ use std::future::poll_fn;
 use std::io::{Error, ErrorKind, IoSlice, Result};
 use std::pin::{Pin, pin};
 use std::sync::Arc;
-use std::task::{Context, Poll};
+use std::task::{Context, Poll, ready};
 use std::time::Duration;
 
 use hyper::rt::Executor;
@@ -20,6 +20,10 @@ use tokio::time::{Instant, Sleep};
 
 use super::pace::Pace;
 
+/// How long a closed connection takes what its client still sends, so that the client can read the
+/// answer before it hears of the end.
+const LINGER: Duration = Duration::from_secs(2);
+
 /// A connection's socket: ends with an error when it takes nothing for too long.
 #[derive(Debug)]
 pub(super) struct Socket {
@@ -27,11 +31,13 @@ pub(super) struct Socket {
     pace: Arc<Pace>,
     patience: Duration,
     stall: Option<Pin<Box<Sleep>>>,
+    /// Ends the wait for a client that still sends; there once the socket lingers.
+    lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
     pub(super) fn new(stream: TcpStream, pace: Arc<Pace>, patience: Duration) -> Self {
-        Self { stream, pace, patience, stall: None }
+        Self { stream, pace, patience, stall: None, lingering: None }
     }
 
     /// Notes what became of a write.
@@ -101,7 +107,25 @@ impl AsyncWrite for Socket {
     }
 
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
-        Pin::new(&mut self.stream).poll_shutdown(context)
+        if self.lingering.is_none() {
+            ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
+            if !self.pace.lingers() {
+                return Poll::Ready(Ok(()));
+            }
+        }
+        let Self { stream, lingering, .. } = &mut *self;
+        let end = lingering.get_or_insert_with(|| Box::pin(tokio::time::sleep(LINGER)));
+        let mut scratch = [0; 4096];
+        loop {
+            if end.as_mut().poll(context).is_ready() {
+                return Poll::Ready(Ok(()));
+            }
+            let mut buffer = ReadBuf::new(&mut scratch);
+            match ready!(Pin::new(&mut *stream).poll_read(context, &mut buffer)) {
+                Ok(()) if !buffer.filled().is_empty() => {}
+                _ => return Poll::Ready(Ok(())),
+            }
+        }
     }
 }
 

@@ -18,7 +18,8 @@ use cel::common::ast::{
 };
 use cel::{Context, Env, ExecutionError, Program};
 use serde_json::Value;
-use tokio::runtime::{Handle, RuntimeFlavor};
+
+use super::{off_worker, on_large_stack};
 
 /// Bytes of source.
 pub const MAX_SOURCE: usize = 4096;
@@ -28,8 +29,6 @@ const MAX_NESTING: usize = 64;
 const MAX_DEPTH: usize = 80;
 /// Levels that every stack takes.
 const SHALLOW: usize = 16;
-/// Bytes of stack for what may be deep: the parser and the evaluation are lavish.
-const LARGE_STACK: usize = 32 * 1024 * 1024;
 /// Bytes of the values that an expression uses, and of what it makes, as JSON.
 const MAX_DATA: usize = 1024 * 1024;
 /// Turns of all loops of one evaluation.
@@ -154,13 +153,10 @@ impl Expression {
         let is_quick = self.levels <= SHALLOW
             && self.loops < 2
             && (self.loops == 0 || self.is_small(variables));
-        if !is_quick
-            && Handle::try_current()
-                .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread)
-        {
-            return tokio::task::block_in_place(|| self.evaluate_here(variables));
+        if is_quick {
+            return self.evaluate_here(variables);
         }
-        self.evaluate_here(variables)
+        off_worker(|| self.evaluate_here(variables))
     }
 
     fn evaluate_here(&self, variables: &[(&str, &Value)]) -> Result<cel::Value, ExpressionError> {
@@ -214,14 +210,6 @@ impl Expression {
         let mut room = QUICK;
         self.used(variables).all(|(_, value)| take(value, &mut room).is_some())
     }
-}
-
-/// A result of work that may go deep; none where it failed.
-fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
-    std::thread::scope(|scope| {
-        let thread = std::thread::Builder::new().stack_size(LARGE_STACK);
-        thread.spawn_scoped(scope, work).ok()?.join().ok()
-    })
 }
 
 /// Reads a source, on a stack that is large enough for all that passes the first look.

@@ -1,0 +1,44 @@
+//! The one door for what others wrote: globs, patterns, schemas, templates, expressions, YAML,
+//! names and texts of requests, models, tools, remote lists and files.
+//!
+//! Everything here has a bound on size, nesting, time and result, and refuses what is beyond it;
+//! the libraries behind it are called nowhere else. What a refusal means to a caller or a model is
+//! decided where it is used.
+
+pub mod expression;
+pub mod glob;
+pub mod json;
+pub mod name;
+pub mod pattern;
+pub mod schema;
+pub mod template;
+pub mod text;
+pub mod yaml;
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use tokio::runtime::{Handle, RuntimeFlavor};
+
+/// Bytes of stack for what may be deep: parsers and evaluations are lavish.
+const LARGE_STACK: usize = 32 * 1024 * 1024;
+
+/// Why something is refused: a phrase that follows its name, e.g. `is longer than 1024 bytes`.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+#[error("{0}")]
+pub struct Refused(pub String);
+
+/// Runs work that may take long, so that other tasks of an async worker go on meanwhile.
+pub fn off_worker<T>(work: impl FnOnce() -> T) -> T {
+    let is_worker = Handle::try_current()
+        .is_ok_and(|handle| handle.runtime_flavor() == RuntimeFlavor::MultiThread);
+    if is_worker { tokio::task::block_in_place(work) } else { work() }
+}
+
+/// The result of work that may go deep; none where it failed.
+fn on_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Option<T> {
+    std::thread::scope(|scope| {
+        let thread = std::thread::Builder::new().stack_size(LARGE_STACK);
+        let caught = || catch_unwind(AssertUnwindSafe(work)).ok();
+        thread.spawn_scoped(scope, caught).ok()?.join().ok().flatten()
+    })
+}

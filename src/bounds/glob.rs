@@ -1,0 +1,145 @@
+//! Globs on paths and names, of any author: bounded in length and nesting before they are parsed,
+//! and in the size of what they compile to.
+
+use std::collections::HashMap;
+use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+
+use globset::GlobBuilder;
+use regex_automata::meta::Regex;
+use regex_automata::util::syntax;
+
+use super::Refused;
+
+/// Bytes of a glob.
+pub const MAX_GLOB: usize = 1024;
+/// Braces in one another.
+const MAX_NESTING: usize = 16;
+/// Bytes of a compiled glob.
+const MAX_PROGRAM: usize = 256 * 1024;
+/// Bytes of what matching builds on the way.
+const MAX_CACHE: usize = 256 * 1024;
+/// Globs that are kept compiled.
+const KEPT: usize = 256;
+
+/// A compiled glob.
+#[derive(Debug, Clone)]
+pub struct Glob {
+    written: Arc<str>,
+    regex: Regex,
+}
+
+static OF_NAMES: LazyLock<RwLock<HashMap<String, Option<Glob>>>> = LazyLock::new(RwLock::default);
+
+impl Glob {
+    /// A glob on names, which are no paths: `*` matches a `/` too.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn of_names(written: &str) -> Result<Self, Refused> {
+        Self::compile(written, false)
+    }
+
+    /// A glob on paths: `*` stays within one name.
+    ///
+    /// # Errors
+    /// What is wrong with it.
+    pub fn of_paths(written: &str) -> Result<Self, Refused> {
+        Self::compile(written, true)
+    }
+
+    fn compile(written: &str, literal_separator: bool) -> Result<Self, Refused> {
+        if written.len() > MAX_GLOB {
+            return Err(Refused(format!("is longer than {MAX_GLOB} bytes")));
+        }
+        let mut nesting = 0_usize;
+        for c in written.chars() {
+            match c {
+                '{' => nesting += 1,
+                '}' => nesting = nesting.saturating_sub(1),
+                _ => {}
+            }
+            if nesting > MAX_NESTING {
+                return Err(Refused(format!("has more than {MAX_NESTING} braces in one another")));
+            }
+        }
+        let glob = GlobBuilder::new(written).literal_separator(literal_separator).build();
+        let glob = glob.map_err(|e| Refused(format!("is not a glob: {}", e.kind())))?;
+        let limits = Regex::config()
+            .utf8_empty(false)
+            .nfa_size_limit(Some(MAX_PROGRAM))
+            .onepass_size_limit(Some(MAX_CACHE))
+            .hybrid_cache_capacity(MAX_CACHE);
+        let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
+        let regex = Regex::builder().configure(limits).syntax(syntax).build(glob.regex());
+        let regex = regex.map_err(|_| Refused("is too large when compiled".to_owned()))?;
+        Ok(Self { written: written.into(), regex })
+    }
+
+    /// As it was written.
+    pub fn written(&self) -> &str {
+        &self.written
+    }
+
+    /// Whether it means this path or name.
+    pub fn is_match(&self, text: &str) -> bool {
+        self.regex.is_match(text.as_bytes())
+    }
+}
+
+/// Whether a glob on names means a name; none where it is no glob.
+pub fn means(written: &str, name: &str) -> Option<bool> {
+    {
+        let known = OF_NAMES.read().unwrap_or_else(PoisonError::into_inner);
+        if let Some(glob) = known.get(written) {
+            return glob.as_ref().map(|glob| glob.is_match(name));
+        }
+    }
+    let glob = Glob::of_names(written).ok();
+    let answer = glob.as_ref().map(|glob| glob.is_match(name));
+    if written.len() <= MAX_GLOB {
+        let mut known = OF_NAMES.write().unwrap_or_else(PoisonError::into_inner);
+        if known.len() >= KEPT {
+            known.clear();
+        }
+        known.insert(written.to_owned(), glob);
+    }
+    answer
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn globs_mean_what_the_library_says() {
+        for (glob, text, names, paths) in [
+            ("*.md", "a.md", true, true),
+            ("*.md", "a/b.md", true, false),
+            ("**/*.md", "a/b.md", true, true),
+            ("**/*.md", "b.md", true, true),
+            ("a/**", "a/b/c", true, true),
+            ("{a,b{c,d}}", "bd", true, true),
+            ("[a-c]?", "bé", false, false),
+            ("[a-c]?", "bx", true, true),
+            ("", "", true, true),
+            ("*", "a\nb", true, true),
+        ] {
+            assert_eq!(Glob::of_names(glob).unwrap().is_match(text), names, "{glob} {text}");
+            assert_eq!(Glob::of_paths(glob).unwrap().is_match(text), paths, "{glob} {text}");
+            assert_eq!(means(glob, text), Some(names));
+            let library = GlobBuilder::new(glob).literal_separator(true).build().unwrap();
+            assert_eq!(library.compile_matcher().is_match(text), paths, "{glob} {text}");
+        }
+    }
+
+    #[test]
+    fn what_would_exhaust_the_library_is_refused_first() {
+        let nested = |n: usize| format!("*{}{}", "{".repeat(n), "}".repeat(n));
+        assert!(Glob::of_paths(&nested(16)).is_ok());
+        for glob in [nested(17), nested(20_000), "*".repeat(900_000), "{".repeat(1025)] {
+            assert!(Glob::of_names(&glob).is_err());
+            assert_eq!(means(&glob, "x"), None);
+        }
+        assert!(Glob::of_names("[").is_err());
+    }
+}

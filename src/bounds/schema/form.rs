@@ -1,0 +1,232 @@
+//! What a schema may be before it is compiled, and how it is made one whose validation is counted.
+//!
+//! Schemas are walked as the library does: through the keywords that hold schemas. What a
+//! reference leads to elsewhere counts as one too.
+
+use serde_json::{Map, Value, json};
+
+use super::Author;
+use crate::bounds::Refused;
+
+/// Bytes of one schema of a caller, as JSON.
+pub const MAX_CALLER_BYTES: usize = 32 * 1024;
+/// Patterns of one schema of a caller.
+pub const MAX_CALLER_PATTERNS: usize = 64;
+
+/// What a schema may have.
+struct Limits {
+    bytes: usize,
+    patterns: usize,
+    schemas: usize,
+    references: usize,
+    nesting: usize,
+}
+
+const OF_OPERATORS: Limits = Limits {
+    bytes: 1024 * 1024,
+    patterns: 1_000,
+    schemas: 20_000,
+    references: 1_000,
+    nesting: 100,
+};
+const OF_CALLERS: Limits = Limits {
+    bytes: MAX_CALLER_BYTES,
+    patterns: MAX_CALLER_PATTERNS,
+    schemas: 1_000,
+    references: 100,
+    nesting: 32,
+};
+
+/// Keywords that hold a schema.
+const ONE: [&str; 13] = [
+    "additionalItems",
+    "additionalProperties",
+    "contains",
+    "contentSchema",
+    "else",
+    "if",
+    "items",
+    "not",
+    "propertyNames",
+    "then",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+    "extends",
+];
+/// Keywords that hold a list of schemas.
+const LISTS: [&str; 5] = ["allOf", "anyOf", "oneOf", "prefixItems", "items"];
+/// Keywords that hold schemas by name.
+const TABLES: [&str; 6] =
+    ["$defs", "definitions", "dependencies", "dependentSchemas", "patternProperties", "properties"];
+/// What a caller's schema need not say, and what takes a library long to say.
+const NOT_OF_CALLERS: [&str; 7] = [
+    "$dynamicAnchor",
+    "$dynamicRef",
+    "$recursiveAnchor",
+    "$recursiveRef",
+    "$vocabulary",
+    "unevaluatedItems",
+    "unevaluatedProperties",
+];
+
+/// Checks what a schema asks of the library before the library sees it.
+pub(super) fn check(schema: &Value, author: Author) -> Result<(), Refused> {
+    let limits = match author {
+        Author::Operator => OF_OPERATORS,
+        Author::Caller => OF_CALLERS,
+    };
+    let refused = |what: String| Err(Refused(what));
+    let nesting = nesting(schema);
+    if nesting > limits.nesting {
+        return refused(format!("is nested {nesting} levels deep, more than {}", limits.nesting));
+    }
+    let bytes = schema.to_string().len();
+    if bytes > limits.bytes {
+        return refused(format!("has {bytes} bytes, more than {}", limits.bytes));
+    }
+    let mut found = Found::default();
+    found.look_at(schema);
+    for (what, count, limit) in [
+        ("patterns", found.patterns, limits.patterns),
+        ("schemas in it", found.schemas, limits.schemas),
+        ("references", found.references, limits.references),
+    ] {
+        if count > limit {
+            return refused(format!("has {count} {what}, more than {limit}"));
+        }
+    }
+    match found.unusual {
+        Some(keyword) if author == Author::Caller => {
+            refused(format!("has {keyword}, which the schema of a request may not have"))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Patterns of a schema.
+pub fn patterns(schema: &Value) -> usize {
+    let mut found = Found::default();
+    found.look_at(schema);
+    found.patterns
+}
+
+fn nesting(value: &Value) -> usize {
+    match value {
+        Value::Array(items) => 1 + items.iter().map(nesting).max().unwrap_or(0),
+        Value::Object(members) => 1 + members.values().map(nesting).max().unwrap_or(0),
+        _ => 0,
+    }
+}
+
+/// What there is in any place of a document: a reference makes a schema of whatever it leads to.
+#[derive(Default)]
+struct Found {
+    patterns: usize,
+    schemas: usize,
+    references: usize,
+    unusual: Option<&'static str>,
+}
+
+impl Found {
+    fn look_at(&mut self, value: &Value) {
+        match value {
+            Value::Array(items) => items.iter().for_each(|item| self.look_at(item)),
+            Value::Object(members) => {
+                self.schemas += 1;
+                for (keyword, inner) in members {
+                    self.keyword(keyword, inner);
+                    self.look_at(inner);
+                }
+            }
+            _ => {}
+        }
+    }
+
+    fn keyword(&mut self, keyword: &str, inner: &Value) {
+        match keyword {
+            "pattern" if inner.is_string() => self.patterns += 1,
+            "patternProperties" => self.patterns += inner.as_object().map_or(0, Map::len),
+            "$ref" | "$dynamicRef" | "$recursiveRef" if inner.is_string() => self.references += 1,
+            _ => {}
+        }
+        // A property may have such a name; what it is then is a schema.
+        let is_used = matches!(inner, Value::String(_))
+            || (keyword.starts_with("unevaluated") && (inner.is_object() || inner.is_boolean()));
+        if is_used && let Some(unusual) = NOT_OF_CALLERS.iter().find(|it| **it == keyword) {
+            self.unusual = Some(unusual);
+        }
+    }
+}
+
+/// The same schema where every part that is applied to a value looks at it once, so that its
+/// application is counted.
+pub(super) fn counted(schema: &Value) -> Value {
+    let mut counted = schema.clone();
+    mark(&mut counted);
+    for pointer in references(schema) {
+        if let Some(target) = counted.pointer_mut(&pointer) {
+            mark(target);
+        }
+    }
+    counted
+}
+
+fn mark(schema: &mut Value) {
+    let Value::Object(members) = schema else { return };
+    for (keyword, inner) in members.iter_mut() {
+        let keyword = keyword.as_str();
+        if ONE.contains(&keyword) {
+            mark(inner);
+        }
+        match inner {
+            Value::Array(items) if LISTS.contains(&keyword) => items.iter_mut().for_each(mark),
+            Value::Object(named) if TABLES.contains(&keyword) => {
+                named.values_mut().for_each(mark);
+            }
+            _ => {}
+        }
+    }
+    let any = || json!(["array", "boolean", "null", "number", "object", "string"]);
+    members.entry("type").or_insert_with(any);
+}
+
+/// JSON pointers that references within the document hold.
+fn references(schema: &Value) -> Vec<String> {
+    let (mut found, mut open) = (Vec::new(), vec![schema]);
+    while let Some(value) = open.pop() {
+        match value {
+            Value::Array(items) => open.extend(items),
+            Value::Object(members) => {
+                if let Some(Value::String(reference)) = members.get("$ref")
+                    && let Some((_, pointer)) = reference.split_once('#')
+                    && pointer.starts_with('/')
+                {
+                    found.push(unescaped(pointer));
+                }
+                open.extend(members.values());
+            }
+            _ => {}
+        }
+    }
+    found
+}
+
+/// Without the escapes of a URL.
+fn unescaped(fragment: &str) -> String {
+    let mut bytes = Vec::with_capacity(fragment.len());
+    let mut rest = fragment.as_bytes();
+    while let Some((first, after)) = rest.split_first() {
+        let hex = after.get(..2).and_then(|two| std::str::from_utf8(two).ok());
+        match hex.filter(|_| *first == b'%').and_then(|two| u8::from_str_radix(two, 16).ok()) {
+            Some(byte) => {
+                bytes.push(byte);
+                rest = &after[2..];
+            }
+            None => {
+                bytes.push(*first);
+                rest = after;
+            }
+        }
+    }
+    String::from_utf8_lossy(&bytes).into_owned()
+}

@@ -1,0 +1,39 @@
+//! Texts of others that a refusal or a log line repeats.
+
+/// Characters of what was sent that a refusal repeats.
+pub const MAX_REPEATED: usize = 200;
+
+/// A text cut to what a refusal may repeat of it.
+pub fn shortened(text: &str) -> String {
+    match text.char_indices().nth(MAX_REPEATED) {
+        Some((end, _)) => format!("{}…", &text[..end]),
+        None => text.to_owned(),
+    }
+}
+
+/// A text in quotes, escaped, cut to what a refusal may repeat of it.
+pub fn quoted(text: &str) -> String {
+    match text.char_indices().nth(MAX_REPEATED) {
+        Some((end, _)) => format!("{:?}…", &text[..end]),
+        None => format!("{text:?}"),
+    }
+}
+
+/// Whether a text has blanks or control characters.
+pub fn has_blanks(text: &str) -> bool {
+    text.chars().any(|c| c.is_whitespace() || c.is_control())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn at_most_200_characters_are_repeated() {
+        assert_eq!(shortened("short"), "short");
+        assert_eq!(shortened(&"ä".repeat(200)), "ä".repeat(200));
+        assert_eq!(shortened(&"ä".repeat(201)), format!("{}…", "ä".repeat(200)));
+        assert_eq!(quoted("a\n"), r#""a\n""#);
+        assert_eq!(quoted(&"x".repeat(900_000)), format!("\"{}\"…", "x".repeat(200)));
+    }
+}

@@ -614,7 +614,31 @@ impl RunEvent {
     pub fn ending(&self) -> Option<&Ending> {
         match self {
             Self::RunCompleted(e) | Self::RunFailed(e) | Self::RunCancelled(e) => Some(e),
-            _ => None,
+            Self::RunQueued {}
+            | Self::RunStarted { .. }
+            | Self::SessionLoaded { .. }
+            | Self::SkillActivated(_)
+            | Self::RunResumed { .. }
+            | Self::AttemptStarted { .. }
+            | Self::IterationStarted { .. }
+            | Self::ModelResponded(_)
+            | Self::ToolCallStarted(_)
+            | Self::ToolCallCompleted(_)
+            | Self::ToolCallBlocked(_)
+            | Self::ToolCallAwaitingClient(_)
+            | Self::ApprovalRequested(_)
+            | Self::ApprovalResolved(_)
+            | Self::HandoffStarted { .. }
+            | Self::BudgetWarned { .. }
+            | Self::OutputProposed { .. }
+            | Self::OutputReflected { .. }
+            | Self::ValidationFailed { .. }
+            | Self::ConfirmationRequested { .. }
+            | Self::DecisionExtractionFailed(_)
+            | Self::DecisionValidationFailed(_)
+            | Self::ToolChoiceUnmet { .. }
+            | Self::ContextCompacted(_)
+            | Self::RunCancelRequested { .. } => None,
         }
     }
 
@@ -685,7 +709,26 @@ impl Totals {
                 self.tool_calls_made += 1;
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
-            _ => {}
+            RunEvent::RunQueued {}
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::SkillActivated(_)
+            | RunEvent::RunResumed { .. }
+            | RunEvent::IterationStarted { .. }
+            | RunEvent::ToolCallCompleted(_)
+            | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ApprovalRequested(_)
+            | RunEvent::ApprovalResolved(_)
+            | RunEvent::HandoffStarted { .. }
+            | RunEvent::OutputProposed { .. }
+            | RunEvent::OutputReflected { .. }
+            | RunEvent::ValidationFailed { .. }
+            | RunEvent::ConfirmationRequested { .. }
+            | RunEvent::DecisionExtractionFailed(_)
+            | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::RunCancelRequested { .. }
+            | RunEvent::RunCompleted(_)
+            | RunEvent::RunFailed(_)
+            | RunEvent::RunCancelled(_) => {}
         }
     }
 

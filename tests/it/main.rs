@@ -9,6 +9,7 @@ mod approvals;
 mod bounds;
 mod calling;
 mod chromium;
+mod claims;
 mod client_tools;
 mod clients;
 mod commands;

@@ -52,7 +52,7 @@ impl State {
         let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
         match &event.what {
             RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
-                self.started_at = Some(event.at);
+                (self.started_at, self.taken_over) = (Some(event.at), *history);
                 self.single_shot = *single_shot;
                 self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;

@@ -227,6 +227,8 @@ pub struct State {
     totals: Totals,
     last_seq: i64,
     started_at: Option<DateTime<Utc>>,
+    /// Turns of earlier runs that it began with.
+    taken_over: usize,
     single_shot: bool,
     attempt: u32,
     iteration: u32,
@@ -284,6 +286,7 @@ impl State {
             totals: Totals::default(),
             last_seq: 0,
             started_at: None,
+            taken_over: 0,
             single_shot: false,
             attempt: 0,
             iteration: 0,
@@ -332,6 +335,17 @@ impl State {
         let Phase::Acting(turn) = &self.phase else { return None };
         let calls = turn.message.tool_calls.iter();
         Some((&turn.message, calls.filter_map(|call| turn.answers.get(&call.id))))
+    }
+
+    /// How many turns of earlier runs it began with.
+    pub fn taken_over(&self) -> usize {
+        self.taken_over
+    }
+
+    /// Calls that were dispatched and have no result yet.
+    pub fn calls_under_way(&self) -> usize {
+        let Phase::Acting(turn) = &self.phase else { return 0 };
+        turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count()
     }
 
     /// What was consumed so far.

@@ -637,6 +637,7 @@ impl RunEvent {
             | Self::DecisionExtractionFailed(_)
             | Self::DecisionValidationFailed(_)
             | Self::ToolChoiceUnmet { .. }
+            | Self::AnswerBlank { .. }
             | Self::ContextCompacted(_)
             | Self::RunCancelRequested { .. } => None,
         }
@@ -725,6 +726,7 @@ impl Totals {
             | RunEvent::ConfirmationRequested { .. }
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)

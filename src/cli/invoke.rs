@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::client::{Client, ClientError, TargetArgs};
 use super::following::Following;
-use super::output::{harmless, is_read_by_a_person, print, print_json};
+use super::output::{for_a_person, is_read_by_a_person, print, print_json};
 use super::progress::Progress;
 use super::run_view::pending_text;
 use super::{JsonArg, UsageError};
@@ -204,18 +204,6 @@ pub(super) fn exit_code(answer: &Value) -> ExitCode {
             ExitCode::from(WAITING)
         }
         _ => ExitCode::from(1),
-    }
-}
-
-/// Text as text, anything else as indented JSON.
-pub(super) fn for_a_person(output: &Value) -> String {
-    let text = output
-        .as_object()
-        .filter(|object| object.len() == 1)
-        .and_then(|object| object.get("result")?.as_str());
-    match text {
-        Some(text) => harmless(text).into_owned(),
-        None => harmless(&format!("{output:#}")).into_owned(),
     }
 }
 

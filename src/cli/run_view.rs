@@ -5,8 +5,7 @@
 
 use serde_json::Value;
 
-use super::invoke::for_a_person;
-use super::output::{harmless, one_line};
+use super::output::{for_a_person, harmless, one_line};
 use super::table::table;
 
 /// Characters of arguments and results in a list of calls at most.

@@ -81,7 +81,6 @@ pub enum ForcedToolChoice {
 /// Whether a tool call can be demanded.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum ForcedToolChoiceWord {
     No,
     WithoutThinking,
@@ -91,7 +90,6 @@ pub enum ForcedToolChoiceWord {
 /// The field that caps the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum OutputCapField {
     MaxTokens,
     MaxCompletionTokens,
@@ -100,7 +98,6 @@ pub enum OutputCapField {
 /// How a model is asked to think.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
-#[expect(missing_docs, reason = "the words are the documentation")]
 pub enum ThinkingStyleName {
     None,
     Effort,

@@ -114,6 +114,7 @@ fn told_of(reading: &Reading) -> String {
 }
 
 #[test]
+#[expect(clippy::too_many_lines, reason = "a table")]
 fn decisions_are_read_and_checked() {
     use FinishReason::{Length, Pause, Refusal, Stop};
     let b = || ToolChoice::Tool("file_ops".into());

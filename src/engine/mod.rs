@@ -25,4 +25,4 @@ pub use journal::{AppendFailed, Entry, Journal};
 pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules, Window};
 pub use run::{Audience, Driven, Pieces, Run, RunControl, Stopped};
-pub use state::{FoldError, State, Step};
+pub use state::{Disposal, FoldError, State, Step};

@@ -66,6 +66,8 @@ pub struct Rules {
     pub budget: Budget,
     /// What becomes of the run at a limit.
     pub on_limit: OnLimit,
+    /// The crash of that number ends the run; this service's setting.
+    pub max_crashes: u32,
     /// Whether the first failing call ends the run.
     pub throw_on_tool_failure: bool,
     /// Whether the calls after a blocked one are not executed.
@@ -151,6 +153,7 @@ impl Default for Rules {
             limits: Limits::default(),
             budget: Budget::default(),
             on_limit: OnLimit::Fail,
+            max_crashes: u32::MAX,
             throw_on_tool_failure: false,
             stop_on_tool_block: false,
             concurrent: BTreeSet::new(),
@@ -223,6 +226,7 @@ impl Plan {
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
                 on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
+                max_crashes: u32::MAX,
                 throw_on_tool_failure: definition.throw_on_tool_failure
                     || overrides.throw_on_tool_failure == Some(true),
                 stop_on_tool_block: definition.stop_on_tool_block
@@ -305,12 +309,7 @@ impl Plan {
     /// Seconds that a call may take which leaves work to another agent: as long as the run, unless
     /// the agent says for how long its calls may take.
     pub fn delegation_seconds(&self) -> u64 {
-        match self.rules.limits.tool_call_timeout_seconds {
-            usual if usual == Limits::default().tool_call_timeout_seconds => {
-                self.rules.budget.max_duration_seconds
-            }
-            set => set,
-        }
+        delegation_seconds(&self.rules.limits, &self.rules.budget)
     }
 
     /// The names of the tools that the run may call.
@@ -552,12 +551,13 @@ fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
             o.max_tool_calls_per_iteration,
             1,
         )?,
-        tool_call_timeout_seconds: narrowed(
-            "/tool_call_timeout_seconds",
-            limits.tool_call_timeout_seconds,
-            o.tool_call_timeout_seconds,
-            1,
-        )?,
+        // A request's own bound holds for every call beside this one.
+        tool_call_timeout_seconds: {
+            let (field, asked) = ("/tool_call_timeout_seconds", o.tool_call_timeout_seconds);
+            at_least(field, asked, 1)?;
+            let defined = limits.tool_call_timeout_seconds;
+            defined.map(|defined| narrowed(field, defined, asked, 1)).transpose()?
+        },
         error_threshold: narrowed(
             "/error_threshold",
             limits.error_threshold,
@@ -575,3 +575,11 @@ fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
     at_least("/budget/max_cost_usd", wanted.max_cost_usd, Usd::from_micro(1))?;
     Ok(budget.narrowed_by(wanted))
 }
+
+fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
+    limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

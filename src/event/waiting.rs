@@ -56,8 +56,9 @@ pub struct Awaited {
     pub arguments: Value,
     /// Why, in words.
     pub reason: String,
-    /// When it is not waited for any longer.
-    pub expires_at: DateTime<Utc>,
+    /// When it is not waited for any longer; a review is waited for until it comes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub expires_at: Option<DateTime<Utc>>,
     /// The place of the stop condition in the definition, for an escalation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<usize>,

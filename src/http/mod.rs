@@ -5,121 +5,35 @@
 //! tools. Errors become HTTP in [`problem`] and nowhere else. The same registration yields the
 //! routes and the OpenAPI document. Nothing is decided here about runs.
 
-mod accept;
-mod agents;
-mod answers;
-mod approvals;
-mod assets;
-mod audit;
-mod auth;
 mod console;
-mod docs;
-mod dry_run;
+mod document;
 mod edge;
-mod events;
-mod extract;
-mod health;
-mod invocation;
-mod invoke;
-mod keys;
-mod metrics;
-mod openapi;
-mod outgoing;
-mod page;
-mod problem;
-mod rate_limit;
-mod run_parts;
-mod runs;
-mod schemas;
-mod server;
-mod sessions;
-mod stats;
-mod stream;
-mod terms;
-mod tools;
-mod vocabulary;
+mod resources;
+mod state;
 
-use std::ops::Deref;
 use std::sync::Arc;
-use std::time::Duration;
 
 use axum::{Router, middleware};
 use serde_json::Value;
 use utoipa_axum::router::OpenApiRouter;
 use utoipa_axum::routes;
 
-use self::problem::{Code, Problem};
-use crate::agents::Catalogue;
-use crate::runtime::Runtime;
-use crate::store::{RateLimit, Store};
-use crate::tools::ToolInfo;
+use self::document::{docs, openapi};
+use self::edge::problem::{Code, Problem};
+use self::edge::{key_ring, layer, metrics};
+use self::resources::{
+    agents, approvals, audit, events, health, invoke, keys, run_parts, runs, sessions, stats, tools,
+};
+use self::state::{App, Shared};
 
-pub use self::auth::Auth;
-pub use self::metrics::Meters;
-pub use self::server::{Limits, serve};
-
-/// What the handlers work with.
-pub struct HttpState {
-    /// Takes commands.
-    pub runtime: Runtime,
-    /// Answers reads.
-    pub store: Arc<dyn Store>,
-    /// The agents.
-    pub catalogue: Arc<Catalogue>,
-    /// The tools, by name.
-    pub tools: Arc<Vec<ToolInfo>>,
-    /// How callers prove who they are.
-    pub auth: Auth,
-    /// Where answers are counted and metrics come from.
-    pub meters: Meters,
-}
-
-/// What the operator sets.
-#[derive(Debug, Clone, Copy)]
-pub struct HttpSettings {
-    /// The largest body that is read, in bytes.
-    pub body_limit: usize,
-    /// How long a body may take to arrive.
-    pub body_timeout: Duration,
-    /// How long a caller may wait for an answer. A run that takes longer goes on.
-    pub request_timeout: Duration,
-    /// Which pages for operators are served.
-    pub expose: Exposed,
-    /// How often a key may invoke that has no limits of its own.
-    pub rate_limit: RateLimit,
-}
-
-/// The pages that are served to everybody, or else to nobody.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Exposed {
-    /// `/metrics`
-    pub metrics: bool,
-    /// `/docs`
-    pub docs: bool,
-    /// `/console`
-    pub console: bool,
-}
-
-/// The state of the routes.
-type App = Arc<Shared>;
-
-struct Shared {
-    state: HttpState,
-    settings: HttpSettings,
-    keys: auth::KeyRing,
-}
-
-impl Deref for Shared {
-    type Target = HttpState;
-
-    fn deref(&self) -> &HttpState {
-        &self.state
-    }
-}
+pub use self::edge::key_ring::Auth;
+pub use self::edge::meters::Meters;
+pub use self::edge::server::{Limits, serve};
+pub use self::state::{Exposed, HttpSettings, HttpState};
 
 /// Every route, under `/v1` and without a prefix.
 pub fn router(state: HttpState, settings: HttpSettings) -> Router {
-    let app: App = Arc::new(Shared { state, settings, keys: auth::KeyRing::new() });
+    let app: App = Arc::new(Shared { state, settings, keys: key_ring::KeyRing::new() });
     let (routes, _) = table().split_for_parts();
     let routes = routes.method_not_allowed_fallback(wrong_method);
     Router::new()
@@ -127,7 +41,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
         .merge(routes)
         .merge(pages(settings.expose).method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
-        .layer(middleware::from_fn_with_state(app.clone(), edge::edge))
+        .layer(middleware::from_fn_with_state(app.clone(), layer::edge))
         .with_state(app)
 }
 

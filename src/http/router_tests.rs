@@ -12,10 +12,12 @@ use tower::ServiceExt;
 use uuid::Uuid;
 
 use super::*;
+use crate::agents::Catalogue;
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved};
-use crate::runtime;
+use crate::runtime::{self, Runtime};
 use crate::store::*;
+use crate::tools::ToolInfo;
 
 /// A store that cannot be reached.
 struct Away;
@@ -49,6 +51,9 @@ impl Store for Away {
         away()
     }
     async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
+        away()
+    }
+    async fn claim_cancelled(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         away()
     }
     async fn request_cancel(
@@ -97,7 +102,7 @@ impl Store for Away {
     async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
         away()
     }
-    async fn sweep(&self, _: &str, _: Duration, _: u32) -> Result<Swept, StoreError> {
+    async fn sweep(&self, _: &str, _: Duration) -> Result<Swept, StoreError> {
         away()
     }
     async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {
@@ -464,12 +469,12 @@ async fn broken() -> &'static str {
 #[tokio::test]
 async fn a_panic_and_an_endless_wait_are_answered() {
     let shared =
-        Shared { state: state(Auth::None), settings: SETTINGS, keys: auth::KeyRing::new() };
+        Shared { state: state(Auth::None), settings: SETTINGS, keys: key_ring::KeyRing::new() };
     let app: App = Arc::new(shared);
     let routes = Router::new()
         .route("/panic", get(broken))
         .route("/wait", get(std::future::pending::<&'static str>))
-        .layer(middleware::from_fn_with_state(app, edge::edge));
+        .layer(middleware::from_fn_with_state(app, layer::edge));
     let (status, _, body) = ask(routes.clone(), request("GET", "/panic", "")).await;
     assert_eq!((status.as_u16(), &body["code"]), (500, &json!("INTERNAL")));
     assert!(!body.to_string().contains("secret"), "{body}");

@@ -246,7 +246,6 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
 
 /// What an operator knows better about the models that a pattern names; the rest stays as it ships.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-#[expect(missing_docs, reason = "each field replaces the capability of that name")]
 pub struct Corrections {
     pub forced_tool_choice: Option<Forcing>,
     pub named_tool_choice: Option<bool>,

@@ -11,7 +11,7 @@ use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
 use crate::engine::Plan;
-use crate::event::{Event, RunEvent, ValidationError};
+use crate::event::{RunEvent, ValidationError};
 use crate::run::{Caller, Overrides};
 use crate::store::{NewRun, StoreError};
 
@@ -96,18 +96,4 @@ impl Runtime {
         };
         names.into_iter().map(skill).collect()
     }
-}
-
-/// The skills that a run began with, as its journal has them; nothing where it has not begun. The
-/// instructions are in its conversation.
-pub(super) fn skills_at_start(journal: &[Event]) -> Option<Vec<ActiveSkill>> {
-    let opened =
-        journal.iter().position(|event| matches!(event.what, RunEvent::RunStarted { .. }))?;
-    let behind = journal.iter().skip(opened + 1).map_while(|event| match &event.what {
-        RunEvent::SkillActivated(bounds) => {
-            Some(ActiveSkill { bounds: bounds.clone(), instructions: String::new() })
-        }
-        _ => None,
-    });
-    Some(behind.collect())
 }

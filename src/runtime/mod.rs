@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod claimed;
 mod delegation;
 mod deltas;
 mod follow;
@@ -14,13 +15,16 @@ pub mod keys;
 mod live;
 mod loaded;
 mod memory;
+mod probation;
 mod queue;
 mod rate_limits;
+mod recovery;
 mod rehearsal;
 mod replica;
 mod retention;
 mod sessions;
 mod start;
+mod transcript;
 mod waiting;
 mod worker;
 
@@ -30,6 +34,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use tokio::sync::Semaphore;
+use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
@@ -39,8 +44,9 @@ use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
 use crate::providers::router::Router;
+use crate::run::RunStatus;
 use crate::store::writer::{OnDurable, Writer};
-use crate::store::{CancelOutcome, RunRecord, RunWrite, Store, StoreError};
+use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
 use crate::tools::Tool;
 use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
@@ -53,7 +59,11 @@ pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
+
+/// How long a cancel request waits for the end of a run that nobody drives.
+const END: Duration = Duration::from_secs(2);
 
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
@@ -81,8 +91,6 @@ pub struct Settings {
 struct Inner {
     store: Arc<dyn Store>,
     writer: Writer,
-    /// Told of every durable write of a run that ends or goes on here.
-    on_durable: OnDurable,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
     handlers: Arc<Handlers>,
@@ -91,6 +99,7 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    probation: Arc<probation::Probation>,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: Arc<Semaphore>,
@@ -123,9 +132,12 @@ impl Runtime {
     ) -> Self {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
+        let probation = Arc::<probation::Probation>::default();
         let on_durable = {
             let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
+            let probation = Arc::clone(&probation);
             let tell = move |write: &RunWrite| {
+                probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
                 let has_session =
@@ -138,10 +150,9 @@ impl Runtime {
             };
             Arc::new(tell) as OnDurable
         };
-        let (told, patience) = (Arc::clone(&on_durable), settings.store_patience);
+        let patience = settings.store_patience;
         let inner = Arc::new_cyclic(|inner| Inner {
-            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, told),
-            on_durable,
+            writer: Writer::spawn(Arc::clone(&store), Arc::clone(&owner), patience, on_durable),
             store,
             loaded: loaded::LoadedAgents::new(
                 registry,
@@ -158,6 +169,7 @@ impl Runtime {
             settings,
             owner,
             live: live::Live::default(),
+            probation,
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
@@ -177,32 +189,17 @@ impl Runtime {
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = self.inner.store.request_cancel(tenant, run, reason).await?;
-        if let Some(CancelOutcome::Requested(_)) = &outcome
-            && let Some(control) = self.inner.live.get(run)
-        {
+        let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
+        if let Some(control) = self.inner.live.get(run) {
             control.cancel(reason.map(str::to_owned));
         }
-        if let Some(CancelOutcome::EndedNow(ended)) = &outcome
-            && let Err(error) = self.tell_end(ended).await
-        {
-            tracing::warn!(run_id = %run, %error, "the end of the run is told by its journal only");
+        if requested.status == RunStatus::Running {
+            return Ok(Some(CancelOutcome::Requested(requested)));
         }
-        Ok(outcome)
-    }
-
-    /// Tells of an end that the store wrote by itself, as of any durable write.
-    async fn tell_end(&self, ended: &RunRecord) -> Result<(), StoreError> {
-        let mut events =
-            self.inner.store.events(&ended.tenant, ended.id, ended.last_seq - 1, 1).await?;
-        events.retain(|event| event.what.ending().is_some());
-        if !events.is_empty() {
-            (self.inner.on_durable)(&worker::write_of(
-                ended,
-                events,
-                self.inner.settings.sample_ratio,
-            ));
-        }
-        Ok(())
+        // Nobody drives it: it is ended here, or by a replica that was faster.
+        self.end_cancelled().await?;
+        let ended = self.wait(tenant, run, Instant::now() + END).await?;
+        Ok(ended.map(CancelOutcome::Requested))
     }
 
     /// How many runs this replica drives now.

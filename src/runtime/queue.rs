@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::Runtime;
+use super::claimed::Place;
 use crate::store::StoreError;
 
 /// Runs that are taken at once, at most.
@@ -95,9 +96,10 @@ impl Runtime {
             inner.queue.has_more.store(has_more, Ordering::Relaxed);
             for claimed in claimed {
                 tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-                let worker = Arc::clone(&inner.workers).try_acquire_owned().ok();
+                let worker = Arc::clone(&inner.workers).try_acquire_owned();
+                let place = worker.map_or(Place::Decision, Place::Worker);
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, worker).await });
+                inner.tasks.spawn(async move { runtime.resume(claimed, place).await });
             }
             if !has_more {
                 return Ok(());

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use futures::future::BoxFuture;
 use tokio::sync::broadcast::error::RecvError;
+use uuid::Uuid;
 
 use super::{Inner, Runtime};
-use crate::store::{Store, StoreError, Wakeup};
+use crate::store::{Store, StoreError, Swept, Wakeup};
 
 /// How often the loop looks without being woken.
 const POLL: Duration = Duration::from_secs(1);
@@ -33,12 +34,16 @@ impl Runtime {
         let sent = Instant::now();
         inner.store.register_replica(&inner.owner).await?;
         inner.lease.renewed(sent);
+        let mut orphans = Vec::new();
         if inner.store.kind() == "sqlite" {
-            self.sweep().await?; // whoever held the file before is gone
+            orphans = self.sweep().await?; // whoever held the file before is gone
         }
         self.start_heartbeat(heartbeat);
         let runtime = self.clone();
-        tokio::spawn(async move { runtime.tend().await });
+        tokio::spawn(async move {
+            runtime.decide(orphans).await;
+            runtime.tend().await;
+        });
         if let Some(retention) = inner.settings.retention {
             tokio::spawn(self.clone().forget_after(retention));
         }
@@ -96,18 +101,30 @@ impl Runtime {
         }
     }
 
+    /// What fails keeps nothing else from being done; the first failure is told.
     async fn attend(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
+        let mut done = Ok(());
+        let mut orphans = Vec::new();
         if hint == Wakeup::Resync {
-            self.give_back_abandoned().await?;
-            self.inner.store.expire_approvals().await?;
+            done = done.and(self.give_back_abandoned().await);
+            done = done.and(self.inner.store.expire_approvals().await.map(drop));
             if healthy_since.elapsed() >= self.inner.settings.lease {
-                self.sweep().await?;
+                match self.sweep().await {
+                    Ok(requeued) => orphans = requeued,
+                    Err(error) => done = done.and(Err(error)),
+                }
             }
         }
         if hint != Wakeup::Queue {
-            self.hear_cancels().await?;
+            done = done.and(self.hear_cancels().await);
+            done = done.and(self.end_cancelled().await);
         }
-        self.claim().await
+        done = done.and(self.claim().await);
+        if !orphans.is_empty() {
+            let runtime = self.clone();
+            self.inner.tasks.spawn(async move { runtime.decide(orphans).await });
+        }
+        done
     }
 
     async fn hear_cancels(&self) -> Result<(), StoreError> {
@@ -125,6 +142,9 @@ impl Runtime {
     async fn give_back_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
         while let Some(id) = abandoned.pop() {
+            if self.inner.live.get(id).is_some() {
+                continue; // another driver's
+            }
             if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
                 abandoned.push(id);
                 for id in abandoned {
@@ -136,14 +156,14 @@ impl Runtime {
         Ok(())
     }
 
-    async fn sweep(&self) -> Result<(), StoreError> {
-        let settings = &self.inner.settings;
-        let swept =
-            self.inner.store.sweep(&self.inner.owner, settings.lease, settings.max_crashes).await?;
-        if swept.requeued + swept.cancelled + swept.needs_review + swept.failed > 0 {
-            tracing::warn!(?swept, "took over the runs of replicas that stopped");
+    /// Takes the runs of dead replicas; they are queued.
+    async fn sweep(&self) -> Result<Vec<Uuid>, StoreError> {
+        let Swept { replicas, requeued } =
+            self.inner.store.sweep(&self.inner.owner, self.inner.settings.lease).await?;
+        if !requeued.is_empty() {
+            tracing::warn!(replicas, runs = requeued.len(), "took the runs of replicas that died");
         }
-        Ok(())
+        Ok(requeued)
     }
 
     fn start_heartbeat(&self, open: HeartbeatStore) {

@@ -323,6 +323,7 @@ impl Runtime {
         let Launch { checked, opening, background, lineage, slot, mode } = launch;
         let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
+        self.refuse_known(run_id)?;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
@@ -351,12 +352,22 @@ impl Runtime {
         Ok(Started { run_id, follower, end })
     }
 
+    /// Spares the store what is known here to be taken, and the run that has the id the company of
+    /// writes that would be refused.
+    fn refuse_known(&self, run: Uuid) -> Result<(), StartError> {
+        match self.inner.live.get(run) {
+            Some(_) => Err(StartError::RunIdTaken(run)),
+            None => Ok(()),
+        }
+    }
+
     async fn enqueue(
         &self,
         Checked { new, caller, plan, .. }: Checked,
     ) -> Result<Uuid, StartError> {
         opening(&plan, &new.inputs, &Background::default())?; // what it brings along is looked up when it begins
         let run_id = new.id;
+        self.refuse_known(run_id)?;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
         let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let entry = Entry {

@@ -7,10 +7,9 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::worker::Owned;
 use super::{Runtime, loaded};
-use crate::engine::FoldError;
-use crate::event::{Event, Resolution, RunEvent, ValidationError, WaitKind};
+use crate::engine::State;
+use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
 use crate::run::Caller;
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
@@ -255,53 +254,28 @@ impl Runtime {
         loaded.map_err(|error| AnswerError::Broken(error.to_string()))
     }
 
-    /// The answers that a run's journal does not know.
+    /// The answers to what a run waits for, in the order in which it asked.
     pub(super) async fn answers_to(
         &self,
         run: &RunRecord,
-        journal: &[Event],
+        state: &State,
     ) -> Result<Vec<ApprovalRecord>, StoreError> {
         let filter = ApprovalFilter { run_id: Some(run.id), ..ApprovalFilter::default() };
-        let mut asked = self
-            .inner
-            .store
-            .approvals(&run.tenant, &filter, &Page { limit: ALL, after: None })
-            .await?;
-        asked.retain(|asked| {
-            let is_known =
-                journal.iter().rev().take_while(|event| event.seq > asked.seq).any(|event| {
-                    let RunEvent::ApprovalResolved(resolved) = &event.what else { return false };
-                    (resolved.call_id, resolved.kind) == (asked.call_id, asked.kind)
-                });
-            asked.resolution.is_some() && !is_known
-        });
+        let page = Page { limit: ALL, after: None };
+        let mut asked = self.inner.store.approvals(&run.tenant, &filter, &page).await?;
+        asked.retain(|asked| asked.resolution.is_some() && state.awaits(asked.seq));
         asked.sort_by_key(|asked| asked.seq);
         Ok(asked)
     }
 }
 
-impl Owned {
-    /// Records what has been answered. That nobody decided in time is a decision, too.
-    pub(super) fn hear(&mut self, answers: &[ApprovalRecord]) -> Result<(), FoldError> {
-        for answer in answers {
-            if answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind) {
-                let why = "Nobody decided in time.".to_owned();
-                let kind = answer.kind.as_str();
-                self.run.audit.push(decided(
-                    answer.call_id,
-                    &answer.tool,
-                    &answer.arguments,
-                    kind,
-                    false,
-                    why,
-                ));
-            }
-            if let Some(resolved) = answer.resolved() {
-                self.run.record(RunEvent::ApprovalResolved(resolved))?;
-            }
-        }
-        Ok(())
-    }
+/// The audit record of a decision that was not made in time, which is a decision, too.
+pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
+    let has_expired = answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind);
+    has_expired.then(|| {
+        let (why, kind) = ("Nobody decided in time.".to_owned(), answer.kind.as_str());
+        decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why)
+    })
 }
 
 /// A decision in words, for the audit log.

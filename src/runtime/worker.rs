@@ -12,23 +12,18 @@ use std::time::Duration;
 use futures::FutureExt;
 use serde_json::Value;
 use tokio::sync::{OwnedSemaphorePermit, oneshot};
-use uuid::Uuid;
 
-use super::background::skills_at_start;
+use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
-use crate::event::{Event, RunEvent};
-use crate::run::{Caller, Overrides, RunOrigin, Totals, TraceContext};
+use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
-use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, RunRecord, RunWrite, StoreError};
+use crate::store::{NewRun, RunRecord, RunWrite};
 use crate::tools::Workspace;
 use crate::tools::executor::{Executor, RunScope};
-
-/// Journal entries read at once during recovery.
-const PAGE: u32 = 500;
 
 /// What does not change while this replica owns a run.
 #[derive(Clone)]
@@ -43,13 +38,24 @@ pub(super) struct Head {
 
 /// A run of this replica.
 pub(super) struct Owned {
-    runtime: Runtime,
+    pub(super) runtime: Runtime,
     pub(super) head: Head,
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
-    _slot: Option<OwnedSemaphorePermit>,
-    /// Its place among those that can start others.
-    _known: Option<Known>,
+    pub(super) slot: Option<OwnedSemaphorePermit>,
+    /// What comes before it is driven, where it was claimed.
+    pub(super) resumption: Option<Resumption>,
+    registration: Registration,
+}
+
+/// Whether a run is known here by its id. Not before its row is stored: until then the id may be
+/// another run's.
+enum Registration {
+    /// With what makes it known as one that can start others.
+    Pending(Option<Box<Parent>>),
+    Done {
+        _known: Option<Known>,
+    },
 }
 
 /// Who wants to hear of a run.
@@ -61,47 +67,6 @@ pub(super) struct Tell {
     pub(super) is_followed: bool,
     /// Told the end, or that the run is parked (`None`); dropped where this replica sees neither.
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
-}
-
-/// Why a claimed run cannot go on.
-#[derive(Debug, thiserror::Error)]
-enum ResumeError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("{0}")]
-    Unreadable(String),
-}
-
-/// The write that ended a run which nobody drove, for those who are told of writes.
-pub(super) fn write_of(ended: &RunRecord, events: Vec<Event>, sample_ratio: f64) -> RunWrite {
-    let caller =
-        Caller { subject: ended.subject.clone(), tenant: ended.tenant.clone(), scopes: Vec::new() };
-    let origin = RunOrigin {
-        agent: ended.agent.clone(),
-        agent_version: ended.agent_version.clone(),
-        session_id: ended.session_id.clone(),
-        is_observed: false,
-        created_at: ended.created_at,
-        trace: TraceContext::of_run(ended.id, ended.traceparent.as_deref(), sample_ratio),
-    };
-    let totals = Totals {
-        iterations: ended.iterations,
-        tool_calls_made: ended.tool_calls_made,
-        usage: ended.usage,
-        model: ended.model.clone(),
-        ..Totals::default()
-    };
-    RunWrite {
-        run_id: ended.id,
-        epoch: ended.epoch,
-        caller: Arc::new(caller),
-        new: None,
-        origin: Some(Arc::new(origin)),
-        events,
-        audit: Vec::new(),
-        totals,
-        park: None,
-    }
 }
 
 impl Head {
@@ -149,7 +114,7 @@ impl Owned {
             agent: head.new.agent.as_str().into(),
             caller: Arc::clone(&head.caller),
             workspace,
-            timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
+            timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
             delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
@@ -185,8 +150,22 @@ impl Owned {
             outbox: Vec::new(),
             audit: Vec::new(),
         };
-        let known = runtime.note_parent(parent);
-        Self { runtime: runtime.clone(), head, run, _slot: slot, _known: known }
+        let runtime = runtime.clone();
+        let registration = Registration::Pending(Some(Box::new(parent)));
+        Self { runtime, head, run, slot, resumption: None, registration }
+    }
+
+    fn is_registered(&self) -> bool {
+        matches!(self.registration, Registration::Done { .. })
+    }
+
+    /// Makes it known here by its id, to those who cancel it, follow it or wait for it.
+    fn register(&mut self) {
+        if let Registration::Pending(parent) = &mut self.registration {
+            let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
+            self.registration = Registration::Done { _known: known };
+            self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+        }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
@@ -194,14 +173,15 @@ impl Owned {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
-            runtime.inner.live.insert(id, Arc::clone(&control));
+            self.register();
         }
         let task = async move {
             let ended = tokio::select! {
                 ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
-                () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced))),
+                () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced).into())),
             };
             self.runtime.inner.live.remove(id, &control);
+            self.runtime.inner.probation.leave(id);
             match ended {
                 Ok(Ok(Driven::Parked)) => {
                     if let Some(end) = end {
@@ -213,20 +193,20 @@ impl Owned {
                         let _ = end.send(Some(record));
                     }
                 }
-                Ok(Err(Stopped::Journal(AppendFailed::Refused))) => {
+                Ok(Err(reason)) if !self.is_registered() => self.not_begun(&reason),
+                Ok(Err(ResumeError::Stopped(Stopped::Journal(AppendFailed::Refused)))) => {
                     self.runtime
                         .interrupt(&self.head, "the store refused to record it".into())
                         .await;
                 }
-                Ok(Err(Stopped::Journal(reason))) => {
+                Ok(Err(ResumeError::Stopped(Stopped::Journal(reason)))) => {
                     tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
                     if reason == AppendFailed::Unavailable {
                         self.runtime.inner.live.abandon(id);
                     }
                 }
-                Ok(Err(Stopped::Fold(error))) => {
-                    self.runtime.interrupt(&self.head, error.to_string()).await;
-                }
+                Ok(Err(error)) => self.runtime.not_resumed(&self.head, error).await,
+                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(id),
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
                     self.runtime
@@ -245,148 +225,30 @@ impl Owned {
         &mut self,
         stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
         is_followed: bool,
-    ) -> Result<Driven, Stopped> {
+    ) -> Result<Driven, ResumeError> {
+        if let Some(resumption) = self.resumption.take() {
+            self.go_on(resumption).await?;
+        }
         if let Some(stored) = stored {
             let outcome = self.run.persist().await;
             if outcome.is_ok() {
-                // Not before: the id may be that of somebody else's run.
-                self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+                self.register();
             }
             let follower = (outcome.is_ok() && is_followed)
                 .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
             let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
             outcome?;
         }
-        self.run.drive().await
-    }
-}
-
-impl Runtime {
-    /// Goes on with a run that was claimed from the queue.
-    pub(super) async fn resume(&self, claimed: ClaimedRun, worker: Option<OwnedSemaphorePermit>) {
-        let id = claimed.run.id;
-        let head = head_of(&claimed, self.inner.settings.sample_ratio);
-        match self.recover(&claimed, head.clone(), worker).await {
-            Ok(owned) => owned.spawn(Tell::default()),
-            Err(ResumeError::Store(error)) if error.is_transient() => {
-                tracing::warn!(run_id = %id, %error, "run could not be read; it is tried again");
-                self.inner.live.abandon(id);
-            }
-            Err(reason) => self.interrupt(&head, reason.to_string()).await,
-        }
+        Ok(self.run.drive().await?)
     }
 
-    async fn recover(
-        &self,
-        claimed: &ClaimedRun,
-        head: Head,
-        worker: Option<OwnedSemaphorePermit>,
-    ) -> Result<Owned, ResumeError> {
-        let unreadable = |e: &dyn std::error::Error| ResumeError::Unreadable(e.to_string());
-        let row = &claimed.run;
-        let head = Head { lineage: self.lineage(row).await?, ..head };
-        let loaded = self
-            .inner
-            .loaded
-            .of_snapshot(&row.definition_hash, &claimed.definition)
-            .map_err(|e| unreadable(&e))?;
-        let overrides: Overrides =
-            serde_json::from_value(row.overrides.clone()).map_err(|e| unreadable(&e))?;
-        let journal = self.journal_of(&row.tenant, row.id).await?;
-        let active = match skills_at_start(&journal) {
-            Some(active) => active,
-            None => self
-                .active_skills(&loaded.agent.definition, &overrides)
-                .map_err(|e| unreadable(&e))?,
-        };
-        let plan =
-            Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
-                .map_err(|e| unreadable(&e))?
-                .informed(&self.inner.router);
-        let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
-            .map_err(|e| unreadable(&e))?;
-        let mut state = State::new(plan.rules.clone());
-        for event in &journal {
-            state.apply(event).map_err(|e| unreadable(&e))?;
-        }
-        let answers =
-            if state.needs_answers() { self.answers_to(row, &journal).await? } else { Vec::new() };
-        drop(journal);
-        let started = state.started_at().is_some();
-        let mut owned =
-            Owned::new(self, head, Arc::new(plan), loaded.executor, workspace, state, worker);
-        if let Some(shared) = &owned.run.shared {
-            let root = owned.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
-            if !shared.is_open() && self.inner.store.shared_budget(root).await?.is_some() {
-                shared.open();
-            }
-            // What it had reserved when its replica stopped is not under way any more.
-            owned.run.settle().await.map_err(|e| StoreError::Unavailable(e.to_string()))?;
-        }
-        if started {
-            let resumed = RunEvent::RunResumed { epoch: owned.head.epoch };
-            owned.run.record(resumed).map_err(|e| unreadable(&e))?;
-            owned.hear(&answers).map_err(|e| unreadable(&e))?;
-        } else {
-            let (head, plan) = (&owned.head, Arc::clone(&owned.run.plan));
-            let earlier =
-                self.earlier_runs(&row.tenant, &head.new, plan.agent.definition.history).await?;
-            let background = self.background(&plan, &head.caller, &head.new, &earlier).await?;
-            let opening =
-                plan.opening(&head.new.inputs, &background).map_err(|e| unreadable(&e))?;
-            owned.run.open(opening, background).map_err(|e| unreadable(&e))?;
-        }
-        if row.cancel_requested_at.is_some() {
-            owned.run.control.cancel(row.cancel_reason.clone());
-        }
-        Ok(owned)
-    }
-
-    pub(super) async fn journal_of(
-        &self,
-        tenant: &str,
-        id: Uuid,
-    ) -> Result<Vec<Event>, StoreError> {
-        let mut events: Vec<Event> = Vec::new();
-        loop {
-            let after = events.last().map_or(0, |e| e.seq);
-            let page = self.inner.store.events(tenant, id, after, PAGE).await?;
-            let complete = page.len() < PAGE as usize;
-            events.extend(page);
-            if complete {
-                return Ok(events);
-            }
-        }
-    }
-
-    /// Ends a run that cannot go on, without its state machine.
-    async fn interrupt(&self, head: &Head, reason: String) {
-        tracing::error!(run_id = %head.new.id, %reason, "run interrupted");
-        let ended: Result<(), String> = async {
-            let events = self
-                .journal_of(&head.caller.tenant, head.new.id)
-                .await
-                .map_err(|e| e.to_string())?;
-            let mut totals = Totals::default();
-            for event in &events {
-                totals.apply(&event.what);
-            }
-            let message = format!("The run cannot be resumed: {reason}");
-            let seq = events.last().map_or(0, |e| e.seq) + 1;
-            let at = chrono::Utc::now();
-            let end = Event { seq, at, run_id: head.new.id, what: RunEvent::interrupted(message) };
-            let write = write(
-                head,
-                None,
-                Entry { events: vec![end], audit: Vec::new(), totals, park: None },
-            );
-            self.inner.writer.append(write).await.map_err(|e| e.to_string())
-        }
-        .await;
-        // Not given back to the queue: it would come back for ever.
-        if let Err(error) = ended {
-            tracing::error!(run_id = %head.new.id, %error, "the interrupted run could not be ended");
+    /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
+    /// the answer was lost.
+    fn not_begun(&self, reason: &ResumeError) {
+        let id = self.head.new.id;
+        tracing::debug!(run_id = %id, %reason, "run not begun");
+        if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
+            self.runtime.inner.live.abandon(id);
         }
     }
 }
@@ -394,7 +256,7 @@ impl Runtime {
 /// The run's way to the writer.
 fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
     let head = head.clone();
-    let commits = runtime.inner.writer.clone();
+    let commits = runtime.inner.writer.appender();
     let mut new = is_new.then(|| Arc::clone(&head.new));
     Journal::new(move |entry| {
         let durable = commits.append(write(&head, new.take(), entry));
@@ -422,33 +284,8 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
         audit: entry.audit,
         totals: entry.totals,
         park: entry.park,
+        is_repeated: false,
     }
-}
-
-fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
-    let row = &claimed.run;
-    let definition =
-        DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
-    let new = NewRun {
-        id: row.id,
-        agent: row.agent.clone(),
-        agent_version: row.agent_version.clone(),
-        definition: Arc::new(definition),
-        kind: row.kind,
-        status: row.status,
-        inputs: Arc::new(row.inputs.clone()),
-        overrides: row.overrides.clone(),
-        session_id: row.session_id.clone(),
-        session_place: None, // written once, with the row
-        parent_run_id: row.parent_run_id,
-        metadata: row.metadata.clone(),
-        created_at: row.created_at,
-        idempotency: None, // the same
-        traceparent: row.traceparent.clone(),
-    };
-    let scopes = claimed.scopes.clone();
-    let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }
 
 /// The ended run as the store has it, without asking the store.

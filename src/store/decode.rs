@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
-use super::takeover::Locked;
 use super::{
     ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun,
     IterationRecord, Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken,
@@ -178,11 +177,6 @@ where
             cancel_reason: self.optional("cancel_reason")?,
             traceparent: self.optional("traceparent")?,
         })
-    }
-
-    /// A locked run, the journal's tail still empty.
-    pub(super) fn locked(&self) -> Result<Locked, StoreError> {
-        Ok(Locked { record: self.run()?, tail: Vec::new() })
     }
 
     pub(super) fn claimed(&self) -> Result<ClaimedRun, StoreError> {

@@ -11,13 +11,13 @@ mod decode;
 mod definitions;
 mod failure;
 mod listing;
+mod migrations;
 mod observations;
 pub mod postgres;
 pub mod projection;
 mod rate_limit;
 pub mod rows;
 pub mod sqlite;
-mod takeover;
 pub mod writer;
 
 use std::sync::Arc;
@@ -78,30 +78,25 @@ pub enum Wakeup {
     Resync,
 }
 
+/// Why a run is cancelled whose parent has ended.
+const PARENT_ENDED: &str = "the run that started it has ended";
+
 /// What a cancel request met.
 #[derive(Debug, Clone, PartialEq)]
 pub enum CancelOutcome {
     /// It was over already; unchanged.
     AlreadyEnded(RunRecord),
-    /// It was queued or parked and is cancelled now.
-    EndedNow(RunRecord),
-    /// It is running; its owner has been told.
+    /// It is to be cancelled: by its owner where it is running, else by the replica that claims it.
     Requested(RunRecord),
 }
 
-/// What a sweep did with the runs of replicas that stopped.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+/// What a sweep found.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Swept {
-    /// Replicas found dead.
+    /// Replicas declared dead.
     pub replicas: u64,
-    /// Runs that wait for a new owner.
-    pub requeued: u64,
-    /// Runs whose pending cancel request was carried out.
-    pub cancelled: u64,
-    /// Runs parked because a call's outcome is unknown.
-    pub needs_review: u64,
-    /// Runs that crashed their replica too often.
-    pub failed: u64,
+    /// Runs that were taken from dead replicas and wait for a new owner.
+    pub requeued: Vec<Uuid>,
 }
 
 /// What a database says about itself.
@@ -158,8 +153,12 @@ pub trait Store: Send + Sync {
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
     /// Takes this run, if it is queued and its turn has come.
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
-    /// Flags a run for cancelling, or ends it at once where nobody runs it, and so every run that
-    /// it started, and that those started. `None`: no such run.
+    /// Takes up to `limit` queued runs that were asked to cancel, also those that wait for their
+    /// session.
+    async fn claim_cancelled(&self, owner: &str, limit: u32)
+    -> Result<Vec<ClaimedRun>, StoreError>;
+    /// Asks a run to cancel, and every run that it started, and that those started. A run without
+    /// an owner is queued for [`Store::claim_cancelled`]. `None`: no such run.
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -174,7 +173,7 @@ pub trait Store: Send + Sync {
     /// refers to and that were not used for some hours go as well.
     async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError>;
     /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
-    /// counted. A run with a dispatched `once` call goes to review instead.
+    /// counted. How many.
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
 
     /// Takes an answer to something that is still waited for, once; where it was the last, the run
@@ -204,15 +203,10 @@ pub trait Store: Send + Sync {
     async fn register_replica(&self, id: &str) -> Result<(), StoreError>;
     /// Renews the lease; `false`: declared dead by another replica.
     async fn heartbeat(&self, id: &str) -> Result<bool, StoreError>;
-    /// Takes over the runs of replicas whose last heartbeat is older than `lease`, and cancels
-    /// those whose parent has ended without them. Settles what runs left reserved that nobody
-    /// drives. The sweeper itself is never one of them.
-    async fn sweep(
-        &self,
-        sweeper: &str,
-        lease: Duration,
-        max_crashes: u32,
-    ) -> Result<Swept, StoreError>;
+    /// Declares replicas dead whose last heartbeat is older than `lease`, puts their runs back into
+    /// the queue and counts a crash of each. Asks children to cancel whose parent has ended without
+    /// them. Settles what ended runs left reserved. The sweeper itself is never declared dead.
+    async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError>;
 
     /// One run.
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError>;

@@ -18,9 +18,9 @@ mod wakeups;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::migrations::POSTGRES as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{ConnectOptions, Connection, Row};
 use tokio::sync::broadcast;
@@ -42,8 +42,6 @@ use super::{
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;
@@ -138,9 +136,9 @@ async fn commit_on(
     batch: &[RunWrite],
 ) -> Result<Vec<WriteOutcome>, StoreError> {
     let mut stored = commit::write(connection, owner, &project(batch)?).await?;
-    if stored.len() < batch.len() {
-        let missed: Vec<&RunWrite> =
-            batch.iter().filter(|write| !stored.contains(&write.run_id)).collect();
+    let missed = |write: &&RunWrite| write.is_repeated && !stored.contains(&write.run_id);
+    let missed: Vec<&RunWrite> = batch.iter().filter(missed).collect();
+    if !missed.is_empty() {
         stored.extend(commit::stored_earlier(connection, &missed).await?);
     }
     let outcome = |write: &RunWrite| match &write.new {
@@ -261,6 +259,16 @@ impl Store for Postgres {
         rows.first().map(|row| Columns(row).claimed()).transpose()
     }
 
+    async fn claim_cancelled(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
+        let rows = self.control.fetch(claim).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -287,8 +295,10 @@ impl Store for Postgres {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run);
         let mut line = self.control.get().await?;
-        let released = within(ownership::release(&mut line, owner, run)).await;
+        let released =
+            within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
         let released = line.settle(released)?;
         self.hint_queue().await;
         Ok(released)
@@ -346,29 +356,26 @@ impl Store for Postgres {
         Ok(!renewed.is_empty())
     }
 
-    async fn sweep(
-        &self,
-        sweeper: &str,
-        lease: Duration,
-        max_crashes: u32,
-    ) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError> {
         let mut line = self.control.get().await?;
         let buried = within(ownership::bury(&mut line, sweeper, lease)).await;
         let mut swept = Swept { replicas: line.settle(buried)?, ..Swept::default() };
         loop {
             let mut line = self.control.get().await?;
-            let more = within(ownership::take_over(&mut line, max_crashes, &mut swept)).await;
-            if !line.settle(more)? {
+            let requeued = within(ownership::requeue_orphans(&mut line)).await;
+            let requeued = line.settle(requeued)?;
+            if requeued.is_empty() {
                 break;
             }
+            swept.requeued.extend(requeued);
         }
         let mut line = self.control.get().await?;
-        let strays = within(ownership::cancel_strays(&mut line, &mut swept)).await;
+        let strays = within(ownership::cancel_strays(&mut line)).await;
         line.settle(strays)?;
         let mut line = self.reads.get().await?;
         let settled = within(budgets::settle_rest(&mut line)).await;
         line.settle(settled)?;
-        if swept.requeued > 0 {
+        if !swept.requeued.is_empty() {
             self.hint_queue().await;
         }
         Ok(swept)

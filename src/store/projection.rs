@@ -20,7 +20,9 @@ use super::changes::{
 };
 use super::observations::observation;
 use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
-use crate::event::{AuditRecord, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind};
+use crate::event::{
+    AuditRecord, Awaited, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind,
+};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Outcome, RunStatus};
 
@@ -111,7 +113,7 @@ fn wait<'w>(write: &'w RunWrite, changes: &mut Changes<'w>) -> Result<(), StoreE
                 call_id: awaited.call_id,
                 tenant: &write.caller.tenant,
                 at: event.at,
-                expires_at: Some(awaited.expires_at),
+                expires_at: awaited.expires_at,
                 kind: awaited.kind.as_str(),
                 tool: clean(&awaited.tool),
                 reason: clean(&awaited.reason),
@@ -201,16 +203,14 @@ impl<'w> RunCalls<'_, 'w> {
                 row.reason = call.reason.as_deref().map(clean);
                 row.started_at = Some(event.at);
             }
-            RunEvent::ApprovalRequested(awaited) if awaited.kind == WaitKind::Approval => {
-                let row = self.row(awaited.call_id);
-                row.state = "awaiting_approval";
-                row.decision = Some("escalated");
-                row.reason = Some(clean(&awaited.reason));
-            }
+            RunEvent::ApprovalRequested(awaited) => self.ask(awaited),
             RunEvent::ToolCallAwaitingClient(awaited) => {
                 self.row(awaited.call_id).state = "awaiting_client";
             }
-            RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
+            RunEvent::ToolCallCompleted(call) => {
+                if call.target != CallTarget::Tool {
+                    return;
+                }
                 let row = self.row(call.call_id);
                 row.state = match call.failure {
                     None => "succeeded",
@@ -233,7 +233,42 @@ impl<'w> RunCalls<'_, 'w> {
                 row.finished_at = Some(event.at);
                 row.result_seq = Some(event.seq);
             }
-            _ => {}
+            RunEvent::RunQueued {}
+            | RunEvent::RunStarted { .. }
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::SkillActivated(_)
+            | RunEvent::RunResumed { .. }
+            | RunEvent::AttemptStarted { .. }
+            | RunEvent::IterationStarted { .. }
+            | RunEvent::ApprovalResolved(_)
+            | RunEvent::HandoffStarted { .. }
+            | RunEvent::BudgetWarned { .. }
+            | RunEvent::OutputProposed { .. }
+            | RunEvent::OutputReflected { .. }
+            | RunEvent::ValidationFailed { .. }
+            | RunEvent::ConfirmationRequested { .. }
+            | RunEvent::DecisionExtractionFailed(_)
+            | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
+            | RunEvent::ContextCompacted(_)
+            | RunEvent::RunCancelRequested { .. }
+            | RunEvent::RunCompleted(_)
+            | RunEvent::RunFailed(_)
+            | RunEvent::RunCancelled(_) => {}
+        }
+    }
+
+    fn ask(&mut self, awaited: &'w Awaited) {
+        match awaited.kind {
+            WaitKind::Approval => {
+                let row = self.row(awaited.call_id);
+                row.state = "awaiting_approval";
+                row.decision = Some("escalated");
+                row.reason = Some(clean(&awaited.reason));
+            }
+            WaitKind::Review => self.row(awaited.call_id).state = "unknown",
+            WaitKind::Client | WaitKind::Escalation => {} // no call, or an event of its own
         }
     }
 
@@ -335,7 +370,7 @@ pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCa
 }
 
 /// What a call was made with: a text where that is no JSON.
-pub(super) fn arguments(call: &ToolCall) -> Value {
+fn arguments(call: &ToolCall) -> Value {
     serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 

@@ -86,6 +86,7 @@ fn write(events: Vec<RunEvent>) -> RunWrite {
         audit: Vec::new(),
         totals: Totals::default(),
         park: None,
+        is_repeated: false,
     }
 }
 
@@ -102,7 +103,7 @@ fn every_event_survives_the_journal() {
             single_shot: true,
             warnings: Vec::new(),
         },
-        RunEvent::RunResumed { epoch: 2 },
+        RunEvent::RunResumed { epoch: 2, deaths: 1, is_alone: false },
         RunEvent::AttemptStarted { attempt: 1 },
         RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None },
         response(vec![call.clone()]),

@@ -165,6 +165,8 @@ pub struct RunWrite {
     pub totals: Totals,
     /// The status in which the run is given back with these events, where it waits for somebody.
     pub park: Option<RunStatus>,
+    /// Whether an earlier try may have stored it, because its answer was lost.
+    pub is_repeated: bool,
 }
 
 /// A run as it is stored.
@@ -206,10 +208,29 @@ pub struct RunRecord {
     pub epoch: i64,
     /// The number of the newest event.
     pub last_seq: i64,
+    /// Replicas that died while they owned it.
     pub crash_count: u32,
     pub cancel_requested_at: Option<DateTime<Utc>>,
     pub cancel_reason: Option<String>,
     pub traceparent: Option<String>,
+}
+
+impl RunRecord {
+    /// What the run has consumed, as far as its row says.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            attempts: self.attempts,
+            iterations: self.iterations,
+            tool_calls_made: self.tool_calls_made,
+            tools_used: self.tools_used.iter().cloned().collect(),
+            usage: self.usage,
+            retries: 0, // not a column
+            warnings: self.warnings.clone(),
+            callback_errors: self.callback_errors.clone(),
+            model: self.model.clone(),
+            consumption: self.consumption.clone(),
+        }
+    }
 }
 
 /// A run that this replica has just taken from the queue, with all it needs to go on.

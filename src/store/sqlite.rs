@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::migrations::SQLITE as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::migrate::Migrator;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
@@ -43,8 +43,6 @@ use super::{
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
@@ -250,7 +248,8 @@ impl Store for Sqlite {
         let mut outcomes = Vec::with_capacity(batch.len());
         for write in batch {
             outcomes.push(
-                if written.contains(&write.run_id) || commit::stored_earlier(&mut tx, write).await?
+                if written.contains(&write.run_id)
+                    || write.is_repeated && commit::stored_earlier(&mut tx, write).await?
                 {
                     WriteOutcome::Committed
                 } else if write.new.is_some() {
@@ -297,6 +296,19 @@ impl Store for Sqlite {
         row.map(|row| Columns(&row).claimed()).transpose()
     }
 
+    async fn claim_cancelled(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        if self.read(sqlx::query(statements::ARE_CANCELLED)).await?.is_empty() {
+            return Ok(Vec::new()); // and nothing is written
+        }
+        let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
+        let rows = claim.fetch_all(&mut *self.writer().await?).await?;
+        rows.iter().map(|row| Columns(row).claimed()).collect()
+    }
+
     async fn request_cancel(
         &self,
         tenant: &str,
@@ -330,10 +342,9 @@ impl Store for Sqlite {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let mut writer = self.writer().await?;
-        let mut tx = begin(&mut writer).await?;
-        let released = ownership::release(&mut tx, owner, run).await?;
-        tx.commit().await?;
+        let release =
+            sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
+        let released = self.change(release.bind(now())).await?;
         self.hint(Wakeup::Queue);
         Ok(released)
     }
@@ -392,28 +403,22 @@ impl Store for Sqlite {
         Ok(self.change(sqlx::query(statements::HEARTBEAT).bind(id).bind(now())).await? > 0)
     }
 
-    async fn sweep(
-        &self,
-        sweeper: &str,
-        lease: Duration,
-        max_crashes: u32,
-    ) -> Result<Swept, StoreError> {
+    async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError> {
         let living = self.registered();
         let mut writer = self.writer().await?;
         let mut tx = begin(&mut writer).await?;
         let replicas = ownership::bury(&mut tx, sweeper, Utc::now() - lease, &living).await?;
-        let mut swept = Swept { replicas, ..Swept::default() };
-        while ownership::take_over(&mut tx, max_crashes, &mut swept).await? {}
-        let strays = ownership::cancel_strays(&mut tx, &mut swept).await?;
+        let requeued = ownership::requeue_orphans(&mut tx).await?;
+        let strays = ownership::cancel_strays(&mut tx).await?;
         budgets::settle_rest(&mut tx).await?;
         tx.commit().await?;
-        if swept.requeued > 0 {
+        if !requeued.is_empty() {
             self.hint(Wakeup::Queue);
         }
         if strays {
             self.hint(Wakeup::Resync);
         }
-        Ok(swept)
+        Ok(Swept { replicas, requeued })
     }
 
     async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {

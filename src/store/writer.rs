@@ -1,9 +1,10 @@
 //! Group commit: one task takes the writes of all runs and commits them together.
 //!
 //! Batching is adaptive. Nothing waits for company: an idle writer commits at once, and while
-//! commits are in flight the next batch gathers. Writes of one run that meet in a batch are merged;
-//! a run never has two commits in flight, so its writes stay in order. It does not decide what is
-//! written, and it retries only what the store calls transient.
+//! commits are in flight the next batch gathers. Writes of one [`Appender`] that meet in a batch are
+//! merged; those of several never are, even where they mean the same run, so that one which is
+//! refused takes no other with it. A run never has two commits in flight, so its writes stay in
+//! order. It does not decide what is written, and it retries only what the store calls transient.
 
 #[cfg(debug_assertions)]
 mod crash;
@@ -11,7 +12,7 @@ mod crash;
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::future::Future;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Duration;
 
 use tokio::sync::{mpsc, oneshot};
@@ -51,6 +52,14 @@ pub enum AppendError {
 pub struct Writer {
     requests: mpsc::UnboundedSender<Request>,
     available: Arc<AtomicBool>,
+    /// How many appenders there have been.
+    appenders: Arc<AtomicU64>,
+}
+
+/// The writes of one driver of one run.
+pub struct Appender {
+    writer: Writer,
+    id: u64,
 }
 
 /// Told of every write as soon as it is durable; the writes of one run in their order. Must not
@@ -60,13 +69,14 @@ pub type OnDurable = Arc<dyn Fn(&RunWrite) + Send + Sync>;
 type Answer = oneshot::Sender<Result<(), AppendError>>;
 
 enum Request {
-    Append(Box<RunWrite>, Answer),
+    Append(Pending),
     Shutdown(oneshot::Sender<()>),
 }
 
-/// The writes of one run that are committed together, and who waits for them.
+/// The writes of one appender that are committed together, and who waits for them.
 struct Pending {
-    write: RunWrite,
+    appender: u64,
+    write: Box<RunWrite>,
     waiting: Waiting,
 }
 
@@ -103,19 +113,20 @@ impl Writer {
             commits: JoinSet::new(),
         };
         tokio::spawn(task.run());
-        Self { requests, available }
+        Self { requests, available, appenders: Arc::default() }
     }
 
-    /// Hands over a write at once; the future resolves when it is durable. Writes of one run are
-    /// committed in the order of these calls. Dropping the future does not undo the write.
+    /// For a driver that writes more than once.
+    pub fn appender(&self) -> Appender {
+        Appender { writer: self.clone(), id: self.appenders.fetch_add(1, Ordering::Relaxed) }
+    }
+
+    /// One write by itself; as [`Appender::append`].
     pub fn append(
         &self,
         write: RunWrite,
     ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
-        let (answer, outcome) = oneshot::channel();
-        // Where the task is gone, the answer is dropped with the request.
-        let _ = self.requests.send(Request::Append(Box::new(write), answer));
-        async move { outcome.await.unwrap_or(Err(AppendError::Unavailable)) }
+        self.appender().append(write)
     }
 
     /// Whether the last commit succeeded. While it is `false`, new runs should be refused at once
@@ -130,6 +141,22 @@ impl Writer {
         if self.requests.send(Request::Shutdown(done)).is_ok() {
             let _ = stopped.await;
         }
+    }
+}
+
+impl Appender {
+    /// Hands over a write at once; the future resolves when it is durable. Writes of one run are
+    /// committed in the order of these calls. Dropping the future does not undo the write.
+    pub fn append(
+        &self,
+        write: RunWrite,
+    ) -> impl Future<Output = Result<(), AppendError>> + Send + 'static + use<> {
+        let (answer, outcome) = oneshot::channel();
+        let waiting = Waiting { since: Instant::now(), answers: vec![answer] };
+        let pending = Pending { appender: self.id, write: Box::new(write), waiting };
+        // Where the task is gone, the answer is dropped with the request.
+        let _ = self.writer.requests.send(Request::Append(pending));
+        async move { outcome.await.unwrap_or(Err(AppendError::Unavailable)) }
     }
 }
 
@@ -165,10 +192,7 @@ impl Task {
             }
             for request in requests.drain(..) {
                 match request {
-                    Request::Append(write, answer) => {
-                        let waiting = Waiting { since: Instant::now(), answers: vec![answer] };
-                        self.queue.push_back(Pending { write: *write, waiting });
-                    }
+                    Request::Append(pending) => self.queue.push_back(pending),
                     Request::Shutdown(done) => {
                         self.inbox.close();
                         stopped.push(done);
@@ -231,7 +255,9 @@ impl Pending {
     /// Appends a later write of the same run; gives it back where it does not continue this one.
     fn merge(&mut self, mut later: Pending) -> Option<Pending> {
         let next = self.write.events.last().map(|event| event.seq + 1);
-        let continues = next.is_some() && later.write.events.first().map(|event| event.seq) == next;
+        let continues = later.appender == self.appender
+            && next.is_some()
+            && later.write.events.first().map(|event| event.seq) == next;
         if !continues || later.write.new.is_some() || later.write.epoch != self.write.epoch {
             return Some(later);
         }
@@ -268,7 +294,7 @@ impl Committer {
     /// Commits a batch and answers everybody who waits for it; gives back its runs.
     async fn commit(self: Arc<Self>, batch: Vec<Pending>) -> Vec<Uuid> {
         let (writes, waiting): (Vec<RunWrite>, Vec<Waiting>) =
-            batch.into_iter().map(|p| (p.write, p.waiting)).unzip();
+            batch.into_iter().map(|p| (*p.write, p.waiting)).unzip();
         let runs = writes.iter().map(|write| write.run_id).collect();
         let refused = self.commit_patiently(writes, waiting).await;
         let alone = refused.len() == 1;
@@ -321,6 +347,7 @@ impl Committer {
                     }
                     let (patient, expired): (Vec<_>, Vec<_>) = writes
                         .into_iter()
+                        .map(|write| RunWrite { is_repeated: true, ..write })
                         .zip(waiting)
                         .partition(|(_, w)| w.since.elapsed() < self.patience);
                     for (_, waiting) in expired {

@@ -45,7 +45,6 @@ pub enum WorkspaceError {
 
 /// Why a path names nothing that a tool may touch.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
-#[expect(missing_docs, reason = "the messages are the documentation")]
 pub enum PathError {
     #[error("the path {0:?} is absolute; give a path relative to the workspace")]
     Absolute(String),

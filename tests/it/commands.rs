@@ -152,15 +152,7 @@ async fn the_first_start_prints_one_key_and_the_second_none() {
             child.stderr.take().unwrap(),
         ));
         while !lines.next_line().await.unwrap().unwrap().contains("listening") {}
-        let pid = child.id().unwrap().to_string();
-        assert!(
-            tokio::process::Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .await
-                .unwrap()
-                .success()
-        );
+        crate::service::send(&child, crate::service::Signal::TERM);
         let output = child.wait_with_output().await.unwrap();
         assert_eq!(output.status.code(), Some(0));
         String::from_utf8(output.stdout).unwrap()

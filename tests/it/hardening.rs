@@ -202,6 +202,76 @@ async fn heads_that_are_too_long_are_told_so() {
 }
 
 #[tokio::test]
+async fn a_refused_request_leaves_the_connection_usable() {
+    let service = start("").await;
+    let setup = Setup::new().agent("sleeper", SLEEPER).scenario("sleeper", "steps: [{text: x}]");
+    let once = "[governance]\nrate_limit_per_minute = 1\nrate_limit_burst = 1";
+    let limited = setup.config(once).start(Db::Sqlite).await;
+    let key = format!("Authorization: Bearer {ADMIN_KEY}\r\n");
+    let head = |path: &str, headers: &str, framing: &str| {
+        format!(
+            "POST {path} HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n{headers}{framing}\r\n\r\n"
+        )
+    };
+    let invoke = "/v1/agents/sleeper/invoke";
+    let spent =
+        one_answer(&mut send(&limited, head(invoke, &key, "Content-Length: 0")).await).await;
+    assert_eq!(spent.status, 200);
+    let body = "x".repeat(900_000);
+    let chunked = format!("{:x}\r\n{body}\r\n0\r\n\r\n", body.len());
+    for (what, path, headers, status) in [
+        ("without a key", invoke, "", 401),
+        ("an unknown path", "/v1/nowhere", key.as_str(), 404),
+        ("a wrong method", "/v1/runs", key.as_str(), 405),
+        ("an unacceptable answer", invoke, &format!("{key}Accept: image/png\r\n"), 406),
+        ("a bad header", invoke, &format!("{key}Prefer: wait=x\r\n"), 400),
+        ("too often", invoke, key.as_str(), 429),
+    ] {
+        let length = format!("Content-Length: {}", body.len());
+        for (framing, late) in [(length.as_str(), &body), ("Transfer-Encoding: chunked", &chunked)]
+        {
+            // The refusal is decided before the body is sent.
+            let service = if status == 429 { &limited } else { &service };
+            let mut stream = send(service, head(path, headers, framing)).await;
+            stream.write_all(late.as_bytes()).await.unwrap();
+            let refused = one_answer(&mut stream).await;
+            assert_eq!(refused.status, status, "{what}, {framing}: {refused:?}");
+            assert!(!refused.headers.contains_key("connection"), "{what}, {framing}: {refused:?}");
+            stream.write_all(get("/healthz").as_bytes()).await.unwrap();
+            assert_eq!(one_answer(&mut stream).await.status, 200, "{what}, {framing}");
+        }
+    }
+}
+
+#[tokio::test]
+async fn a_body_that_is_too_large_to_drop_ends_the_connection_with_notice() {
+    let service = start("").await;
+    let head = "POST /v1/agents/sleeper/invoke HTTP/1.1\r\nHost: x\r\n";
+    for framing in ["Content-Length: 99999999", "Content-Length: 9\r\nExpect: 100-continue"] {
+        let mut stream = send(&service, format!("{head}{framing}\r\n\r\n")).await;
+        let refused = one_answer(&mut stream).await;
+        assert_eq!((refused.status, refused.headers["connection"].as_str()), (401, "close"));
+    }
+    // What is sent after the refusal does not cost the caller the answer.
+    let mut stream = send(&service, format!("{head}Content-Length: 99999999\r\n\r\n")).await;
+    stream.write_all(&vec![b'x'; 300_000]).await.unwrap();
+    assert_eq!(one_answer(&mut stream).await.status, 401);
+    rest(&mut stream).await;
+}
+
+#[tokio::test]
+async fn an_encoded_body_is_refused() {
+    let service = start("").await;
+    for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("identity", 404), ("", 404)] {
+        let head = format!(
+            "POST /v1/agents/nobody/invoke HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\nContent-Type: application/json\r\nContent-Encoding: {encoding}\r\nContent-Length: 2\r\n\r\n{{}}"
+        );
+        let answer = one_answer(&mut send(&service, head).await).await;
+        assert_eq!(answer.status, status, "{encoding:?}: {answer:?}");
+    }
+}
+
+#[tokio::test]
 async fn bytes_that_make_no_sense_are_refused_quietly() {
     let service = start("").await;
     let head = |line: &str, header: &[u8]| {
@@ -471,7 +541,7 @@ async fn a_drain_answers_every_run_in_progress() {
     assert_eq!(one_answer(&mut resting).await.status, 200);
     let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     assert_eq!(http2.get(service.url("/healthz")).send().await.unwrap().status(), 200);
-    service.signal("TERM").await;
+    service.signal(crate::service::Signal::TERM);
     service.until("/readyz", |ready| ready["status"] == "draining").await;
     let late = service.post("/v1/agents/sleeper/invoke", &json!({"inputs": {}})).await;
     assert_eq!((late.status.as_u16(), &late.body["code"]), (503, &json!("DRAINING")), "{late:?}");

@@ -8,6 +8,8 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use reqwest::{Method, StatusCode};
+use rustix::process::Pid;
+pub use rustix::process::Signal;
 use serde_json::Value;
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
@@ -275,17 +277,9 @@ impl Service {
         self.process.child.kill().await.unwrap();
     }
 
-    /// Sends a signal, e.g. `TERM`.
-    pub async fn signal(&self, name: &str) {
-        let pid = self.process.child.id().unwrap().to_string();
-        assert!(
-            Command::new("kill")
-                .args([&format!("-{name}"), &pid])
-                .status()
-                .await
-                .unwrap()
-                .success()
-        );
+    /// Sends a signal.
+    pub fn signal(&self, signal: Signal) {
+        send(&self.process.child, signal);
     }
 
     /// Waits for the end of the process.
@@ -362,3 +356,9 @@ macro_rules! on_both_stores {
     };
 }
 pub(crate) use on_both_stores;
+
+/// Sends a signal to a process that has not been waited for.
+pub fn send(child: &tokio::process::Child, signal: Signal) {
+    let id = i32::try_from(child.id().unwrap()).unwrap();
+    rustix::process::kill_process(Pid::from_raw(id).unwrap(), signal).unwrap();
+}

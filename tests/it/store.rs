@@ -23,8 +23,8 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use toolloop::event::{
-    AuditRecord, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked, ToolCallCompleted,
-    ToolCallStarted,
+    AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked,
+    ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{
@@ -78,9 +78,25 @@ impl Db {
         self.store.commit(owner, std::slice::from_ref(write)).await.unwrap()[0]
     }
 
+    /// Commits again what must be accepted: the answer to an earlier try was lost.
+    async fn commit_again(&self, owner: &str, write: &RunWrite) {
+        self.commit(owner, &RunWrite { is_repeated: true, ..write.clone() }).await;
+    }
+
     /// Commits what must be accepted.
     async fn commit(&self, owner: &str, write: &RunWrite) {
         assert_eq!(self.commit_one(owner, write).await, WriteOutcome::Committed);
+    }
+
+    /// Asks for the run's end, and ends it as the replica does that claims it.
+    async fn cancel(&self, run: Uuid) {
+        self.store.request_cancel(TENANT, run, None).await.unwrap();
+        let claimed = self.store.claim_cancelled("ender", 10).await.unwrap().remove(0).run;
+        assert_eq!(claimed.id, run);
+        let mut script = Script::with(|new| new.id = run);
+        (script.epoch, script.next_seq, script.new) = (claimed.epoch, claimed.last_seq + 1, None);
+        let end = RunEvent::cancelled("queued", None, String::new(), 0);
+        self.commit("ender", &script.write(vec![end])).await;
     }
 
     async fn journal(&self, run: Uuid) -> Vec<Event> {
@@ -191,6 +207,7 @@ impl Script {
             audit: Vec::new(),
             totals: self.totals.clone(),
             park: None,
+            is_repeated: false,
         }
     }
 
@@ -254,6 +271,18 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
         retries: 1,
         fallback: false,
         warnings: vec![],
+    })
+}
+
+fn review(call: &ToolCall) -> RunEvent {
+    RunEvent::ApprovalRequested(Awaited {
+        call_id: call.id,
+        kind: WaitKind::Review,
+        tool: call.name.clone(),
+        arguments: serde_json::from_str(&call.arguments).unwrap(),
+        reason: "it is unknown whether it took effect".into(),
+        expires_at: None,
+        condition: None,
     })
 }
 

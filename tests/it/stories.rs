@@ -490,7 +490,7 @@ async fn a_terminated_service_hands_its_runs_on(db: Db) {
         service.request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative").json(&body);
     let call = tokio::spawn(async move { crate::service::answer(request).await });
     service.until("/v1/runs", |runs| runs["data"][0]["iterations"] == 1).await;
-    service.signal("TERM").await;
+    service.signal(crate::service::Signal::TERM);
     let draining = service.until("/readyz", |ready| ready["status"] != "ready").await;
     assert_eq!(draining["status"], "draining", "{draining:#}");
     let refused = service.post("/v1/agents/reader/invoke-iterative", &body).await;

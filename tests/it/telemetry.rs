@@ -388,15 +388,7 @@ impl Watched {
 
     /// SIGTERM; the process must end well.
     async fn stop(&mut self) {
-        let pid = self.child.id().unwrap().to_string();
-        assert!(
-            tokio::process::Command::new("kill")
-                .args(["-TERM", &pid])
-                .status()
-                .await
-                .unwrap()
-                .success()
-        );
+        crate::service::send(&self.child, crate::service::Signal::TERM);
         let ended = tokio::time::timeout(PATIENCE, self.child.wait())
             .await
             .expect("the service does not stop");

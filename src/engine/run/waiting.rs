@@ -71,7 +71,7 @@ impl Run {
             tool: call.name.clone(),
             arguments,
             reason,
-            expires_at: Utc::now() + patience.delta(),
+            expires_at: Some(Utc::now() + patience.delta()),
             condition: None,
         };
         self.audit.extend(audit);

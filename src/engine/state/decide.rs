@@ -1,25 +1,28 @@
 //! Decisions: what to do next, and how a run ends.
 //!
-//! In the order of the loop's specification: cancelled, waiting, deadline, then what the phase asks
-//! for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
+//! In the order of the loop's specification: cancelled, what a crash left (`crashes.rs`), waiting,
+//! deadline, then what the phase asks for. Limits are judged in `limits.rs`, answers to a parked run in `waiting.rs`. Whatever strikes
 //! between the calls of one response answers the rest of them, so that no call is ever left open.
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
+use super::crashes::unknown_outcome;
 use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
-use crate::run::{Outcome, TerminationReason, ToolChoicePolicy};
+use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
 
 /// How a run ends whose last attempt failed, by what was wrong with it.
 const NOT_VALID: (TerminationReason, &str) =
     (TerminationReason::ValidationFailed, "No attempt produced a valid output.");
 const NO_OUTPUT: (TerminationReason, &str) =
     (TerminationReason::InvalidResponse, "No attempt proposed an output.");
+const BLANK: (TerminationReason, &str) =
+    (TerminationReason::InvalidResponse, "The model's answers are empty.");
 const NO_CALL: (TerminationReason, &str) = (
     TerminationReason::InvalidResponse,
     "The model did not call the tool that tool_choice demands.",
@@ -48,11 +51,16 @@ impl State {
         match &self.phase {
             Phase::Ended { .. } => return Step::Done,
             _ if self.cancel.is_some() => return self.cancelled(now),
-            Phase::Opening => return Step::Open,
             _ => {}
+        }
+        if let Some(asked) = self.reviews() {
+            return asked;
         }
         if let Some(status) = self.parked() {
             return Step::Suspend(status);
+        }
+        if let Some(end) = self.crashed_too_often(now) {
+            return end;
         }
         if let Some(condition) = self.not_continued {
             return self.end_mid_turn("the run ended", self.stopped_by(condition, "was met", now));
@@ -61,12 +69,23 @@ impl State {
             return self.out_of_time(now);
         }
         match &self.phase {
-            Phase::Opening | Phase::Ended { .. } => Step::Done,
+            Phase::Opening => Step::Open,
+            Phase::Ended { .. } => Step::Done,
             Phase::BetweenAttempts => {
                 Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }])
             }
             Phase::BetweenIterations => self.next_iteration(now),
             Phase::Calling => self.next_model_call(now),
+            Phase::Acting(OpenTurn { answered: Some(finish_reason), .. }) => {
+                let open = self.not_executed(match finish_reason {
+                    FinishReason::Refusal => "the model refused to answer",
+                    _ => "only an answer was wanted",
+                });
+                if open.is_empty() {
+                    return self.text_answer(*finish_reason, now);
+                }
+                Step::Record(open)
+            }
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
         }
@@ -168,7 +187,7 @@ impl State {
         let (attempt, iteration) = (self.attempt, self.iteration + 1);
         let answer_only = match &self.phase {
             Phase::Answered { .. } => self.is_answer_due(),
-            _ => self.answer_only && self.unfinished.is_some(),
+            _ => self.answer_only && (self.unfinished.is_some() || self.blank),
         };
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
@@ -190,6 +209,12 @@ impl State {
         }
         if let Some(events) = self.wrong_calls(turn, now) {
             return Step::Record(events);
+        }
+        if self.choice() == ToolChoice::None {
+            let open = self.not_executed("tool_choice is none");
+            if !open.is_empty() {
+                return Step::Record(open);
+            }
         }
         if self.is_reflected()
             && let Some(proposal) = &turn.proposal
@@ -231,7 +256,9 @@ impl State {
         call: &ToolCall,
         now: DateTime<Utc>,
     ) -> Step {
-        if turn.dispatched_once.contains(&call.id) {
+        if turn.dispatched.get(&call.id).is_some_and(|call| {
+            call.effect == Effect::Once && call.on_unknown_outcome != OnUnknownOutcome::Retry
+        }) {
             return Step::Record(vec![unknown_outcome(call)]);
         }
         let left =
@@ -357,6 +384,7 @@ impl State {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
             _ if self.is_answer_due() => return self.next_iteration(now),
+            _ if text.trim().is_empty() => return self.blank_answer(now),
             _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
@@ -387,6 +415,20 @@ impl State {
             }
         };
         Step::Record(vec![end])
+    }
+
+    /// What an answer means that holds nothing: it is asked for once more, then the attempt fails.
+    fn blank_answer(&self, now: DateTime<Utc>) -> Step {
+        if self.single_shot {
+            return Step::Record(vec![self.invalid_response(now, "The model's answer is empty.")]);
+        }
+        let (attempt, prompt) = (self.attempt, phrases::BLANK.to_owned());
+        if !self.blank {
+            return Step::Record(vec![RunEvent::AnswerBlank { attempt, prompt }]);
+        }
+        let message = phrases::NO_ANSWER.to_owned();
+        let errors = vec![ValidationError { pointer: String::new(), message }];
+        Step::Record(self.attempt_failed(None, errors, prompt, BLANK, now))
     }
 
     /// Whether the final answer is to be written, now that the model has decided on it and was
@@ -471,19 +513,6 @@ impl State {
         Step::Record(events)
     }
 
-    pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
-        let Phase::Acting(turn) = &self.phase else { return Vec::new() };
-        let open = turn
-            .message
-            .tool_calls
-            .iter()
-            .filter(|call| call.target == CallTarget::Tool && !turn.is_answered(call));
-        open.map(|call| {
-            unexecuted(call, CallFailure::NotExecuted, format!("Error: not executed, {why}."))
-        })
-        .collect()
-    }
-
     fn invalid_response(&self, now: DateTime<Utc>, message: &str) -> RunEvent {
         self.failed(
             now,
@@ -530,12 +559,4 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         cached: false,
         note: None,
     })
-}
-
-/// What a crash leaves of a call that was dispatched and must not be repeated.
-fn unknown_outcome(call: &ToolCall) -> RunEvent {
-    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
-                   before you repeat it."
-        .to_owned();
-    unexecuted(call, CallFailure::UnknownOutcome, content)
 }

@@ -3,19 +3,19 @@
 //! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
 //! means that the journal is not ours or was damaged.
 
-use std::collections::{BTreeMap, BTreeSet};
-
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::{FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
+use super::{Dispatched, FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
-    RunEvent, ToolCallCompleted, WaitKind,
+    RunEvent, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
-use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
-use crate::run::{Delegation, Effect, OnUnknownOutcome, ToolChoicePolicy};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult, Turn,
+};
+use crate::run::{Delegation, Effect, ToolChoicePolicy};
 
 /// A journal that cannot be read.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -52,7 +52,7 @@ impl State {
         let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
         match &event.what {
             RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
-                self.started_at = Some(event.at);
+                (self.started_at, self.taken_over) = (Some(event.at), *history);
                 self.single_shot = *single_shot;
                 self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
@@ -60,7 +60,7 @@ impl State {
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
-                self.answer_only = false;
+                (self.answer_only, self.blank) = (false, false);
                 self.proposal = None;
                 self.cache.clear();
                 self.phase = Phase::BetweenIterations;
@@ -71,10 +71,16 @@ impl State {
             }
             RunEvent::ContextCompacted(compacted) => self.compacted(compacted, misplaced)?,
             RunEvent::ModelResponded(response) => self.responded(response),
-            RunEvent::ToolCallStarted(_)
-            | RunEvent::ToolCallCompleted(_)
-            | RunEvent::ToolCallBlocked(_) => {
-                self.called(&event.what, misplaced)?;
+            RunEvent::ToolCallStarted(call) => self.dispatched(call, misplaced)?,
+            RunEvent::ToolCallCompleted(call) => {
+                self.count(call.call_id, &call.content, call.failure);
+                self.keep(call);
+                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
+                self.turn(misplaced.clone())?.is_blocked = true;
+                self.answer(call.call_id, &call.content, true, misplaced)?;
             }
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
                 let proposal = Proposal {
@@ -110,6 +116,10 @@ impl State {
                 self.reply(prompt);
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
+            RunEvent::AnswerBlank { prompt, .. } => {
+                self.blank = true;
+                self.reply(prompt);
+            }
             RunEvent::RunCancelRequested { reason } => {
                 let phase = self.doing().to_owned();
                 self.cancel = Some(super::CancelRequest { reason: reason.clone(), phase });
@@ -120,24 +130,19 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
-            _ => self.noted(event, misplaced)?,
-        }
-        Ok(())
-    }
-
-    /// What does not change where the run stands in its loop.
-    fn noted(&mut self, event: &Event, misplaced: FoldError) -> Result<(), FoldError> {
-        match &event.what {
             RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
                 self.parked_since.get_or_insert(event.at);
-                self.waiting.insert(awaited.call_id, awaited.clone());
+                self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
             RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
             RunEvent::SkillActivated(skill) => self.skills.push(skill.clone()),
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
             }
-            _ => {}
+            RunEvent::RunResumed { deaths, is_alone, .. } => self.blame.resumed(*deaths, *is_alone),
+            RunEvent::RunQueued {}
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::HandoffStarted { .. } => {}
         }
         Ok(())
     }
@@ -156,38 +161,21 @@ impl State {
         self.phase = Phase::Calling;
     }
 
-    /// What became of a tool call.
-    fn called(&mut self, what: &RunEvent, misplaced: FoldError) -> Result<(), FoldError> {
-        match what {
-            RunEvent::ToolCallStarted(call) => {
-                if call.effect != Effect::Read {
-                    self.cache.clear();
-                }
-                let turn = self.turn(misplaced)?;
-                match call.effect {
-                    Effect::Once if call.on_unknown_outcome == OnUnknownOutcome::Retry => {}
-                    Effect::Once => turn.dispatched_once.push(call.call_id),
-                    Effect::Read => _ = turn.reads.insert(call.call_id),
-                    Effect::Idempotent => {}
-                }
-            }
-            RunEvent::ToolCallCompleted(call) => {
-                self.count(call.call_id, &call.content, call.failure);
-                self.keep(call);
-                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
-            }
-            RunEvent::ToolCallBlocked(call) => {
-                self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
-                self.turn(misplaced.clone())?.is_blocked = true;
-                self.answer(call.call_id, &call.content, true, misplaced)?;
-            }
-            _ => {}
+    fn dispatched(
+        &mut self,
+        call: &ToolCallStarted,
+        misplaced: FoldError,
+    ) -> Result<(), FoldError> {
+        if call.effect != Effect::Read {
+            self.cache.clear();
         }
+        let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
+        let dispatched = Dispatched { effect, on_unknown_outcome };
+        self.turn(misplaced)?.dispatched.insert(call.call_id, dispatched);
         Ok(())
     }
 
-    /// An answer to something that was waited for. A crash leaves calls to review that nothing was
-    /// told of before.
+    /// An answer to something that was waited for.
     fn resolved(
         &mut self,
         resolved: &Resolved,
@@ -201,15 +189,18 @@ impl State {
             self.parked_ms += (at - since).num_milliseconds().max(0);
         }
         if resolved.kind == WaitKind::Escalation {
-            let condition = awaited.and_then(|awaited| awaited.condition).ok_or(misplaced)?;
+            let condition = awaited.and_then(|(_, awaited)| awaited.condition).ok_or(misplaced)?;
             self.conditions_met.insert(condition);
             if !matches!(resolved.resolution, Resolution::Approved { .. }) {
                 self.not_continued = Some(condition);
             }
             return Ok(());
         }
+        if resolved.kind == WaitKind::Review {
+            self.blame.cleared();
+        }
         let turn = self.turn(misplaced)?;
-        turn.dispatched_once.retain(|call| *call != resolved.call_id);
+        turn.dispatched.remove(&resolved.call_id);
         let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
         if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
@@ -245,8 +236,10 @@ impl State {
     /// Keeps the result of a call that only read, where it may be used again.
     fn keep(&mut self, done: &ToolCallCompleted) {
         let Phase::Acting(turn) = &self.phase else { return };
-        let is_kept = self.rules.cached.contains(&done.tool) && turn.reads.contains(&done.call_id);
-        if is_kept
+        let is_read =
+            turn.dispatched.get(&done.call_id).is_some_and(|call| call.effect == Effect::Read);
+        if is_read
+            && self.rules.cached.contains(&done.tool)
             && done.failure.is_none()
             && let Some(call) = self.call(done.call_id)
         {
@@ -273,26 +266,21 @@ impl State {
     }
 
     fn responded(&mut self, response: &ModelResponded) {
-        let mut message = response.message.clone();
+        let message = response.message.clone();
+        self.blame.cleared();
         self.last_tokens = response.usage.total_tokens();
         self.counted_turns = self.conversation.turns().len();
         if message.decision.is_some() {
             self.undecided.clear();
         }
-        if self.limit.is_some() && message.text.trim().is_empty() {
-            let written = message.tool_calls.iter().find(|call| call.target == CallTarget::Output);
-            message.text = written.map(|call| call.arguments.clone()).unwrap_or_default();
-        }
-        if self.single_shot
+        let is_answer = self.single_shot
             || self.limit.is_some()
-            || response.finish_reason == FinishReason::Refusal
-        {
-            message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
-        }
-        if message.tool_calls.is_empty() {
+            || response.finish_reason == FinishReason::Refusal;
+        if message.tool_calls.is_empty() || is_answer {
             self.answered(message, response.finish_reason);
             return;
         }
+        self.blank = false;
         self.unfinished = None;
         if !self.only_hands_over(&message) {
             self.wish = Wish::Settled;
@@ -300,16 +288,8 @@ impl State {
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
         }
-        self.phase = Phase::Acting(OpenTurn {
-            message,
-            cut_off: response.finish_reason == FinishReason::Length,
-            answers: BTreeMap::new(),
-            dispatched_once: Vec::new(),
-            reads: BTreeSet::new(),
-            is_blocked: false,
-            resolved: BTreeMap::new(),
-            proposal: None,
-        });
+        let cut_off = response.finish_reason == FinishReason::Length;
+        self.phase = Phase::Acting(OpenTurn { cut_off, ..OpenTurn::of(message) });
     }
 
     /// Whether nothing is called but other agents, to take over, where any other tool would be the
@@ -322,14 +302,26 @@ impl State {
             && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 
-    /// A response without tool calls. The first one that was cut off, and a pause, go back at once.
-    fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
+    /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
+    /// Calls are there only where none may be executed.
+    fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
+        let is_blank = message.tool_calls.is_empty() && message.text.trim().is_empty();
+        if is_blank && finish_reason != FinishReason::Pause {
+            message.opaque = None; // thinking that leads to nothing is not taken back
+        }
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
         self.raw_response = match beginning {
             Some(beginning) if message.decision.is_none() => beginning + &message.text,
             _ => message.text.clone(), // a decision was read from all of it
         };
+        if self.limit.is_some()
+            && self.raw_response.trim().is_empty()
+            && let Some(written) = output_of(&message)
+        {
+            self.raw_response.clone_from(&written.arguments);
+        }
+        self.blank &= self.raw_response.trim().is_empty();
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());
@@ -342,7 +334,13 @@ impl State {
                 self.push_turn(message, Vec::new());
                 self.phase = Phase::BetweenIterations;
             }
-            _ => self.phase = Phase::Answered { message, finish_reason },
+            _ if message.tool_calls.is_empty() => {
+                self.phase = Phase::Answered { message, finish_reason };
+            }
+            _ => {
+                let answered = Some(finish_reason);
+                self.phase = Phase::Acting(OpenTurn { answered, ..OpenTurn::of(message) });
+            }
         }
     }
 
@@ -359,7 +357,8 @@ impl State {
             return Err(misplaced);
         }
         turn.answers.insert(call_id, ToolResult { call_id, content: content.to_owned(), is_error });
-        if turn.open_calls().next().is_none() && turn.proposal.is_none() {
+        let is_over = turn.open_calls().next().is_none() && turn.answered.is_none();
+        if is_over && turn.proposal.is_none() {
             self.close_turn(None, "", false);
             self.phase = Phase::BetweenIterations;
         }
@@ -420,10 +419,12 @@ impl State {
             Phase::Acting(turn) => {
                 let submit =
                     || turn.open_calls().find(|(_, call)| call.target == CallTarget::Submit);
+                let written = || turn.answered.and_then(|_| output_of(&turn.message));
                 turn.proposal
                     .as_ref()
                     .and_then(|p| p.call_id)
                     .or_else(|| submit().map(|(_, call)| call.id))
+                    .or_else(|| written().map(|call| call.id))
             }
             _ => None,
         };
@@ -442,6 +443,11 @@ impl State {
         let pushed = self.conversation.push_turn(message, results);
         debug_assert!(pushed.is_ok(), "results are made from the message's calls, in order");
     }
+}
+
+/// The call by which a message writes an output.
+fn output_of(message: &AssistantMessage) -> Option<&ToolCall> {
+    message.tool_calls.iter().find(|call| call.target == CallTarget::Output)
 }
 
 /// A conversation from its parts, so many turns of which are history; `None` where a stored turn is

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde_json::json;
 
 use super::decide::unexecuted;
-use super::{Approval, OpenTurn, PendingCall, Phase, State, Step};
+use super::{Approval, PendingCall, Phase, State, Step};
 use crate::event::{
     Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,
     WaitKind,
@@ -21,12 +21,17 @@ const STOP_CONDITION: &str = "STOP_CONDITION";
 impl State {
     /// What the run waits for.
     pub fn waiting(&self) -> impl Iterator<Item = &Awaited> {
-        self.waiting.values()
+        self.waiting.values().map(|(_, awaited)| awaited)
+    }
+
+    /// Whether the answer is outstanding to what the event of that number asks for.
+    pub fn awaits(&self, seq: i64) -> bool {
+        self.waiting.values().any(|(asked, _)| *asked == seq)
     }
 
     /// The status in which the run is parked, where it waits for something.
     pub(super) fn parked(&self) -> Option<RunStatus> {
-        let waits_for = |kind| self.waiting.values().any(|awaited| awaited.kind == kind);
+        let waits_for = |kind| self.waiting().any(|awaited| awaited.kind == kind);
         Some(match () {
             () if self.waiting.is_empty() => return None,
             () if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
@@ -51,14 +56,6 @@ impl State {
                 *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
             });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
-    }
-
-    /// Whether the run cannot go on, or not as it did, without an answer from outside.
-    pub fn needs_answers(&self) -> bool {
-        let is_unknown = |turn: &OpenTurn| {
-            turn.open_calls().any(|(_, call)| turn.dispatched_once.contains(&call.id))
-        };
-        !self.waiting.is_empty() || matches!(&self.phase, Phase::Acting(turn) if is_unknown(turn))
     }
 
     /// What to do with a call that was waited for.
@@ -86,13 +83,18 @@ impl State {
             }
             Resolution::DidNotHappen => Step::CallTools(vec![self.pending(index, call, None)]),
             Resolution::Denied => {
-                refused(call, format!("{} denied this call{why}.", by.unwrap_or("Somebody")))
+                let by = by.unwrap_or("An approver");
+                let told = "Do not make it again; go on without it.";
+                refused(call, format!("{by} denied this call{why}."), told)
             }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();
                 Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
             }
-            Resolution::Expired => refused(call, "Nobody approved this call in time.".to_owned()),
+            Resolution::Expired => {
+                let told = "Go on without it, and say what could not be done.";
+                refused(call, "Nobody approved this call in time.".to_owned(), told)
+            }
             Resolution::Result { content, is_error } => {
                 answered(content.clone(), is_error.then_some(CallFailure::ToolError))
             }
@@ -130,14 +132,15 @@ impl State {
     }
 }
 
-/// A call that somebody refused, or that nobody decided on.
-fn refused(call: &ToolCall, reason: String) -> Step {
+/// A call that a person refused, or that was not decided on in time: what is recorded, and what the
+/// model is advised besides.
+fn refused(call: &ToolCall, reason: String, advice: &str) -> Step {
     Step::Record(vec![RunEvent::ToolCallBlocked(ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
         rule: "approval".to_owned(),
         decision: "blocked".to_owned(),
-        content: format!("Error: {reason}"),
+        content: format!("Error: {reason} {advice}"),
         reason,
     })])
 }

@@ -9,16 +9,12 @@ use uuid::Uuid;
 
 use super::statements::{LOCK_RUN, RUN};
 use crate::event::Resolution;
-use crate::store::changes::ApprovalInsert;
 use crate::store::decode::Columns;
 use crate::store::projection::{audit_of, json};
 use crate::store::{Answer, ApprovalStatus, RunRecord, StoreError};
 
 /// Runs that are looked at for what has expired, in one transaction.
 const CHUNK: i64 = 256;
-
-const ASK: &str = "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9::json, $10) ON CONFLICT DO NOTHING";
 
 const ANSWER: &str = "UPDATE approvals SET status = $4, decided_at = clock_timestamp(), decided_by = $5, \
      decision_reason = $6, resolution = $7::json WHERE run_id = $1 AND call_id = $2 AND kind = ANY($3) \
@@ -118,27 +114,4 @@ pub(super) async fn expire(connection: &mut PgConnection) -> Result<u64, StoreEr
     go_on(&mut tx, &runs).await?;
     tx.commit().await?;
     Ok(expired)
-}
-
-/// Asks for reviews; what is asked for already stays as it is.
-pub(super) async fn ask(
-    connection: &mut PgConnection,
-    rows: &[ApprovalInsert<'_>],
-) -> Result<(), StoreError> {
-    for row in rows {
-        let ask = sqlx::query(ASK)
-            .bind(row.run_id)
-            .bind(row.seq)
-            .bind(row.call_id)
-            .bind(row.tenant)
-            .bind(row.at);
-        let ask = ask
-            .bind(row.kind)
-            .bind(&*row.tool)
-            .bind(&*row.reason)
-            .bind(&row.arguments)
-            .bind(row.status);
-        ask.execute(&mut *connection).await?;
-    }
-    Ok(())
 }

@@ -300,7 +300,7 @@ pub(super) async fn write(
     rows.iter().map(|row| Ok(row.try_get(0)?)).collect()
 }
 
-/// Of writes that did not pass, those that are durable all the same.
+/// Of repeated writes that did not pass, those that are durable all the same.
 pub(super) async fn stored_earlier(
     connection: &mut PgConnection,
     missed: &[&RunWrite],

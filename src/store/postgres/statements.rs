@@ -201,14 +201,6 @@ pub(super) const EVENTS_AT: &str = concat!(
     " FROM run_events WHERE run_id = $1 AND seq = ANY($2) ORDER BY seq"
 );
 
-/// The journal from the last model response on.
-pub(super) const TAIL: &str = concat!(
-    "SELECT ",
-    event!(),
-    " FROM run_events e WHERE run_id = ANY($1) AND seq >= COALESCE((SELECT max(l.seq) \
-     FROM run_events l WHERE l.run_id = e.run_id AND l.type = 'model.responded'), 1) ORDER BY run_id, seq"
-);
-
 pub(super) const ITERATIONS: &str = concat!(
     "SELECT run_id::text AS run_id, attempt, number, latency_ms, retries, fallback::int::bigint AS fallback, provider, \
      model, finish_reason, ",
@@ -310,10 +302,19 @@ pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child W
      AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
      (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
 
-/// Statement one of a release; `$2` may be NULL for all runs of the owner.
-pub(super) const LOCK_OWNED: &str = "SELECT id FROM runs WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2) ORDER BY id FOR UPDATE";
+/// `$2` may be NULL for all runs of the owner.
+pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() \
+     WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2)";
 
-pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() WHERE id = ANY($1)";
+/// Runs that were asked to cancel while nobody drove them, whatever else they wait for.
+pub(super) const CLAIM_CANCELLED: &str = concat!(
+    "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, available_at = NULL WHERE id IN \
+     (SELECT id FROM runs WHERE status = 'queued' AND cancel_requested_at IS NOT NULL \
+     ORDER BY cancel_requested_at LIMIT $2 FOR UPDATE SKIP LOCKED) RETURNING ",
+    run!(),
+    ", scopes::text AS scopes, \
+     (SELECT body FROM definitions WHERE hash = definition_hash) AS definition"
+);
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id::text AS id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
@@ -321,16 +322,17 @@ pub(super) const CANCEL_REQUESTS: &str = "SELECT id::text AS id, cancel_reason F
 pub(super) const LOCK_RUN: &str =
     concat!("SELECT ", run!(), " FROM runs WHERE tenant = $1 AND id = $2 FOR UPDATE");
 
+/// A run that nobody drives is queued: whoever claims it ends it. No row: it has ended, or there is
+/// no such run.
 pub(super) const REQUEST_CANCEL: &str = concat!(
     "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, clock_timestamp()), \
-     cancel_reason = COALESCE(cancel_reason, $2) WHERE id = $1 RETURNING ",
+     cancel_reason = COALESCE(cancel_reason, $3), \
+     status = CASE WHEN status = 'running' THEN status ELSE 'queued' END, \
+     available_at = CASE WHEN status <> 'running' THEN clock_timestamp() END \
+     WHERE tenant = $1 AND id = $2 AND finished_at IS NULL RETURNING ",
     run!(),
-    ", pg_notify($3, $4)::text"
+    ", pg_notify($4, $5)::text"
 );
-
-/// Takes runs in hand, so that their endings pass the fence like anybody's.
-pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
-     crash_count = crash_count + $3 WHERE id = ANY($1)";
 
 pub(super) const REGISTER: &str = "INSERT INTO replicas (id) VALUES ($1) ON CONFLICT (id) \
      DO UPDATE SET started_at = excluded.started_at, heartbeat_at = excluded.heartbeat_at, dead = false";
@@ -351,22 +353,13 @@ pub(super) const DISOWN: &str =
 pub(super) const FORGET: &str =
     "DELETE FROM replicas WHERE dead AND heartbeat_at < clock_timestamp() - interval '1 day'";
 
-/// Statement one of a takeover: what is decided on must be read after the lock, by another
-/// statement.
+/// Statement one of a takeover.
 pub(super) const LOCK_ORPHANS: &str = "SELECT id FROM runs WHERE status = 'running' \
      AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1 FOR UPDATE SKIP LOCKED";
 
-pub(super) const LOCKED_RUNS: &str =
-    concat!("SELECT ", run!(), " FROM runs WHERE id = ANY($1) ORDER BY id");
-
+/// Statement two. What becomes of the run is decided by whoever claims it.
 pub(super) const REQUEUE: &str = "UPDATE runs SET status = 'queued', owner = NULL, \
-     available_at = clock_timestamp() + $2 * interval '1 microsecond' WHERE id = $1";
-
-pub(super) const PARK: &str =
-    "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = ANY($1)";
-
-pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' \
-     WHERE run_id = ANY($1) AND state = 'dispatched' AND effect = 'once'";
+     available_at = clock_timestamp(), crash_count = crash_count + 1 WHERE id = ANY($1)";
 
 /// When a bucket will be full if nothing is taken now. What is further than any clock or wait
 /// explains, because the limit was changed or a clock set back, is brought near again.

@@ -6,15 +6,10 @@ use uuid::Uuid;
 
 use super::statements::{INSERT_AUDIT, RUN};
 use crate::event::Resolution;
-use crate::store::changes::ApprovalInsert;
 use crate::store::decode::Columns;
 use crate::store::projection::{audit_of, json};
 use crate::store::{Answer, ApprovalStatus, RunRecord, StoreError};
 
-pub(super) const LIST: &str = "SELECT * FROM (SELECT *, call_id AS id, \
-     (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked";
-
-/// A start of a call that was left open asks once.
 pub(super) const INSERT_APPROVALS: &str = "
 INSERT INTO approvals (run_id, seq, call_id, tenant, at, expires_at, kind, tool, reason, arguments, status)
 SELECT
@@ -110,13 +105,4 @@ pub(super) async fn expire(
         go_on(connection, &runs, now).await?;
     }
     Ok(runs.len() as u64)
-}
-
-/// Asks for reviews; what is asked for already stays as it is.
-pub(super) async fn ask(
-    connection: &mut SqliteConnection,
-    rows: &[ApprovalInsert<'_>],
-) -> Result<(), StoreError> {
-    sqlx::query(INSERT_APPROVALS).bind(json(rows)?).execute(connection).await?;
-    Ok(())
 }

@@ -70,7 +70,7 @@ pub(super) async fn write(
     Ok(written)
 }
 
-/// Whether a write that did not pass is durable all the same.
+/// Whether a repeated write that did not pass is durable all the same.
 pub(super) async fn stored_earlier(
     connection: &mut SqliteConnection,
     write: &RunWrite,

@@ -9,7 +9,7 @@ use crate::store::listing::Dialect;
 pub(super) const DIALECT: Dialect = Dialect {
     runs: "SELECT * FROM runs",
     audit: "SELECT * FROM audit_log",
-    approvals: super::approvals::LIST,
+    approvals: APPROVALS,
     keys: "SELECT * FROM api_keys",
     time: ("", ""),
     uuid: ("", ""),
@@ -248,10 +248,6 @@ pub(super) const SESSION: &str = concat!(
 
 pub(super) const EVENTS_AT: &str = "SELECT * FROM run_events WHERE run_id = $1 AND seq IN (SELECT value FROM json_each($2)) ORDER BY seq";
 
-/// The journal from the last model response on.
-pub(super) const TAIL: &str = "SELECT * FROM run_events WHERE run_id = $1 AND seq >= COALESCE((SELECT max(seq) \
-     FROM run_events WHERE run_id = $1 AND type = 'model.responded'), 1) ORDER BY seq";
-
 pub(super) const ITERATIONS: &str = "SELECT * FROM iterations WHERE run_id = $2 \
      AND EXISTS (SELECT 1 FROM runs WHERE id = $2 AND tenant = $1) ORDER BY attempt, number LIMIT $3 OFFSET $4";
 
@@ -320,27 +316,34 @@ pub(super) const DESCENDANTS: &str = "WITH RECURSIVE tree (id) AS (SELECT id FRO
      ON child.parent_run_id = tree.id AND child.finished_at IS NULL) SELECT id FROM tree";
 
 /// Runs whose parent has ended without them.
-pub(super) const STRAYS: &str = "SELECT child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
+pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
      AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
      (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
 
-/// `$1`: ids, a JSON array.
-pub(super) const UNDER_WAY: &str =
-    "SELECT * FROM runs WHERE id IN (SELECT value FROM json_each($1)) AND finished_at IS NULL";
+/// `$2` may be NULL for all runs of the owner; `$3`: now.
+pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $3 \
+     WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
 
-/// `$2` may be NULL for all runs of the owner.
-pub(super) const OWNED: &str =
-    "SELECT * FROM runs WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
+/// Runs that were asked to cancel while nobody drove them, whatever else they wait for.
+pub(super) const CLAIM_CANCELLED: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, \
+     available_at = NULL WHERE id IN (SELECT id FROM runs WHERE status = 'queued' \
+     AND cancel_requested_at IS NOT NULL ORDER BY cancel_requested_at LIMIT $2) \
+     RETURNING *, (SELECT body FROM definitions WHERE hash = definition_hash) AS definition";
+
+/// Whether there are such runs.
+pub(super) const ARE_CANCELLED: &str =
+    "SELECT 1 FROM runs WHERE status = 'queued' AND cancel_requested_at IS NOT NULL LIMIT 1";
 
 pub(super) const CANCEL_REQUESTS: &str = "SELECT id, cancel_reason FROM runs \
      WHERE status = 'running' AND owner = $1 AND cancel_requested_at IS NOT NULL";
 
-pub(super) const REQUEST_CANCEL: &str = "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, $3), \
-     cancel_reason = COALESCE(cancel_reason, $2) WHERE id = $1 RETURNING *";
-
-/// Takes a run in hand, so that its ending passes the fence like anybody's.
-pub(super) const SEIZE: &str = "UPDATE runs SET status = 'running', owner = $2, epoch = epoch + 1, available_at = NULL, \
-     crash_count = crash_count + $3 WHERE id = $1";
+/// A run that nobody drives is queued: whoever claims it ends it. No row: it has ended, or there is
+/// no such run. `$4`: now.
+pub(super) const REQUEST_CANCEL: &str = "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, $4), \
+     cancel_reason = COALESCE(cancel_reason, $3), \
+     status = CASE WHEN status = 'running' THEN status ELSE 'queued' END, \
+     available_at = CASE WHEN status <> 'running' THEN $4 END \
+     WHERE tenant = $1 AND id = $2 AND finished_at IS NULL RETURNING *";
 
 pub(super) const REGISTER: &str = "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES ($1, $2, $2) \
      ON CONFLICT (id) DO UPDATE SET started_at = $2, heartbeat_at = $2, dead = 0";
@@ -358,15 +361,10 @@ pub(super) const BURY: &str = "UPDATE replicas SET dead = 1 \
 /// Rows of replicas that nobody misses any more; `$1`: a day ago.
 pub(super) const FORGET: &str = "DELETE FROM replicas WHERE dead AND heartbeat_at < $1";
 
-pub(super) const ORPHANS: &str = "SELECT * FROM runs WHERE status = 'running' \
-     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT $1";
-
-pub(super) const REQUEUE: &str =
-    "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 WHERE id = $1";
-
-pub(super) const PARK: &str = "UPDATE runs SET status = 'needs_review', owner = NULL WHERE id = $1";
-
-pub(super) const OUTCOME_UNKNOWN: &str = "UPDATE tool_calls SET state = 'unknown' WHERE run_id = $1 AND state = 'dispatched' AND effect = 'once'";
+/// What becomes of the run is decided by whoever claims it; `$1`: now.
+pub(super) const REQUEUE_ORPHANS: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $1, \
+     crash_count = crash_count + 1 WHERE status = 'running' \
+     AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) RETURNING id";
 
 /// When a bucket will be full if nothing is taken now. What is further than any clock or wait
 /// explains, because the limit was changed or a clock set back, is brought near again.
@@ -396,3 +394,6 @@ pub(super) const TAKE_TOKENS: &str = concat!(
     given!(),
     " RETURNING at, tat, granted"
 );
+
+const APPROVALS: &str = "SELECT * FROM (SELECT *, call_id AS id, \
+     (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent FROM approvals) AS asked";

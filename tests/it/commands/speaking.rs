@@ -173,8 +173,7 @@ async fn interrupted(mut invoke: Command, service: Option<&Service>) -> (Output,
     if let Some(service) = service {
         service.until("/v1/runs?status=running", |runs| runs["data"][0]["agent"] == "slow").await;
     }
-    let pid = child.id().unwrap().to_string();
-    assert!(Command::new("kill").args(["-INT", &pid]).status().await.unwrap().success());
+    crate::service::send(&child, crate::service::Signal::INT);
     err.read_to_string(&mut said).await.unwrap();
     let output = child.wait_with_output().await.unwrap();
     let out = String::from_utf8(output.stdout).unwrap();

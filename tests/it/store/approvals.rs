@@ -21,7 +21,7 @@ on_both! {
     what_is_waited_for_long_enough_expires,
     what_an_ended_run_asked_for_is_void,
     a_cancel_request_that_meets_the_park_is_not_lost,
-    a_review_is_asked_for_once,
+    a_review_has_no_deadline_and_takes_no_other_answer,
     what_is_waited_for_is_listed,
 }
 
@@ -32,7 +32,7 @@ fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
         tool: call.name.clone(),
         arguments: json!({"path": "a\u{0}b"}),
         reason: "it would be lost".into(),
-        expires_at: now() + expires_in,
+        expires_at: Some(now() + expires_in),
         condition: None,
     }
 }
@@ -92,7 +92,7 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     let shell = call("shell", "{}");
     let (script, write) = asking(&db, &[&shell]).await;
     db.commit("me", &write).await;
-    db.commit("me", &write).await; // repeated after a lost answer
+    db.commit_again("me", &write).await;
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.crash_count), (RunStatus::AwaitingApproval, None, 0));
     assert!(db.store.claim("you", 9).await.unwrap().is_empty());
@@ -242,8 +242,7 @@ async fn what_an_ended_run_asked_for_is_void(db: Db) {
     let shell = call("shell", "{}");
     let (cancelled, write) = asking(&db, &[&shell]).await;
     db.commit("me", &write).await;
-    let outcome = db.store.request_cancel(TENANT, cancelled.id, None).await.unwrap();
-    assert!(matches!(outcome, Some(CancelOutcome::EndedNow(_))), "{outcome:?}");
+    db.cancel(cancelled.id).await;
     assert_eq!(db.stands(cancelled.id).await, ["void"]);
     assert_eq!(db.answer(cancelled.id, &shell, &approved()).await, None);
 
@@ -272,35 +271,22 @@ async fn a_cancel_request_that_meets_the_park_is_not_lost(db: Db) {
     assert_eq!(claimed.run.cancel_reason.as_deref(), Some("enough"));
 }
 
-async fn a_review_is_asked_for_once(db: Db) {
-    db.store.register_replica("me").await.unwrap();
+async fn a_review_has_no_deadline_and_takes_no_other_answer(db: Db) {
     let shell = call("shell", r#"{"command": "make"}"#);
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
-        .await;
-    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
+    let asks = vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once), review(&shell)];
+    let park = RunWrite { park: Some(RunStatus::NeedsReview), ..script.write(asks) };
+    db.commit("me", &park).await;
     assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
+    let calls = db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap();
+    assert_eq!(calls[0].state, "unknown");
     let asked = db.asked(script.id).await.remove(0);
-    assert_eq!((asked.kind, asked.seq, asked.expires_at), (WaitKind::Review, 4, None));
-    assert_eq!(asked.arguments, json!({"command": "make"}));
+    assert_eq!((asked.kind, asked.seq, asked.expires_at), (WaitKind::Review, 5, None));
+    assert_eq!(db.store.expire_approvals().await.unwrap(), 0);
     assert_eq!(db.answer(script.id, &shell, &approved()).await, None, "that is not the question");
     assert_eq!(db.answer(script.id, &shell, &found_out()).await, Some(RunStatus::Queued));
-
-    // Whoever goes on dies before the answer is in the journal: it is not asked for again.
-    assert_eq!(db.store.claim("me", 9).await.unwrap().len(), 1);
-    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
-    assert_eq!(db.status(script.id).await, RunStatus::Queued);
     assert_eq!(db.stands(script.id).await, ["resolved"]);
-
-    // The call is executed again, and its outcome is unknown again.
-    let claimed = db.store.claim("me", 9).await.unwrap().remove(0);
-    script.epoch = claimed.run.epoch;
-    let resolved = RunEvent::ApprovalResolved(db.asked(script.id).await[0].resolved().unwrap());
-    db.commit("me", &script.write(vec![resolved, dispatched(&shell, Effect::Once)])).await;
-    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
-    assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
-    assert_eq!(db.stands(script.id).await, ["resolved", "pending"]);
 }
 
 async fn what_is_waited_for_is_listed(db: Db) {

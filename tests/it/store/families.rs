@@ -10,7 +10,7 @@ use super::*;
 on_both! {
     a_run_is_taken_by_its_name,
     cancelling_a_run_cancels_what_it_started,
-    a_sweep_ends_what_an_ended_run_started,
+    a_sweep_cancels_what_an_ended_run_started,
 }
 
 fn child_of(parent: &Script, status: RunStatus) -> Script {
@@ -71,16 +71,19 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
         vec![(parent.id, Some("enough".into())), (running.id, Some("enough".into()))];
     expected.sort_unstable();
     assert_eq!(asked, expected);
-    assert_eq!(db.status(queued.id).await, RunStatus::Cancelled);
-    assert_eq!(db.status(grandchild.id).await, RunStatus::Cancelled);
+    let waiting = db.store.claim_cancelled("you", 10).await.unwrap();
+    let mut waiting: Vec<Uuid> = waiting.iter().map(|claimed| claimed.run.id).collect();
+    waiting.sort_unstable();
+    assert_eq!(waiting, [queued.id, grandchild.id], "made in this order");
     assert_eq!(db.status(ended.id).await, RunStatus::Completed);
     assert_eq!(db.status(stranger.id).await, RunStatus::Queued);
     let again = db.store.request_cancel(TENANT, parent.id, None).await.unwrap();
     assert!(matches!(again, Some(CancelOutcome::Requested(_))), "{again:?}");
 }
 
-async fn a_sweep_ends_what_an_ended_run_started(db: Db) {
+async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
     db.store.register_replica("me").await.unwrap();
+    db.store.register_replica("you").await.unwrap();
     let (mut parent, mut living) = (Script::owned(), Script::owned());
     let (mut running, mut queued) =
         (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
@@ -88,14 +91,12 @@ async fn a_sweep_ends_what_an_ended_run_started(db: Db) {
     for script in [&mut parent, &mut living, &mut running, &mut queued, &mut spared] {
         db.commit("me", &script.start()).await;
     }
-    assert_eq!(
-        db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap(),
-        Swept::default()
-    );
+    assert_eq!(db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(), Swept::default());
     db.commit("me", &parent.write(vec![completed(json!({}))])).await;
-    let swept = db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap();
-    assert_eq!(swept, Swept { cancelled: 1, ..Swept::default() });
-    assert_eq!(db.status(queued.id).await, RunStatus::Cancelled);
+    let swept = db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap();
+    assert_eq!(swept, Swept::default());
+    let claimed = db.store.claim_cancelled("you", 10).await.unwrap();
+    assert_eq!(claimed.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [queued.id]);
     assert_eq!(
         db.store.cancel_requests("me").await.unwrap().len(),
         1,
@@ -103,7 +104,7 @@ async fn a_sweep_ends_what_an_ended_run_started(db: Db) {
     );
     assert_eq!(db.status(spared.id).await, RunStatus::Queued);
     assert_eq!(
-        db.store.sweep("sweeper", Duration::from_hours(1), 3).await.unwrap(),
+        db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(),
         Swept::default(),
         "once is enough"
     );

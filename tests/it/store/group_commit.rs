@@ -13,6 +13,7 @@ on_both! {
     writes_of_a_run_stay_in_order_without_waiting,
     a_refused_write_fails_alone,
     an_id_taken_in_the_same_breath_is_refused,
+    drivers_of_one_id_are_never_mixed,
     a_shutdown_commits_what_is_queued,
     a_closed_store_is_reported_when_patience_ends,
 }
@@ -25,6 +26,7 @@ fn writer(db: &Db) -> Writer {
 
 /// Drives a whole run through the writer, waiting for each write.
 async fn drive(writer: Writer, mut script: Script) -> Result<Uuid, AppendError> {
+    let writer = writer.appender();
     writer.append(script.start()).await?;
     for iteration in 1..=3 {
         let read = call("file_ops", "{}");
@@ -66,9 +68,9 @@ async fn many_runs_share_commits_and_one_is_fenced(db: Db) {
 async fn writes_of_a_run_stay_in_order_without_waiting(db: Db) {
     let writer = writer(&db);
     let mut appends = Vec::new();
-    let mut scripts: Vec<Script> = (0..20).map(|_| Script::owned()).collect();
+    let mut scripts: Vec<_> = (0..20).map(|_| (Script::owned(), writer.appender())).collect();
     for round in 0..10 {
-        for script in &mut scripts {
+        for (script, writer) in &mut scripts {
             let write =
                 if round == 0 { script.start() } else { script.write(vec![responded(round, &[])]) };
             appends.push(writer.append(write));
@@ -77,7 +79,7 @@ async fn writes_of_a_run_stay_in_order_without_waiting(db: Db) {
     for append in appends {
         assert_eq!(append.await, Ok(()));
     }
-    for script in &scripts {
+    for (script, _) in &scripts {
         assert_eq!(db.journal(script.id).await.len(), 11);
     }
 }
@@ -104,6 +106,25 @@ async fn an_id_taken_in_the_same_breath_is_refused(db: Db) {
     let mut second = Script::with(|new| new.id = first.id);
     let (first, second) = (writer.append(first.start()), writer.append(second.start()));
     assert_eq!((first.await, second.await), (Ok(()), Err(AppendError::IdTaken)));
+}
+
+/// The winner goes on while the losers' beginnings, which its own write would continue, still wait.
+async fn drivers_of_one_id_are_never_mixed(db: Db) {
+    let writer = writer(&db);
+    let mut winner = Script::owned();
+    let mut losers: Vec<Script> = (0..3).map(|_| Script::with(|new| new.id = winner.id)).collect();
+    let winning = writer.appender();
+    let begun = winning.append(winner.start());
+    let refused: Vec<_> = losers.iter_mut().map(|loser| writer.append(loser.start())).collect();
+    let goes_on = winning.append(winner.write(vec![responded(1, &[])]));
+    let ends = winning.append(winner.write(vec![completed(json!({"n": 17}))]));
+    assert_eq!(begun.await, Ok(()));
+    for loser in refused {
+        assert_eq!(loser.await, Err(AppendError::IdTaken));
+    }
+    assert_eq!((goes_on.await, ends.await), (Ok(()), Ok(())));
+    assert_eq!(db.status(winner.id).await, RunStatus::Completed);
+    assert_eq!(db.journal(winner.id).await.len(), 4);
 }
 
 async fn a_shutdown_commits_what_is_queued(db: Db) {

@@ -73,8 +73,7 @@ async fn a_repeated_batch_changes_nothing(db: Db) {
     for write in full_story(&mut script) {
         db.commit("me", &write).await;
         let row = db.store.run(TENANT, script.id).await.unwrap();
-        // The acknowledgement was lost, so the writer sends the same batch again.
-        db.commit("me", &write).await;
+        db.commit_again("me", &write).await;
         seen += write.events.len();
         assert_eq!(db.journal(script.id).await.len(), seen);
         assert_eq!(db.store.run(TENANT, script.id).await.unwrap(), row);

@@ -5,24 +5,23 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{CancelOutcome, Swept, Wakeup};
+use toolloop::store::{CancelOutcome, SessionPlace, Swept, Wakeup};
 
 use super::*;
 
 on_both! {
     each_queued_run_is_claimed_once,
     a_claim_gives_all_that_is_needed_and_fences_the_past,
-    a_queued_run_is_cancelled_at_once,
+    a_queued_run_is_claimed_to_be_cancelled,
+    one_that_waits_for_its_session_is_claimed_to_be_cancelled,
     a_running_run_is_asked_to_cancel,
     an_ended_run_is_not_cancelled,
     cancelling_races_completing,
     cancelling_races_claiming,
     a_release_counts_no_crash,
-    a_release_parks_what_may_have_acted,
     a_dead_replica_is_swept_and_a_living_one_is_not,
-    a_sweep_decides_by_what_happened,
-    the_last_crash_fails_the_run,
-    a_parked_run_is_cancelled_with_its_calls_answered,
+    a_sweep_queues_and_decides_nothing,
+    a_parked_run_is_queued_to_be_cancelled,
     a_replica_declared_dead_may_come_back_without_its_runs,
     a_run_whose_owner_nobody_knows_is_taken_over,
     wakeups_tell_of_queue_and_cancel,
@@ -85,26 +84,45 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
     db.commit("you", &script.write(vec![started()])).await;
 }
 
-async fn a_queued_run_is_cancelled_at_once(db: Db) {
+async fn a_queued_run_is_claimed_to_be_cancelled(db: Db) {
     let mut script = Script::queued();
+    let mut other = Script::queued();
     db.commit("me", &script.start()).await;
+    db.commit("me", &other.start()).await;
+    assert!(db.store.claim_cancelled("you", 10).await.unwrap().is_empty());
     let outcome = db.store.request_cancel(TENANT, script.id, Some("enough")).await.unwrap();
-    let Some(CancelOutcome::EndedNow(row)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!((row.status, row.owner.as_deref()), (RunStatus::Cancelled, None));
-    assert_eq!(row.termination_reason.as_deref(), Some("cancelled"));
-    let error = row.error.clone().unwrap();
+    let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!((row.status, row.owner.as_deref()), (RunStatus::Queued, None));
+    let claimed = db.store.claim_cancelled("you", 10).await.unwrap().remove(0);
+    assert_eq!((claimed.run.id, claimed.run.epoch), (script.id, 1));
     assert_eq!(
-        (error.code.as_str(), error.context),
-        ("EXECUTION_CANCELLED", json!({"phase": "queued", "reason": "enough"}))
+        (claimed.run.owner.as_deref(), claimed.run.cancel_reason.as_deref()),
+        (Some("you"), Some("enough"))
     );
-    let journal = db.journal(script.id).await;
-    assert!(
-        matches!(journal[1..], [Event { seq: 2, what: RunEvent::RunCancelled(_), .. }]),
-        "{journal:?}"
-    );
+    assert_eq!(claimed.definition, r#"{"name":"reader"}"#);
+    assert!(db.store.claim_cancelled("you", 10).await.unwrap().is_empty());
+    assert_eq!(db.store.claim("you", 10).await.unwrap()[0].run.id, other.id);
+}
+
+async fn one_that_waits_for_its_session_is_claimed_to_be_cancelled(db: Db) {
+    let place = |place| {
+        move |new: &mut NewRun| {
+            new.session_id = Some("s".into());
+            new.session_place = Some(place);
+        }
+    };
+    let mut holder = Script::with(place(SessionPlace::Holds { turn: 1 }));
+    let mut waits = Script::with(|new| {
+        place(SessionPlace::Waits)(new);
+        new.status = RunStatus::Queued;
+    });
+    waits.epoch = 0;
+    db.commit("me", &holder.start()).await;
+    db.commit("me", &waits.start()).await;
     assert!(db.store.claim("you", 10).await.unwrap().is_empty());
-    let again = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
-    assert_eq!(again, Some(CancelOutcome::AlreadyEnded(row)));
+    db.cancel(waits.id).await;
+    assert_eq!(db.status(waits.id).await, RunStatus::Cancelled);
+    assert_eq!(db.status(holder.id).await, RunStatus::Running);
 }
 
 async fn a_running_run_is_asked_to_cancel(db: Db) {
@@ -155,7 +173,6 @@ async fn cancelling_races_completing(db: Db) {
                 assert_eq!(row.status, RunStatus::Running);
                 "requested"
             }
-            CancelOutcome::EndedNow(row) => panic!("ended under its owner's hands: {row:?}"),
         };
         *met.entry(kind).or_insert(0) += 1;
         assert_eq!(db.status(script.id).await, RunStatus::Completed);
@@ -171,20 +188,13 @@ async fn cancelling_races_claiming(db: Db) {
             db.store.request_cancel(TENANT, script.id, None),
             db.store.claim("you", 10)
         );
-        let claimed = claimed.unwrap();
-        match outcome.unwrap().unwrap() {
-            CancelOutcome::EndedNow(_) => {
-                assert!(claimed.is_empty());
-                assert_eq!(db.status(script.id).await, RunStatus::Cancelled);
-            }
-            CancelOutcome::Requested(_) => {
-                assert_eq!(claimed.len(), 1);
-                assert_eq!(db.store.cancel_requests("you").await.unwrap().len(), 1);
-                db.store.release("you", None).await.unwrap();
-                db.store.request_cancel(TENANT, script.id, None).await.unwrap();
-            }
-            CancelOutcome::AlreadyEnded(row) => panic!("nobody ended it: {row:?}"),
-        }
+        assert!(matches!(outcome, Ok(Some(CancelOutcome::Requested(_)))), "{outcome:?}");
+        let asked = db.store.cancel_requests("you").await.unwrap().len();
+        let flagged = claimed.unwrap().iter().filter(|c| c.run.id == script.id).count();
+        let waiting = db.store.claim_cancelled("you", 10).await.unwrap().len();
+        assert_eq!((asked, flagged + waiting), (flagged, 1), "its owner is told, or becomes it");
+        db.store.release("you", None).await.unwrap();
+        db.cancel(script.id).await;
     }
 }
 
@@ -203,20 +213,6 @@ async fn a_release_counts_no_crash(db: Db) {
     assert_eq!(db.status(scripts[2].id).await, RunStatus::Running);
 }
 
-async fn a_release_parks_what_may_have_acted(db: Db) {
-    let shell = call("shell", "{}");
-    let mut script = Script::owned();
-    db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
-        .await;
-    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
-    assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
-    assert_eq!(
-        db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap()[0].state,
-        "unknown"
-    );
-}
-
 async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     for replica in ["dead", "alive"] {
         db.store.register_replica(replica).await.unwrap();
@@ -224,7 +220,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     let (mut lost, mut kept) = (Script::owned(), Script::owned());
     db.commit("dead", &lost.start()).await;
     db.commit("alive", &kept.start()).await;
-    assert_eq!(db.store.sweep("sweeper", FOREVER, 3).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep("sweeper", FOREVER).await.unwrap(), Swept::default());
     assert_eq!(db.status(lost.id).await, RunStatus::Running);
 
     let lease = Duration::from_millis(300);
@@ -236,7 +232,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     };
     let sweeps = async {
         loop {
-            let swept = db.store.sweep("sweeper", lease, 3).await.unwrap();
+            let swept = db.store.sweep("sweeper", lease).await.unwrap();
             if swept != Swept::default() {
                 return swept;
             }
@@ -244,7 +240,7 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
         }
     };
     let swept = tokio::select! { swept = sweeps => swept, () = beats => unreachable!() };
-    assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
+    assert_eq!(swept, Swept { replicas: 1, requeued: vec![lost.id] });
     assert!(!db.store.heartbeat("dead").await.unwrap());
     assert!(db.store.heartbeat("alive").await.unwrap());
     assert_eq!(
@@ -261,117 +257,58 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
 }
 
 /// Declares every replica dead that has registered.
-async fn sweep_all(db: &Db, max_crashes: u32) -> Swept {
+async fn sweep_all(db: &Db) -> Vec<Uuid> {
     loop {
-        let swept = db.store.sweep("sweeper", Duration::ZERO, max_crashes).await.unwrap();
+        let swept = db.store.sweep("sweeper", Duration::ZERO).await.unwrap();
         if swept.replicas > 0 {
-            return swept;
+            return swept.requeued;
         }
     }
 }
 
-async fn a_sweep_decides_by_what_happened(db: Db) {
+async fn a_sweep_queues_and_decides_nothing(db: Db) {
     db.store.register_replica("me").await.unwrap();
-    let (read, once, done, both) =
-        (call("read", "{}"), call("once", "{}"), call("done", "{}"), call("both", "{}"));
-    let mut reading = Script::owned();
-    let mut acting = Script::owned();
-    let mut acted = Script::owned();
-    let mut cancelled = Script::owned();
-    let stories = [
-        (&mut reading, vec![responded(1, &[&read]), dispatched(&read, Effect::Read)]),
-        (&mut acting, vec![responded(1, &[&once]), dispatched(&once, Effect::Once)]),
-        (
-            &mut acted,
-            vec![responded(1, &[&done]), dispatched(&done, Effect::Once), answered(&done, None)],
-        ),
-        (&mut cancelled, vec![responded(1, &[&both, &read]), dispatched(&both, Effect::Once)]),
-    ];
-    for (script, story) in stories {
+    let once = call("once", "{}");
+    let (mut acting, mut cancelled) = (Script::owned(), Script::owned());
+    for script in [&mut acting, &mut cancelled] {
         db.commit("me", &script.start()).await;
+        let story = vec![responded(1, &[&once]), dispatched(&once, Effect::Once)];
         db.commit("me", &script.write(story)).await;
     }
     db.store.request_cancel(TENANT, cancelled.id, Some("stop")).await.unwrap();
-    let swept = sweep_all(&db, 3).await;
-    assert_eq!(swept, Swept { replicas: 1, requeued: 2, cancelled: 1, needs_review: 1, failed: 0 });
-    assert_eq!(db.status(reading.id).await, RunStatus::Queued);
-    assert_eq!(db.status(acted.id).await, RunStatus::Queued);
-    assert_eq!(db.status(acting.id).await, RunStatus::NeedsReview);
-    let states = |calls: Vec<toolloop::store::ToolCallRecord>| {
-        calls.into_iter().map(|c| c.state).collect::<Vec<_>>()
-    };
-    assert_eq!(
-        states(db.store.tool_calls(TENANT, acting.id, &page(9, None)).await.unwrap()),
-        ["unknown"]
-    );
-
-    // The cancelled run answers its calls before it ends, and does not guess about the one that
-    // acted.
-    let journal = db.journal(cancelled.id).await;
-    let tail: Vec<_> =
-        journal[4..].iter().map(|event| (event.seq, event.what.type_name())).collect();
-    assert_eq!(
-        tail,
-        [(5, "tool_call.completed"), (6, "tool_call.completed"), (7, "run.cancelled")]
-    );
-    assert_eq!(
-        states(db.store.tool_calls(TENANT, cancelled.id, &page(9, None)).await.unwrap()),
-        ["unknown", "cancelled"]
-    );
-    let row = db.store.run(TENANT, cancelled.id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.crash_count, row.tool_calls_made), (RunStatus::Cancelled, 1, 2));
-    assert_eq!(row.error.unwrap().context, json!({"phase": "iteration", "reason": "stop"}));
-    assert_eq!(row.raw_response.as_deref(), Some("Let me see."));
-}
-
-async fn the_last_crash_fails_the_run(db: Db) {
-    let mut script = Script::owned();
-    db.store.register_replica("life-1").await.unwrap();
-    db.commit("life-1", &script.start()).await;
-    for life in 2..=3 {
-        assert_eq!(sweep_all(&db, 3).await.requeued, 1);
-        let owner = format!("life-{life}");
-        db.store.register_replica(&owner).await.unwrap();
-        // After the second crash the run waits a little before it may crash another replica.
-        let claimed = loop {
-            if let Some(claimed) = db.store.claim(&owner, 1).await.unwrap().pop() {
-                break claimed;
-            }
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        };
-        assert_eq!(claimed.run.crash_count, life - 1);
+    let mut requeued = sweep_all(&db).await;
+    requeued.sort_unstable();
+    assert_eq!(requeued, [acting.id, cancelled.id], "made in this order");
+    for script in [&acting, &cancelled] {
+        let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
+        assert_eq!((row.status, row.crash_count, row.last_seq), (RunStatus::Queued, 1, 4));
     }
-    assert_eq!(sweep_all(&db, 3).await.failed, 1);
-    let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-    assert_eq!((row.status, row.crash_count), (RunStatus::Failed, 3));
-    assert_eq!(
-        (row.termination_reason.as_deref(), row.error.unwrap().code.as_str()),
-        (Some("interrupted"), "INTERRUPTED")
-    );
-    assert_eq!(db.journal(script.id).await.last().unwrap().what.type_name(), "run.failed");
+    let ended = db.store.claim_cancelled("you", 10).await.unwrap();
+    assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
+    let claimed = db.store.claim_run("you", acting.id).await.unwrap().unwrap();
+    assert_eq!(claimed.run.crash_count, 1);
 }
 
-async fn a_parked_run_is_cancelled_with_its_calls_answered(db: Db) {
-    db.store.register_replica("me").await.unwrap();
+async fn a_parked_run_is_queued_to_be_cancelled(db: Db) {
     let shell = call("shell", "{}");
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    db.commit("me", &script.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]))
-        .await;
-    assert_eq!(sweep_all(&db, 3).await.needs_review, 1);
+    let asks = vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once), review(&shell)];
+    let park = RunWrite { park: Some(RunStatus::NeedsReview), ..script.write(asks) };
+    db.commit("me", &park).await;
+    assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
     let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
-    let Some(CancelOutcome::EndedNow(row)) = outcome else { panic!("{outcome:?}") };
-    assert_eq!(row.error.unwrap().context, json!({"phase": "approval"}));
-    let calls = db.store.tool_calls(TENANT, script.id, &page(9, None)).await.unwrap();
-    assert_eq!((calls[0].state.as_str(), calls[0].is_error), ("unknown", true));
-    assert!(calls[0].result.as_ref().unwrap().contains("unknown"));
+    let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
+    assert_eq!(row.status, RunStatus::Queued);
+    db.cancel(script.id).await;
+    assert_eq!(db.status(script.id).await, RunStatus::Cancelled);
 }
 
 async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
     db.store.register_replica("me").await.unwrap();
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    sweep_all(&db, 3).await;
+    sweep_all(&db).await;
     assert!(!db.store.heartbeat("me").await.unwrap());
     db.store.register_replica("me").await.unwrap();
     assert!(db.store.heartbeat("me").await.unwrap());
@@ -385,8 +322,8 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
 async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
     let mut script = Script::owned();
     db.commit("never registered", &script.start()).await;
-    let swept = db.store.sweep("sweeper", FOREVER, 3).await.unwrap();
-    assert_eq!(swept, Swept { requeued: 1, ..Swept::default() });
+    let swept = db.store.sweep("sweeper", FOREVER).await.unwrap();
+    assert_eq!(swept, Swept { replicas: 0, requeued: vec![script.id] });
 }
 
 async fn wakeups_tell_of_queue_and_cancel(db: Db) {
@@ -415,7 +352,7 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
     db.store.release("you", Some(run)).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     db.store.claim("never registered", 10).await.unwrap();
-    assert_eq!(db.store.sweep("sweeper", FOREVER, 3).await.unwrap().requeued, 10);
+    assert_eq!(db.store.sweep("sweeper", FOREVER).await.unwrap().requeued.len(), 10);
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     // Nothing was left over from any of them.
     let mut last = Script::owned();
@@ -433,8 +370,8 @@ async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
     db.commit("before", &script.start()).await;
     let db = db.reopen().await;
     db.store.register_replica("after").await.unwrap();
-    let swept = db.store.sweep("sweeper", FOREVER, 3).await.unwrap();
-    assert_eq!(swept, Swept { replicas: 1, requeued: 1, ..Swept::default() });
+    let swept = db.store.sweep("sweeper", FOREVER).await.unwrap();
+    assert_eq!(swept, Swept { replicas: 1, requeued: vec![script.id] });
     assert_eq!(db.store.claim("after", 1).await.unwrap()[0].run.id, script.id);
 }
 
@@ -446,10 +383,10 @@ async fn until_blocked(observer: &mut PgConnection) {
     }
 }
 
-/// A dispatch, and a cancel request, are committed while the sweep already waits for their rows:
-/// its snapshot is older than what it must decide on.
+/// An event is committed while the sweep already waits for its run: whoever claims the run sees it,
+/// and the one whose replica is dead cannot add another.
 #[tokio::test]
-async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
+async fn postgres_sweep_waits_for_what_is_being_committed() {
     let db = Db::postgres().await;
     db.store.register_replica("me").await.unwrap();
     let shell = call("shell", "{}");
@@ -474,11 +411,6 @@ async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
         .execute(&mut *other)
         .await
         .unwrap();
-    sqlx::query("UPDATE tool_calls SET state = 'dispatched', effect = 'once' WHERE run_id = $1")
-        .bind(acting.id)
-        .execute(&mut *other)
-        .await
-        .unwrap();
     sqlx::query("UPDATE runs SET cancel_requested_at = now() WHERE id = $1")
         .bind(cancelled.id)
         .execute(&mut *other)
@@ -486,14 +418,20 @@ async fn postgres_sweep_sees_what_was_committed_before_its_lock() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep =
-        tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO, 3).await.unwrap() });
+    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
-    let swept = sweep.await.unwrap();
-    assert_eq!(swept, Swept { replicas: 1, cancelled: 1, needs_review: 1, ..Swept::default() });
-    assert_eq!(db.status(acting.id).await, RunStatus::NeedsReview);
-    assert_eq!(db.status(cancelled.id).await, RunStatus::Cancelled);
+    let mut swept = sweep.await.unwrap();
+    swept.requeued.sort_unstable();
+    assert_eq!(swept, Swept { replicas: 1, requeued: vec![acting.id, cancelled.id] });
+    acting.next_seq += 1;
+    let late = db.commit_one("me", &acting.write(vec![completed(json!(1))])).await;
+    assert_eq!(late, WriteOutcome::Fenced);
+    let ended = db.store.claim_cancelled("you", 10).await.unwrap();
+    assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
+    let claimed = db.store.claim_run("you", acting.id).await.unwrap().unwrap();
+    assert_eq!(claimed.run.last_seq, 4);
+    assert_eq!(db.journal(acting.id).await.len(), 4);
 }
 
 /// A heartbeat that is on its way while the sweep looks keeps the lease.
@@ -506,7 +444,7 @@ async fn postgres_sweep_leaves_a_replica_whose_heartbeat_is_being_committed() {
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let mut beat = connection.begin().await.unwrap();
     sqlx::query("UPDATE replicas SET heartbeat_at = now()").execute(&mut *beat).await.unwrap();
-    assert_eq!(db.store.sweep("sweeper", Duration::ZERO, 3).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep("sweeper", Duration::ZERO).await.unwrap(), Swept::default());
     beat.commit().await.unwrap();
     assert!(db.store.heartbeat("me").await.unwrap());
     assert_eq!(db.status(script.id).await, RunStatus::Running);

@@ -102,12 +102,9 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
     db.commit("me", &running.start()).await;
     db.commit("me", &queued.start()).await;
     db.commit("gone", &parked.start()).await;
-    db.commit(
-        "gone",
-        &parked.write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]),
-    )
-    .await;
-    db.store.release("gone", None).await.unwrap();
+    let asks = vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once), review(&shell)];
+    let park = RunWrite { park: Some(RunStatus::NeedsReview), ..parked.write(asks) };
+    db.commit("gone", &park).await;
     let before = rows(&db).await;
     ended(&db, Script::owned()).await;
     assert_eq!(db.store.delete_ended(later(), 10).await.unwrap(), 1);
@@ -120,7 +117,7 @@ async fn what_goes_on_or_is_parked_stays(db: Db) {
         assert_eq!(db.status(script.id).await, status);
     }
     // A cancelled one ends now, however old it is.
-    db.store.request_cancel(TENANT, queued.id, None).await.unwrap();
+    db.cancel(queued.id).await;
     assert_eq!(db.store.delete_ended(later(), 10).await.unwrap(), 1);
     assert_eq!(db.store.run(TENANT, queued.id).await.unwrap(), None);
 }

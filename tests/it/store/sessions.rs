@@ -63,8 +63,7 @@ async fn one_run_holds_a_session(db: Db) {
     db.commit("me", &begin).await;
     assert_eq!(db.commit_one("me", &second.start()).await, WriteOutcome::IdTaken);
     assert_eq!(db.store.run(TENANT, second.id).await.unwrap(), None);
-    // Repeated after a lost answer.
-    assert_eq!(db.commit_one("me", &begin).await, WriteOutcome::Committed);
+    db.commit_again("me", &begin).await;
     // Another session, and the same one of another tenant.
     db.commit("me", &placed("t", HOLDS).start()).await;
     let mut other = placed("s", HOLDS);
@@ -162,15 +161,12 @@ async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
     assert_eq!(db.status(holder).await, RunStatus::Queued);
     assert_eq!(claim(&db, &mut scripts).await, [holder]);
     let shell = call("shell", "{}");
-    db.commit(
-        "me",
-        &scripts[0].write(vec![responded(1, &[&shell]), dispatched(&shell, Effect::Once)]),
-    )
-    .await;
-    db.store.release("me", None).await.unwrap();
+    let asks = vec![responded(1, &[&shell]), review(&shell)];
+    let park = RunWrite { park: Some(RunStatus::NeedsReview), ..scripts[0].write(asks) };
+    db.commit("me", &park).await;
     assert_eq!(db.status(holder).await, RunStatus::NeedsReview);
     assert_eq!(claim(&db, &mut scripts).await.len(), 0);
-    db.store.request_cancel(TENANT, holder, None).await.unwrap();
+    db.cancel(holder).await;
     assert_eq!(claim(&db, &mut scripts).await, [scripts[1].id]);
 }
 
@@ -181,8 +177,7 @@ async fn a_cancelled_one_does_not_keep_others_waiting(db: Db) {
         let begin = script.start();
         db.commit("me", &begin).await;
     }
-    db.store.request_cancel(TENANT, scripts[1].id, None).await.unwrap();
-    assert_eq!(db.status(scripts[1].id).await, RunStatus::Cancelled);
+    db.cancel(scripts[1].id).await;
     end(&db, &mut scripts[0]).await;
     assert_eq!(claim(&db, &mut scripts).await, [scripts[2].id]);
 }

@@ -1,0 +1,167 @@
+//! What a crash leaves: calls whose outcome is unknown, and runs that may have caused it.
+//!
+//! A crash is counted for the runs that a replica was driving when it died. An answer of a model
+//! sets the count back to zero. A run that crashed so often that the next time may be the last is
+//! driven alone, and ended only by a crash that found it alone. Where one crash is the limit, it
+//! ends every run that it meets.
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+
+use super::decide::unexecuted;
+use super::{OpenTurn, Phase, State, Step};
+use crate::event::{Awaited, CallFailure, Resolution, RunEvent, WaitKind};
+use crate::message::{CallTarget, ToolCall};
+use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
+
+/// Why a call is to be reviewed.
+const UNKNOWN_OUTCOME: &str =
+    "The service stopped while this call was executed: it is unknown whether it took effect.";
+
+/// The crashes that a run is blamed for.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub(super) struct Blame {
+    /// Replicas that died while they owned it, as of the last time it was resumed.
+    deaths: u32,
+    /// Crashes while it was driven, since a model answered.
+    crashes: u32,
+    /// Whether it is driven alone.
+    is_alone: bool,
+    /// Whether it was driven alone when it crashed last.
+    was_alone: bool,
+}
+
+impl Blame {
+    /// However many replicas died since, it was driven on one of them at most.
+    fn after(self, deaths: u32) -> Self {
+        if deaths <= self.deaths {
+            return self;
+        }
+        Self { deaths, crashes: self.crashes + 1, was_alone: self.is_alone, ..self }
+    }
+
+    pub(super) fn resumed(&mut self, deaths: u32, is_alone: bool) {
+        *self = Self { is_alone, ..self.after(deaths) };
+    }
+
+    /// Something came of the run, or a person has looked at it.
+    pub(super) fn cleared(&mut self) {
+        *self = Self { deaths: self.deaths, ..Self::default() };
+    }
+}
+
+/// What is left to do with a run on which nobody has to work.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Disposal {
+    /// What happens first.
+    pub events: Vec<RunEvent>,
+    /// The status in which it is parked; none where the events end it.
+    pub park: Option<RunStatus>,
+}
+
+impl State {
+    /// Whether the run has to be driven alone that is resumed after so many deaths of replicas.
+    pub fn is_suspect(&self, deaths: u32) -> bool {
+        let last = self.rules.max_crashes.saturating_sub(1).max(1);
+        self.blame.after(deaths).crashes >= last
+    }
+
+    /// Whether a replica died while it drove the run, before it is resumed.
+    pub fn has_crashed(&self, deaths: u32) -> bool {
+        deaths > self.blame.deaths
+    }
+
+    /// How the run is ended or parked, where that takes no work.
+    pub fn disposal(&self, now: DateTime<Utc>) -> Option<Disposal> {
+        match self.next(now) {
+            Step::Suspend(status) => Some(Disposal { events: Vec::new(), park: Some(status) }),
+            Step::Record(events) => match events.last()? {
+                last if last.ending().is_some() => Some(Disposal { events, park: None }),
+                RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Review => {
+                    Some(Disposal { events, park: Some(RunStatus::NeedsReview) })
+                }
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Asks what became of calls that were dispatched, must not be repeated and have no result.
+    pub(super) fn reviews(&self) -> Option<Step> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let open = turn.open_calls().filter(|(_, call)| {
+            let dispatched = turn.dispatched.get(&call.id);
+            let is_reviewed = dispatched.is_some_and(|dispatched| {
+                dispatched.effect == Effect::Once
+                    && dispatched.on_unknown_outcome == OnUnknownOutcome::Review
+            });
+            is_reviewed && !self.waiting.contains_key(&call.id)
+        });
+        let asked: Vec<RunEvent> = open.map(|(_, call)| review(turn, call)).collect();
+        (!asked.is_empty()).then_some(Step::Record(asked))
+    }
+
+    /// The end of a run that crashed its replicas too often.
+    pub(super) fn crashed_too_often(&self, now: DateTime<Utc>) -> Option<Step> {
+        let Blame { crashes, was_alone, .. } = self.blame;
+        let max = self.rules.max_crashes;
+        if crashes < max || !(was_alone || max == 1) {
+            return None;
+        }
+        let message = format!("The service stopped {crashes} times while it executed this run.");
+        let context = json!({"crashes": crashes});
+        let end = self.failed(now, TerminationReason::Interrupted, message, context);
+        Some(self.end_mid_turn("the run ended", end))
+    }
+
+    /// Results for the calls that are still open: what is known of them.
+    pub(super) fn not_executed(&self, why: &str) -> Vec<RunEvent> {
+        let Phase::Acting(turn) = &self.phase else { return Vec::new() };
+        let open = turn.open_calls().filter(|(_, call)| call.target == CallTarget::Tool);
+        open.map(|(_, call)| match turn.dispatched.get(&call.id).map(|call| call.effect) {
+            Some(Effect::Once) => unknown_outcome(call),
+            Some(Effect::Idempotent) => {
+                let content = format!("Error: no result came of this call, {why}.");
+                unexecuted(call, CallFailure::Cancelled, content)
+            }
+            Some(Effect::Read) | None => {
+                let content = format!("Error: not executed, {why}.");
+                unexecuted(call, CallFailure::NotExecuted, content)
+            }
+        })
+        .collect()
+    }
+}
+
+fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
+    let edited = turn.resolved.get(&call.id).and_then(|resolved| match &resolved.resolution {
+        Resolution::Approved { arguments } => arguments.clone(),
+        Resolution::Denied
+        | Resolution::Expired
+        | Resolution::Result { .. }
+        | Resolution::Happened { .. }
+        | Resolution::DidNotHappen => None,
+    });
+    let of_model = || {
+        serde_json::from_str(&call.arguments)
+            .unwrap_or_else(|_| Value::String(call.arguments.clone()))
+    };
+    RunEvent::ApprovalRequested(Awaited {
+        call_id: call.id,
+        kind: WaitKind::Review,
+        tool: call.name.clone(),
+        arguments: edited.unwrap_or_else(of_model),
+        reason: UNKNOWN_OUTCOME.to_owned(),
+        expires_at: None,
+        condition: None,
+    })
+}
+
+/// What a crash leaves of a call that was dispatched and must not be repeated.
+pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
+    let content = "Error: the service restarted while this call was running; whether it took effect is unknown. Check \
+                   before you repeat it."
+        .to_owned();
+    unexecuted(call, CallFailure::UnknownOutcome, content)
+}

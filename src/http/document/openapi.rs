@@ -1,0 +1,358 @@
+//! The API document: what the route table does not say by itself.
+//!
+//! Routes bring their paths, parameters and bodies. Added here by rule, so that no handler can
+//! forget it: the errors that follow from what an operation takes, an example for every body (put
+//! together from the examples of its fields), the server and the security scheme. How schemas are
+//! named and what is always there is [`super::schemas`]'.
+
+use std::collections::BTreeMap;
+use std::sync::OnceLock;
+
+use axum::body::Bytes;
+use axum::http::header::CONTENT_TYPE;
+use axum::http::{HeaderName, HeaderValue};
+use serde_json::{Map, Value, json};
+use utoipa::openapi::header::Header;
+use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
+use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object, Schema, Type};
+use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
+use utoipa::openapi::tag::TagBuilder;
+use utoipa::openapi::{
+    Content, InfoBuilder, License, OpenApi, Ref, RefOr, Response, ResponseBuilder, Server,
+};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::schemas;
+use super::vocabulary::OpenApiDocument;
+use crate::http::edge::problem::{Code, ProblemBody};
+use crate::http::edge::rate_limit::{LEFT, POLICY};
+use crate::http::resources::dry_run::DryRun;
+
+/// What the operations are about.
+const TAGS: [(&str, &str); 9] = [
+    ("agents", "What can be invoked, and invoking it."),
+    ("runs", "What invocations have become: the history, one run, its parts and its events."),
+    ("approvals", "What runs wait for, and answering it."),
+    ("sessions", "Runs that share a conversation."),
+    ("stats", "What runs took, and how their calls went."),
+    ("tools", "What agents can be given."),
+    ("keys", "Who may call."),
+    ("audit", "What was decided about tool calls."),
+    ("health", "The service itself."),
+];
+
+/// Get this document
+///
+/// The OpenAPI description of the service.
+#[utoipa::path(
+    get, path = "/openapi.json", operation_id = "get_openapi_document", tag = "health",
+    responses((status = 200, description = "An OpenAPI 3.1 document.", body = OpenApiDocument)),
+)]
+pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
+    static JSON: OnceLock<Bytes> = OnceLock::new();
+    let json = JSON.get_or_init(|| crate::http::openapi_json().into());
+    ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json.clone())
+}
+
+/// Completes the document of the route table.
+pub(crate) fn document(mut api: OpenApi) -> Value {
+    api.info = InfoBuilder::new()
+        .title("toolloop")
+        .version(env!("CARGO_PKG_VERSION"))
+        .description(Some(env!("CARGO_PKG_DESCRIPTION")))
+        .license(Some(License::new("MIT OR Apache-2.0")))
+        .build();
+    api.servers = Some(vec![Server::new("/v1")]);
+    api.tags = Some(
+        TAGS.map(|(name, about)| TagBuilder::new().name(name).description(Some(about)).build())
+            .into(),
+    );
+    let components = api.components.get_or_insert_default();
+    let bearer = HttpBuilder::new()
+        .scheme(HttpAuthScheme::Bearer)
+        .description(Some("An API key, `tl_<id>_<secret>`."));
+    components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
+    let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
+    ProblemBody::schemas(&mut schemas);
+    schemas.push((DryRun::name().into_owned(), DryRun::schema()));
+    DryRun::schemas(&mut schemas);
+    components.schemas.extend(schemas);
+    name_rows(&mut components.schemas);
+    let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();
+    for (name, schema) in &mut components.schemas {
+        if let RefOr::T(
+            Schema::Object(Object { example: Some(given), .. })
+            | Schema::AllOf(AllOf { example: Some(given), .. }),
+        ) = schema
+        {
+            *given = example(&schemas[name], &schemas);
+        }
+    }
+    for item in api.paths.paths.values_mut() {
+        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+            add_problems(operation);
+            add_headers(operation);
+            add_examples(operation, &schemas);
+            components.responses.extend(share_problems(operation));
+        }
+    }
+    let mut api = serde_json::to_value(api).unwrap_or_default();
+    schemas::settle(&mut api);
+    api
+}
+
+/// A page's rows refer to their schema; the derived one repeats it, and a generated client would
+/// have no name for it.
+fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
+    for (name, schema) in schemas {
+        if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
+            let rows = ArrayBuilder::new()
+                .items(Ref::from_schema_name(row))
+                .description(Some("The rows."));
+            page.properties.insert("data".into(), rows.into());
+        }
+    }
+}
+
+/// The errors that an operation can answer with, by what it takes.
+fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
+    let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
+    let takes = |place: ParameterIn| {
+        let mut parameters = operation.parameters.iter().flatten();
+        parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
+    };
+    if operation.security.is_some() {
+        codes.extend([
+            Code::Unauthenticated,
+            Code::Forbidden,
+            Code::InvalidParameter,
+            Code::StoreUnavailable,
+        ]);
+    }
+    if takes(ParameterIn::Path) {
+        codes.push(Code::NotFound);
+    }
+    if operation.request_body.is_some() {
+        codes.extend([
+            Code::MalformedJson,
+            Code::RequestTimeout,
+            Code::PayloadTooLarge,
+            Code::UnsupportedMediaType,
+        ]);
+        codes.push(Code::InvalidInputs);
+    }
+    match operation.operation_id.as_deref() {
+        Some("invoke_agent" | "invoke_agent_iterative") => {
+            codes.extend([
+                Code::NotAcceptable,
+                Code::RunIdTaken,
+                Code::InvalidOverride,
+                Code::IdempotencyMismatch,
+            ]);
+            codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
+            codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+        }
+        Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
+            codes.push(Code::NotAwaitingApproval);
+        }
+        Some("delete_session") => codes.push(Code::SessionBusy),
+        Some("list_events") => codes.push(Code::NotAcceptable),
+        Some("get_metrics") => codes.push(Code::NotFound),
+        _ => {}
+    }
+    let mut by_status: BTreeMap<u16, Vec<Code>> = BTreeMap::new();
+    for code in codes {
+        by_status.entry(code.status().as_u16()).or_default().push(code);
+    }
+    by_status
+}
+
+fn add_problems(operation: &mut Operation) {
+    for (status, codes) in problems(operation) {
+        let named: Vec<String> =
+            codes.iter().map(|code| format!("{} (`{}`)", code.title(), code.name())).collect();
+        let mut content = Content::new(Some(Ref::from_schema_name("Problem")));
+        content.example = codes.first().map(|code| example_problem(*code));
+        let response = ResponseBuilder::new().description(format!("{}.", named.join("; ")));
+        let response = response.content("application/problem+json", content).build();
+        operation.responses.responses.entry(status.to_string()).or_insert(RefOr::T(response));
+    }
+}
+
+/// Takes the problems out of an operation, to be told once: named after their codes, the same ones
+/// are the same answer wherever they occur.
+fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
+    let mut shared = Vec::new();
+    for (status, codes) in problems(operation) {
+        let Some(response) = operation.responses.responses.get_mut(&status.to_string()) else {
+            continue;
+        };
+        let is_own = |response: &Response| {
+            response.content.keys().any(|kind| kind != "application/problem+json")
+        };
+        if matches!(response, RefOr::T(response) if !is_own(response)) {
+            let named: Vec<String> = codes.iter().map(|code| format!("{code:?}")).collect();
+            let name = named.join("Or");
+            let reference = RefOr::Ref(Ref::from_response_name(&name));
+            shared.push((name, std::mem::replace(response, reference)));
+        }
+    }
+    shared
+}
+
+/// What answers tell beside their bodies: when to come back, and how a rate limit stands.
+fn add_headers(operation: &mut Operation) {
+    let is_limited = operation.responses.responses.contains_key("429");
+    let header = |schema: Object, description: &str| {
+        let mut header = Header::new(schema);
+        header.description = Some(description.to_owned());
+        RefOr::T(header)
+    };
+    for (status, response) in &mut operation.responses.responses {
+        let RefOr::T(response) = response else { continue };
+        if matches!(status.as_str(), "429" | "503") {
+            let seconds =
+                header(Object::with_type(Type::Integer), "Seconds after which to ask again.");
+            response.headers.insert("retry-after".to_owned(), seconds);
+        }
+        if is_limited && (status == "429" || status.starts_with('2')) {
+            for (name, description) in [
+                (
+                    POLICY,
+                    "The key's limit: `\"default\";q=<tokens>;w=<seconds in which they come back>`.",
+                ),
+                (
+                    LEFT,
+                    "What is left of it: `\"default\";r=<tokens>;t=<seconds until all are back>`.",
+                ),
+            ] {
+                response
+                    .headers
+                    .insert(name.to_string(), header(Object::with_type(Type::String), description));
+            }
+        }
+    }
+}
+
+fn example_problem(code: Code) -> Value {
+    json!({
+        "type": format!("urn:toolloop:problem:{}", code.name()),
+        "title": code.title(),
+        "status": code.status().as_u16(),
+        "detail": "What went wrong this time.",
+        "instance": "/v1/…",
+        "code": code.name(),
+        "request_id": "0197000000007000800000000000000a",
+    })
+}
+
+fn add_examples(operation: &mut Operation, schemas: &Value) {
+    let contents = |content: &mut RefOr<Content>| {
+        if let RefOr::T(content) = content
+            && content.example.is_none()
+            && let Some(schema) = &content.schema
+        {
+            content.example =
+                Some(example(&serde_json::to_value(schema).unwrap_or_default(), schemas));
+        }
+    };
+    if let Some(RefOr::T(body)) = &mut operation.request_body {
+        body.content.values_mut().for_each(|content| {
+            // An optional body may be absent; it may not be null.
+            if let RefOr::T(Content { schema: Some(schema), .. }) = content
+                && let RefOr::T(Schema::OneOf(choice)) = schema
+            {
+                *schema = choice.items.swap_remove(0);
+            }
+            contents(content);
+            if let RefOr::T(Content { example: Some(example), .. }) = content {
+                drop_nulls(example);
+            }
+        });
+    }
+    for response in operation.responses.responses.values_mut() {
+        if let RefOr::T(response) = response {
+            response.content.values_mut().for_each(contents);
+        }
+    }
+}
+
+/// What a caller would not write down.
+fn drop_nulls(body: &mut Value) {
+    if let Value::Object(fields) = body {
+        fields.values_mut().for_each(drop_nulls);
+        fields.retain(|_, value| !value.is_null() && *value != json!({}));
+    }
+}
+
+/// An example of a schema (as JSON), put together from those of its parts. An object's own example
+/// goes over it: it tells what the parts cannot tell by themselves.
+fn example(schema: &Value, schemas: &Value) -> Value {
+    let of = |part: &Value| example(part, schemas);
+    if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
+        return of(&schemas[name]);
+    }
+    let mut fields: Map<String, Value> = Map::new();
+    for part in schema["allOf"].as_array().into_iter().flatten() {
+        fields.extend(of(part).as_object().cloned().unwrap_or_default());
+    }
+    for (name, part) in schema["properties"].as_object().into_iter().flatten() {
+        fields.insert(name.clone(), of(part));
+    }
+    match (schema.get("example").or_else(|| schema["examples"].get(0)), fields.is_empty()) {
+        (Some(Value::Object(own)), false) => fields.extend(own.clone()),
+        (Some(own), _) => return own.clone(),
+        (None, true) => return example_of_value(schema, schemas),
+        (None, false) => {}
+    }
+    Value::Object(fields)
+}
+
+/// An example of something that is no object with properties.
+fn example_of_value(schema: &Value, schemas: &Value) -> Value {
+    if let Some(first) = schema["oneOf"].get(0) {
+        return example(first, schemas);
+    }
+    if let Some(first) = schema["enum"].get(0).or_else(|| schema.get("default")) {
+        return first.clone();
+    }
+    let kind = schema["type"].as_str().or_else(|| schema["type"][0].as_str()).unwrap_or_default();
+    match (kind, schema["format"].as_str()) {
+        ("object", _) => json!({}),
+        ("array", _) if schema["items"].get("$ref").is_some() => {
+            json!([example(&schema["items"], schemas)])
+        }
+        ("array", _) => json!([]),
+        ("string", Some("uuid")) => json!("01970000-0000-7000-8000-000000000000"),
+        ("string", Some("date-time")) => json!("2026-01-31T12:00:00Z"),
+        ("string", _) => json!("…"),
+        ("integer" | "number", _) => json!(0),
+        ("boolean", _) => json!(false),
+        _ => Value::Null,
+    }
+}
+
+/// The properties of a type whose schema is an object.
+pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, RefOr<Schema>)> {
+    let object = match T::schema() {
+        RefOr::T(Schema::Object(object)) => object,
+        _ => Object::new(),
+    };
+    object.properties.into_iter()
+}
+
+/// One closed object of the properties of several types, as `serde(flatten)` writes it.
+pub(crate) fn one_object(
+    about: &str,
+    properties: impl Iterator<Item = (String, RefOr<Schema>)>,
+) -> Object {
+    let mut object = Object::new();
+    object.description = Some(about.to_owned());
+    object.properties = properties.collect();
+    object.additional_properties = Some(Box::new(AdditionalProperties::FreeForm(false)));
+    object
+}
+
+#[cfg(test)]
+#[path = "openapi_tests.rs"]
+mod tests;

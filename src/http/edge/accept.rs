@@ -1,0 +1,108 @@
+//! `Accept` (RFC 9110, section 12.5.1): JSON, or an event stream where one can be had.
+//!
+//! Read only where there is a choice: everywhere else JSON is the only answer, and it is given
+//! whatever the caller says.
+
+use axum::extract::FromRequestParts;
+use axum::http::HeaderMap;
+use axum::http::header::ACCEPT;
+use axum::http::request::Parts;
+
+use super::problem::{Code, Problem};
+use crate::http::state::App;
+
+/// What the answer shall be.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum Media {
+    /// `application/json`
+    Json,
+    /// `text/event-stream`
+    EventStream,
+}
+
+impl FromRequestParts<App> for Media {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let refused = || {
+            Problem::new(Code::NotAcceptable, "This answers application/json or text/event-stream.")
+        };
+        preferred(&parts.headers).ok_or_else(refused)
+    }
+}
+
+/// The one that the caller likes better. Streams are given to those who name them; on a tie they
+/// win, because who names them can read them.
+fn preferred(headers: &HeaderMap) -> Option<Media> {
+    let mut given = headers.get_all(ACCEPT).iter().peekable();
+    if given.peek().is_none() {
+        return Some(Media::Json);
+    }
+    let (mut json, mut stream) = (Quality::default(), Quality::default());
+    for range in given.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')) {
+        let mut parts = range.split(';').map(str::trim);
+        let kind = parts.next().unwrap_or_default().to_ascii_lowercase();
+        let weight = parts.find_map(|p| p.strip_prefix("q=").or(p.strip_prefix("Q=")));
+        let weight = weight.map_or(1.0, |q| q.parse::<f32>().unwrap_or(0.0));
+        match kind.as_str() {
+            "application/json" => json.note(3, weight),
+            "application/*" => json.note(2, weight),
+            "*/*" => json.note(1, weight),
+            "text/event-stream" => stream.note(3, weight),
+            _ => {}
+        }
+    }
+    match (stream.weight > 0.0, json.weight > 0.0) {
+        (true, _) if stream.weight >= json.weight => Some(Media::EventStream),
+        (_, true) => Some(Media::Json),
+        _ => None,
+    }
+}
+
+/// The weight of the most specific range that covers something.
+#[derive(Default)]
+struct Quality {
+    specificity: u8,
+    weight: f32,
+}
+
+impl Quality {
+    fn note(&mut self, specificity: u8, weight: f32) {
+        if specificity > self.specificity {
+            *self = Self { specificity, weight };
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn who_gets_what() {
+        let cases: &[(&[&str], Option<Media>)] = &[
+            (&[], Some(Media::Json)),
+            (&["*/*"], Some(Media::Json)),
+            (&["application/json"], Some(Media::Json)),
+            (&["APPLICATION/*"], Some(Media::Json)),
+            (&["text/html, application/json;q=0.1"], Some(Media::Json)),
+            (&["text/event-stream"], Some(Media::EventStream)),
+            (&["Text/Event-Stream; charset=utf-8"], Some(Media::EventStream)),
+            (&["text/event-stream, */*"], Some(Media::EventStream)),
+            (&["application/json", "text/event-stream"], Some(Media::EventStream)),
+            (&["text/event-stream;q=0.5, application/json"], Some(Media::Json)),
+            (&["text/event-stream;q=0, */*"], Some(Media::Json)),
+            (&["application/json;q=0, */*"], None),
+            (&["text/html"], None),
+            (&["text/*"], None),
+            (&[""], None),
+        ];
+        for (accept, expected) in cases {
+            let mut headers = HeaderMap::new();
+            for value in *accept {
+                headers.append(ACCEPT, value.parse().unwrap());
+            }
+            assert_eq!(preferred(&headers), *expected, "{accept:?}");
+        }
+    }
+}

@@ -1,0 +1,300 @@
+//! Reading requests: bodies, path and query parameters.
+//!
+//! The only code in the room that reads a body or a query, so what is refused here is refused
+//! everywhere: too many bytes, other media types, malformed or deeply nested JSON, `\u0000` (no
+//! store keeps it), unknown, repeated or undecodable parameters. What the fields mean is the
+//! resources'.
+
+use axum::body::{Body, Bytes, HttpBody};
+use axum::extract::{FromRequest, FromRequestParts, Path, Request};
+use axum::http::HeaderMap;
+use axum::http::header::{CONTENT_ENCODING, CONTENT_TYPE};
+use axum::http::request::Parts;
+use chrono::{DateTime, Utc};
+use http_body_util::BodyExt;
+use serde::de::DeserializeOwned;
+use serde_json::{Map, Value};
+use uuid::Uuid;
+
+use super::problem::{Code, Problem};
+use crate::bounds::text::{quoted, shortened};
+use crate::event::ValidationError;
+use crate::http::state::App;
+use crate::runtime::CallPlace;
+
+/// A JSON object as the body; no body at all is an empty object.
+pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
+
+impl FromRequest<App> for JsonObject {
+    type Rejection = Problem;
+
+    async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        let (parts, body) = request.into_parts();
+        let read = read_body(body, app.settings.body_limit);
+        let bytes = match tokio::time::timeout(app.settings.body_timeout, read).await {
+            Ok(bytes) => bytes?,
+            Err(_) => {
+                return Err(Problem::new(
+                    Code::RequestTimeout,
+                    "The body took too long to arrive.",
+                ));
+            }
+        };
+        if bytes.is_empty() {
+            return Ok(Self(Map::new()));
+        }
+        if let Some(encoding) = content_encoding(&parts.headers) {
+            let detail =
+                format!("The body must be sent without Content-Encoding, not as {encoding:?}.");
+            return Err(Problem::new(Code::UnsupportedMediaType, detail));
+        }
+        if !is_json(&parts.headers) {
+            return Err(Problem::new(
+                Code::UnsupportedMediaType,
+                "The body must be sent as application/json.",
+            ));
+        }
+        object(&bytes).map(Self)
+    }
+}
+
+async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
+    let too_large =
+        || Problem::new(Code::PayloadTooLarge, format!("The body is larger than {limit} bytes."));
+    let announced = body.size_hint().lower();
+    if announced > limit as u64 {
+        return Err(too_large());
+    }
+    let mut first = Bytes::new();
+    let mut rest: Vec<u8> = Vec::new();
+    while let Some(frame) = body.frame().await {
+        let frame = frame
+            .map_err(|e| Problem::new(Code::MalformedJson, format!("The body broke off: {e}.")))?;
+        let Ok(data) = frame.into_data() else { continue };
+        if first.len() + rest.len() + data.len() > limit {
+            return Err(too_large());
+        }
+        if first.is_empty() {
+            first = data;
+        } else {
+            rest.extend_from_slice(&data);
+        }
+    }
+    if rest.is_empty() {
+        return Ok(first);
+    }
+    Ok([first.as_ref(), &rest].concat().into())
+}
+
+/// The first coding of the body other than `identity`, at most 64 characters of it.
+fn content_encoding(headers: &HeaderMap) -> Option<String> {
+    let codings = headers.get_all(CONTENT_ENCODING).iter();
+    codings
+        .flat_map(|value| value.as_bytes().split(|byte| *byte == b','))
+        .map(|coding| String::from_utf8_lossy(coding).trim().to_owned())
+        .find(|coding| !coding.is_empty() && !coding.eq_ignore_ascii_case("identity"))
+        .map(|coding| coding.chars().take(64).collect())
+}
+
+fn is_json(headers: &HeaderMap) -> bool {
+    let named = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let kind = named.split(';').next().unwrap_or_default().trim();
+    kind.eq_ignore_ascii_case("application/json")
+}
+
+/// Parses a body that must be a JSON object.
+pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
+    if escapes_nul(body) {
+        return Err(Problem::new(
+            Code::MalformedJson,
+            "The body holds the character \\u0000, which cannot be stored.",
+        ));
+    }
+    match serde_json::from_slice(body) {
+        Ok(Value::Object(object)) => Ok(object),
+        Ok(_) => Err(Problem::new(Code::MalformedJson, "The body must be a JSON object.")),
+        Err(e) => Err(Problem::new(Code::MalformedJson, format!("The body is not JSON: {e}."))),
+    }
+}
+
+/// Whether JSON text holds an escaped NUL. A raw one is no JSON and needs no look.
+fn escapes_nul(json: &[u8]) -> bool {
+    let mut at = 0;
+    while let Some(found) = json[at..].iter().position(|b| *b == b'\\') {
+        let escape = &json[at + found + 1..];
+        if escape.starts_with(b"u0000") {
+            return true;
+        }
+        at = (at + found + 2).min(json.len());
+    }
+    false
+}
+
+/// Reads an object into a type; the error's pointer names the offending field, also an unknown one.
+pub(crate) fn fields<T: DeserializeOwned>(
+    object: Map<String, Value>,
+) -> Result<T, ValidationError> {
+    serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| ValidationError {
+        pointer: pointer(error.path()),
+        message: shortened(&error.into_inner().to_string()),
+    })
+}
+
+fn pointer(path: &serde_path_to_error::Path) -> String {
+    use serde_path_to_error::Segment;
+    let segments = path.iter().filter_map(|segment| match segment {
+        Segment::Seq { index } => Some(format!("/{index}")),
+        Segment::Map { key } => Some(format!("/{}", escaped(key))),
+        Segment::Enum { .. } | Segment::Unknown => None,
+    });
+    segments.collect()
+}
+
+/// A key as a segment of a JSON pointer.
+pub(crate) fn escaped(key: &str) -> String {
+    key.replace('~', "~0").replace('/', "~1")
+}
+
+/// The id of a run in the path. What is no UUID is no run.
+pub(crate) struct RunId(pub(crate) Uuid);
+
+impl FromRequestParts<App> for RunId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let Name(text) = Name::from_request_parts(parts, app).await?;
+        Uuid::try_parse(&text).map(Self).map_err(|_| Problem::not_found("run"))
+    }
+}
+
+/// A run and one of its calls in the path. What is no UUID does not exist.
+pub(crate) struct CallId(pub(crate) CallPlace);
+
+impl FromRequestParts<App> for CallId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let ids = Path::<(String, String)>::from_request_parts(parts, app).await;
+        let Path((run, call)) = ids.map_err(|_| Problem::not_found("path"))?;
+        let run = Uuid::try_parse(&run).map_err(|_| Problem::not_found("run"))?;
+        let call = Uuid::try_parse(&call).map_err(|_| Problem::not_found("tool call"))?;
+        Ok(Self(CallPlace { run, call }))
+    }
+}
+
+/// A name or id in the path, percent-decoded.
+pub(crate) struct Name(pub(crate) String);
+
+impl FromRequestParts<App> for Name {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let Path(name) = Path::<String>::from_request_parts(parts, app)
+            .await
+            .map_err(|_| Problem::not_found("path"))?;
+        if name.contains('\0') { Err(Problem::not_found("path")) } else { Ok(Self(name)) }
+    }
+}
+
+/// The query of a request. Handlers take what they know; what is left over is refused.
+#[derive(Debug, Default)]
+pub(crate) struct Params(Vec<(String, String)>);
+
+impl FromRequestParts<App> for Params {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        Self::parse(parts.uri.query().unwrap_or_default())
+    }
+}
+
+impl Params {
+    /// Splits and decodes a query.
+    pub(crate) fn parse(query: &str) -> Result<Self, Problem> {
+        let mut pairs: Vec<(String, String)> = Vec::new();
+        for pair in query.split('&').filter(|p| !p.is_empty()) {
+            let (name, value) = pair.split_once('=').unwrap_or((pair, ""));
+            let (Some(name), Some(value)) = (decoded(name), decoded(value)) else {
+                return Err(invalid_parameter(name, "is not percent-encoded UTF-8 without NUL"));
+            };
+            if pairs.iter().any(|(known, _)| *known == name) {
+                return Err(invalid_parameter(&name, "is given more than once"));
+            }
+            pairs.push((name, value));
+        }
+        Ok(Self(pairs))
+    }
+
+    /// Takes a text.
+    pub(crate) fn text(&mut self, name: &str) -> Option<String> {
+        let at = self.0.iter().position(|(n, _)| n == name)?;
+        Some(self.0.remove(at).1)
+    }
+
+    /// Takes a value that `read` understands; `what` says what that is.
+    pub(crate) fn value<T>(
+        &mut self,
+        name: &str,
+        what: &str,
+        read: impl FnOnce(&str) -> Option<T>,
+    ) -> Result<Option<T>, Problem> {
+        let Some(text) = self.text(name) else { return Ok(None) };
+        let value =
+            read(&text).ok_or_else(|| invalid_parameter(name, &format!("must be {what}")))?;
+        Ok(Some(value))
+    }
+
+    /// Takes an instant.
+    pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
+        self.value(name, "a time like 2026-01-31T12:00:00Z", |text| {
+            // An offset's `+` that was not encoded has become a space.
+            let time = DateTime::parse_from_rfc3339(&text.replace(' ', "+")).ok()?;
+            Some(time.to_utc())
+        })
+    }
+
+    /// Takes a UUID.
+    pub(crate) fn uuid(&mut self, name: &str) -> Result<Option<Uuid>, Problem> {
+        self.value(name, "a UUID", |text| Uuid::try_parse(text).ok())
+    }
+
+    /// Takes all parameters `<prefix><key>`.
+    pub(crate) fn prefixed(&mut self, prefix: &str) -> Vec<(String, String)> {
+        let taken = self
+            .0
+            .extract_if(.., |(name, _)| name.len() > prefix.len() && name.starts_with(prefix));
+        taken.map(|(name, value)| (name[prefix.len()..].to_owned(), value)).collect()
+    }
+
+    /// Refuses what nobody took.
+    pub(crate) fn finish(self) -> Result<(), Problem> {
+        self.0.first().map_or(Ok(()), |(name, _)| {
+            Err(invalid_parameter(name, "is not a parameter of this path"))
+        })
+    }
+}
+
+/// A query parameter that cannot be used.
+pub(crate) fn invalid_parameter(name: &str, why: &str) -> Problem {
+    Problem::new(Code::InvalidParameter, format!("The parameter {} {why}.", quoted(name)))
+}
+
+fn decoded(text: &str) -> Option<String> {
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.bytes();
+    while let Some(byte) = rest.next() {
+        bytes.push(match byte {
+            b'+' => b' ',
+            b'%' => {
+                let digits = [rest.next()?, rest.next()?];
+                u8::from_str_radix(std::str::from_utf8(&digits).ok()?, 16).ok()?
+            }
+            other => other,
+        });
+    }
+    String::from_utf8(bytes).ok().filter(|text| !text.contains('\0'))
+}
+
+#[cfg(test)]
+#[path = "extract_tests.rs"]
+mod tests;

@@ -1,0 +1,129 @@
+//! What is read, and what is refused, of bodies, queries and headers.
+
+use futures::stream;
+use proptest::prelude::*;
+use serde_json::json;
+
+use super::*;
+use crate::run::Overrides;
+
+fn headers(name: axum::http::HeaderName, value: &str) -> HeaderMap {
+    HeaderMap::from_iter([(name, value.parse().unwrap())])
+}
+
+proptest! {
+    #[test]
+    fn an_escaped_nul_is_found_wherever_it_is_and_only_then(key in ".*", value in ".*", nul in any::<bool>()) {
+        let value = if nul { format!("{value}\0{key}") } else { value };
+        let expected = key.contains('\0') || value.contains('\0');
+        let body = serde_json::to_vec(&json!({ key: [value] })).unwrap();
+        prop_assert_eq!(escapes_nul(&body), expected);
+    }
+
+    #[test]
+    fn a_query_is_read_as_it_was_written(pairs in prop::collection::btree_map("[^\0]*", "[^\0]*", 0..5)) {
+        let query = url::form_urlencoded::Serializer::new(String::new()).extend_pairs(&pairs).finish();
+        let mut params = Params::parse(&query).unwrap();
+        for (name, value) in &pairs {
+            prop_assert_eq!(params.text(name), Some(value.clone()));
+        }
+        prop_assert!(params.finish().is_ok());
+    }
+
+    #[test]
+    fn no_query_and_no_body_makes_us_panic(text in ".*", bytes in prop::collection::vec(any::<u8>(), 0..64)) {
+        let _ = Params::parse(&text);
+        let _ = object(&bytes);
+    }
+}
+
+#[test]
+fn a_backslash_before_the_text_u0000_is_no_nul() {
+    assert!(!escapes_nul(br#"{"a": "\\u0000"}"#));
+    assert!(escapes_nul(br#"{"a": "\\\u0000"}"#));
+    assert!(!escapes_nul(br#"{"a": "\"#));
+}
+
+#[test]
+fn a_body_that_is_no_json_object_is_refused_with_the_place() {
+    let deep = format!("{{\"a\": {}{}}}", "[".repeat(10_000), "]".repeat(10_000));
+    let bodies = [
+        "[]",
+        "null",
+        "\"x\"",
+        "{",
+        "{\"a\": 1e999}",
+        "{\"a\": \"\\ud800\"}",
+        "{\"a\" 1}",
+        "{} x",
+        &deep,
+    ];
+    for body in bodies {
+        let problem = format!("{:?}", object(body.as_bytes()).unwrap_err());
+        assert!(problem.contains("MalformedJson"), "{body:.20}: {problem}");
+    }
+    assert!(object(b"{\"a\": \"\xff\"}").is_err());
+    let problem = format!("{:?}", object(b"{\n  \"a\": ?}").unwrap_err());
+    assert!(problem.contains("line 2 column 8"), "{problem}");
+}
+
+#[test]
+fn a_field_that_does_not_fit_is_pointed_at() {
+    let read = |body: Value| fields::<Overrides>(body.as_object().unwrap().clone());
+    let pointer = |body: Value| read(body).unwrap_err().pointer;
+    assert_eq!(pointer(json!({"max_iterations": "many"})), "/max_iterations");
+    assert_eq!(pointer(json!({"tools": ["a", 7]})), "/tools/1");
+    assert_eq!(pointer(json!({"budget": {"max_tool_calls": -1}})), "/budget/max_tool_calls");
+    assert_eq!(pointer(json!({"budget": {"max_a/b": 1}})), "/budget/max_a~1b");
+    assert_eq!(pointer(json!({"colour": 1})), "/colour");
+    assert_eq!(read(json!({"model": "a/b"})).unwrap().model.as_deref(), Some("a/b"));
+}
+
+#[test]
+fn a_query_that_is_ambiguous_or_undecodable_is_refused() {
+    for query in ["a=1&a=2", "a=%ff", "a=%00", "a=%", "a=%4", "a=%zz", "%00=1", "a=1&%61=2"] {
+        assert!(Params::parse(query).is_err(), "{query}");
+    }
+    let mut params = Params::parse("&a=x+y%2B&b&metadata.k=v&metadata.l=w&metadata.=z").unwrap();
+    assert_eq!(params.text("a").as_deref(), Some("x y+"));
+    assert_eq!(params.text("b").as_deref(), Some(""));
+    assert_eq!(params.prefixed("metadata."), [("k".into(), "v".into()), ("l".into(), "w".into())]);
+    assert!(params.finish().is_err(), "`metadata.` names no label");
+}
+
+#[test]
+fn times_are_rfc_3339_even_with_a_bare_plus() {
+    for text in ["2026-01-31T12:00:00Z", "2026-01-31T13:00:00+01:00", "2026-01-31T13:00:00%2B01:00"]
+    {
+        let time = Params::parse(&format!("t={text}")).unwrap().time("t").unwrap().unwrap();
+        assert_eq!(time.to_rfc3339(), "2026-01-31T12:00:00+00:00", "{text}");
+    }
+    for text in ["yesterday", "2026-01-31", "1769860800", ""] {
+        assert!(Params::parse(&format!("t={text}")).unwrap().time("t").is_err(), "{text}");
+    }
+}
+
+#[test]
+fn json_is_recognised_by_its_media_type() {
+    for kind in ["application/json", "Application/JSON; charset=utf-8"] {
+        assert!(is_json(&headers(CONTENT_TYPE, kind)), "{kind}");
+    }
+    for kind in ["text/plain", "application/x-www-form-urlencoded", "", "application/jsonp"] {
+        assert!(!is_json(&headers(CONTENT_TYPE, kind)), "{kind}");
+    }
+    assert!(!is_json(&HeaderMap::new()));
+}
+
+#[tokio::test]
+async fn a_body_is_read_up_to_its_limit_however_it_comes() {
+    let chunked = |chunks: &'static [&'static str]| {
+        Body::from_stream(stream::iter(chunks.iter().map(|chunk| Ok::<_, std::io::Error>(*chunk))))
+    };
+    assert_eq!(read_body(Body::from("12345"), 5).await.unwrap(), "12345");
+    assert_eq!(read_body(chunked(&["12", "34", "5"]), 5).await.unwrap(), "12345");
+    assert_eq!(read_body(Body::empty(), 5).await.unwrap(), "");
+    for body in [Body::from("123456"), chunked(&["12", "34", "56"]), chunked(&["123456"])] {
+        let problem = format!("{:?}", read_body(body, 5).await.unwrap_err());
+        assert!(problem.contains("PayloadTooLarge"), "{problem}");
+    }
+}

@@ -1,0 +1,139 @@
+//! What every request passes on its way in and every answer on its way out.
+//!
+//! Request id in and out, heads that are too long, the deadline, panics turned into a 500 that
+//! keeps the connection, and problems given their body. Nothing here knows a route; bodies are
+//! bounded where they are read ([`super::extract`]), who may do what is [`super::auth`]'s, and what
+//! an answer is dressed in is [`super::outgoing`]'s.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use axum::extract::{FromRequestParts, Request, State};
+use axum::http::request::Parts;
+use axum::http::{HeaderName, HeaderValue};
+use axum::middleware::Next;
+use axum::response::{IntoResponse, Response};
+use futures::FutureExt;
+use tokio::time::Instant;
+use uuid::Uuid;
+
+use super::metrics::{method_label, route_label};
+use super::outgoing;
+use super::outgoing::X_RUN_ID;
+use super::problem::{Code, Problem};
+use super::rate_limit::Standing;
+use crate::http::state::App;
+
+const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
+
+/// How much later than a handler's own deadline the edge gives up.
+const GRACE: Duration = Duration::from_secs(1);
+
+/// The longest path and query, in bytes.
+const TARGET_BYTES: usize = 16 << 10;
+/// The most header lines, and their bytes altogether.
+const HEADERS: usize = 100;
+const HEADER_BYTES: usize = 64 << 10;
+/// How much of a path a problem repeats, in bytes.
+const INSTANCE_BYTES: usize = 1 << 10;
+
+/// When a handler that waits must have answered.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct Deadline(pub(crate) Instant);
+
+impl FromRequestParts<App> for Deadline {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let set = parts.extensions.get::<Self>().copied();
+        Ok(set.unwrap_or_else(|| Self(Instant::now() + app.settings.request_timeout)))
+    }
+}
+
+/// The outermost layer.
+pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
+    let request_id = request_id(&request);
+    let uri = request.uri().clone();
+    let (route, method) = (request.extensions().get().cloned(), method_label(request.method()));
+    let since = Instant::now();
+    let takes_gzip = outgoing::accepts_gzip(request.headers());
+    let deadline = Instant::now() + app.settings.request_timeout;
+    request.extensions_mut().insert(Deadline(deadline));
+    let standing = Standing::default();
+    request.extensions_mut().insert(standing.clone());
+
+    let mut response = match check_head(&request) {
+        Ok(()) => {
+            let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
+            match tokio::time::timeout_at(deadline + GRACE, answer).await {
+                Ok(Ok(response)) => response,
+                Ok(Err(panic)) => {
+                    Problem::internal(format!("panic: {}", panic_text(panic.as_ref())))
+                        .into_response()
+                }
+                Err(_) => Problem::new(Code::Timeout, "The answer took too long.").into_response(),
+            }
+        }
+        Err(problem) => problem.into_response(),
+    };
+    if let Some(problem) = response.extensions_mut().remove::<Problem>() {
+        let instance = &uri.path()[..uri.path().floor_char_boundary(INSTANCE_BYTES)];
+        response = problem.finish(response, request_id.to_str().unwrap_or_default(), instance);
+    }
+    let route = route_label(route.as_ref());
+    (app.meters.on_answer)(route, method, response.status());
+    tracing::debug!(
+        method,
+        route,
+        status = response.status().as_u16(),
+        latency_ms = u64::try_from(since.elapsed().as_millis()).unwrap_or(u64::MAX),
+        request_id = request_id.to_str().unwrap_or_default(),
+        run_id = response.headers().get(X_RUN_ID).and_then(|id| id.to_str().ok()),
+        "answered"
+    );
+    let headers = response.headers_mut();
+    standing.tell(headers);
+    headers.insert(X_REQUEST_ID, request_id);
+    outgoing::protect(headers);
+    outgoing::compress(response, takes_gzip).await
+}
+
+/// Refuses what is longer than any request of this API needs to be. The server beneath lets a
+/// little more pass, so that the refusal says why.
+fn check_head(request: &Request) -> Result<(), Problem> {
+    if request.uri().path_and_query().is_some_and(|target| target.as_str().len() > TARGET_BYTES) {
+        let detail = format!("The path and query are longer than {TARGET_BYTES} bytes.");
+        return Err(Problem::new(Code::UriTooLong, detail));
+    }
+    let bytes: usize =
+        request.headers().iter().map(|(name, value)| name.as_str().len() + value.len()).sum();
+    if request.headers().len() > HEADERS || bytes > HEADER_BYTES {
+        let detail = format!(
+            "There are more than {HEADERS} headers, or they have more than {HEADER_BYTES} bytes."
+        );
+        return Err(Problem::new(Code::HeadersTooLarge, detail));
+    }
+    Ok(())
+}
+
+/// The caller's id where it is short and plain, else a fresh one.
+fn request_id(request: &Request) -> HeaderValue {
+    let plain = |v: &&HeaderValue| {
+        (1..=128).contains(&v.len())
+            && v.as_bytes().iter().all(|b| b.is_ascii_alphanumeric() || b"-_.:".contains(b))
+    };
+    let given = request.headers().get(X_REQUEST_ID).filter(plain).cloned();
+    given.unwrap_or_else(|| {
+        let mut buffer = Uuid::encode_buffer();
+        let id = Uuid::now_v7().simple().encode_lower(&mut buffer);
+        HeaderValue::from_str(id).unwrap_or(HeaderValue::from_static("unknown"))
+    })
+}
+
+fn panic_text(panic: &(dyn std::any::Any + Send)) -> &str {
+    match (panic.downcast_ref::<&str>(), panic.downcast_ref::<String>()) {
+        (Some(text), _) => text,
+        (_, Some(text)) => text,
+        _ => "no message",
+    }
+}

@@ -1,0 +1,346 @@
+//! Errors on the wire: RFC 9457 problems, and the only place where our errors become HTTP.
+//!
+//! Every error has a public half (code, detail, pointers) and, where the service is at fault, a
+//! private cause. A [`Problem`] travels as an extension of a bare response; the edge
+//! ([`super::layer`]) adds request id and instance, logs the cause once and writes the body. Rooms
+//! below know no HTTP, and no handler writes an error body of its own.
+
+use axum::body::Body;
+use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
+use axum::http::{HeaderValue, StatusCode};
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::event::ValidationError;
+use crate::runtime::{AnswerError, StartError};
+use crate::store::StoreError;
+
+/// The stable names of errors. Callers may rely on them; texts may change.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
+#[schema(as = ProblemCode, rename_all = "SCREAMING_SNAKE_CASE")]
+pub(crate) enum Code {
+    MalformedJson,
+    InvalidParameter,
+    Unauthenticated,
+    Forbidden,
+    NotFound,
+    MethodNotAllowed,
+    NotAcceptable,
+    RequestTimeout,
+    RunIdTaken,
+    SessionBusy,
+    SessionOfOtherAgent,
+    IdempotencyMismatch,
+    NotAwaitingApproval,
+    PayloadTooLarge,
+    UriTooLong,
+    UnsupportedMediaType,
+    InvalidInputs,
+    InvalidOverride,
+    RateLimited,
+    HeadersTooLarge,
+    Internal,
+    Overloaded,
+    Draining,
+    StoreUnavailable,
+    Timeout,
+}
+
+impl Code {
+    /// Name, status and title.
+    fn meaning(self) -> (&'static str, StatusCode, &'static str) {
+        match self {
+            Self::MalformedJson => ("MALFORMED_JSON", StatusCode::BAD_REQUEST, "Malformed JSON"),
+            Self::InvalidParameter => {
+                ("INVALID_PARAMETER", StatusCode::BAD_REQUEST, "Invalid parameter")
+            }
+            Self::Unauthenticated => {
+                ("UNAUTHENTICATED", StatusCode::UNAUTHORIZED, "Unauthenticated")
+            }
+            Self::Forbidden => ("FORBIDDEN", StatusCode::FORBIDDEN, "Forbidden"),
+            Self::NotFound => ("NOT_FOUND", StatusCode::NOT_FOUND, "Not found"),
+            Self::MethodNotAllowed => {
+                ("METHOD_NOT_ALLOWED", StatusCode::METHOD_NOT_ALLOWED, "Method not allowed")
+            }
+            Self::NotAcceptable => ("NOT_ACCEPTABLE", StatusCode::NOT_ACCEPTABLE, "Not acceptable"),
+            Self::RequestTimeout => {
+                ("REQUEST_TIMEOUT", StatusCode::REQUEST_TIMEOUT, "Request timeout")
+            }
+            Self::RunIdTaken => ("RUN_ID_TAKEN", StatusCode::CONFLICT, "Run id taken"),
+            Self::NotAwaitingApproval => {
+                ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval")
+            }
+            Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
+            Self::SessionOfOtherAgent => {
+                ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent")
+            }
+            Self::PayloadTooLarge => {
+                ("PAYLOAD_TOO_LARGE", StatusCode::PAYLOAD_TOO_LARGE, "Payload too large")
+            }
+            Self::UriTooLong => ("URI_TOO_LONG", StatusCode::URI_TOO_LONG, "URI too long"),
+            Self::UnsupportedMediaType => (
+                "UNSUPPORTED_MEDIA_TYPE",
+                StatusCode::UNSUPPORTED_MEDIA_TYPE,
+                "Unsupported media type",
+            ),
+            Self::InvalidInputs => {
+                ("INVALID_INPUTS", StatusCode::UNPROCESSABLE_ENTITY, "Invalid inputs")
+            }
+            Self::InvalidOverride => {
+                ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override")
+            }
+            Self::IdempotencyMismatch => {
+                ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
+            }
+            Self::RateLimited => ("RATE_LIMITED", StatusCode::TOO_MANY_REQUESTS, "Rate limited"),
+            Self::HeadersTooLarge => (
+                "HEADERS_TOO_LARGE",
+                StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
+                "Headers too large",
+            ),
+            Self::Internal => ("INTERNAL", StatusCode::INTERNAL_SERVER_ERROR, "Internal error"),
+            Self::Overloaded => ("OVERLOADED", StatusCode::SERVICE_UNAVAILABLE, "Overloaded"),
+            Self::Draining => ("DRAINING", StatusCode::SERVICE_UNAVAILABLE, "Shutting down"),
+            Self::StoreUnavailable => {
+                ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable")
+            }
+            Self::Timeout => ("TIMEOUT", StatusCode::GATEWAY_TIMEOUT, "Timeout"),
+        }
+    }
+
+    /// The stable name.
+    pub(crate) fn name(self) -> &'static str {
+        self.meaning().0
+    }
+
+    /// The HTTP status.
+    pub(crate) fn status(self) -> StatusCode {
+        self.meaning().1
+    }
+
+    /// The name in words.
+    pub(crate) fn title(self) -> &'static str {
+        self.meaning().2
+    }
+
+    /// Seconds after which the same request may succeed.
+    fn retry_after(self) -> Option<HeaderValue> {
+        match self {
+            Self::Overloaded => Some(HeaderValue::from_static("1")),
+            Self::StoreUnavailable => Some(HeaderValue::from_static("2")),
+            Self::Draining => Some(HeaderValue::from_static("5")),
+            _ => None,
+        }
+    }
+}
+
+/// The body of every error answer (`application/problem+json`, RFC 9457).
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Problem)]
+pub(crate) struct ProblemBody<'a> {
+    /// Names the kind of problem; one URI per code.
+    #[serde(rename = "type")]
+    #[schema(example = "urn:toolloop:problem:NOT_FOUND")]
+    kind: String,
+    /// The kind in words.
+    #[schema(example = "Not found")]
+    title: &'static str,
+    /// The HTTP status.
+    #[schema(example = 404)]
+    status: u16,
+    /// What went wrong this time.
+    #[schema(example = "There is no such run.")]
+    detail: &'a str,
+    /// The path that was asked for.
+    #[schema(example = "/v1/runs/01970000-0000-7000-8000-000000000000")]
+    instance: &'a str,
+    /// Stable code.
+    #[schema(value_type = Code, example = "NOT_FOUND")]
+    code: &'static str,
+    /// What is wrong where, as JSON pointers into the request body or, for `INVALID_INPUTS`, into
+    /// the inputs.
+    #[serde(skip_serializing_if = "<[_]>::is_empty")]
+    #[schema(value_type = Vec<ValidationError>, required = false)]
+    errors: &'a [ValidationError],
+    /// The run that was started although this answer cannot tell its end.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    run_id: Option<Uuid>,
+    /// The same as in the `x-request-id` header; tell it to the operator.
+    #[schema(example = "0197000000007000800000000000000a")]
+    request_id: &'a str,
+}
+
+/// Bytes of a detail, a message or a pointer.
+const MAX_TEXT: usize = 600;
+
+/// An error on its way to the caller.
+#[derive(Debug, Clone)]
+pub(crate) struct Problem {
+    code: Code,
+    detail: String,
+    errors: Vec<ValidationError>,
+    run_id: Option<Uuid>,
+    /// Seconds; where the code does not say it.
+    retry_after: Option<u64>,
+    cause: Option<String>,
+}
+
+impl Problem {
+    /// A problem that is the caller's to solve.
+    pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
+        let mut detail = detail.into();
+        cut(&mut detail);
+        Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
+    }
+
+    /// A problem of ours; the cause is logged and not told.
+    pub(crate) fn internal(cause: impl Into<String>) -> Self {
+        let detail = "Something went wrong on our side; the request id finds it in the log.";
+        Self { cause: Some(cause.into()), ..Self::new(Code::Internal, detail) }
+    }
+
+    /// Something that does not exist, at least not for this tenant.
+    pub(crate) fn not_found(what: &str) -> Self {
+        Self::new(Code::NotFound, format!("There is no such {what}."))
+    }
+
+    /// Validation errors; the first one is the detail.
+    pub(crate) fn invalid(code: Code, mut errors: Vec<ValidationError>) -> Self {
+        for error in &mut errors {
+            cut(&mut error.pointer);
+            cut(&mut error.message);
+        }
+        let detail = match errors.first() {
+            Some(first) if first.pointer.is_empty() => first.message.clone(),
+            Some(first) => format!("{}: {}", first.pointer, first.message),
+            None => String::new(),
+        };
+        Self { errors, ..Self::new(code, detail) }
+    }
+
+    /// One validation error.
+    pub(crate) fn at(code: Code, pointer: impl Into<String>, message: impl Into<String>) -> Self {
+        Self::invalid(
+            code,
+            vec![ValidationError { pointer: pointer.into(), message: message.into() }],
+        )
+    }
+
+    /// Too many requests with one key; the next may come after that many seconds.
+    pub(crate) fn rate_limited(seconds: u64) -> Self {
+        let detail =
+            format!("This key has used up its invocations; there is another in {seconds} s.");
+        Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
+    }
+
+    /// Names the run that goes on although this answer cannot tell its end.
+    pub(crate) fn of_run(self, run_id: Uuid) -> Self {
+        Self { run_id: Some(run_id), ..self }
+    }
+
+    /// Logs the cause and writes the answer into the bare response that carried the problem.
+    pub(crate) fn finish(self, bare: Response, request_id: &str, path: &str) -> Response {
+        let (code, status, title) = self.code.meaning();
+        if let Some(cause) = &self.cause {
+            tracing::error!(request_id, path, status = status.as_u16(), cause, "request failed");
+        }
+        let body = ProblemBody {
+            kind: format!("urn:toolloop:problem:{code}"),
+            title,
+            status: status.as_u16(),
+            detail: &self.detail,
+            instance: path,
+            code,
+            errors: &self.errors,
+            run_id: self.run_id,
+            request_id,
+        };
+        let json = serde_json::to_vec(&body).unwrap_or_default();
+        let (mut parts, _) = bare.into_parts();
+        parts.headers.insert(CONTENT_LENGTH, json.len().into());
+        parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
+        Response::from_parts(parts, Body::from(json))
+    }
+}
+
+/// Cuts a text that repeats more than a refusal may; our own words are shorter.
+fn cut(text: &mut String) {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push('…');
+    }
+}
+
+impl IntoResponse for Problem {
+    fn into_response(self) -> Response {
+        let mut response = self.code.status().into_response();
+        let headers = response.headers_mut();
+        if let Some(seconds) = self.retry_after.map(HeaderValue::from).or(self.code.retry_after()) {
+            headers.insert(RETRY_AFTER, seconds);
+        }
+        if self.code == Code::Unauthenticated {
+            headers.insert(WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+        }
+        if let Some(run_id) = self.run_id {
+            headers.insert(super::outgoing::X_RUN_ID, super::outgoing::run_id_header(run_id));
+        }
+        response.extensions_mut().insert(self);
+        response
+    }
+}
+
+impl From<StoreError> for Problem {
+    fn from(error: StoreError) -> Self {
+        match error {
+            StoreError::Unavailable(_) | StoreError::Locked(_) => {
+                let detail = "The store cannot be reached at the moment.";
+                Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
+            }
+            StoreError::Failed(_) => Self::internal(error.to_string()),
+        }
+    }
+}
+
+impl From<AnswerError> for Problem {
+    fn from(error: AnswerError) -> Self {
+        match error {
+            AnswerError::UnknownRun => Self::not_found("run"),
+            AnswerError::UnknownCall => Self::not_found("tool call"),
+            AnswerError::NotAwaited => Self::new(
+                Code::NotAwaitingApproval,
+                "This call does not wait for such an answer, or not any more.",
+            ),
+            AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
+            AnswerError::Broken(_) => Self::internal(error.to_string()),
+            AnswerError::Store(error) => error.into(),
+        }
+    }
+}
+
+impl From<StartError> for Problem {
+    fn from(error: StartError) -> Self {
+        let code = match error {
+            StartError::UnknownAgent(_) => Code::NotFound,
+            StartError::RunIdTaken(_) => Code::RunIdTaken,
+            StartError::SessionBusy(_) => Code::SessionBusy,
+            StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
+            StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
+            StartError::Overloaded => Code::Overloaded,
+            StartError::Draining => Code::Draining,
+            StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
+            StartError::InvalidOverride(error) => {
+                return Self::invalid(Code::InvalidOverride, vec![error]);
+            }
+            StartError::Store(error) => return error.into(),
+            StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
+        };
+        Self::new(code, format!("{error}."))
+    }
+}
+
+#[cfg(test)]
+#[path = "problem_tests.rs"]
+mod tests;

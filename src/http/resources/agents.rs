@@ -1,0 +1,156 @@
+//! The catalogue of agents, read only: definitions change by changing their files.
+//!
+//! A definition names where secrets come from and never holds one, so it is shown whole.
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::{Value, json};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+
+use super::page::{Listing, PARTS, PartParams, by_number};
+use crate::agents::{Agent, Definition};
+use crate::http::document::openapi::{one_object, properties};
+use crate::http::edge::auth::{AgentsRead, Scoped};
+use crate::http::edge::extract::{Name, Params};
+use crate::http::edge::problem::Problem;
+use crate::http::state::App;
+
+/// An agent in the catalogue.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Agent)]
+pub(crate) struct AgentSummary {
+    /// As it is invoked.
+    #[schema(example = "repo-guide")]
+    name: String,
+    /// The definition's version.
+    #[schema(example = "1.2.0")]
+    version: String,
+    /// For people.
+    #[schema(example = "Explains what is in a repository.")]
+    description: String,
+    /// `provider/model`.
+    #[schema(example = "openai/gpt-4.1-mini")]
+    model: String,
+    /// The tools that it may be offered.
+    #[schema(example = json!(["file_ops"]))]
+    tools: Vec<String>,
+    /// Identifies the definition's text.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    hash: String,
+    /// When this version was loaded.
+    loaded_at: DateTime<Utc>,
+}
+
+/// An agent's definition with all defaults filled in, and the version that is loaded.
+#[derive(Debug, Serialize)]
+pub(crate) struct AgentDetail {
+    #[serde(flatten)]
+    definition: Definition,
+    #[serde(flatten)]
+    version: LoadedVersion,
+}
+
+/// Which version of a definition runs use.
+#[derive(Debug, Serialize, ToSchema)]
+struct LoadedVersion {
+    /// Identifies the definition's text.
+    #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
+    hash: String,
+    /// When it was loaded.
+    loaded_at: DateTime<Utc>,
+}
+
+impl ToSchema for AgentDetail {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Definition::schemas(schemas);
+    }
+}
+
+impl PartialSchema for AgentDetail {
+    fn schema() -> RefOr<Schema> {
+        let about =
+            "An agent's definition with all defaults filled in, and the version that is loaded.";
+        let mut object =
+            one_object(about, properties::<Definition>().chain(properties::<LoadedVersion>()));
+        object.required = always_told();
+        object.example = Some(json!({
+            "name": "repo-guide",
+            "version": "1.2.0",
+            "description": "Explains what is in a repository.",
+            "model": "openai/gpt-4.1-mini",
+            "instructions": "Explain what is in the repository, from its files alone.",
+            "prompt": "{{ inputs.task }}",
+            "inputs": {"type": "object", "required": ["task"], "properties": {"task": {"type": "string"}}},
+            "output": null,
+            "tools": ["file_ops"],
+            "workspace": "repo-guide",
+        }));
+        object.into()
+    }
+}
+
+/// The fields that the shortest definition has.
+fn always_told() -> Vec<String> {
+    let shortest = Definition::deserialize(json!({"name": "", "model": ""}));
+    let version = LoadedVersion { hash: String::new(), loaded_at: DateTime::default() };
+    let shortest = shortest.map(|definition| AgentDetail { definition, version });
+    match shortest.and_then(serde_json::to_value) {
+        Ok(Value::Object(told)) => told.into_iter().map(|(name, _)| name).collect(),
+        _ => Vec::new(),
+    }
+}
+
+impl From<&Agent> for AgentSummary {
+    fn from(agent: &Agent) -> Self {
+        let definition = &agent.definition;
+        Self {
+            name: definition.name.clone(),
+            version: definition.version.clone(),
+            description: definition.description.clone(),
+            model: definition.model.clone(),
+            tools: definition.tools.clone(),
+            hash: agent.hash.clone(),
+            loaded_at: agent.loaded_at,
+        }
+    }
+}
+
+/// List agents
+#[utoipa::path(
+    get, path = "/agents", tag = "agents", security(("bearer" = ["agents:read"])),
+    params(PartParams),
+    responses((status = 200, description = "A page of agents, by name.", body = Listing<AgentSummary>)),
+)]
+pub(crate) async fn list_agents(
+    State(app): State<App>,
+    _: Scoped<AgentsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<AgentSummary>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    let agents =
+        app.catalogue.agents().iter().map(|agent| AgentSummary::from(agent.as_ref())).collect();
+    Ok(Json(Listing::of_all(agents, &page)))
+}
+
+/// Get an agent
+#[utoipa::path(
+    get, path = "/agents/{name}", tag = "agents", security(("bearer" = ["agents:read"])),
+    params(("name" = String, Path, description = "The agent.")),
+    responses((status = 200, description = "The agent with its definition.", body = AgentDetail)),
+)]
+pub(crate) async fn get_agent(
+    State(app): State<App>,
+    _: Scoped<AgentsRead>,
+    Name(name): Name,
+    params: Params,
+) -> Result<Json<AgentDetail>, Problem> {
+    params.finish()?;
+    let agent = app.catalogue.agent(&name).ok_or_else(|| Problem::not_found("agent"))?;
+    let version = LoadedVersion { hash: agent.hash.clone(), loaded_at: agent.loaded_at };
+    Ok(Json(AgentDetail { definition: agent.definition.clone(), version }))
+}

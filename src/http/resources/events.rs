@@ -1,0 +1,140 @@
+//! The journal of a run: page by page, or as a stream that goes on until the run has ended.
+
+use axum::Json;
+use axum::extract::{FromRequestParts, State};
+use axum::http::StatusCode;
+use axum::http::request::Parts;
+use axum::response::{IntoResponse, Response};
+use serde::Serialize;
+use serde_json::json;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::openapi::{Ref, RefOr};
+use utoipa::{PartialSchema, ToSchema};
+
+use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
+use super::runs::existing;
+use super::stream;
+use crate::event::Event;
+use crate::http::document::answers::EXAMPLE_FRAME;
+use crate::http::document::vocabulary::{EventData, EventType};
+use crate::http::edge::accept::Media;
+use crate::http::edge::auth::{RunsRead, Scoped};
+use crate::http::edge::extract::{Params, RunId, invalid_parameter};
+use crate::http::edge::problem::{Code, Problem};
+use crate::http::state::App;
+
+/// One entry of the journal.
+#[derive(Debug, Serialize)]
+#[serde(transparent)]
+pub(crate) struct JournalEntry(Event);
+
+impl ToSchema for JournalEntry {
+    fn name() -> std::borrow::Cow<'static, str> {
+        "Event".into()
+    }
+
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        schemas.push((EventType::name().into(), EventType::schema()));
+        schemas.push((EventData::name().into(), EventData::schema()));
+    }
+}
+
+impl PartialSchema for JournalEntry {
+    fn schema() -> RefOr<Schema> {
+        let format = |format| Some(SchemaFormat::KnownFormat(format));
+        let text = || ObjectBuilder::new().schema_type(Type::String);
+        let number = ObjectBuilder::new().schema_type(Type::Integer).examples([json!(1)]);
+        ObjectBuilder::new()
+            .description(Some("What happened in a run; the numbers have no gaps."))
+            .property("seq", number.description(Some("1, 2, 3 … within the run.")))
+            .property(
+                "at",
+                text().format(format(KnownFormat::DateTime)).description(Some("When it happened.")),
+            )
+            .property(
+                "run_id",
+                text().format(format(KnownFormat::Uuid)).description(Some("The run.")),
+            )
+            .property("type", Ref::from_schema_name("EventType"))
+            .property("data", Ref::from_schema_name("EventData"))
+            .required("seq")
+            .required("at")
+            .required("run_id")
+            .required("type")
+            .required("data")
+            .examples([json!({"type": "attempt.started"})])
+            .into()
+    }
+}
+
+/// List a run's events
+///
+/// The journal, in order. `after` and `cursor` exclude one another. As an event stream: what
+/// happened after `Last-Event-ID` (or `after`), then what happens until the run has ended.
+#[utoipa::path(
+    get, path = "/runs/{id}/events", tag = "runs", security(("bearer" = ["runs:read"])),
+    params(
+        ("id" = Uuid, Path, description = "The run."),
+        ("after" = Option<i64>, Query, description = "Events with a greater number.", minimum = 0),
+        ("Last-Event-ID" = Option<i64>, Header, description = "The last event that a stream's reader has seen.", minimum = 0),
+        PartParams,
+    ),
+    responses(
+        (status = 200, description = "A page of events, in order; or a stream of them.", content(
+            (Listing<JournalEntry> = "application/json"), (String = "text/event-stream", example = json!(EXAMPLE_FRAME)),
+        )),
+        (status = 204, description = "The run has ended and the stream's reader has seen all of it."),
+    ),
+)]
+pub(crate) async fn list_events(
+    State(app): State<App>,
+    caller: Scoped<RunsRead>,
+    media: Media,
+    LastEventId(seen): LastEventId,
+    RunId(id): RunId,
+    mut params: Params,
+) -> Result<Response, Problem> {
+    let after = params.value("after", "the number of an event", event_number)?;
+    if media == Media::EventStream {
+        params.finish()?;
+        let after = seen.or(after).unwrap_or(0);
+        let run = existing(&app, &caller.tenant, id).await?;
+        if run.status.is_terminal() && after >= run.last_seq {
+            return Ok(StatusCode::NO_CONTENT.into_response());
+        }
+        let follower = app.runtime.follow(&caller.tenant, id, after);
+        return Ok(stream::response(&app, &caller.tenant, id, after, follower, None));
+    }
+    let page = by_number(&mut params, PARTS)?;
+    if after.is_some() && page.after.is_some() {
+        return Err(invalid_parameter("after", "cannot be given together with `cursor`"));
+    }
+    params.finish()?;
+    existing(&app, &caller.tenant, id).await?;
+    let rows =
+        app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
+    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry))
+        .into_response())
+}
+
+fn event_number(text: &str) -> Option<i64> {
+    text.trim().parse().ok().filter(|seq| *seq >= 0)
+}
+
+/// The last event that the reader of a stream has seen.
+pub(crate) struct LastEventId(Option<i64>);
+
+impl FromRequestParts<App> for LastEventId {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let Some(given) = parts.headers.get("last-event-id") else { return Ok(Self(None)) };
+        match given.to_str().ok().and_then(event_number) {
+            Some(seq) => Ok(Self(Some(seq))),
+            None => Err(Problem::new(
+                Code::InvalidParameter,
+                "The header Last-Event-ID must be the number of an event.",
+            )),
+        }
+    }
+}

@@ -1,0 +1,164 @@
+//! The body of an invocation: which fields there are, and what they must look like.
+//!
+//! The body is parsed once; inputs stay the JSON that they are. Whether inputs fit the agent's
+//! schema and whether an override makes sense is decided by the runtime.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value};
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::Schema;
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use crate::http::document::openapi::{one_object, properties};
+use crate::http::document::vocabulary::{RunInputs, RunMetadata};
+use crate::http::edge::extract::{escaped, fields};
+use crate::http::edge::problem::{Code, Problem};
+use crate::run::{Overrides, RunKind};
+
+/// Overrides that make sense for a single model call.
+const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_busy", "private"];
+
+/// What a request asks for.
+#[derive(Debug, PartialEq)]
+pub(crate) struct Invocation {
+    pub(crate) inputs: Value,
+    pub(crate) run_id: Option<Uuid>,
+    pub(crate) session_id: Option<String>,
+    pub(crate) dry_run: bool,
+    pub(crate) metadata: BTreeMap<String, String>,
+    pub(crate) overrides: Overrides,
+}
+
+/// The fields beside the overrides.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default)]
+struct Envelope {
+    /// What the agent works on; must match the agent's input schema.
+    #[schema(value_type = RunInputs)]
+    inputs: Option<Map<String, Value>>,
+    /// The run's id, where the caller wants to know it beforehand.
+    run_id: Option<Uuid>,
+    /// Runs of one session share its history; 1 to 256 characters.
+    #[schema(min_length = 1, max_length = 256)]
+    session_id: Option<String>,
+    /// Labels to find the run by.
+    #[schema(value_type = Option<RunMetadata>)]
+    metadata: Option<BTreeMap<String, String>>,
+    /// Answers what the run would be told, offered and held to, and starts none.
+    dry_run: Option<bool>,
+}
+
+impl Invocation {
+    /// Reads the body of an invocation.
+    pub(crate) fn read(kind: RunKind, mut body: Map<String, Value>) -> Result<Self, Problem> {
+        let inputs = match body.remove("inputs") {
+            None => Value::Object(Map::new()),
+            Some(inputs @ Value::Object(_)) => inputs,
+            Some(_) => {
+                return Err(Problem::at(
+                    Code::InvalidInputs,
+                    "",
+                    "The inputs must be a JSON object.",
+                ));
+            }
+        };
+        let invalid = |error| Problem::invalid(Code::InvalidOverride, vec![error]);
+        let mut envelope = Map::new();
+        for name in ["run_id", "session_id", "metadata", "dry_run"] {
+            envelope.extend(body.remove_entry(name));
+        }
+        let Envelope { run_id, session_id, metadata, dry_run, .. } =
+            fields(envelope).map_err(invalid)?;
+        let metadata = metadata.unwrap_or_default();
+        check(session_id.as_deref(), &metadata)?;
+        let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
+        Ok(Self { inputs, run_id, session_id, dry_run: dry_run == Some(true), metadata, overrides })
+    }
+}
+
+fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Problem> {
+    let refused = |name: &str, why: &str| {
+        Problem::at(Code::InvalidOverride, format!("/{}", escaped(name)), why)
+    };
+    if let Some(name) =
+        body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str()))
+    {
+        return Err(refused(name, "is not a field of this request, or not yet"));
+    }
+    // serde would read a list as the fields in order.
+    if body.get("budget").is_some_and(Value::is_array) {
+        return Err(refused("budget", "must be an object"));
+    }
+    fields(body).map_err(|mut error| {
+        if error.message.starts_with("unknown field") {
+            error.message = "is not a field of this request, or not yet".into();
+        }
+        Problem::invalid(Code::InvalidOverride, vec![error])
+    })
+}
+
+fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Result<(), Problem> {
+    let refused = |pointer: String, why| Err(Problem::at(Code::InvalidOverride, pointer, why));
+    if session_id.is_some_and(|id| !(1..=256).contains(&id.chars().count())) {
+        return refused("/session_id".into(), "must have 1 to 256 characters");
+    }
+    if metadata.len() > 64 {
+        return refused("/metadata".into(), "must have at most 64 entries");
+    }
+    for (key, value) in metadata {
+        if !(1..=128).contains(&key.chars().count()) || value.chars().count() > 1024 {
+            let pointer = format!("/metadata/{}", escaped(key));
+            return refused(
+                pointer,
+                "must have a key of 1 to 128 and a value of at most 1024 characters",
+            );
+        }
+    }
+    Ok(())
+}
+
+/// Body of a single shot, for the API document.
+pub(crate) struct InvokeRequest;
+
+impl ToSchema for InvokeRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Envelope::schemas(schemas);
+    }
+}
+
+impl PartialSchema for InvokeRequest {
+    fn schema() -> RefOr<Schema> {
+        body_schema("What a single model call gets.", |name| SINGLE.contains(&name))
+    }
+}
+
+/// Body of an invocation of the loop, for the API document.
+pub(crate) struct InvokeIterativeRequest;
+
+impl ToSchema for InvokeIterativeRequest {
+    fn schemas(schemas: &mut Vec<(String, RefOr<Schema>)>) {
+        Envelope::schemas(schemas);
+        Overrides::schemas(schemas);
+    }
+}
+
+impl PartialSchema for InvokeIterativeRequest {
+    fn schema() -> RefOr<Schema> {
+        body_schema(
+            "What a run of the loop gets; overrides can only narrow what the definition allows.",
+            |_| true,
+        )
+    }
+}
+
+fn body_schema(about: &str, takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
+    let overrides = properties::<Overrides>().filter(|(name, _)| takes(name));
+    one_object(about, properties::<Envelope>().chain(overrides)).into()
+}
+
+#[cfg(test)]
+#[path = "invocation_tests.rs"]
+mod tests;

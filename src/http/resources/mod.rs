@@ -1,0 +1,19 @@
+//! One file a resource: its handlers, and what they read and answer.
+
+pub(super) mod agents;
+pub(super) mod approvals;
+pub(super) mod audit;
+pub(super) mod dry_run;
+pub(super) mod events;
+pub(super) mod health;
+pub(super) mod invocation;
+pub(super) mod invoke;
+pub(super) mod keys;
+pub(super) mod page;
+pub(super) mod run_parts;
+pub(super) mod runs;
+pub(super) mod sessions;
+pub(super) mod stats;
+pub(super) mod stream;
+pub(super) mod terms;
+pub(super) mod tools;

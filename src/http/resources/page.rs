@@ -1,0 +1,166 @@
+//! Lists on the wire: `limit`, `cursor` and `{data, next_cursor}`.
+//!
+//! A cursor is opaque to callers: base64url of a place in a list. It is no secret and needs no
+//! signature, since the tenant is never taken from it; whatever is decoded is checked like any
+//! input.
+
+use base64::Engine;
+use base64::prelude::BASE64_URL_SAFE_NO_PAD;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
+use utoipa::{IntoParams, ToSchema};
+use uuid::Uuid;
+
+use crate::http::edge::extract::{Params, invalid_parameter};
+use crate::http::edge::problem::Problem;
+use crate::store::{Page, RunCursor};
+
+/// How long pages are.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct PageSize {
+    default: u32,
+    max: u32,
+}
+
+/// Lists that grow without end.
+pub(crate) const LISTS: PageSize = PageSize { default: 50, max: 200 };
+/// The parts of one run, and catalogues.
+pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
+
+/// One page of a list.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Page)]
+pub(crate) struct Listing<T> {
+    /// The rows.
+    pub(super) data: Vec<T>,
+    /// Give it as `cursor` to get the next page; null on the last one.
+    #[schema(example = json!(null))]
+    next_cursor: Option<String>,
+}
+
+impl<T> Listing<T> {
+    /// From rows that were asked for with `page`, whose limit is one more than the page's size.
+    pub(crate) fn of<R, C>(
+        mut rows: Vec<R>,
+        page: &Page<C>,
+        cursor: impl FnOnce(&R) -> String,
+        view: impl FnMut(R) -> T,
+    ) -> Self {
+        let size = page.limit as usize - 1;
+        let more = rows.len() > size;
+        rows.truncate(size);
+        let next_cursor = if more { rows.last().map(cursor) } else { None };
+        Self { data: rows.into_iter().map(view).collect(), next_cursor }
+    }
+
+    /// A page of a list that is in memory as a whole.
+    pub(crate) fn of_all(all: Vec<T>, page: &Page<i64>) -> Self {
+        let start = page.after.unwrap_or(0);
+        let rows: Vec<T> = all.into_iter().skip(offset(start)).take(page.limit as usize).collect();
+        Self::of(rows, page, |_| next_offset(page), |row| row)
+    }
+}
+
+fn offset(number: i64) -> usize {
+    usize::try_from(number).unwrap_or(usize::MAX)
+}
+
+/// The cursor behind this page of a list that is counted.
+pub(crate) fn next_offset(page: &Page<i64>) -> String {
+    number_cursor(page.after.unwrap_or(0) + i64::from(page.limit) - 1)
+}
+
+/// A cursor that is a number.
+pub(crate) fn number_cursor(number: i64) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("n{number}"))
+}
+
+/// A cursor in a list that is sorted by time.
+pub(crate) fn time_cursor(at: DateTime<Utc>, id: &str) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("t{}.{id}", at.timestamp_micros()))
+}
+
+/// Takes `limit` and `cursor` of a counted list; the page asks for one row more than is shown.
+pub(crate) fn by_number(params: &mut Params, size: PageSize) -> Result<Page<i64>, Problem> {
+    let after = params.value("cursor", "a next_cursor of this list", |text| {
+        let number = decoded(text)?.strip_prefix('n')?.parse().ok()?;
+        (0..=i64::MAX / 2).contains(&number).then_some(number)
+    })?;
+    Ok(Page { limit: limit(params, size)?, after })
+}
+
+/// Takes `limit` and `cursor` of a list sorted by time whose ids are UUIDs.
+pub(crate) fn by_time(params: &mut Params, size: PageSize) -> Result<Page<RunCursor>, Problem> {
+    by_time_and(params, size, |id| Uuid::try_parse(id).is_ok())
+}
+
+/// The same for other ids.
+pub(crate) fn by_time_and(
+    params: &mut Params,
+    size: PageSize,
+    is_id: impl FnOnce(&str) -> bool,
+) -> Result<Page<RunCursor>, Problem> {
+    let after = params.value("cursor", "a next_cursor of this list", |text| {
+        let text = decoded(text)?;
+        let (micros, id) = text.strip_prefix('t')?.split_once('.')?;
+        let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
+        is_id(id).then(|| RunCursor { at, id: id.to_owned() })
+    })?;
+    Ok(Page { limit: limit(params, size)?, after })
+}
+
+fn limit(params: &mut Params, size: PageSize) -> Result<u32, Problem> {
+    let Some(text) = params.text("limit") else { return Ok(size.default + 1) };
+    match text.parse() {
+        Ok(limit) if (1..=size.max).contains(&limit) => Ok(limit + 1),
+        _ => Err(invalid_parameter("limit", &format!("must be a number from 1 to {}", size.max))),
+    }
+}
+
+fn decoded(cursor: &str) -> Option<String> {
+    String::from_utf8(BASE64_URL_SAFE_NO_PAD.decode(cursor).ok()?).ok()
+}
+
+/// `limit` and `cursor` of [`LISTS`], for the API document.
+pub(crate) struct ListParams;
+
+impl IntoParams for ListParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        documented(LISTS)
+    }
+}
+
+/// `limit` and `cursor` of [`PARTS`], for the API document.
+pub(crate) struct PartParams;
+
+impl IntoParams for PartParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        documented(PARTS)
+    }
+}
+
+fn documented(size: PageSize) -> Vec<Parameter> {
+    let limit = ObjectBuilder::new()
+        .schema_type(Type::Integer)
+        .minimum(Some(1))
+        .maximum(Some(size.max))
+        .default(Some(size.default.into()));
+    let parameter = |name, description, schema: ObjectBuilder| {
+        let query = ParameterBuilder::new().name(name).parameter_in(ParameterIn::Query);
+        query.description(Some(description)).schema(Some(schema)).build()
+    };
+    vec![
+        parameter("limit", "Rows a page.", limit),
+        parameter(
+            "cursor",
+            "The previous page's `next_cursor`.",
+            ObjectBuilder::new().schema_type(Type::String),
+        ),
+    ]
+}
+
+#[cfg(test)]
+#[path = "page_tests.rs"]
+mod tests;

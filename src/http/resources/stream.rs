@@ -1,0 +1,165 @@
+//! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
+//!
+//! `id` is the event's number, `event` its type, `data` the whole event on one line, whatever its
+//! reader takes for the end of one; the last one's
+//! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no
+//! `id`. A frame is made once for all readers. A stream that must end early says from where to
+//! resume. Order and completeness are the follower's ([`crate::runtime::Follower`]).
+
+use std::convert::Infallible;
+use std::time::Duration;
+
+use axum::body::{Body, Bytes};
+use axum::http::HeaderValue;
+use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use futures::stream;
+use serde_json::{Value, json};
+use uuid::Uuid;
+
+use super::runs::Run;
+use crate::event::{Event, ModelDelta};
+use crate::http::state::App;
+use crate::message::visible::on_one_line;
+use crate::runtime::{Follower, News, Published, Runtime};
+use crate::store::{Store, StoreError};
+
+/// After so much silence a comment shows that the connection lives.
+const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// A stream of the events after `after`, to the end of the run.
+pub(crate) fn response(
+    app: &App,
+    tenant: &str,
+    run: Uuid,
+    after: i64,
+    follower: Follower,
+    leash: Option<Leash>,
+) -> Response {
+    let reader = Reader {
+        app: app.clone(),
+        tenant: tenant.to_owned(),
+        run,
+        follower,
+        seen: after,
+        is_over: false,
+        leash,
+    };
+    let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
+        let frame = reader.next().await?;
+        Some((Ok::<_, Infallible>(frame), reader))
+    }));
+    let headers = [
+        (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
+        (CACHE_CONTROL, HeaderValue::from_static("no-store")),
+    ];
+    (headers, [("x-accel-buffering", "no")], body).into_response()
+}
+
+struct Reader {
+    app: App,
+    tenant: String,
+    run: Uuid,
+    follower: Follower,
+    /// The last event that was sent.
+    seen: i64,
+    is_over: bool,
+    leash: Option<Leash>,
+}
+
+impl Reader {
+    /// The next bytes; `None` closes the stream.
+    async fn next(&mut self) -> Option<Bytes> {
+        if self.is_over {
+            return None;
+        }
+        match tokio::time::timeout(KEEP_ALIVE, self.follower.next()).await {
+            Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
+            Ok(Ok(Some(published))) => match self.frame(&published).await {
+                Ok(frame) => {
+                    if let News::Event(event) = &published.news {
+                        self.seen = event.seq;
+                    }
+                    if published.news.is_the_end() {
+                        self.is_over = true;
+                        Leash::release(self.leash.take());
+                    }
+                    Some(frame)
+                }
+                Err(_) => Some(self.interrupted("the store cannot be reached")),
+            },
+            Ok(Ok(None)) => Some(self.interrupted("the service is stopping")),
+            Ok(Err(_)) => Some(self.interrupted("the store cannot be reached")),
+        }
+    }
+
+    async fn frame(&self, published: &Published) -> Result<Bytes, StoreError> {
+        let make = async || match &published.news {
+            News::Event(event) => event_frame(self.app.store.as_ref(), &self.tenant, event).await,
+            News::Delta(at, delta) => Ok(delta_frame(self.run, *at, delta)),
+        };
+        published.frame.get_or_try_init(make).await.cloned()
+    }
+
+    /// The last words to a reader that has not seen the end.
+    fn interrupted(&mut self, why: &str) -> Bytes {
+        self.is_over = true;
+        Leash::release(self.leash.take());
+        format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
+    }
+}
+
+async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
+    let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
+    let mut data = serde_json::to_string(event).map_err(unwritable)?;
+    if event.what.ending().is_some()
+        && let Some(run) = store.run(tenant, event.run_id).await?
+    {
+        let mut whole: Value = serde_json::from_str(&data).map_err(unwritable)?;
+        whole["data"]["run"] = serde_json::to_value(Run::answer(run)).map_err(unwritable)?;
+        data = whole.to_string();
+    }
+    let data = on_one_line(&data);
+    Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
+}
+
+/// A piece of an answer has no number: it cannot be asked for again.
+fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
+    let kind = ModelDelta::TYPE_NAME;
+    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta}).to_string();
+    format!("event: {kind}\ndata: {}\n\n", on_one_line(&data)).into()
+}
+
+/// Cancels the run when it is dropped: its caller went away and had asked for that.
+pub(crate) struct Leash {
+    held: Option<(Runtime, String, Uuid)>,
+}
+
+impl Leash {
+    /// Ties the run to whatever owns this.
+    pub(crate) fn new(runtime: Runtime, tenant: &str, run: Uuid) -> Self {
+        Self { held: Some((runtime, tenant.to_owned(), run)) }
+    }
+
+    /// The caller was answered.
+    pub(crate) fn release(leash: Option<Self>) {
+        if let Some(mut leash) = leash {
+            leash.held = None;
+        }
+    }
+}
+
+impl Drop for Leash {
+    fn drop(&mut self) {
+        if let Some((runtime, tenant, run)) = self.held.take() {
+            tokio::spawn(async move {
+                if let Err(error) =
+                    runtime.cancel(&tenant, run, Some("The caller went away.")).await
+                {
+                    tracing::warn!(run_id = %run, %error, "a run whose caller went away could not be cancelled");
+                }
+            });
+        }
+    }
+}

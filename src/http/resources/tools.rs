@@ -1,0 +1,91 @@
+//! The tools that agents can be given, and whether the caller's runs may execute them.
+
+use axum::Json;
+use axum::extract::State;
+use serde::Serialize;
+use serde_json::Value;
+use std::sync::Arc;
+use utoipa::ToSchema;
+
+use super::page::{Listing, PARTS, PartParams, by_number};
+use crate::http::document::vocabulary::JsonSchema;
+use crate::http::edge::auth::{Scoped, ToolsRead};
+use crate::http::edge::extract::{Name, Params};
+use crate::http::edge::problem::Problem;
+use crate::http::state::App;
+use crate::run::{Caller, Effect};
+use crate::tools::ToolInfo;
+
+/// A tool.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"effect": "once", "input_schema": {"type": "object"}}))]
+pub(crate) struct Tool {
+    /// As agents and scopes name it.
+    #[schema(example = "file_ops")]
+    name: String,
+    /// What the model is told about it.
+    #[schema(example = "Reads and writes files of the workspace.")]
+    description: String,
+    /// JSON Schema of the arguments.
+    #[schema(value_type = JsonSchema)]
+    input_schema: Arc<Value>,
+    /// The strongest effect that a call can have.
+    effect: Effect,
+    /// Where it comes from.
+    #[schema(example = "builtin")]
+    source: String,
+    /// Whether the caller's scopes allow its runs to execute it.
+    #[schema(example = true)]
+    allowed: bool,
+}
+
+impl Tool {
+    fn of(info: &ToolInfo, caller: &Caller) -> Self {
+        Self {
+            name: info.name.clone(),
+            description: info.description.clone(),
+            input_schema: Arc::clone(&info.input_schema),
+            effect: info.effect,
+            source: info.source.clone(),
+            allowed: caller.has("tools:execute") || caller.has(&format!("tools:{}", info.name)),
+        }
+    }
+}
+
+/// List tools
+#[utoipa::path(
+    get, path = "/tools", tag = "tools", security(("bearer" = ["tools:read"])),
+    params(PartParams),
+    responses((status = 200, description = "A page of tools, by name.", body = Listing<Tool>)),
+)]
+pub(crate) async fn list_tools(
+    State(app): State<App>,
+    caller: Scoped<ToolsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<Tool>>, Problem> {
+    let page = by_number(&mut params, PARTS)?;
+    params.finish()?;
+    let tools = app.tools.iter().map(|info| Tool::of(info, &caller)).collect();
+    Ok(Json(Listing::of_all(tools, &page)))
+}
+
+/// Get a tool
+#[utoipa::path(
+    get, path = "/tools/{name}", tag = "tools", security(("bearer" = ["tools:read"])),
+    params(("name" = String, Path, description = "The tool, percent-encoded: `mcp%3Atime%2Fnow`.")),
+    responses((status = 200, description = "The tool.", body = Tool)),
+)]
+pub(crate) async fn get_tool(
+    State(app): State<App>,
+    caller: Scoped<ToolsRead>,
+    Name(name): Name,
+    params: Params,
+) -> Result<Json<Tool>, Problem> {
+    params.finish()?;
+    let info = app
+        .tools
+        .iter()
+        .find(|info| info.name == name)
+        .ok_or_else(|| Problem::not_found("tool"))?;
+    Ok(Json(Tool::of(info, &caller)))
+}

@@ -1,0 +1,54 @@
+//! Runs that may be what crashes their replicas are driven one at a time.
+//!
+//! The one that is guilty is alone then when the next crash comes. A run makes room for the next
+//! one as soon as a model has answered it.
+
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use uuid::Uuid;
+
+use crate::event::RunEvent;
+use crate::store::RunWrite;
+
+/// The place of the one suspect that is driven here.
+#[derive(Debug)]
+pub(super) struct Probation {
+    place: Arc<Semaphore>,
+    holder: Mutex<Option<(Uuid, OwnedSemaphorePermit)>>,
+}
+
+impl Default for Probation {
+    fn default() -> Self {
+        Self { place: Arc::new(Semaphore::new(1)), holder: Mutex::new(None) }
+    }
+}
+
+impl Probation {
+    /// Resolves when no other suspect is driven here. Cancel-safe.
+    pub(super) async fn enter(&self, run: Uuid) {
+        // The semaphore is never closed.
+        if let Ok(permit) = Arc::clone(&self.place).acquire_owned().await {
+            *self.lock() = Some((run, permit));
+        }
+    }
+
+    /// Makes room for the next suspect, if this run has the place.
+    pub(super) fn leave(&self, run: Uuid) {
+        self.lock().take_if(|(holder, _)| *holder == run);
+    }
+
+    /// A write is durable.
+    pub(super) fn written(&self, write: &RunWrite) {
+        let is_answer = |what: &RunEvent| matches!(what, RunEvent::ModelResponded(_));
+        if self.place.available_permits() == 0
+            && write.events.iter().any(|event| is_answer(&event.what))
+        {
+            self.leave(write.run_id);
+        }
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Option<(Uuid, OwnedSemaphorePermit)>> {
+        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}

@@ -1,0 +1,371 @@
+//! What becomes of a run that was claimed: it is ended or parked where no work is left to do, else
+//! it goes on.
+//!
+//! Its journal is folded, what happened outside is added, and its state machine decides. To end or
+//! park a run takes no place among those that are driven, so full workers delay no cancel. A run
+//! whose journal cannot be read is failed by itself, from its row.
+
+use std::sync::Arc;
+
+use chrono::{SubsecRound as _, Utc};
+use tokio::sync::OwnedSemaphorePermit;
+use uuid::Uuid;
+
+use super::Runtime;
+use super::claimed::{Place, ResumeError, Resumption, unreadable, unusable};
+use super::loaded::LoadedAgent;
+use super::waiting::expiry;
+use super::worker::{Head, Owned, Tell, write};
+use crate::agents::prompt::ActiveSkill;
+use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
+use crate::event::{AuditRecord, Event, RunEvent};
+use crate::run::{Caller, Overrides, RunOrigin};
+use crate::store::writer::AppendError;
+use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, StoreError};
+use crate::tools::Workspace;
+
+/// Journal entries read at once during recovery.
+const PAGE: u32 = 500;
+/// Cancelled runs that are claimed at once.
+const MAX_CLAIM: u32 = 64;
+
+/// What becomes of a claimed run.
+enum Claimed {
+    GoesOn(Box<Owned>),
+    /// It is ended or parked with this.
+    Disposed(Box<Head>, Entry),
+    /// There is no place for it.
+    NoPlace,
+}
+
+/// The state of a run, with what has happened since its last event.
+struct Recovered {
+    run: Uuid,
+    state: State,
+    events: Vec<Event>,
+    audit: Vec<AuditRecord>,
+}
+
+impl Recovered {
+    fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
+        let at = Utc::now().trunc_subsecs(6);
+        let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
+        self.state.apply(&event)?;
+        self.events.push(event);
+        Ok(())
+    }
+}
+
+impl Runtime {
+    /// Goes on with a run that was claimed, or ends or parks it.
+    pub(super) async fn resume(&self, claimed: ClaimedRun, place: Place) {
+        let id = claimed.run.id;
+        let head = head_of(&claimed, self.inner.settings.sample_ratio);
+        match self.recover(claimed, head.clone(), place).await {
+            Ok(Claimed::GoesOn(owned)) => owned.spawn(Tell::default()),
+            Ok(Claimed::Disposed(head, entry)) => self.dispose(&head, entry).await,
+            Ok(Claimed::NoPlace) => {
+                if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
+                    tracing::warn!(run_id = %id, %error, "run could not be given back yet");
+                    self.inner.live.abandon(id);
+                }
+            }
+            Err(error) => self.not_resumed(&head, error).await,
+        }
+    }
+
+    /// Gives a run back that cannot be read at the moment, and fails one that never can be.
+    pub(super) async fn not_resumed(&self, head: &Head, error: ResumeError) {
+        let id = head.new.id;
+        match error {
+            ResumeError::Store(error) if error.is_transient() => {
+                tracing::warn!(run_id = %id, %error, "run could not be read; it is tried again");
+                self.inner.live.abandon(id);
+            }
+            error => self.interrupt(head, error.to_string()).await,
+        }
+    }
+
+    /// Ends the runs that were asked to cancel while nobody drove them.
+    pub(super) async fn end_cancelled(&self) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        while inner.lease.holds() {
+            let claimed = inner.store.claim_cancelled(&inner.owner, MAX_CLAIM).await?;
+            let has_more = claimed.len() == MAX_CLAIM as usize;
+            for claimed in claimed {
+                let runtime = self.clone();
+                inner.tasks.spawn(async move { runtime.resume(claimed, Place::Decision).await });
+            }
+            if !has_more {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    /// Ends or parks those of these queued runs that need no work.
+    pub(super) async fn decide(&self, runs: Vec<Uuid>) {
+        let inner = &self.inner;
+        for run in runs {
+            if self.is_draining() || !inner.lease.holds() {
+                return;
+            }
+            match inner.store.claim_run(&inner.owner, run).await {
+                Ok(Some(claimed)) => self.resume(claimed, Place::Decision).await,
+                Ok(None) => {} // another replica was faster
+                Err(error) => {
+                    tracing::debug!(run_id = %run, %error, "the run is decided on when it is claimed");
+                }
+            }
+        }
+    }
+
+    async fn recover(
+        &self,
+        claimed: ClaimedRun,
+        mut head: Head,
+        place: Place,
+    ) -> Result<Claimed, ResumeError> {
+        let row = &claimed.run;
+        let journal = match self.journal_of(&row.tenant, row.id).await {
+            Err(error) if !error.is_transient() => return Err(unreadable(&error)),
+            journal => journal?,
+        };
+        // A run can be ended without its plan.
+        let planned = self.plan_of(&claimed, &journal);
+        let rules =
+            planned.as_ref().map_or_else(|_| Rules::default(), |(_, plan)| plan.rules.clone());
+        let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
+        let mut state = State::new(rules);
+        journal.iter().try_for_each(|event| state.apply(event))?;
+        drop(journal);
+        let (has_crashed, is_alone) =
+            (state.has_crashed(row.crash_count), state.is_suspect(row.crash_count));
+        let mut recovered = Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
+        self.catch_up(&mut recovered, &claimed, is_alone).await?;
+        let now = Utc::now();
+        if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
+            events.into_iter().try_for_each(|event| recovered.record(event))?;
+            if let Ok((_, plan)) = &planned {
+                let is_observed = plan.is_observed;
+                head.origin = Arc::new(RunOrigin { is_observed, ..RunOrigin::clone(&head.origin) });
+            }
+            let Recovered { state, events, audit, .. } = recovered;
+            let entry = Entry { events, audit, totals: state.totals().clone(), park };
+            return Ok(Claimed::Disposed(Box::new(head), entry));
+        }
+        let slot = match place {
+            Place::Worker(worker) => Some(worker),
+            Place::Parent => None,
+            Place::Decision => match self.free_worker() {
+                Some(worker) => Some(worker),
+                None => return Ok(Claimed::NoPlace),
+            },
+        };
+        let (loaded, plan) = planned?;
+        let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
+        let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
+            .map_err(|error| unusable(&error))?;
+        head.lineage = self.lineage(row).await?;
+        let Recovered { state, events, audit, .. } = recovered;
+        let executor = loaded.executor;
+        let mut owned = Owned::new(self, head, Arc::new(plan), executor, workspace, state, slot);
+        (owned.run.outbox, owned.run.audit) = (events, audit);
+        owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
+        Ok(Claimed::GoesOn(Box::new(owned)))
+    }
+
+    /// Records what has happened since the journal's last event.
+    async fn catch_up(
+        &self,
+        recovered: &mut Recovered,
+        claimed: &ClaimedRun,
+        is_alone: bool,
+    ) -> Result<(), ResumeError> {
+        let row = &claimed.run;
+        if recovered.state.started_at().is_some() || row.crash_count > 0 {
+            let (epoch, deaths) = (row.epoch, row.crash_count);
+            recovered.record(RunEvent::RunResumed { epoch, deaths, is_alone })?;
+        }
+        if recovered.state.waiting().next().is_some() {
+            for answer in self.answers_to(row, &recovered.state).await? {
+                recovered.audit.extend(expiry(&answer));
+                if let Some(resolved) = answer.resolved() {
+                    recovered.record(RunEvent::ApprovalResolved(resolved))?;
+                }
+            }
+        }
+        if row.cancel_requested_at.is_some() {
+            let reason = row.cancel_reason.clone();
+            recovered.record(RunEvent::RunCancelRequested { reason })?;
+        }
+        Ok(())
+    }
+
+    fn free_worker(&self) -> Option<OwnedSemaphorePermit> {
+        if self.is_draining() || self.inner.slots.available_permits() == 0 {
+            return None;
+        }
+        Arc::clone(&self.inner.workers).try_acquire_owned().ok()
+    }
+
+    fn plan_of(
+        &self,
+        claimed: &ClaimedRun,
+        journal: &[Event],
+    ) -> Result<(LoadedAgent, Plan), ResumeError> {
+        let row = &claimed.run;
+        let loaded = self
+            .inner
+            .loaded
+            .of_snapshot(&row.definition_hash, &claimed.definition)
+            .map_err(|error| unusable(&error))?;
+        let overrides: Overrides =
+            serde_json::from_value(row.overrides.clone()).map_err(|error| unusable(&error))?;
+        let active = match skills_at_start(journal)? {
+            Some(active) => active,
+            None => self
+                .active_skills(&loaded.agent.definition, &overrides)
+                .map_err(|error| unusable(&error))?,
+        };
+        let plan =
+            Plan::new(Arc::clone(&loaded.agent), &loaded.executor, &overrides, row.kind, active)
+                .map_err(|error| unusable(&error))?;
+        Ok((loaded, plan.informed(&self.inner.router)))
+    }
+
+    /// Commits the end of a run, or that it is parked.
+    async fn dispose(&self, head: &Head, entry: Entry) {
+        let id = head.new.id;
+        match self.inner.writer.append(write(head, None, entry)).await {
+            Ok(()) => {}
+            Err(AppendError::Unavailable) => self.inner.live.abandon(id),
+            Err(AppendError::Refused) => {
+                self.interrupt(head, "the store refused to record it".to_owned()).await;
+            }
+            Err(reason @ (AppendError::Fenced | AppendError::IdTaken)) => {
+                tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
+            }
+        }
+    }
+
+    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+        let mut events: Vec<Event> = Vec::new();
+        loop {
+            let after = events.last().map_or(0, |e| e.seq);
+            let page = self.inner.store.events(tenant, id, after, PAGE).await?;
+            let complete = page.len() < PAGE as usize;
+            events.extend(page);
+            if complete {
+                return Ok(events);
+            }
+        }
+    }
+
+    /// Fails a run that cannot go on, without its journal and its state machine.
+    pub(super) async fn interrupt(&self, head: &Head, reason: String) {
+        let id = head.new.id;
+        tracing::error!(run_id = %id, %reason, "run interrupted");
+        let ended: Result<(), String> = async {
+            let row = self.inner.store.run(&head.caller.tenant, id).await;
+            let row = row.map_err(|e| e.to_string())?.ok_or("its row is gone")?;
+            let message = format!("The run cannot be resumed: {reason}");
+            let what = RunEvent::interrupted(message);
+            let end = Event { seq: row.last_seq + 1, at: Utc::now(), run_id: id, what };
+            let entry =
+                Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
+            let write = write(head, None, entry);
+            self.inner.writer.append(write).await.map_err(|e| e.to_string())
+        }
+        .await;
+        // Not given back to the queue: it would come back for ever.
+        if let Err(error) = ended {
+            tracing::error!(run_id = %id, %error, "the interrupted run could not be ended");
+        }
+    }
+}
+
+impl Owned {
+    /// What a run that goes on has left to do before it is driven: it waits until it is alone where
+    /// it may be what crashes its replicas, and is opened where it never was.
+    pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
+        let Resumption { claimed, has_crashed, is_alone } = resumption;
+        if is_alone {
+            self.slot = None; // it may wait for long
+            tokio::select! {
+                biased;
+                () = self.run.control.cancelled() => return Ok(()), // it is ended at once
+                () = self.runtime.inner.probation.enter(self.head.new.id) => {}
+            }
+        }
+        if has_crashed {
+            self.run.persist().await?; // so that the next crash is counted
+        }
+        let row = &claimed.run;
+        if let Some(shared) = &self.run.shared {
+            let root = self.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
+                shared.open();
+            }
+            // What it had reserved when its replica stopped is not under way any more.
+            self.run.settle().await?;
+        }
+        if self.run.state.started_at().is_none() {
+            self.open(&claimed).await?;
+        }
+        Ok(())
+    }
+
+    async fn open(&mut self, claimed: &ClaimedRun) -> Result<(), ResumeError> {
+        let (head, plan, runtime) = (&self.head, Arc::clone(&self.run.plan), &self.runtime);
+        let bounds = plan.agent.definition.history;
+        let earlier = runtime.earlier_runs(&claimed.run.tenant, &head.new, bounds).await?;
+        let background = runtime.background(&plan, &head.caller, &head.new, &earlier).await?;
+        let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unusable(&e))?;
+        self.run.open(opening, background)?;
+        Ok(())
+    }
+}
+
+/// The skills that a run began with, as its journal has them; nothing where it has not begun. The
+/// instructions are in its conversation.
+fn skills_at_start(journal: &[Event]) -> Result<Option<Vec<ActiveSkill>>, FoldError> {
+    let mut state = State::new(Rules::default());
+    for event in journal {
+        if state.attempt() > 0 {
+            break;
+        }
+        state.apply(event)?;
+    }
+    let active = |bounds: &crate::event::SkillActivated| ActiveSkill {
+        bounds: bounds.clone(),
+        instructions: String::new(),
+    };
+    Ok(state.started_at().map(|_| state.skills().iter().map(active).collect()))
+}
+
+fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
+    let row = &claimed.run;
+    let definition =
+        DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
+    let new = NewRun {
+        id: row.id,
+        agent: row.agent.clone(),
+        agent_version: row.agent_version.clone(),
+        definition: Arc::new(definition),
+        kind: row.kind,
+        status: row.status,
+        inputs: Arc::new(row.inputs.clone()),
+        overrides: row.overrides.clone(),
+        session_id: row.session_id.clone(),
+        session_place: None, // written once, with the row
+        parent_run_id: row.parent_run_id,
+        metadata: row.metadata.clone(),
+        created_at: row.created_at,
+        idempotency: None, // the same
+        traceparent: row.traceparent.clone(),
+    };
+    let scopes = claimed.scopes.clone();
+    let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
+    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
+}

@@ -1,0 +1,218 @@
+//! What a claimed run decides by itself: cancelled, reviewed, failed, or to go on.
+
+use super::*;
+
+/// A run whose model has asked for these calls.
+fn asked(rules: Rules, calls: Vec<&'static str>) -> Bench {
+    let mut bench = Bench::new(rules, vec![Calls(calls), Calls(vec!["a"])]);
+    bench.record(RunEvent::RunStarted {
+        system: "s".into(),
+        turns: vec![Turn::User("x".into())],
+        single_shot: false,
+        history: 0,
+        warnings: vec![],
+    });
+    bench.record(RunEvent::AttemptStarted { attempt: 1 });
+    bench.record(RunEvent::IterationStarted {
+        attempt: 1,
+        iteration: 1,
+        answer_only: false,
+        limit: None,
+    });
+    bench.model();
+    bench
+}
+
+fn may_crash(max_crashes: u32) -> Rules {
+    Rules { max_crashes, ..text() }
+}
+
+fn open_call(bench: &Bench, name: &str) -> ToolCall {
+    let open = bench.state.open_calls(0);
+    open.into_iter().find(|pending| pending.call.name == name).unwrap().call
+}
+
+fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnknownOutcome) {
+    bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        effect,
+        effect_key: "k".into(),
+        decision: "allowed".into(),
+        reason: None,
+        consumes: Consumption::default(),
+        on_unknown_outcome: unknown,
+    }));
+}
+
+fn resume(bench: &mut Bench, deaths: u32) {
+    let is_alone = bench.state.is_suspect(deaths);
+    bench.record(RunEvent::RunResumed { epoch: i64::from(deaths) + 2, deaths, is_alone });
+}
+
+/// What becomes of the run where nobody works on it.
+fn fate(bench: &Bench) -> &'static str {
+    let Some(disposal) = bench.state.disposal(bench.now) else { return "goes on" };
+    match (disposal.park, disposal.events.last().and_then(|event| event.ending())) {
+        (Some(RunStatus::NeedsReview), None) => "review",
+        (Some(_), None) => "parked",
+        (None, Some(ending)) => match ending.outcome.reason() {
+            TerminationReason::Cancelled => "cancelled",
+            TerminationReason::Interrupted => "failed",
+            other => panic!("{other:?}"),
+        },
+        other => panic!("{other:?}"),
+    }
+}
+
+#[test]
+fn a_cancel_request_comes_before_a_review_and_that_before_the_last_crash() {
+    use Effect::{Idempotent, Once, Read};
+    use OnUnknownOutcome::{Report, Retry, Review};
+    let table = [
+        (None, 0, "goes on"),
+        (None, 2, "goes on"),
+        (None, 3, "failed"),
+        (Some((Read, Review)), 1, "goes on"),
+        (Some((Idempotent, Review)), 3, "failed"),
+        (Some((Once, Review)), 1, "review"),
+        (Some((Once, Review)), 3, "review"),
+        (Some((Once, Report)), 1, "goes on"),
+        (Some((Once, Retry)), 1, "goes on"),
+    ];
+    for (started, deaths, expected) in table {
+        let mut bench = asked(may_crash(3), vec!["a"]);
+        if let Some((effect, unknown)) = started {
+            let call = open_call(&bench, "a");
+            dispatch(&mut bench, &call, effect, unknown);
+        }
+        (1..=deaths).for_each(|death| resume(&mut bench, death));
+        assert_eq!(fate(&bench), expected, "{started:?} after {deaths} crashes");
+        bench.record(RunEvent::RunCancelRequested { reason: None });
+        assert_eq!(fate(&bench), "cancelled", "{started:?} after {deaths} crashes");
+    }
+}
+
+#[test]
+fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
+    let mut bench = asked(text(), vec!["a", "b"]);
+    let (first, second) = (open_call(&bench, "a"), open_call(&bench, "b"));
+    dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
+    bench.record(RunEvent::ApprovalRequested(Awaited {
+        call_id: second.id,
+        kind: WaitKind::Approval,
+        tool: "b".into(),
+        arguments: json!({}),
+        reason: "so".into(),
+        expires_at: None,
+        condition: None,
+    }));
+    let approved = Resolution::Approved { arguments: Some(json!({"path": "b"})) };
+    let answer = |call_id, kind, resolution| {
+        RunEvent::ApprovalResolved(Resolved {
+            call_id,
+            kind,
+            resolution,
+            decided_by: None,
+            reason: None,
+        })
+    };
+    bench.record(answer(second.id, WaitKind::Approval, approved));
+    dispatch(&mut bench, &second, Effect::Once, OnUnknownOutcome::Review);
+    resume(&mut bench, 1);
+    let asked = bench.state.disposal(bench.now).unwrap();
+    assert_eq!(asked.park, Some(RunStatus::NeedsReview));
+    let shown = asked.events.iter().map(|event| match event {
+        RunEvent::ApprovalRequested(asked) => (asked.call_id, asked.arguments.clone()),
+        other => panic!("{other:?}"),
+    });
+    let shown: Vec<_> = shown.collect();
+    let of_model = serde_json::from_str(&first.arguments).unwrap();
+    assert_eq!(shown, [(first.id, of_model), (second.id, json!({"path": "b"}))]);
+    asked.events.into_iter().for_each(|event| bench.record(event));
+    assert_eq!(bench.state.next(bench.now), Step::Suspend(RunStatus::NeedsReview), "asked once");
+    resume(&mut bench, 1);
+    assert_eq!(bench.state.next(bench.now), Step::Suspend(RunStatus::NeedsReview), "asked once");
+
+    bench.record(answer(first.id, WaitKind::Review, Resolution::DidNotHappen));
+    bench.record(answer(second.id, WaitKind::Review, Resolution::DidNotHappen));
+    let Step::CallTools(again) = bench.state.next(bench.now) else { panic!() };
+    assert_eq!(again[0].call.id, first.id);
+    dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
+    resume(&mut bench, 2);
+    assert_eq!(fate(&bench), "review", "its outcome is unknown again");
+}
+
+#[test]
+fn an_end_after_a_crash_guesses_nothing_of_open_calls() {
+    let mut bench = asked(text(), vec!["a", "b", "bad", "same"]);
+    let call = open_call(&bench, "a");
+    dispatch(&mut bench, &call, Effect::Once, OnUnknownOutcome::Review);
+    let call = open_call(&bench, "b");
+    dispatch(&mut bench, &call, Effect::Idempotent, OnUnknownOutcome::Review);
+    let call = open_call(&bench, "bad");
+    dispatch(&mut bench, &call, Effect::Read, OnUnknownOutcome::Review);
+    resume(&mut bench, 1);
+    bench.record(RunEvent::RunCancelRequested { reason: Some("enough".into()) });
+    let Step::Record(events) = bench.state.next(bench.now) else { panic!() };
+    let failures: Vec<_> = events
+        .iter()
+        .filter_map(|event| match event {
+            RunEvent::ToolCallCompleted(call) => Some(call.failure.unwrap()),
+            _ => None,
+        })
+        .collect();
+    use CallFailure::{Cancelled, NotExecuted, UnknownOutcome};
+    assert_eq!(failures, [UnknownOutcome, Cancelled, NotExecuted, NotExecuted]);
+    let context = &events.last().unwrap().ending().unwrap().outcome.error().unwrap().context;
+    assert_eq!(*context, json!({"phase": "tool_call", "reason": "enough"}));
+    events.into_iter().for_each(|event| bench.record(event));
+    assert!(bench.state.ending().is_some());
+}
+
+#[test]
+fn a_call_that_the_operator_wants_reported_is_not_repeated() {
+    let mut bench = asked(text(), vec!["a"]);
+    let call = open_call(&bench, "a");
+    dispatch(&mut bench, &call, Effect::Once, OnUnknownOutcome::Report);
+    resume(&mut bench, 1);
+    let Step::Record(events) = bench.state.next(bench.now) else { panic!("called again") };
+    let [RunEvent::ToolCallCompleted(call)] = events.as_slice() else { panic!("{events:?}") };
+    assert_eq!(call.failure, Some(CallFailure::UnknownOutcome));
+}
+
+#[test]
+fn an_answer_of_a_model_sets_the_crashes_back() {
+    let mut bench = asked(may_crash(3), vec!["a"]);
+    resume(&mut bench, 1);
+    resume(&mut bench, 2);
+    assert!(bench.state.is_suspect(2));
+    let Step::CallTools(calls) = bench.state.next(bench.now) else { panic!() };
+    bench.tool(&calls[0]);
+    while !matches!(bench.state.next(bench.now), Step::CallModel(_)) {
+        let Step::Record(events) = bench.state.next(bench.now) else { panic!() };
+        events.into_iter().for_each(|event| bench.record(event));
+    }
+    bench.model();
+    assert!(!bench.state.is_suspect(3), "that is the first since");
+    resume(&mut bench, 3);
+    assert_eq!(fate(&bench), "goes on");
+}
+
+#[test]
+fn a_run_fails_by_a_crash_that_found_it_alone() {
+    let mut bench = asked(may_crash(3), vec!["a"]);
+    resume(&mut bench, 1);
+    assert!(bench.state.is_suspect(2), "the next crash may be the last");
+    // It waited while others crashed the replica, and was not driven.
+    resume(&mut bench, 40);
+    assert_eq!(fate(&bench), "goes on", "one crash of all those is its own");
+    resume(&mut bench, 40);
+    assert_eq!(fate(&bench), "goes on", "given back without a crash");
+    resume(&mut bench, 41);
+    assert_eq!(fate(&bench), "failed");
+
+    let mut bench = asked(may_crash(1), vec!["a"]);
+    resume(&mut bench, 1);
+    assert_eq!(fate(&bench), "failed", "one is too many");
+}

@@ -1,7 +1,6 @@
 //! Templates of definitions and scenarios: bounded in size, in the steps that rendering takes and
 //! in the text that comes of it. An undefined value is an error.
 
-use std::collections::BTreeMap;
 use std::io::{self, Write};
 
 use minijinja::value::Serde;
@@ -163,13 +162,9 @@ fn check_size(source: &str) -> Result<(), TemplateError> {
 
 fn context(variables: &[(&str, &Value)]) -> minijinja::Value {
     let variable = |(name, value): &(&str, &Value)| {
-        ((*name).to_owned(), minijinja::Value::from(Serde(*value)))
+        ((*name).to_owned(), minijinja::Value::from(Serde((*value).clone())))
     };
-<<<<<<< HEAD
-    minijinja::Value::from(variables.iter().map(variable).collect::<BTreeMap<_, _>>())
-=======
     minijinja::Value::from_pairs(variables.iter().map(variable))
->>>>>>> main
 }
 
 fn rendered(

@@ -163,6 +163,29 @@ fn sql_stays_in_the_store() {
     }
 }
 
+/// What others wrote reaches these libraries through one room, which bounds it first.
+#[test]
+fn what_others_wrote_goes_through_one_door() {
+    let libraries = [
+        "cel::",
+        "globset::",
+        "jsonschema::",
+        "minijinja::",
+        "regex::",
+        "regex_automata::",
+        "serde_saphyr::",
+    ];
+    for source in sources().iter().filter(|s| s.room != "bounds" && !is_test_file(s)) {
+        for library in libraries {
+            assert!(
+                !source.code.contains(library),
+                "src/{} uses {library} which src/bounds/ alone may: give it a bounded constructor there",
+                source.path
+            );
+        }
+    }
+}
+
 #[test]
 fn http_is_known_in_http_alone() {
     for source in

@@ -15,7 +15,7 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
-use super::recovery::{Resumption, ResumeError};
+use super::recovery::{ResumeError, Resumption};
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};

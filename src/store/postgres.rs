@@ -299,7 +299,8 @@ impl Store for Postgres {
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
         let release = sqlx::query(statements::RELEASE).bind(owner).bind(run);
         let mut line = self.control.get().await?;
-        let released = within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
+        let released =
+            within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
         let released = line.settle(released)?;
         self.hint_queue().await;
         Ok(released)

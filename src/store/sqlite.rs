@@ -344,7 +344,8 @@ impl Store for Sqlite {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
+        let release =
+            sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
         let released = self.change(release.bind(now())).await?;
         self.hint(Wakeup::Queue);
         Ok(released)

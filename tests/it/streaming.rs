@@ -347,7 +347,7 @@ async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {
         let path = format!("/v1/runs/{run}");
         if cancelled {
             let run = service.until(&path, |body| body["status"] == "cancelled").await;
-            assert_eq!(run["error"]["context"]["reason"], "The caller went away.", "{run:#}");
+            assert_eq!(run["error"]["context"]["reason"], "The client disconnected.", "{run:#}");
         } else {
             let still = service.get(&format!("{path}/wait?timeout=1")).await;
             assert_eq!(still.body["status"], "running", "{accept} {header:?}");

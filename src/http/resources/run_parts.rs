@@ -1,7 +1,7 @@
-//! The parts of a run: its model responses, tool calls, conversation and journal.
+//! The parts of a run: model responses, tool calls and messages.
 //!
-//! Rows come from the store as they are; the conversation is folded from the journal by the
-//! runtime. Providers' own call ids and opaque blocks are shown in the journal only.
+//! The messages are derived from the journal by the runtime. Providers' own call ids and opaque
+//! blocks are shown only in the journal.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
-use super::runs::{UsageView, existing};
+use super::run_views::UsageView;
+use super::runs::existing;
 use crate::event::Event;
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -24,39 +25,39 @@ use crate::run::Effect;
 use crate::runtime::conversation;
 use crate::store::{IterationRecord, ToolCallRecord};
 
-/// How many journal entries are read at a time when all of them are needed.
+/// How many events are read in one query.
 const JOURNAL_CHUNK: u32 = 1000;
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Iteration {
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// 1-based.
+    /// The attempt, starting at 1.
     #[schema(example = 1)]
     attempt: u32,
-    /// Within the attempt, 1-based.
+    /// The number of the iteration within the attempt, starting at 1.
     #[schema(example = 1)]
     number: u32,
-    /// The provider that answered.
+    /// The provider that responded.
     #[schema(example = "openai")]
     provider: String,
-    /// The model, without the provider.
+    /// The model that responded, without the provider.
     #[schema(example = "gpt-4.1-mini")]
     model: String,
     /// Why the model stopped.
     #[schema(value_type = FinishReason, example = "tool_calls")]
     finish_reason: String,
-    /// Tokens and cost of the response.
+    /// Tokens and cost of the model call.
     usage: UsageView,
-    /// Milliseconds from the first try to the answer.
+    /// Milliseconds from the first try to the response.
     #[schema(example = 320)]
     latency_ms: u64,
-    /// Failed tries before it.
+    /// Failed tries before the response.
     retries: u32,
-    /// Whether a fallback model answered.
+    /// Whether a fallback model responded.
     fallback: bool,
-    /// When the model was asked.
+    /// When the model was called.
     started_at: DateTime<Utc>,
 }
 
@@ -82,46 +83,46 @@ impl From<IterationRecord> for Iteration {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct ToolCallView {
-    /// Used in events and URLs; not the provider's.
+    /// The id used in events and URLs; not the provider's own call id.
     id: Uuid,
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// 1-based.
+    /// The attempt, starting at 1.
     #[schema(example = 1)]
     attempt: u32,
-    /// Within the attempt, 1-based.
+    /// The iteration within the attempt, starting at 1.
     #[schema(example = 1)]
     iteration: u32,
-    /// Place among the calls of its response.
+    /// Position among the calls of the response, starting at 0.
     ordinal: u32,
-    /// The tool, or the unknown name.
+    /// The tool's name, also if no such tool exists.
     #[schema(example = "file_ops")]
     tool: String,
-    /// As the model gave them; a text where they are no JSON.
+    /// The arguments given by the model; a string if they are not valid JSON.
     arguments: Value,
-    /// What the tool does to the world; null where there is no such tool.
+    /// The effect of the call; null if there is no such tool.
     #[schema(value_type = Option<Effect>)]
     effect: Option<String>,
-    /// What the gate decided; null where it was not asked.
+    /// The policy decision; null if none was needed.
     #[schema(value_type = Option<Decision>, example = "allowed")]
     decision: Option<String>,
-    /// Why it decided so, where it says.
+    /// The reason for the decision, if there is one.
     reason: Option<String>,
-    /// Where it stands.
+    /// The state of the call.
     #[schema(value_type = ToolCallState, example = "succeeded")]
     state: String,
-    /// What the model read.
+    /// The result that the model got.
     #[schema(example = "README.md")]
     result: Option<String>,
-    /// Whether that tells of a failure.
+    /// Whether the result is an error.
     is_error: bool,
-    /// Whether an earlier identical call's result was used.
+    /// Whether the result of an earlier identical call was reused.
     cached: bool,
-    /// When its execution began.
+    /// When the execution began.
     started_at: Option<DateTime<Utc>>,
-    /// When it had its result.
+    /// When the result was available.
     finished_at: Option<DateTime<Utc>>,
-    /// Milliseconds of execution.
+    /// Duration of the execution in milliseconds.
     #[schema(example = 2)]
     duration_ms: Option<u64>,
 }
@@ -150,7 +151,7 @@ impl From<ToolCallRecord> for ToolCallView {
     }
 }
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -164,20 +165,20 @@ pub(crate) enum Role {
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(example = json!({"role": "assistant"}))]
 pub(crate) struct Message {
-    /// Who speaks.
+    /// The author of the message.
     role: Role,
-    /// The text.
+    /// The text of the message.
     #[schema(example = "Let me look.")]
     content: String,
-    /// What an assistant asked for.
+    /// The tool calls of an assistant message; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     tool_calls: Vec<MessageCall>,
-    /// The call that a tool's message answers.
+    /// The call whose result this is; only in tool messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     tool_call_id: Option<Uuid>,
-    /// The tool that answers.
+    /// The tool whose result this is; only in tool messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "file_ops")]
     name: Option<String>,
@@ -187,16 +188,16 @@ pub(crate) struct Message {
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = MessageToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct MessageCall {
-    /// The call.
+    /// The call's id.
     id: Uuid,
-    /// The tool.
+    /// The tool's name.
     #[schema(example = "file_ops")]
     name: String,
-    /// As the model gave them; a text where they are no JSON.
+    /// The arguments given by the model; a string if they are not valid JSON.
     arguments: Value,
 }
 
-/// Messages in the order in which the model reads them.
+/// The system prompt and the messages of all turns.
 pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
     let system = Some(conversation.system()).filter(|system| !system.is_empty());
     let system = system.map(|system| message(Role::System, system));
@@ -213,7 +214,6 @@ fn message(role: Role, content: &str) -> Message {
     }
 }
 
-/// The messages of turns.
 pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
     let mut messages = Vec::new();
     for turn in turns {
@@ -243,7 +243,7 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
     messages
 }
 
-/// JSON text as JSON, any other text as a string.
+/// Parses JSON; other text becomes a string.
 pub(crate) fn json_or_text(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
 }
@@ -251,7 +251,7 @@ pub(crate) fn json_or_text(text: &str) -> Value {
 /// List a run's model responses
 #[utoipa::path(
     get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of model responses, in order.", body = Listing<Iteration>)),
 )]
 pub(crate) async fn list_iterations(
@@ -270,7 +270,7 @@ pub(crate) async fn list_iterations(
 /// List a run's tool calls
 #[utoipa::path(
     get, path = "/runs/{id}/tool-calls", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of tool calls, in order.", body = Listing<ToolCallView>)),
 )]
 pub(crate) async fn list_tool_calls(
@@ -288,10 +288,10 @@ pub(crate) async fn list_tool_calls(
 
 /// List a run's messages
 ///
-/// The conversation as the model sees it.
+/// The conversation as the model gets it.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of messages, in order.", body = Listing<Message>)),
 )]
 pub(crate) async fn list_messages(

@@ -51,7 +51,7 @@ async fn a_parked_run_is_decided_elsewhere() {
     let approved =
         remote(&["runs", "approve", id, call, "--reason", "fine", "--arguments", edited]).await;
     assert!(
-        approved.code == Some(0) && approved.out.contains("goes on"),
+        approved.code == Some(0) && approved.out.contains("continues"),
         "{}{}",
         approved.out,
         approved.err

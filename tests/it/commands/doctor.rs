@@ -52,7 +52,7 @@ async fn what_is_broken_is_named_and_fails() {
     let report: Value = serde_json::from_str(&seen.out).unwrap();
     for (check, word) in [
         ("agents", "bad.yaml: line 3"),
-        ("model local", "does not answer"),
+        ("model local", "does not respond"),
         ("listen", &address),
         ("workspace", "toolloop.toml"),
     ] {
@@ -91,7 +91,7 @@ async fn a_running_service_is_recognised(db: Db) {
         "{report:#}"
     );
     assert!(
-        of(&report, "model local")[0]["detail"].as_str().unwrap().contains("answers"),
+        of(&report, "model local")[0]["detail"].as_str().unwrap().contains("responds"),
         "{report:#}"
     );
     let database = of(&report, "database")[0]["detail"].as_str().unwrap();

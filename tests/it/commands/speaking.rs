@@ -114,7 +114,7 @@ async fn a_service_elsewhere_answers_commands(db: Db) {
 
     let over = remote(&service, &["runs", "cancel", id]).await;
     assert!(
-        over.code == Some(0) && over.out.contains("had ended already: completed"),
+        over.code == Some(0) && over.out.contains("had already ended: completed"),
         "{}{}",
         over.out,
         over.err
@@ -277,7 +277,7 @@ async fn what_is_wrong_is_said_with_what_to_do(db: Db) {
     let url = service.url("");
     let unknown = remote(&service, &["invoke", "nobody"]).await;
     assert!(
-        unknown.code == Some(1) && unknown.err.contains("there are: echo, slow"),
+        unknown.code == Some(1) && unknown.err.contains("known agents: echo, slow"),
         "{}",
         unknown.err
     );

@@ -46,6 +46,8 @@ pub struct ModelTry<'a> {
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
+    /// Whether the configuration or a definition names the model; others share one metric label.
+    pub is_named: bool,
     pub took: Duration,
     /// The kind of failure; `None` on success.
     pub failure: Option<&'static str>,
@@ -119,9 +121,9 @@ impl Telemetry {
 /// write, else its end minus its duration.
 fn began(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> DateTime<Utc> {
     let (before, end) = events.split_at(at);
-    let journalled = before.iter().rev().find_map(|event| match &event.what {
-        RunEvent::ToolCallStarted(started) if started.call_id == call => Some(event.at),
-        _ => None,
+    let journalled = before.iter().rev().find_map(|event| {
+        let RunEvent::ToolCallStarted(started) = &event.what else { return None };
+        (started.call_id == call).then_some(event.at)
     });
     journalled.unwrap_or_else(|| {
         let end = end.first().map_or_else(Utc::now, |event| event.at);

@@ -10,7 +10,7 @@ mod compact;
 mod sharing;
 mod waiting;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
@@ -54,6 +54,8 @@ pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
     lost: CancellationToken,
+    /// Its state, while a call is executed that leaves work to another run.
+    delegating: Mutex<Option<Arc<State>>>,
 }
 
 impl RunControl {
@@ -76,6 +78,15 @@ impl RunControl {
     /// Resolves when the run was lost.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
+    }
+
+    /// The run's state, while a call is executed that leaves work to another run.
+    pub fn delegating(&self) -> Option<Arc<State>> {
+        self.delegating.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_delegating(&self, state: Option<State>) {
+        *self.delegating.lock().unwrap_or_else(PoisonError::into_inner) = state.map(Arc::new);
     }
 
     /// Resolves when cancelling is asked for.

@@ -5,8 +5,9 @@
 
 use serde_json::value::RawValue;
 
-use super::RawToolCall;
 use super::failure::Reported;
+use super::{Completion, RawToolCall};
+use crate::bounds::json;
 
 /// Why a 2xx answer is of no use.
 #[derive(Debug, PartialEq, Eq)]
@@ -21,6 +22,33 @@ pub(super) enum Unusable {
 pub(super) const MAX_CALLS: usize = 1024;
 /// Largest arguments of one tool call that are read, in bytes.
 pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
+
+/// Entries of any other list of an answer that are read, and what is read of tool calls: one too
+/// many.
+pub(super) const MAX_PARTS: usize = 4096;
+pub(super) const CALLS_READ: usize = MAX_CALLS + 1;
+/// Tokens that one answer can have taken; a server that reports more is mistaken.
+const MAX_TOKENS: u64 = 1_000_000_000;
+
+/// An answer within what can be counted and kept.
+pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable> {
+    if let Some(usage) = &mut completion.usage {
+        for tokens in [
+            &mut usage.input_tokens,
+            &mut usage.output_tokens,
+            &mut usage.cached_input_tokens,
+            &mut usage.cache_write_tokens,
+            &mut usage.reasoning_tokens,
+        ] {
+            *tokens = (*tokens).min(MAX_TOKENS);
+        }
+    }
+    if completion.opaque.as_ref().is_some_and(|blocks| !json::is_shallow(&blocks.json)) {
+        let message = format!("the answer is nested more than {} levels deep", json::MAX_NESTING);
+        return Err(Unusable::Malformed(message));
+    }
+    Ok(completion)
+}
 
 impl Unusable {
     /// More calls than anybody asks for.

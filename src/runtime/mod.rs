@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod claimed;
 mod delegation;
 mod deltas;
 mod follow;

@@ -24,7 +24,7 @@ use opentelemetry_sdk::trace::{
 };
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
-use crate::event::{CallFailure, ContextCompacted, Ending, Event, RunEvent};
+use crate::event::{CallFailure, Ending, Event, RunEvent};
 use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
 
@@ -103,13 +103,10 @@ impl Traces {
                     ));
                     self.child(origin.trace.span(place), content);
                 }
-                RunEvent::ContextCompacted(ContextCompacted {
-                    attempt,
-                    iteration,
-                    call: Some(call),
-                    ..
-                }) => {
-                    let place = SpanPlace::Summary { attempt: *attempt, iteration: *iteration };
+                RunEvent::ContextCompacted(compacted) => {
+                    let Some(call) = &compacted.call else { continue };
+                    let (attempt, iteration) = (compacted.attempt, compacted.iteration);
+                    let place = SpanPlace::Summary { attempt, iteration };
                     let content = chat(
                         origin,
                         event.at,
@@ -141,18 +138,35 @@ impl Traces {
                         execute_tool(origin, &call.tool, call.call_id, times, Some("blocked")),
                     );
                 }
-                what => {
-                    if let Some(ending) = what.ending() {
-                        let parent = origin.trace.parent;
-                        let content = invoke_agent(origin, event, ending, totals);
-                        self.send(
-                            origin.trace.span(SpanPlace::Run),
-                            parent,
-                            parent.is_some(),
-                            content,
-                        );
-                    }
+                RunEvent::RunCompleted(ending)
+                | RunEvent::RunFailed(ending)
+                | RunEvent::RunCancelled(ending) => {
+                    let parent = origin.trace.parent;
+                    let content = invoke_agent(origin, event, ending, totals);
+                    self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), content);
                 }
+                RunEvent::RunQueued {}
+                | RunEvent::RunStarted { .. }
+                | RunEvent::SessionLoaded { .. }
+                | RunEvent::SkillActivated(_)
+                | RunEvent::RunResumed { .. }
+                | RunEvent::AttemptStarted { .. }
+                | RunEvent::IterationStarted { .. }
+                | RunEvent::ToolCallStarted(_)
+                | RunEvent::ToolCallCompleted(_)
+                | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ApprovalRequested(_)
+                | RunEvent::ApprovalResolved(_)
+                | RunEvent::HandoffStarted { .. }
+                | RunEvent::BudgetWarned { .. }
+                | RunEvent::OutputProposed { .. }
+                | RunEvent::OutputReflected { .. }
+                | RunEvent::ValidationFailed { .. }
+                | RunEvent::ConfirmationRequested { .. }
+                | RunEvent::DecisionExtractionFailed(_)
+                | RunEvent::DecisionValidationFailed(_)
+                | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::RunCancelRequested { .. } => {}
             }
         }
     }
@@ -354,11 +368,11 @@ fn error_type(failure: CallFailure) -> &'static str {
     }
 }
 
-/// Sends batches, and mentions now and then that some were lost.
+/// Exports batches, and warns at intervals about lost spans.
 #[derive(Debug)]
 struct Tolerant {
     otlp: Otlp,
-    /// When that was mentioned last, and how many spans have been lost since.
+    /// The time of the last warning, and the spans lost since.
     lost: Mutex<(Option<Instant>, usize)>,
 }
 
@@ -370,7 +384,7 @@ impl SpanExporter for Tolerant {
             let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
             lost.1 += spans;
             if lost.0.is_none_or(|mentioned| mentioned.elapsed() >= WARN_EVERY) {
-                tracing::warn!(%error, spans = lost.1, "traces are lost: the collector does not take them");
+                tracing::warn!(%error, spans = lost.1, "traces are lost: the collector rejects them or is unreachable");
                 *lost = (Some(Instant::now()), 0);
             }
         }

@@ -56,8 +56,8 @@ words! {
         | "tool_call.blocked" | "tool_call.awaiting_client" | "approval.requested" | "approval.resolved"
         | "handoff.started" | "budget.warned" | "output.proposed" | "output.reflected" | "validation.failed"
         | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
-        | "tool_choice.unmet" | "context.compacted" | "run.cancel_requested" | "run.completed" | "run.failed"
-        | "run.cancelled";
+        | "tool_choice.unmet" | "answer.blank" | "context.compacted" | "run.cancel_requested" | "run.completed"
+        | "run.failed" | "run.cancelled";
 }
 
 macro_rules! open_objects {

@@ -309,7 +309,7 @@ impl ContextCompacted {
 }
 
 /// Why a conversation is made smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
     /// By our estimate, the model's window was nearly full.
@@ -511,7 +511,7 @@ pub struct AuditRecord {
     pub reason: Option<String>,
     /// The arguments as JSON text, capped.
     pub arguments: String,
-    /// `succeeded`, `failed`, `cancelled` or `not_executed`.
+    /// `succeeded`, `failed`, `cancelled`, `not_executed` or `unknown`.
     pub outcome: String,
     /// Milliseconds of execution.
     pub duration_ms: Option<u64>,
@@ -637,6 +637,7 @@ impl RunEvent {
             | Self::DecisionExtractionFailed(_)
             | Self::DecisionValidationFailed(_)
             | Self::ToolChoiceUnmet { .. }
+            | Self::AnswerBlank { .. }
             | Self::ContextCompacted(_)
             | Self::RunCancelRequested { .. } => None,
         }
@@ -710,6 +711,7 @@ impl Totals {
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::SessionLoaded { .. }
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }
@@ -725,6 +727,7 @@ impl Totals {
             | RunEvent::ConfirmationRequested { .. }
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)

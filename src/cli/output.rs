@@ -8,6 +8,8 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use serde_json::Value;
 
+use crate::message::visible::{escaped, escaped_json};
+
 /// Writes a result and a line feed to standard output. A closed pipe is not an error.
 pub(super) fn print(text: &str) -> io::Result<()> {
     match line(text) {
@@ -24,7 +26,7 @@ pub(super) fn line(text: &str) -> io::Result<()> {
 }
 
 pub(super) fn print_json(value: &Value) -> io::Result<()> {
-    print(&format!("{value:#}"))
+    print(&escaped_json(&format!("{value:#}")))
 }
 
 /// Writes a line to standard error, ignoring failures.
@@ -49,10 +51,10 @@ pub(super) fn escape_control(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// As [`escape_control`], on one line of at most `width` characters.
+/// Text on one line of at most `width` characters, with invisible characters escaped.
 pub(super) fn one_line(text: &str, width: usize) -> String {
     let flat = text.replace(['\n', '\t'], " ");
-    let flat = escape_control(&flat);
+    let flat = escaped(&flat);
     if flat.chars().count() <= width {
         return flat.into_owned();
     }
@@ -81,5 +83,6 @@ mod tests {
         assert_eq!(escape_control("\u{1b}[2J\r"), "\\u{1b}[2J\\r");
         assert_eq!(one_line("a\nb\u{7}", 20), "a b\\u{7}");
         assert_eq!(one_line("abcdef", 4), "abc…");
+        assert_eq!(one_line("a\u{202e}b\u{e0041}", 40), "a\\u{202e}b\\u{e0041}");
     }
 }

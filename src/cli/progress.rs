@@ -122,6 +122,7 @@ impl StatusLine {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)

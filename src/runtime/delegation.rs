@@ -125,7 +125,7 @@ fn delegates(plan: &Plan) -> bool {
 }
 
 /// The id of the child that a call means.
-fn child_id(effect_key: &str) -> Uuid {
+pub(super) fn child_id(effect_key: &str) -> Uuid {
     let hash = Sha256::new().chain_update("child\0").chain_update(effect_key).finalize();
     let mut bytes = [0; 16];
     bytes.iter_mut().zip(&hash[..]).for_each(|(byte, hashed)| *byte = *hashed);

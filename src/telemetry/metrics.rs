@@ -177,6 +177,7 @@ impl Metrics {
                 | RunEvent::DecisionExtractionFailed(_)
                 | RunEvent::DecisionValidationFailed(_)
                 | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::AnswerBlank { .. }
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

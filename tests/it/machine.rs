@@ -1260,6 +1260,33 @@ fn check_journal(bench: &Bench, what: &str) {
         bench.state.conversation(),
         "{what}: the journal alone gives the conversation"
     );
+    nothing_said_is_lost(bench, what);
+}
+
+/// A reader of the journal sees every turn, and which of them the model still reads.
+fn nothing_said_is_lost(bench: &Bench, what: &str) {
+    let transcript = toolloop::runtime::transcript(&bench.journal).unwrap();
+    let still_read = transcript.turns.iter().filter(|kept| !kept.is_summarised);
+    let still_read: Vec<&Turn> = still_read.map(|kept| &kept.turn).collect();
+    let turns = bench.state.conversation().turns();
+    assert_eq!(still_read.len(), turns.len(), "{what}");
+    for (kept, read) in still_read.iter().zip(turns) {
+        match (kept, read) {
+            (Turn::Assistant(kept), Turn::Assistant(read)) => {
+                assert_eq!(kept.message(), read.message(), "{what}");
+                for (kept, read) in kept.results().iter().zip(read.results()) {
+                    let is_cleared = read.content.starts_with("[result cleared");
+                    assert!(kept == read || is_cleared, "{what}: {kept:?} {read:?}");
+                    assert!(
+                        !is_cleared || transcript.cleared.contains(&kept.call_id),
+                        "{what}: {kept:?}"
+                    );
+                }
+            }
+            (kept, read) => assert_eq!(*kept, read, "{what}"),
+        }
+    }
+    assert!(transcript.open.is_none(), "{what}: it has ended");
 }
 
 /// What rows are made of: each call of a tool is answered by one event, and by none before it was

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
+mod answers;
 mod api;
 mod approvals;
 mod bounds;

@@ -304,7 +304,11 @@ impl State {
 
     /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
     /// Calls are there only where none may be executed.
-    fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
+    fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
+        let is_blank = message.tool_calls.is_empty() && message.text.trim().is_empty();
+        if is_blank && finish_reason != FinishReason::Pause {
+            message.opaque = None; // thinking that leads to nothing is not taken back
+        }
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
         self.raw_response = match beginning {

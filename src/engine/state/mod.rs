@@ -154,6 +154,11 @@ impl OpenTurn {
         self.message.tool_calls.iter().enumerate().filter(|(_, call)| !self.is_answered(call))
     }
 
+    fn was_dispatched(&self, call_id: Uuid) -> bool {
+        let effect = self.dispatched.get(&call_id).map(|call| call.effect);
+        effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
+    }
+
     fn is_answered(&self, call: &ToolCall) -> bool {
         self.answers.contains_key(&call.id)
     }
@@ -317,6 +322,19 @@ impl State {
     /// What the model has seen and said; complete turns only.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
+    }
+
+    /// Whether a call that may change something was dispatched, and has no result: met before its
+    /// execution only after a crash.
+    pub fn is_dispatched(&self, call_id: Uuid) -> bool {
+        matches!(&self.phase, Phase::Acting(turn) if turn.was_dispatched(call_id))
+    }
+
+    /// What the model said last, as long as calls of it are open, with the results that are there.
+    pub fn open_turn(&self) -> Option<(&AssistantMessage, impl Iterator<Item = &ToolResult>)> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let calls = turn.message.tool_calls.iter();
+        Some((&turn.message, calls.filter_map(|call| turn.answers.get(&call.id))))
     }
 
     /// How many turns of earlier runs it began with.

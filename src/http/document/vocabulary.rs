@@ -37,7 +37,7 @@ words! {
     /// The policy decision on a tool call.
     Decision = "allowed" | "warned" | "escalated" | "blocked";
     /// The outcome of a tool call.
-    CallOutcome = "succeeded" | "failed" | "cancelled" | "not_executed";
+    CallOutcome = "succeeded" | "failed" | "cancelled" | "not_executed" | "unknown";
     /// The state of a tool call.
     ToolCallState = "proposed" | "denied" | "awaiting_approval" | "awaiting_client" | "dispatched" | "succeeded"
         | "failed" | "unknown" | "cancelled";

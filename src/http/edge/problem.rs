@@ -170,6 +170,9 @@ pub(crate) struct ProblemBody<'a> {
     request_id: &'a str,
 }
 
+/// Maximum length of a detail, a message or a pointer, in bytes.
+const MAX_TEXT: usize = 600;
+
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
     code: Code,
@@ -183,14 +186,9 @@ pub(crate) struct Problem {
 
 impl Problem {
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
-            code,
-            detail: detail.into(),
-            errors: Vec::new(),
-            run_id: None,
-            retry_after: None,
-            cause: None,
-        }
+        let mut detail = detail.into();
+        cut(&mut detail);
+        Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }
 
     /// A fault of the service; the cause is logged and not sent.
@@ -206,7 +204,11 @@ impl Problem {
     }
 
     /// Validation errors; the first one becomes the detail.
-    pub(crate) fn invalid(code: Code, errors: Vec<ValidationError>) -> Self {
+    pub(crate) fn invalid(code: Code, mut errors: Vec<ValidationError>) -> Self {
+        for error in &mut errors {
+            cut(&mut error.pointer);
+            cut(&mut error.message);
+        }
         let detail = match errors.first() {
             Some(first) if first.pointer.is_empty() => first.message.clone(),
             Some(first) => format!("{}: {}", first.pointer, first.message),
@@ -255,6 +257,14 @@ impl Problem {
         parts.headers.insert(CONTENT_LENGTH, json.len().into());
         parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         Response::from_parts(parts, Body::from(json))
+    }
+}
+
+/// Cuts a text that repeats more than a refusal may; our own words are shorter.
+fn cut(text: &mut String) {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push('…');
     }
 }
 

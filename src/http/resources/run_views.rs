@@ -17,6 +17,7 @@ use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
 use crate::http::state::Shared;
 use crate::message::Usage;
+use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
     Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
 };
@@ -213,6 +214,10 @@ pub(crate) struct Pending {
     tool: String,
     /// The call's arguments; a string if they are not valid JSON.
     arguments: Value,
+    /// The arguments as JSON text for display to a person: invisible characters, and those that
+    /// change how others are displayed, are escaped.
+    #[schema(example = "{\n  \"path\": \"invoice\\u202efdp.exe\"\n}")]
+    display: String,
     /// Why the run waits.
     #[schema(
         example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there."
@@ -342,8 +347,9 @@ impl From<ApprovalRecord> for Pending {
             call_id: asked.call_id,
             kind: asked.kind.as_str(),
             tool: asked.tool,
+            display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
             arguments: asked.arguments,
-            reason: asked.reason,
+            reason: escaped(&asked.reason).into_owned(),
             expires_at: asked.expires_at,
         }
     }

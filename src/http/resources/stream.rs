@@ -1,7 +1,8 @@
 //! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
 //!
-//! `id` is the event's sequence number, `event` its type, `data` the whole event on one line; the
-//! last event's `data.run` is the JSON answer of the invocation. Parts of a model's response
+//! `id` is the event's sequence number, `event` its type, `data` the whole event on one line
+//! (Unicode line separators are escaped, too); the last event's `data.run` is the JSON answer of the
+//! invocation. Parts of a model's response
 //! (`model.delta`) have no `id`. A frame is serialized once for all readers. A stream that ends early
 //! says where to resume. [`crate::runtime::Follower`] guarantees order and completeness.
 
@@ -20,6 +21,7 @@ use uuid::Uuid;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta};
 use crate::http::state::App;
+use crate::message::visible::on_one_line;
 use crate::runtime::{Follower, News, Published, Runtime};
 use crate::store::{Store, StoreError};
 
@@ -118,14 +120,15 @@ async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<B
         whole["data"]["run"] = serde_json::to_value(Run::from(run)).map_err(unwritable)?;
         data = whole.to_string();
     }
+    let data = on_one_line(&data);
     Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
 }
 
 /// Without an `id`, because a delta is not stored and cannot be replayed.
 fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
     let kind = ModelDelta::TYPE_NAME;
-    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta});
-    format!("event: {kind}\ndata: {data}\n\n").into()
+    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta}).to_string();
+    format!("event: {kind}\ndata: {}\n\n", on_one_line(&data)).into()
 }
 
 /// Cancels the run when dropped, unless disarmed (`X-Cancel-On-Disconnect`).

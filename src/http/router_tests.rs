@@ -23,7 +23,7 @@ use crate::tools::ToolInfo;
 struct Away;
 
 fn away<T>() -> Result<T, StoreError> {
-    Err(StoreError::Unavailable("nobody is there".into()))
+    Err(StoreError::Unavailable("connection refused".into()))
 }
 
 #[async_trait]

@@ -251,7 +251,8 @@ pub(crate) struct Message {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "file_ops")]
     name: Option<String>,
-    /// The model does not read this any more: a summary stands for it, or a note of its size.
+    /// Whether the model no longer gets this message, because a summary or a note of its size has
+    /// replaced it; absent if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     compacted: bool,
@@ -361,8 +362,8 @@ pub(crate) async fn list_iterations(
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
     let mut events = iteration_events(&journal(&app, &run).await?);
     let iteration = |row: IterationRecord| {
-        let events_of_row = events.remove(&(row.attempt, row.number)).unwrap_or_default();
-        let IterationEvents { compactions, children } = told;
+        let IterationEvents { compactions, children } =
+            events.remove(&(row.attempt, row.number)).unwrap_or_default();
         Iteration { compactions, children, ..Iteration::from(row) }
     };
     Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), iteration)))

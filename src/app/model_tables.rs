@@ -1,7 +1,6 @@
-//! The operator's words about models in the words of the providers.
+//! Converts the configured prices and capabilities to the types of `providers`.
 //!
-//! Pure renaming: the configuration knows nothing of providers, and they nothing of it. Keys were
-//! checked when the configuration was read.
+//! `config` and `providers` do not import each other. Keys were validated with the configuration.
 
 use crate::config::tables::{
     ForcedToolChoice, ForcedToolChoiceWord, ModelCapabilities, ModelPrice, OutputCapField,
@@ -13,8 +12,8 @@ use crate::providers::capabilities::{
 };
 use crate::providers::prices::{Price, PriceTable};
 
-/// The shipped table, corrected. A window that stands with a price is a correction, too, as is the
-/// one that a provider's models are loaded with, but one in `[capabilities]` counts more.
+/// The shipped table with corrections. A context window in `[prices]`, or Ollama's `num_ctx`, is a
+/// correction, too; one in `[capabilities]` has precedence.
 pub(super) fn capabilities(config: &Config) -> CapabilityTable {
     let window = |key: &str, window: u64| {
         let context_window = Some(window);
@@ -34,7 +33,6 @@ pub(super) fn capabilities(config: &Config) -> CapabilityTable {
     CapabilityTable::new(loaded.chain(priced).chain(rows).collect())
 }
 
-/// The price table.
 pub(super) fn prices(config: &Config) -> PriceTable {
     let rows =
         config.prices.iter().filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));

@@ -1,39 +1,34 @@
-//! Reading our own server's event stream: bytes in, messages out, however the bytes are cut.
+//! An incremental parser of our own server's event streams.
 //!
 //! The part of <https://html.spec.whatwg.org/multipage/server-sent-events.html> that this service
 //! sends: `event`, `id` and `data` fields, lines that end with LF or CRLF, comments as keep-alive.
-//! Pure: connections and what the messages mean are [`super::following`]'s.
+//! It does no I/O; connections are handled in [`super::event_follower`].
 
-/// Bytes of one message at most; far above the largest event, far below what hurts.
+/// Maximum size of one message in bytes; far above the largest event.
 const MAX_MESSAGE: usize = 64 * 1024 * 1024;
 
-/// One message of the stream.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(super) struct Message {
-    /// The `event` field.
     pub(super) event: String,
-    /// The `id` field.
     pub(super) id: String,
     /// The `data` fields, joined by line feeds.
     pub(super) data: String,
 }
 
-/// A message outgrew what is kept of it.
 #[derive(Debug, PartialEq, Eq, thiserror::Error)]
 #[error("an event has more than {MAX_MESSAGE} bytes")]
 pub(super) struct TooLong;
 
-/// A stream that is read piece by piece.
 #[derive(Debug, Default)]
 pub(super) struct Parser {
-    /// The beginning of a line whose end has not come yet.
+    /// The beginning of an incomplete line.
     line: Vec<u8>,
     message: Message,
     has_data: bool,
 }
 
 impl Parser {
-    /// Takes the next bytes; the messages that they complete.
+    /// Parses the next bytes and returns the messages that they complete.
     pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<Vec<Message>, TooLong> {
         let mut messages = Vec::new();
         while let Some(end) = bytes.iter().position(|byte| *byte == b'\n') {
@@ -70,7 +65,7 @@ impl Parser {
                 }
                 self.message.data.push_str(value);
             }
-            _ => {} // a comment, or a field that we have no use for
+            _ => {} // a comment or an unused field
         }
         None
     }
@@ -87,7 +82,7 @@ mod tests {
     }
 
     #[test]
-    fn fields_comments_and_line_ends() {
+    fn fields_comments_and_line_endings_are_parsed() {
         let stream = ": hello\n\nevent: run.started\nid: 1\ndata: {\"a\":\ndata:  1}\nretry: 5\n\n\
                       id: 2\r\nevent:x\r\ndata\r\n\r\n: alive\n\nevent: never sent\n\ndata: not over yet\n";
         let messages = Parser::default().push(stream.as_bytes()).unwrap();
@@ -95,7 +90,7 @@ mod tests {
     }
 
     #[test]
-    fn a_message_without_end_is_refused() {
+    fn a_message_over_the_size_limit_is_an_error() {
         let mut parser = Parser::default();
         let piece = vec![b'x'; MAX_MESSAGE / 2];
         assert_eq!(parser.push(&piece), Ok(vec![]));

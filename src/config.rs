@@ -22,12 +22,13 @@ use serde::Deserialize;
 use url::Url;
 
 use models::ModelSettings;
-pub use models::{Model, ModelApi, ModelServer};
+pub use models::{Model, ModelServer};
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
-use tables::{ModelCapabilities, ModelPrice};
+use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
+use crate::model::CapabilityOverrides;
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -74,7 +75,7 @@ pub struct Config {
     /// What models cost, by `provider/model` or glob.
     pub prices: BTreeMap<String, ModelPrice>,
     /// What the operator knows better about models, by `provider/model` or glob.
-    pub capabilities: BTreeMap<String, ModelCapabilities>,
+    pub capabilities: BTreeMap<String, CapabilityOverrides>,
     /// Defaults for keys.
     pub governance: Governance,
     /// What the process says about itself.
@@ -271,7 +272,7 @@ struct Settings {
     /// What models can be asked for, where the shipped table is wrong; provider/model, where the
     /// model may be a glob.
     #[serde(default)]
-    capabilities: BTreeMap<String, ModelCapabilities>,
+    capabilities: BTreeMap<String, CapabilityOverrides>,
 }
 
 impl Config {

@@ -9,6 +9,7 @@ use std::borrow::Cow;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
@@ -36,14 +37,16 @@ pub struct Event {
 }
 
 /// What happened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, IntoStaticStr, VariantNames)]
 #[serde(tag = "type", content = "data")]
 pub enum RunEvent {
     /// Accepted, waits for a replica.
     #[serde(rename = "run.queued")]
+    #[strum(serialize = "run.queued")]
     RunQueued {},
     /// Execution began: the opening conversation.
     #[serde(rename = "run.started")]
+    #[strum(serialize = "run.started")]
     RunStarted {
         /// The compiled system prompt.
         system: String,
@@ -59,6 +62,7 @@ pub enum RunEvent {
     },
     /// What was taken from the earlier runs of the session; before `run.started`.
     #[serde(rename = "session.loaded")]
+    #[strum(serialize = "session.loaded")]
     SessionLoaded {
         /// The session.
         session_id: String,
@@ -71,9 +75,11 @@ pub enum RunEvent {
     },
     /// A skill's instructions and bounds hold from here on.
     #[serde(rename = "skill.activated")]
+    #[strum(serialize = "skill.activated")]
     SkillActivated(SkillActivated),
     /// Another replica, or this one after a restart, goes on.
     #[serde(rename = "run.resumed")]
+    #[strum(serialize = "run.resumed")]
     RunResumed {
         /// The ownership number it goes on with.
         epoch: i64,
@@ -86,12 +92,14 @@ pub enum RunEvent {
     },
     /// An attempt began.
     #[serde(rename = "attempt.started")]
+    #[strum(serialize = "attempt.started")]
     AttemptStarted {
         /// 1-based.
         attempt: u32,
     },
     /// An iteration began.
     #[serde(rename = "iteration.started")]
+    #[strum(serialize = "iteration.started")]
     IterationStarted {
         /// The attempt, 1-based.
         attempt: u32,
@@ -106,27 +114,35 @@ pub enum RunEvent {
     },
     /// A model answered.
     #[serde(rename = "model.responded")]
+    #[strum(serialize = "model.responded")]
     ModelResponded(ModelResponded),
     /// A tool call passed the gate and is dispatched.
     #[serde(rename = "tool_call.started")]
+    #[strum(serialize = "tool_call.started")]
     ToolCallStarted(ToolCallStarted),
     /// A tool call has its result.
     #[serde(rename = "tool_call.completed")]
+    #[strum(serialize = "tool_call.completed")]
     ToolCallCompleted(ToolCallCompleted),
     /// The gate, or an interceptor, refused a tool call; the reason is its result.
     #[serde(rename = "tool_call.blocked")]
+    #[strum(serialize = "tool_call.blocked")]
     ToolCallBlocked(ToolCallBlocked),
     /// A call of a tool that the caller executes waits for its result.
     #[serde(rename = "tool_call.awaiting_client")]
+    #[strum(serialize = "tool_call.awaiting_client")]
     ToolCallAwaitingClient(Awaited),
     /// Somebody has to decide before the run goes on.
     #[serde(rename = "approval.requested")]
+    #[strum(serialize = "approval.requested")]
     ApprovalRequested(Awaited),
     /// What was waited for has come, or is not waited for any more.
     #[serde(rename = "approval.resolved")]
+    #[strum(serialize = "approval.resolved")]
     ApprovalResolved(Resolved),
     /// The conversation was handed to another agent.
     #[serde(rename = "handoff.started")]
+    #[strum(serialize = "handoff.started")]
     HandoffStarted {
         /// The call that asked for it.
         call_id: Uuid,
@@ -137,6 +153,7 @@ pub enum RunEvent {
     },
     /// A stop condition that only warns is met.
     #[serde(rename = "budget.warned")]
+    #[strum(serialize = "budget.warned")]
     BudgetWarned {
         /// The place of the condition in the definition, 0-based.
         condition: usize,
@@ -145,6 +162,7 @@ pub enum RunEvent {
     },
     /// A call of the output tool proposed an output.
     #[serde(rename = "output.proposed")]
+    #[strum(serialize = "output.proposed")]
     OutputProposed {
         /// The proposing call.
         call_id: Option<Uuid>,
@@ -158,6 +176,7 @@ pub enum RunEvent {
     },
     /// What a proposal looks like when it is used; the result of the proposing call.
     #[serde(rename = "output.reflected")]
+    #[strum(serialize = "output.reflected")]
     OutputReflected {
         /// The proposing call.
         call_id: Uuid,
@@ -170,6 +189,7 @@ pub enum RunEvent {
     },
     /// A proposal was not accepted; also the feedback that the model gets.
     #[serde(rename = "validation.failed")]
+    #[strum(serialize = "validation.failed")]
     ValidationFailed {
         /// The attempt that failed, 1-based.
         attempt: u32,
@@ -182,18 +202,22 @@ pub enum RunEvent {
     },
     /// A text answer was met with the request to verify it.
     #[serde(rename = "confirmation.requested")]
+    #[strum(serialize = "confirmation.requested")]
     ConfirmationRequested {
         /// What the model is asked.
         prompt: String,
     },
     /// The model had to write a decision, and its answer holds none; also what it is told.
     #[serde(rename = "decision.extraction_failed")]
+    #[strum(serialize = "decision.extraction_failed")]
     DecisionExtractionFailed(DecisionFailed),
     /// The model's decision is not one that it may make; also what it is told.
     #[serde(rename = "decision.validation_failed")]
+    #[strum(serialize = "decision.validation_failed")]
     DecisionValidationFailed(DecisionFailed),
     /// A tool call was demanded and did not come.
     #[serde(rename = "tool_choice.unmet")]
+    #[strum(serialize = "tool_choice.unmet")]
     ToolChoiceUnmet {
         /// The attempt, 1-based.
         attempt: u32,
@@ -204,21 +228,26 @@ pub enum RunEvent {
     },
     /// The conversation was made smaller.
     #[serde(rename = "context.compacted")]
+    #[strum(serialize = "context.compacted")]
     ContextCompacted(ContextCompacted),
     /// Somebody asked to cancel the run.
     #[serde(rename = "run.cancel_requested")]
+    #[strum(serialize = "run.cancel_requested")]
     RunCancelRequested {
         /// The reason that was given.
         reason: Option<String>,
     },
     /// The run ended with an output.
     #[serde(rename = "run.completed")]
+    #[strum(serialize = "run.completed")]
     RunCompleted(Ending),
     /// The run ended with an error.
     #[serde(rename = "run.failed")]
+    #[strum(serialize = "run.failed")]
     RunFailed(Ending),
     /// The run was ended on request.
     #[serde(rename = "run.cancelled")]
+    #[strum(serialize = "run.cancelled")]
     RunCancelled(Ending),
 }
 
@@ -612,36 +641,7 @@ impl RunEvent {
 
     /// The name in JSON, SQL and SSE.
     pub fn type_name(&self) -> &'static str {
-        match self {
-            Self::RunQueued {} => "run.queued",
-            Self::RunStarted { .. } => "run.started",
-            Self::SessionLoaded { .. } => "session.loaded",
-            Self::SkillActivated(_) => "skill.activated",
-            Self::RunResumed { .. } => "run.resumed",
-            Self::AttemptStarted { .. } => "attempt.started",
-            Self::IterationStarted { .. } => "iteration.started",
-            Self::ModelResponded(_) => "model.responded",
-            Self::ToolCallStarted(_) => "tool_call.started",
-            Self::ToolCallCompleted(_) => "tool_call.completed",
-            Self::ToolCallBlocked(_) => "tool_call.blocked",
-            Self::ToolCallAwaitingClient(_) => "tool_call.awaiting_client",
-            Self::ApprovalRequested(_) => "approval.requested",
-            Self::ApprovalResolved(_) => "approval.resolved",
-            Self::HandoffStarted { .. } => "handoff.started",
-            Self::BudgetWarned { .. } => "budget.warned",
-            Self::OutputProposed { .. } => "output.proposed",
-            Self::OutputReflected { .. } => "output.reflected",
-            Self::ValidationFailed { .. } => "validation.failed",
-            Self::ConfirmationRequested { .. } => "confirmation.requested",
-            Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
-            Self::DecisionValidationFailed(_) => "decision.validation_failed",
-            Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
-            Self::ContextCompacted(_) => "context.compacted",
-            Self::RunCancelRequested { .. } => "run.cancel_requested",
-            Self::RunCompleted(_) => "run.completed",
-            Self::RunFailed(_) => "run.failed",
-            Self::RunCancelled(_) => "run.cancelled",
-        }
+        self.into()
     }
 }
 
@@ -698,4 +698,17 @@ fn is_none(count: &u32) -> bool {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
 fn is_zero(count: &usize) -> bool {
     *count == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn type_names_are_those_in_json() {
+        let unknown = serde_json::from_value::<RunEvent>(serde_json::json!({"type": "?"}));
+        let unknown = unknown.unwrap_err().to_string();
+        let known: Vec<&str> = unknown.split('`').skip(3).step_by(2).collect();
+        assert_eq!(RunEvent::VARIANTS, known, "{unknown}");
+    }
 }

@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
 use crate::message::Usage;
@@ -31,8 +32,11 @@ pub use policies::{
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema, IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RunKind {
     /// Exactly one model call, no tools.
     Single,
@@ -43,10 +47,7 @@ pub enum RunKind {
 impl RunKind {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Iterative => "iterative",
-        }
+        self.into()
     }
 }
 
@@ -75,8 +76,21 @@ pub enum Effort {
 }
 
 /// Where a run stands. The last three are terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RunStatus {
     /// Waits for a replica.
     Queued,
@@ -99,31 +113,7 @@ pub enum RunStatus {
 impl RunStatus {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::AwaitingApproval => "awaiting_approval",
-            Self::AwaitingToolResults => "awaiting_tool_results",
-            Self::NeedsReview => "needs_review",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
-    }
-
-    /// The status of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "queued" => Self::Queued,
-            "running" => Self::Running,
-            "awaiting_approval" => Self::AwaitingApproval,
-            "awaiting_tool_results" => Self::AwaitingToolResults,
-            "needs_review" => Self::NeedsReview,
-            "completed" => Self::Completed,
-            "failed" => Self::Failed,
-            "cancelled" => Self::Cancelled,
-            _ => return None,
-        })
+        self.into()
     }
 
     /// Whether it waits for somebody outside.
@@ -138,8 +128,11 @@ impl RunStatus {
 }
 
 /// Why a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema, IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum TerminationReason {
     Completed,
     MaxIterations,
@@ -161,23 +154,7 @@ pub enum TerminationReason {
 impl TerminationReason {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::MaxIterations => "max_iterations",
-            Self::ValidationFailed => "validation_failed",
-            Self::InvalidResponse => "invalid_response",
-            Self::SubmitBeforeOutput => "submit_before_output",
-            Self::Error => "error",
-            Self::ToolFailure => "tool_failure",
-            Self::Stuck => "stuck",
-            Self::BudgetExceeded => "budget_exceeded",
-            Self::DurationExceeded => "duration_exceeded",
-            Self::ModelError => "model_error",
-            Self::ModelRefused => "model_refused",
-            Self::ContextOverflow => "context_overflow",
-            Self::Cancelled => "cancelled",
-            Self::Interrupted => "interrupted",
-        }
+        self.into()
     }
 
     /// The stable `error.code` that goes with it; none for `completed`.
@@ -313,9 +290,21 @@ impl Outcome {
 
 /// What a tool call does to the world; decides what may be repeated after a crash.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Effect {
     /// Changes nothing.
     Read,
@@ -328,11 +317,7 @@ pub enum Effect {
 impl Effect {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Idempotent => "idempotent",
-            Self::Once => "once",
-        }
+        self.into()
     }
 }
 

@@ -3,7 +3,6 @@
 //! After a break it goes on behind the last event that it has handed out, so nothing is shown twice
 //! and nothing is missed. What is shown of an event, and what an interrupt does, is the commands'.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, BodyDataStream};
@@ -13,8 +12,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::client::{Client, ClientError};
-use super::sse::{Message, Parser};
+use crate::bounds::frames::{Frame, Framing, Splitter};
 
+/// Largest event that is read, in bytes.
+const MAX_EVENT: usize = 64 << 20;
 /// How long a service may be away before its follower gives up.
 const PATIENCE: Duration = Duration::from_mins(1);
 /// The pause before a new try: at first, and at most.
@@ -27,9 +28,7 @@ pub(super) struct Following<'c> {
     run_id: Uuid,
     /// The last event that was handed out; 0 before the first.
     seen: i64,
-    stream: Option<(BodyDataStream, Parser)>,
-    /// Read and not handed out yet.
-    ready: VecDeque<Message>,
+    stream: Option<(BodyDataStream, Splitter)>,
     /// The pause before the next try.
     pause: Duration,
     /// Since when the service has not let itself be reached.
@@ -55,8 +54,7 @@ impl Entry {
 impl<'c> Following<'c> {
     /// Follows an existing run from its first event.
     pub(super) fn existing(client: &'c Client, run_id: Uuid) -> Self {
-        let (stream, ready) = (None, VecDeque::new());
-        Self { client, run_id, seen: 0, stream, ready, pause: Duration::ZERO, away: None }
+        Self { client, run_id, seen: 0, stream: None, pause: Duration::ZERO, away: None }
     }
 
     /// Follows a run that is started by this request, whose body names its id.
@@ -85,20 +83,19 @@ impl<'c> Following<'c> {
     /// The next event. May be dropped and called again. Nothing follows the run's last event.
     pub(super) async fn next(&mut self) -> Result<Entry, ClientError> {
         loop {
-            while let Some(message) = self.ready.pop_front() {
-                if let Some(entry) = self.take(&message)? {
-                    return Ok(entry);
-                }
-            }
-            let Some((stream, parser)) = &mut self.stream else {
+            let Some((stream, splitter)) = &mut self.stream else {
                 self.reconnect().await?;
                 continue;
             };
+            if let Some(frame) = splitter.next() {
+                if let Some(entry) = self.take(&frame)? {
+                    return Ok(entry);
+                }
+                continue;
+            }
             match stream.next().await {
                 Some(Ok(bytes)) => {
-                    let read =
-                        parser.push(&bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
-                    self.ready.extend(read);
+                    splitter.push(&bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
                 }
                 Some(Err(_)) | None => self.stream = None,
             }
@@ -106,13 +103,13 @@ impl<'c> Following<'c> {
     }
 
     /// An event that was not handed out before.
-    fn take(&mut self, message: &Message) -> Result<Option<Entry>, ClientError> {
-        let Ok(seq) = message.id.parse::<i64>() else { return Ok(None) };
+    fn take(&mut self, frame: &Frame) -> Result<Option<Entry>, ClientError> {
+        let Ok(seq) = frame.id.parse::<i64>() else { return Ok(None) };
         if seq <= self.seen {
             return Ok(None);
         }
         let event =
-            serde_json::from_str(&message.data).map_err(|e| ClientError::Strange(e.to_string()))?;
+            serde_json::from_slice(&frame.data).map_err(|e| ClientError::Strange(e.to_string()))?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
         Ok(Some(Entry(event)))
@@ -146,6 +143,6 @@ impl<'c> Following<'c> {
 
     fn attach(&mut self, stream: Body) {
         self.pause = self.pause.max(FIRST_PAUSE);
-        self.stream = Some((stream.into_data_stream(), Parser::default()));
+        self.stream = Some((stream.into_data_stream(), Splitter::new(Framing::Sse, MAX_EVENT)));
     }
 }

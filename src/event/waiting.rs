@@ -6,12 +6,27 @@
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// Who or what a parked run waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
+    VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum WaitKind {
     /// Somebody who may approve a call.
     Approval,
@@ -26,19 +41,7 @@ pub enum WaitKind {
 impl WaitKind {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Approval => "approval",
-            Self::Client => "client",
-            Self::Review => "review",
-            Self::Escalation => "escalation",
-        }
-    }
-
-    /// The kind of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Approval, Self::Client, Self::Review, Self::Escalation]
-            .into_iter()
-            .find(|kind| kind.as_str() == name)
+        self.into()
     }
 }
 

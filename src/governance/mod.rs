@@ -14,6 +14,7 @@ mod tool_policy;
 
 use crate::event::SkillActivated;
 use crate::run::{Autonomy, Consumption, Effect};
+use strum::IntoStaticStr;
 
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
 
@@ -92,7 +93,8 @@ pub struct Policy {
 }
 
 /// A decision, from the mildest to the strictest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Decision {
     /// Go on.
     Allowed,
@@ -107,12 +109,7 @@ pub enum Decision {
 impl Decision {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Warned => "warned",
-            Self::Escalated => "escalated",
-            Self::Blocked => "blocked",
-        }
+        self.into()
     }
 }
 

@@ -9,73 +9,20 @@
 //! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API
 //! document.
 
-use crate::bounds::glob::Glob;
 use serde::Serialize;
 
+use crate::bounds::glob::Glob;
+use crate::model::{
+    CapabilityOverrides, ForcedToolChoice, OutputCap, ProviderKind, ThinkingStyle,
+};
 use crate::run::Thinking;
-
-/// Which API a provider speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProviderKind {
-    /// OpenAI's Chat Completions, there or elsewhere.
-    Openai,
-    /// OpenAI's Responses.
-    OpenaiResponses,
-    /// Anthropic's Messages.
-    Anthropic,
-    /// Ollama's `/api/chat`.
-    Ollama,
-    /// Scenarios.
-    Scripted,
-}
-
-/// Whether a model takes a `tool_choice` that demands a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Forcing {
-    /// It refuses or ignores one.
-    No,
-    /// Only where it does not think within a fixed budget.
-    WithoutThinking,
-    /// Always.
-    Yes,
-}
-
-/// How a model is asked to think.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ThinkingStyle {
-    /// Not at all.
-    None,
-    /// `reasoning_effort`: a level.
-    Effort,
-    /// Anthropic's `enabled`: a budget in tokens.
-    Budget,
-    /// Anthropic's `enabled` where there is a budget, else `adaptive`.
-    BudgetOrAdaptive,
-    /// Anthropic's `adaptive`, with a level; never a budget.
-    Adaptive,
-    /// Ollama's `think`: on, or a level.
-    Switch,
-}
-
-/// The field that caps the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputCap {
-    /// `max_tokens`
-    MaxTokens,
-    /// `max_completion_tokens`
-    MaxCompletionTokens,
-}
 
 /// What one model can be asked for.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table of yes and no")]
 pub struct Capabilities {
     /// Whether a call can be demanded.
-    pub forced_tool_choice: Forcing,
+    pub forced_tool_choice: ForcedToolChoice,
     /// Whether a call of one certain tool can be demanded.
     pub named_tool_choice: bool,
     /// Whether several calls in one answer can be switched off.
@@ -101,7 +48,7 @@ impl Capabilities {
     /// What Chat Completions servers have in common, as far as one can tell without knowing the
     /// model.
     pub const OPENAI: Self = Self {
-        forced_tool_choice: Forcing::Yes,
+        forced_tool_choice: ForcedToolChoice::Yes,
         named_tool_choice: true,
         parallel_switch: true,
         strict_schemas: false,
@@ -128,7 +75,7 @@ impl Capabilities {
     };
     /// Claude models that think within a budget.
     pub const ANTHROPIC: Self = Self {
-        forced_tool_choice: Forcing::WithoutThinking,
+        forced_tool_choice: ForcedToolChoice::WithoutThinking,
         named_tool_choice: true,
         parallel_switch: true,
         strict_schemas: false,
@@ -150,7 +97,7 @@ impl Capabilities {
     };
     /// Models behind Ollama; the window is what we ask it to set up (`num_ctx`).
     pub const OLLAMA: Self = Self {
-        forced_tool_choice: Forcing::No,
+        forced_tool_choice: ForcedToolChoice::No,
         named_tool_choice: false,
         parallel_switch: false,
         strict_schemas: false,
@@ -164,7 +111,22 @@ impl Capabilities {
     /// Scenarios do what they say.
     pub const SCRIPTED: Self = Self { strict_schemas: true, prompt_caching: true, ..Self::OPENAI };
 
-    /// Whether a call can be demanded of a model that is to think so.
+    fn corrected_by(self, corrected: &CapabilityOverrides) -> Self {
+        Self {
+            forced_tool_choice: corrected.forced_tool_choice.unwrap_or(self.forced_tool_choice),
+            named_tool_choice: corrected.named_tool_choice.unwrap_or(self.named_tool_choice),
+            parallel_switch: corrected.parallel_switch.unwrap_or(self.parallel_switch),
+            strict_schemas: corrected.strict_schemas.unwrap_or(self.strict_schemas),
+            prompt_caching: corrected.prompt_caching.unwrap_or(self.prompt_caching),
+            structured_output: corrected.structured_output.unwrap_or(self.structured_output),
+            context_window: corrected.context_window.or(self.context_window),
+            output_cap: corrected.output_cap.unwrap_or(self.output_cap),
+            temperature: corrected.temperature.unwrap_or(self.temperature),
+            thinking: corrected.thinking.unwrap_or(self.thinking),
+        }
+    }
+
+    /// Whether a call can be required of a model with this thinking.
     pub fn can_force(&self, thinking: Option<Thinking>) -> bool {
         let has_budget = |thinking: Thinking| match self.thinking {
             ThinkingStyle::None | ThinkingStyle::Adaptive => false,
@@ -172,9 +134,9 @@ impl Capabilities {
             ThinkingStyle::Budget | ThinkingStyle::Effort | ThinkingStyle::Switch => true,
         };
         match self.forced_tool_choice {
-            Forcing::No => false,
-            Forcing::Yes => true,
-            Forcing::WithoutThinking => !thinking.is_some_and(has_budget),
+            ForcedToolChoice::No => false,
+            ForcedToolChoice::Yes => true,
+            ForcedToolChoice::WithoutThinking => !thinking.is_some_and(has_budget),
         }
     }
 }
@@ -188,7 +150,7 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     const ANTHROPIC: Capabilities = Capabilities::ANTHROPIC;
     const EITHER: Capabilities =
         Capabilities { temperature: true, thinking: ThinkingStyle::BudgetOrAdaptive, ..ADAPTIVE };
-    const UNFORCED: Capabilities = Capabilities { forced_tool_choice: Forcing::No, ..ADAPTIVE };
+    const UNFORCED: Capabilities = Capabilities { forced_tool_choice: ForcedToolChoice::No, ..ADAPTIVE };
     const PLAIN: Capabilities = Capabilities { thinking: ThinkingStyle::None, ..ANTHROPIC };
     const WITH_STRICT: Capabilities =
         Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
@@ -244,44 +206,12 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     ]
 };
 
-/// What an operator knows better about the models that a pattern names; the rest stays as it ships.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Corrections {
-    pub forced_tool_choice: Option<Forcing>,
-    pub named_tool_choice: Option<bool>,
-    pub parallel_switch: Option<bool>,
-    pub strict_schemas: Option<bool>,
-    pub prompt_caching: Option<bool>,
-    pub structured_output: Option<bool>,
-    pub context_window: Option<u64>,
-    pub output_cap: Option<OutputCap>,
-    pub temperature: Option<bool>,
-    pub thinking: Option<ThinkingStyle>,
-}
-
-impl Corrections {
-    fn applied_to(&self, shipped: Capabilities) -> Capabilities {
-        Capabilities {
-            forced_tool_choice: self.forced_tool_choice.unwrap_or(shipped.forced_tool_choice),
-            named_tool_choice: self.named_tool_choice.unwrap_or(shipped.named_tool_choice),
-            parallel_switch: self.parallel_switch.unwrap_or(shipped.parallel_switch),
-            strict_schemas: self.strict_schemas.unwrap_or(shipped.strict_schemas),
-            prompt_caching: self.prompt_caching.unwrap_or(shipped.prompt_caching),
-            structured_output: self.structured_output.unwrap_or(shipped.structured_output),
-            context_window: self.context_window.or(shipped.context_window),
-            output_cap: self.output_cap.unwrap_or(shipped.output_cap),
-            temperature: self.temperature.unwrap_or(shipped.temperature),
-            thinking: self.thinking.unwrap_or(shipped.thinking),
-        }
-    }
-}
-
 /// What is shipped, and what the operator knows better.
 #[derive(Debug, Clone)]
 pub struct CapabilityTable {
     shipped: Vec<(ProviderKind, Glob, Capabilities)>,
     /// The more specific the pattern, the later.
-    corrections: Vec<(ModelPattern, Corrections)>,
+    corrections: Vec<(ModelPattern, CapabilityOverrides)>,
 }
 
 impl Default for CapabilityTable {
@@ -293,7 +223,7 @@ impl Default for CapabilityTable {
 impl CapabilityTable {
     /// The shipped table, corrected. Where several patterns name a model, the longer one counts,
     /// setting by setting.
-    pub fn new(mut corrections: Vec<(ModelPattern, Corrections)>) -> Self {
+    pub fn new(mut corrections: Vec<(ModelPattern, CapabilityOverrides)>) -> Self {
         corrections.sort_by_key(|(pattern, _)| pattern.length());
         let compiled = |row: &(ProviderKind, &str, Capabilities)| {
             let (kind, pattern, capabilities) = *row;
@@ -310,7 +240,7 @@ impl CapabilityTable {
         let corrections =
             self.corrections.iter().filter(|(pattern, _)| pattern.matches(provider, model));
         corrections
-            .fold(shipped, |capabilities, (_, correction)| correction.applied_to(capabilities))
+            .fold(shipped, |capabilities, (_, correction)| capabilities.corrected_by(correction))
     }
 }
 
@@ -367,19 +297,19 @@ mod tests {
         use ProviderKind::{Anthropic, Ollama, Openai, OpenaiResponses};
         use ThinkingStyle::{Adaptive, Budget, BudgetOrAdaptive, Effort, None, Switch};
         let table = [
-            (Openai, "gpt-4.1-mini", Forcing::Yes, true, None, Some(1_047_576)),
-            (Openai, "gpt-4o-2024-08-06", Forcing::Yes, true, None, Some(128_000)),
-            (Openai, "gpt-5.2", Forcing::Yes, false, Effort, Some(400_000)),
-            (Openai, "gpt-5.6-luna", Forcing::Yes, false, None, Some(400_000)),
-            (OpenaiResponses, "gpt-5.6-luna", Forcing::Yes, false, Effort, Some(400_000)),
-            (Openai, "o4-mini", Forcing::Yes, false, Effort, Some(200_000)),
-            (Openai, "meta-llama/llama-4", Forcing::Yes, true, Effort, Option::None),
-            (Anthropic, "claude-fable-5", Forcing::No, false, Adaptive, Some(1_000_000)),
-            (Anthropic, "claude-mythos-preview", Forcing::No, false, Adaptive, Some(1_000_000)),
+            (Openai, "gpt-4.1-mini", ForcedToolChoice::Yes, true, None, Some(1_047_576)),
+            (Openai, "gpt-4o-2024-08-06", ForcedToolChoice::Yes, true, None, Some(128_000)),
+            (Openai, "gpt-5.2", ForcedToolChoice::Yes, false, Effort, Some(400_000)),
+            (Openai, "gpt-5.6-luna", ForcedToolChoice::Yes, false, None, Some(400_000)),
+            (OpenaiResponses, "gpt-5.6-luna", ForcedToolChoice::Yes, false, Effort, Some(400_000)),
+            (Openai, "o4-mini", ForcedToolChoice::Yes, false, Effort, Some(200_000)),
+            (Openai, "meta-llama/llama-4", ForcedToolChoice::Yes, true, Effort, Option::None),
+            (Anthropic, "claude-fable-5", ForcedToolChoice::No, false, Adaptive, Some(1_000_000)),
+            (Anthropic, "claude-mythos-preview", ForcedToolChoice::No, false, Adaptive, Some(1_000_000)),
             (
                 Anthropic,
                 "claude-opus-4-8",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 false,
                 Adaptive,
                 Some(1_000_000),
@@ -387,7 +317,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-opus-5-5",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 false,
                 Adaptive,
                 Some(1_000_000),
@@ -395,7 +325,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-sonnet-4-6",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 BudgetOrAdaptive,
                 Some(1_000_000),
@@ -403,7 +333,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-haiku-4-5-20251001",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 Budget,
                 Some(200_000),
@@ -411,12 +341,12 @@ mod tests {
             (
                 Anthropic,
                 "claude-3-5-haiku-latest",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 None,
                 Some(200_000),
             ),
-            (Ollama, "qwen3:4b", Forcing::No, true, Switch, Some(16_384)),
+            (Ollama, "qwen3:4b", ForcedToolChoice::No, true, Switch, Some(16_384)),
         ];
         for (kind, model, forcing, temperature, thinking, window) in table {
             let found = of(kind, model);
@@ -453,8 +383,8 @@ mod tests {
     #[test]
     fn the_longer_pattern_corrects_last() {
         let window =
-            |tokens| Corrections { context_window: Some(tokens), ..Corrections::default() };
-        let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..window(1) };
+            |tokens| CapabilityOverrides { context_window: Some(tokens), ..CapabilityOverrides::default() };
+        let unforced = CapabilityOverrides { forced_tool_choice: Some(ForcedToolChoice::No), ..window(1) };
         let rows = [
             ("p/my-model", window(3)),
             ("p/*", unforced),
@@ -467,7 +397,7 @@ mod tests {
             let found = table.of(ProviderKind::Openai, "p", model);
             assert_eq!(
                 (found.context_window, found.forced_tool_choice),
-                (Some(tokens), Forcing::No),
+                (Some(tokens), ForcedToolChoice::No),
                 "{model}"
             );
         }

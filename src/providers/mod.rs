@@ -4,12 +4,12 @@
 //! never retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to
 //! ask a model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
 
+pub mod adapter;
 pub mod anthropic;
 mod arguments;
 pub mod capabilities;
 pub mod estimate;
 mod failure;
-mod frames;
 pub mod names;
 pub mod ollama;
 pub mod openai;
@@ -29,8 +29,9 @@ use serde_json::Value;
 
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
 use crate::run::{Thinking, TraceSpan};
+use strum::IntoStaticStr;
 
-pub use capabilities::{Capabilities, ProviderKind};
+pub use capabilities::Capabilities;
 pub use names::WireNames;
 
 /// A tool as a model sees it.
@@ -172,7 +173,8 @@ pub struct Completion {
 }
 
 /// What kind of failure, and so what may be done about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FailureKind {
     /// Connection, timeout, 408/409/425/5xx/529, truncated or unparsable answer: may be retried.
     Transient,
@@ -195,16 +197,7 @@ pub enum FailureKind {
 impl FailureKind {
     /// The name used in metrics and traces.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Transient => "transient",
-            Self::RateLimited => "rate_limited",
-            Self::QuotaExhausted => "quota_exhausted",
-            Self::Unauthorized => "unauthorized",
-            Self::NotFound => "not_found",
-            Self::BadRequest => "bad_request",
-            Self::ContextLength => "context_length",
-            Self::ContentFilter => "content_filter",
-        }
+        self.into()
     }
 }
 

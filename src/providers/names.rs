@@ -6,7 +6,6 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
@@ -68,13 +67,9 @@ fn sanitise(name: &str) -> String {
 
 /// Cut to size, `_` and six hex digits of the full name's SHA-256.
 fn with_hash(name: &str, wire: &str) -> String {
-    let digest = Sha256::digest(name.as_bytes());
-    let mut short: String = wire.chars().take(MAX - 7).collect();
-    short.push('_');
-    for byte in digest.iter().take(3) {
-        let _ = write!(short, "{byte:02x}");
-    }
-    short
+    let short: String = wire.chars().take(MAX - 7).collect();
+    let digest: Vec<u8> = Sha256::digest(name.as_bytes()).into_iter().take(3).collect();
+    format!("{short}_{}", hex::encode(digest))
 }
 
 #[cfg(test)]

@@ -19,12 +19,13 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::breaker::Breakers;
-use super::capabilities::{Capabilities, CapabilityTable, ProviderKind};
+use super::capabilities::{Capabilities, CapabilityTable};
 use super::prices::{Price, PriceTable};
 use super::{
     Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
 };
 use crate::message::Usage;
+use crate::model::ProviderKind;
 use crate::run::TraceSpan;
 
 /// A provider and how patient we are with it.

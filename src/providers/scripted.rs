@@ -11,10 +11,11 @@ mod scenario;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use self::render::Renderer;
 use self::scenario::{ErrorStep, Scenario, Step};
@@ -61,7 +62,7 @@ impl Scripted {
         if size > MAX_FILE {
             return Err(bad(&format!("{file}: larger than 1 MiB")));
         }
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         if let Some(known) = loaded.get(name)
             && (known.modified, known.size) == (modified, size)
         {

@@ -20,15 +20,17 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::failure::{self, Reported};
-use super::frames::{Frame, Framing, Splitter};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
+use crate::bounds::frames::{Frame, Framing, Splitter};
 use crate::run::TraceSpan;
 
 /// W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 /// Largest answer that is read, in bytes, streamed or not.
 const MAX_ANSWER: usize = 16 << 20;
+/// Largest frame of a streamed answer, in bytes.
+pub(super) const MAX_FRAME: usize = 1 << 20;
 /// Largest error body that is read, in bytes; the rest is not looked at.
 const MAX_ERROR: usize = 64 << 10;
 
@@ -188,7 +190,7 @@ impl Wire {
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
             return Ok(Streamed::Whole(reader.rest(first.into()).await?));
         }
-        let mut splitter = Splitter::new(self.framing);
+        let mut splitter = Splitter::new(self.framing, MAX_FRAME);
         splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
         Ok(Streamed::Frames(Frames { reader, splitter }))
     }

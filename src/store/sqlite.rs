@@ -14,11 +14,11 @@ mod statements;
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
 use sqlx::migrate::Migrator;
 use sqlx::query::Query;
 use sqlx::sqlite::{
@@ -128,7 +128,7 @@ impl Sqlite {
     }
 
     fn registered(&self) -> Vec<String> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.registered.lock().iter().cloned().collect()
     }
 
     fn hint(&self, wakeup: Wakeup) {
@@ -227,7 +227,7 @@ impl Store for Sqlite {
         {
             tracing::warn!(%error, "the database was not closed cleanly");
         }
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.lock.lock().take();
     }
 
     async fn commit(
@@ -344,7 +344,8 @@ impl Store for Sqlite {
     }
 
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
+        let release =
+            sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
         let released = self.change(release.bind(now())).await?;
         self.hint(Wakeup::Queue);
         Ok(released)
@@ -396,7 +397,7 @@ impl Store for Sqlite {
 
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
         self.change(sqlx::query(statements::REGISTER).bind(id).bind(now())).await?;
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        self.registered.lock().insert(id.to_owned());
         Ok(())
     }
 

@@ -8,18 +8,22 @@
 use std::borrow::Cow;
 
 use serde_json::{Value, json};
+use strum::VariantNames as _;
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
+use crate::event::{RunEvent, WaitKind};
+use crate::store;
+
 macro_rules! words {
-    ($($(#[doc = $about:literal])+ $name:ident = $($word:literal)|+;)*) => {$(
+    ($($(#[doc = $about:literal])+ $name:ident = $words:expr;)*) => {$(
         $(#[doc = $about])+
         pub(crate) struct $name;
 
         impl $name {
             /// All there are.
-            pub(crate) const WORDS: &[&str] = &[$($word),+];
+            pub(crate) const WORDS: &[&str] = $words;
         }
 
         impl ToSchema for $name {
@@ -39,28 +43,21 @@ macro_rules! words {
 
 words! {
     /// What the gate decided about a tool call.
-    Decision = "allowed" | "warned" | "escalated" | "blocked";
+    Decision = &["allowed", "warned", "escalated", "blocked"];
     /// What became of an audited tool call.
-    CallOutcome = "succeeded" | "failed" | "cancelled" | "not_executed";
+    CallOutcome = &["succeeded", "failed", "cancelled", "not_executed"];
     /// Where a tool call stands.
-    ToolCallState = "proposed" | "denied" | "awaiting_approval" | "awaiting_client" | "dispatched" | "succeeded"
-        | "failed" | "unknown" | "cancelled";
+    ToolCallState = &["proposed", "denied", "awaiting_approval", "awaiting_client", "dispatched", "succeeded", "failed", "unknown", "cancelled"];
     /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose
     /// outcome a crash left unknown, or somebody who lets it go on after a stop condition.
-    PendingKind = "approval" | "client" | "review" | "escalation";
+    PendingKind = WaitKind::VARIANTS;
     /// Where something that a run asked for stands: open, decided, given up on, answered by the
     /// caller, found out, or void because the run ended first.
-    ApprovalStatus = "pending" | "approved" | "denied" | "expired" | "answered" | "resolved" | "void";
+    ApprovalStatus = store::ApprovalStatus::VARIANTS;
     /// Whether requests should be sent to a process.
-    ReadinessStatus = "ready" | "draining" | "unavailable";
+    ReadinessStatus = &["ready", "draining", "unavailable"];
     /// What kind of thing happened in a run.
-    EventType = "run.queued" | "run.started" | "session.loaded" | "skill.activated" | "run.resumed"
-        | "attempt.started" | "iteration.started" | "model.responded" | "tool_call.started" | "tool_call.completed"
-        | "tool_call.blocked" | "tool_call.awaiting_client" | "approval.requested" | "approval.resolved"
-        | "handoff.started" | "budget.warned" | "output.proposed" | "output.reflected" | "validation.failed"
-        | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
-        | "tool_choice.unmet" | "context.compacted" | "run.cancel_requested" | "run.completed" | "run.failed"
-        | "run.cancelled";
+    EventType = RunEvent::VARIANTS;
 }
 
 macro_rules! open_objects {
@@ -103,18 +100,4 @@ fn open_object(about: &str, values: Option<Type>, example: Value) -> RefOr<Schem
     };
     let object = ObjectBuilder::new().schema_type(Type::Object).additional_properties(Some(values));
     object.description(Some(about)).examples([example]).into()
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-    use crate::event::RunEvent;
-
-    #[test]
-    fn the_event_types_are_those_of_events() {
-        let unknown =
-            serde_json::from_value::<RunEvent>(json!({"type": "?"})).unwrap_err().to_string();
-        let known: Vec<&str> = unknown.split('`').skip(3).step_by(2).collect();
-        assert_eq!(EventType::WORDS, known, "{unknown}");
-    }
 }

@@ -1,8 +1,10 @@
 //! How callers prove who they are, and the API keys that were read a moment ago.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::problem::Problem;
 use crate::run::Caller;
@@ -96,6 +98,6 @@ impl KeyRing {
     }
 
     fn lock(&self) -> MutexGuard<'_, RecentlyRead> {
-        self.read.lock().unwrap_or_else(PoisonError::into_inner)
+        self.read.lock()
     }
 }

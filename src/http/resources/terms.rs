@@ -4,7 +4,6 @@
 //! `X-Cancel-On-Disconnect` and `traceparent` (W3C Trace Context). What is in the body is
 //! [`super::invocation`]'s.
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
@@ -111,12 +110,7 @@ impl Terms {
         let key = self.idempotency_key.clone()?;
         let request =
             format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
-        let digest = Sha256::digest(request);
-        let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}"); // a String takes everything
-            hex
-        });
-        Some(Idempotency { key, request_hash })
+        Some(Idempotency { key, request_hash: hex::encode(Sha256::digest(request)) })
     }
 }
 

@@ -135,7 +135,7 @@ impl Fold {
     }
 
     /// The answer of a provider of this name. `step` makes up ids of calls that have none.
-    pub(super) fn finish(self, provider: &str, step: u32) -> Result<Completion, Unusable> {
+    pub(super) fn completion(self, provider: &str, step: u32) -> Result<Completion, Unusable> {
         if !self.is_complete {
             return Err(Unusable::Malformed("the stream ended before the answer did".into()));
         }

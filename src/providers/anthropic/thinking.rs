@@ -4,7 +4,7 @@
 //! between take both. What is wished for is translated into what the model takes. Sources:
 //! platform.claude.com, "Extended thinking", "Adaptive thinking", "Effort".
 
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::run::{Effort, Thinking};
 
 /// The least budget that the API takes, in tokens.

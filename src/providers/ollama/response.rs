@@ -132,7 +132,7 @@ impl Fold {
     }
 
     /// The answer of a provider of this name.
-    pub(super) fn finish(self, provider: &str) -> Result<Completion, Unusable> {
+    pub(super) fn completion(self, provider: &str) -> Result<Completion, Unusable> {
         let Some(done) = self.done else {
             return Err(Unusable::Malformed("the answer ended before it was done".into()));
         };

@@ -13,7 +13,7 @@ use super::effort::effort;
 use super::ids::wire_ids;
 use super::strict;
 use crate::message::{ToolCall, Turn};
-use crate::providers::capabilities::OutputCap;
+use crate::model::OutputCap;
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
 #[derive(Serialize)]

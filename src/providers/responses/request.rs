@@ -12,7 +12,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::providers::openai::{effort, ids, strict};
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 

@@ -8,9 +8,10 @@
 //! call goes, is the router's.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
 
 use crate::providers::{Completion, FailureKind, ProviderError};
@@ -56,10 +57,9 @@ pub(super) struct Admission<'a> {
 impl Breakers {
     /// Announces a call to a model.
     pub(super) fn call(&self, model: &str) -> Call {
-        let known =
-            self.by_model.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
+        let known = self.by_model.read().get(model).cloned();
         let breaker = known.unwrap_or_else(|| {
-            let mut by_model = self.by_model.write().unwrap_or_else(PoisonError::into_inner);
+            let mut by_model = self.by_model.write();
             if by_model.len() >= KEPT {
                 by_model.retain(|_, breaker| breaker.is_worth_keeping());
             }
@@ -72,7 +72,7 @@ impl Breakers {
 
 impl Breaker {
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.health.lock()
     }
 
     fn is_worth_keeping(&self) -> bool {
@@ -263,6 +263,6 @@ mod tests {
         for n in 0..3 * KEPT {
             drop(breakers.call(&format!("model-{n}")));
         }
-        assert!(breakers.by_model.read().unwrap().len() <= KEPT);
+        assert!(breakers.by_model.read().len() <= KEPT);
     }
 }

@@ -4,7 +4,7 @@
 //! model then kept to it is checked by the engine. Everything else is a preference, and dropped
 //! without a word.
 
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::providers::{Capabilities, ModelRequest, ToolChoice, ToolOffer};
 
 /// The request as this model can take it.
@@ -61,7 +61,7 @@ mod tests {
 
     use super::*;
     use crate::message::Conversation;
-    use crate::providers::capabilities::Forcing;
+    use crate::model::ForcedToolChoice;
     use crate::providers::{Deltas, WireNames};
     use crate::run::Thinking;
 
@@ -107,7 +107,7 @@ mod tests {
     #[test]
     fn a_choice_is_sent_as_far_as_it_can_be() {
         let unnamed = Capabilities { named_tool_choice: false, ..Capabilities::OPENAI };
-        let never = Capabilities { forced_tool_choice: Forcing::No, ..Capabilities::ANTHROPIC };
+        let never = Capabilities { forced_tool_choice: ForcedToolChoice::No, ..Capabilities::ANTHROPIC };
         let (claude, gpt, ollama) =
             (Capabilities::ANTHROPIC, Capabilities::OPENAI, Capabilities::OLLAMA);
         let required = || ToolChoice::Required;

@@ -5,8 +5,9 @@
 //! bytes, and by the service, which begins and ends requests; the connection's one timer looks at
 //! it. Nothing is closed here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::Limits;
@@ -63,7 +64,7 @@ impl Pace {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     /// The client sent something.

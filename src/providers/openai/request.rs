@@ -1,7 +1,7 @@
 //! A model request as the body of a Chat Completions call.
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
-//! Arguments go back exactly as the model wrote them, malformed or not; the API takes any string.
+//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any string.
 
 use std::borrow::Cow;
 
@@ -128,7 +128,7 @@ struct Tools<'a> {
     may_be_strict: bool,
 }
 
-/// The request's JSON text, for a stream if somebody follows.
+/// The request's JSON text; asks for a stream if deltas are wanted.
 pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let streams = request.deltas.are_followed();

@@ -1,9 +1,8 @@
 //! Templates of scenarios: strings over `inputs`, `results` and `step`.
 //!
-//! `results` lists what the tool calls of the last turn gave, each as the text that a model would
-//! read; `results[0] | fromjson` makes a value of one that holds JSON. A text that is one `{{ … }}`
-//! keeps its value's type where it stands in arguments. An undefined value is an error, and so is a
-//! template that runs away.
+//! `results` holds the results of the last turn's tool calls, each as the text that a model would
+//! read; `results[0] | fromjson` parses one. A string of arguments that is a single `{{ … }}` keeps
+//! the type of its value. An undefined value is an error; the number of instructions is limited.
 
 use std::sync::LazyLock;
 
@@ -54,8 +53,8 @@ impl Renderer {
         TEMPLATES.render_str(template, &self.variables).map_err(|error| describe(&error))
     }
 
-    /// A call's arguments as JSON text. One string is taken as the text itself, so that a scenario
-    /// can also write what is not JSON.
+    /// A call's arguments as JSON text. A string is used as it is, so that a scenario can also
+    /// produce invalid JSON.
     pub(super) fn arguments(&self, arguments: &Value) -> Result<String, String> {
         match arguments {
             Value::Null => Ok("{}".to_owned()),
@@ -95,7 +94,7 @@ impl Renderer {
     }
 }
 
-/// Whether a template compiles; the problem where it does not.
+/// Checks that a template compiles.
 pub(super) fn check(template: &str) -> Result<(), String> {
     TEMPLATES.template_from_str(template).map(drop).map_err(|error| describe(&error))
 }
@@ -104,14 +103,14 @@ fn is_plain(text: &str) -> bool {
     !["{{", "{%", "{#"].iter().any(|mark| text.contains(mark))
 }
 
-/// The inside of a text that is one `{{ … }}` and nothing else.
+/// The expression of a text that is a single `{{ … }}`.
 fn sole_expression(template: &str) -> Option<&str> {
     let inside = template.trim().strip_prefix("{{")?.strip_suffix("}}")?;
     let inside = inside.trim_start_matches('-').trim_end_matches('-').trim();
     TEMPLATES.compile_expression(inside).is_ok().then_some(inside)
 }
 
-/// What is wrong and where in the template; neither its text nor the variables.
+/// The problem and its line; neither the template's text nor the variables.
 fn describe(error: &Error) -> String {
     let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
     match error.line() {

@@ -36,8 +36,8 @@ pub(super) struct Question<'a> {
 /// A rule's judgement of a call.
 pub(super) enum Ruling {
     NoObjection,
-    /// With a clause that a model can act on. The gate puts the decision and the rule's name before
-    /// it.
+    /// With a clause that a person can decide on if it escalates, and that a model can act on if it
+    /// blocks. The gate puts the decision and the rule's name before it.
     Objection(Decision, String),
     /// The rule cannot decide, for this reason; the call is blocked.
     Undecided(String),
@@ -89,7 +89,8 @@ pub enum Verdict {
         decision: Decision,
         /// The rule that objected.
         rule: &'static str,
-        /// A sentence that names the rule, for the model and the audit log.
+        /// A sentence that names the rule, for the audit log, and for the person who decides or the
+        /// model that was refused.
         reason: String,
     },
 }

@@ -11,7 +11,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::Runtime;
-use super::recovery::Place;
+use super::claimed::Place;
 use crate::store::StoreError;
 
 /// Runs that are taken at once, at most.

@@ -11,6 +11,7 @@ mod decode;
 mod definitions;
 mod failure;
 mod listing;
+mod migrations;
 mod observations;
 pub mod postgres;
 pub mod projection;
@@ -154,11 +155,8 @@ pub trait Store: Send + Sync {
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
     /// Takes up to `limit` queued runs that were asked to cancel, also those that wait for their
     /// session.
-    async fn claim_cancelled(
-        &self,
-        owner: &str,
-        limit: u32,
-    ) -> Result<Vec<ClaimedRun>, StoreError>;
+    async fn claim_cancelled(&self, owner: &str, limit: u32)
+    -> Result<Vec<ClaimedRun>, StoreError>;
     /// Asks a run to cancel, and every run that it started, and that those started. A run without
     /// an owner is queued for [`Store::claim_cancelled`]. `None`: no such run.
     async fn request_cancel(

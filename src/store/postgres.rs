@@ -18,9 +18,9 @@ mod wakeups;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::migrations::POSTGRES as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{ConnectOptions, Connection, Row};
 use tokio::sync::broadcast;
@@ -42,8 +42,6 @@ use super::{
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;
@@ -299,7 +297,8 @@ impl Store for Postgres {
     async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
         let release = sqlx::query(statements::RELEASE).bind(owner).bind(run);
         let mut line = self.control.get().await?;
-        let released = within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
+        let released =
+            within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
         let released = line.settle(released)?;
         self.hint_queue().await;
         Ok(released)

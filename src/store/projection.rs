@@ -254,6 +254,7 @@ impl<'w> RunCalls<'_, 'w> {
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelled(_) => {}
         }
     }

@@ -19,10 +19,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("store", &["message", "run", "event", "bounds"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
     ("tools", &["message", "run", "event", "bounds", "governance"]),
-    (
-        "engine",
-        &["message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"],
-    ),
+    ("engine", &["message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"]),
     (
         "runtime",
         &[

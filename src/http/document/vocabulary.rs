@@ -45,7 +45,7 @@ words! {
     /// What the gate decided about a tool call.
     Decision = &["allowed", "warned", "escalated", "blocked"];
     /// What became of an audited tool call.
-    CallOutcome = &["succeeded", "failed", "cancelled", "not_executed"];
+    CallOutcome = &["succeeded", "failed", "cancelled", "not_executed", "unknown"];
     /// Where a tool call stands.
     ToolCallState = &["proposed", "denied", "awaiting_approval", "awaiting_client", "dispatched", "succeeded", "failed", "unknown", "cancelled"];
     /// Whom a parked run waits for: an approver, the caller's own tool, a reviewer of a call whose

@@ -58,7 +58,11 @@ impl Breakers {
         let breaker = known.unwrap_or_else(|| {
             let mut by_model = self.by_model.write();
             if by_model.len() >= MAX_BREAKERS {
-                by_model.retain(|_, breaker| breaker.is_in_use());
+                let now = Instant::now();
+                by_model.retain(|_, breaker| breaker.is_in_use(now));
+            }
+            if by_model.len() >= MAX_BREAKERS && !by_model.contains_key(model) {
+                return Arc::default(); // of this call alone
             }
             Arc::clone(by_model.entry(model.to_owned()).or_default())
         });
@@ -72,9 +76,9 @@ impl Breaker {
         self.health.lock()
     }
 
-    fn is_in_use(&self) -> bool {
+    fn is_in_use(&self, now: Instant) -> bool {
         let health = self.health();
-        health.calls > 0 || health.open_until.is_some()
+        health.calls > 0 || health.open_until.is_some_and(|until| until > now)
     }
 }
 
@@ -148,6 +152,7 @@ impl Health {
             code: last.and_then(|last| last.code),
             message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -166,6 +171,7 @@ mod tests {
             code,
             message,
             retry_after: None,
+            should_retry: None,
         })
     }
 

@@ -7,9 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::statements::{
-    BURY, DESCENDANTS, FORGET, REQUEST_CANCEL, REQUEUE_ORPHANS, RUN, STRAYS,
-};
+use super::statements::{BURY, DESCENDANTS, FORGET, REQUEST_CANCEL, REQUEUE_ORPHANS, RUN, STRAYS};
 use crate::store::decode::Columns;
 use crate::store::{CancelOutcome, PARENT_ENDED, RunRecord, StoreError};
 

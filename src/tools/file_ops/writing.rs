@@ -100,6 +100,17 @@ pub(super) fn append(
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
 }
 
+/// How often a text occurs in a file; as good as once where the file cannot be edited.
+pub(super) fn occurrences(workspace: &Workspace, path: &str, text: &str) -> usize {
+    let mut bytes = Vec::new();
+    let read = workspace.open_file(path).ok().filter(|file| {
+        file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_EDITED)
+    });
+    let is_read = read.is_some_and(|file| file.take(MAX_EDITED).read_to_end(&mut bytes).is_ok());
+    let content = String::from_utf8(bytes).ok().filter(|_| is_read && !text.is_empty());
+    content.map_or(1, |content| content.matches(text).count().max(1))
+}
+
 /// Replaces text in a file.
 pub(super) fn edit(
     workspace: &Workspace,

@@ -418,8 +418,7 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep =
-        tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
+    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
     let mut swept = sweep.await.unwrap();

@@ -21,6 +21,7 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
+use crate::model::CapabilityOverrides;
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
 pub use sources::ConfigError;
@@ -28,7 +29,6 @@ use sources::{Origin, Sources};
 use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
-use crate::model::CapabilityOverrides;
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");

@@ -1,7 +1,7 @@
-//! The words of a run: its kind, status, limits, outcome and totals.
+//! Types of a run: kind, status, limits, outcome and totals.
 //!
-//! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
-//! only ever get narrower ([`Budget::narrowed_by`]).
+//! An [`Outcome`] holds the terminal status with its evidence: a completed run has an output, a
+//! failed one an error. Limits can only be narrowed ([`Budget::narrowed_by`]).
 
 mod amounts;
 mod consumption;
@@ -40,7 +40,7 @@ pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 pub enum RunKind {
     /// Exactly one model call, no tools.
     Single,
-    /// Iterations until an output is accepted or a limit strikes.
+    /// Iterations until an output is accepted or a limit is reached.
     Iterative,
 }
 
@@ -75,7 +75,7 @@ pub enum Effort {
     Max,
 }
 
-/// Where a run stands. The last three are terminal.
+/// The status of a run. The last three are terminal.
 #[derive(
     Debug,
     Clone,
@@ -92,21 +92,21 @@ pub enum Effort {
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
 pub enum RunStatus {
-    /// Waits for a replica.
+    /// Waiting for a replica.
     Queued,
     /// Owned and driven by one replica.
     Running,
-    /// Parked until somebody decides on an escalated call.
+    /// Parked until an escalated call is approved or denied.
     AwaitingApproval,
     /// Parked until the caller posts the results of its own tools.
     AwaitingToolResults,
-    /// Parked because a crash left a call's outcome unknown.
+    /// Parked for a review: a crash left the outcome of a call unknown.
     NeedsReview,
     /// Ended with an output.
     Completed,
     /// Ended with an error.
     Failed,
-    /// Ended on request.
+    /// Ended by a request to cancel.
     Cancelled,
 }
 
@@ -116,12 +116,11 @@ impl RunStatus {
         self.into()
     }
 
-    /// Whether it waits for somebody outside.
+    /// Whether the run waits for an answer from outside, without an owner.
     pub fn is_parked(self) -> bool {
         matches!(self, Self::AwaitingApproval | Self::AwaitingToolResults | Self::NeedsReview)
     }
 
-    /// Whether nothing can change any more.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
@@ -157,7 +156,7 @@ impl TerminationReason {
         self.into()
     }
 
-    /// The stable `error.code` that goes with it; none for `completed`.
+    /// The stable `error.code` of the reason; `None` for `completed`.
     pub fn code(self) -> Option<&'static str> {
         Some(match self {
             Self::Completed => return None,
@@ -179,53 +178,47 @@ impl TerminationReason {
     }
 }
 
-/// What a caller learns of a run that did not complete.
+/// The error of a run that did not complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunError {
     /// Stable code; each termination reason has one.
     pub code: String,
-    /// One sentence for a person.
+    /// One sentence for people.
     pub message: String,
     /// Details by code, e.g. `{attempt, iteration_count, max_iterations}`.
     #[serde(default)]
     pub context: Value,
 }
 
-/// How a run ended; terminal status and its evidence in one value.
+/// How a run ended: the terminal status with its evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
-    /// There is an output.
     Completed {
-        /// The accepted output.
         output: Value,
         /// The model's last text or arguments, as it wrote them.
         raw_response: String,
         /// [`TerminationReason::Completed`], or the limit that forced a partial answer.
         reason: TerminationReason,
-        /// Whether a limit forced it.
+        /// Whether a limit forced the output.
         partial: bool,
     },
-    /// There is an error.
     Failed {
-        /// Why.
         reason: TerminationReason,
-        /// What the caller learns.
         error: RunError,
-        /// The model's last text, where it said something.
+        /// The model's last text; empty if there is none.
         raw_response: String,
     },
-    /// It was ended on request.
     Cancelled {
         /// Code `EXECUTION_CANCELLED`, context `{phase, reason?}`.
         error: RunError,
-        /// The model's last text, where it said something.
+        /// The model's last text; empty if there is none.
         raw_response: String,
     },
 }
 
 impl Outcome {
-    /// A failure with the code that belongs to its reason.
+    /// A failure with the error code of its reason.
     pub fn failed(
         reason: TerminationReason,
         message: impl Into<String>,
@@ -240,7 +233,6 @@ impl Outcome {
         }
     }
 
-    /// The terminal status.
     pub fn status(&self) -> RunStatus {
         match self {
             Self::Completed { .. } => RunStatus::Completed,
@@ -249,7 +241,6 @@ impl Outcome {
         }
     }
 
-    /// Why it ended.
     pub fn reason(&self) -> TerminationReason {
         match self {
             Self::Completed { reason, .. } | Self::Failed { reason, .. } => *reason,
@@ -257,7 +248,6 @@ impl Outcome {
         }
     }
 
-    /// The error, unless it completed cleanly.
     pub fn error(&self) -> Option<&RunError> {
         match self {
             Self::Completed { .. } => None,
@@ -265,7 +255,6 @@ impl Outcome {
         }
     }
 
-    /// The output, where there is one.
     pub fn output(&self) -> Option<&Value> {
         match self {
             Self::Completed { output, .. } => Some(output),
@@ -273,12 +262,10 @@ impl Outcome {
         }
     }
 
-    /// Whether a limit forced the output.
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Completed { partial: true, .. })
     }
 
-    /// The model's last words.
     pub fn raw_response(&self) -> &str {
         match self {
             Self::Completed { raw_response, .. }
@@ -288,7 +275,7 @@ impl Outcome {
     }
 }
 
-/// What a tool call does to the world; decides what may be repeated after a crash.
+/// The effect of a tool call, which decides whether it may be repeated after a crash.
 #[derive(
     Debug,
     Clone,
@@ -310,7 +297,7 @@ pub enum Effect {
     Read,
     /// Repeating it with the same key changes nothing more.
     Idempotent,
-    /// Must not be repeated without being told to.
+    /// Must not be repeated without an explicit decision.
     Once,
 }
 
@@ -321,7 +308,7 @@ impl Effect {
     }
 }
 
-/// How much an agent may do unasked, from the least.
+/// How much an agent may do without approval, from the least.
 #[derive(
     Debug,
     Clone,
@@ -347,7 +334,7 @@ pub enum Autonomy {
     Full,
 }
 
-/// What the loop must not exceed. Counts unless a unit is named.
+/// Limits of the loop; counts unless a unit is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = RunLimits)]
 #[serde(default, deny_unknown_fields)]
@@ -442,7 +429,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// The smaller of two caps, one by one.
+    /// Takes the smaller of each two caps.
     #[must_use]
     pub fn narrowed_by(self, wanted: &BudgetOverrides) -> Self {
         let least = |defined: u64, wanted: Option<u64>| {
@@ -465,7 +452,7 @@ impl Budget {
     }
 }
 
-/// What a run has consumed, kept up to date by every event ([`crate::event`]).
+/// What a run has consumed, updated by every event ([`Totals::apply`]).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
@@ -473,22 +460,22 @@ pub struct Totals {
     pub attempts: u32,
     /// Model responses received.
     pub iterations: u32,
-    /// Calls of tools that were made, blocked and unknown ones included; not those that a limit or
-    /// a cancellation kept from being tried.
+    /// Tool calls, including blocked ones and those of unknown tools, but not those that a limit or
+    /// a cancellation prevented.
     pub tool_calls_made: u32,
-    /// Names of the tools that executed.
+    /// Names of the executed tools.
     pub tools_used: BTreeSet<String>,
     /// Tokens and cost of everything, retries included.
     pub usage: Usage,
     /// Failed provider calls that were repeated.
     pub retries: u32,
-    /// What the caller should know although it did not end the run.
+    /// For the caller; they did not end the run.
     pub warnings: Vec<String>,
     /// Subscribers that failed.
     pub callback_errors: Vec<String>,
     /// The model that answered last, as `provider/model`.
     pub model: Option<String>,
-    /// What tools did to files, commands and networks.
+    /// Use of files, commands and networks by tools.
     pub consumption: Consumption,
 }
 
@@ -510,7 +497,7 @@ pub enum ToolChoicePolicy {
     Tool(String),
 }
 
-/// Who started a run; its scopes hold for the whole run.
+/// The caller who started a run; its scopes apply to the whole run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// API key id or token subject.
@@ -522,19 +509,20 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The person at this machine: administrator of the tenant `default`.
+    /// The local user, when authentication is off: administrator of the tenant `default`.
     pub fn local() -> Self {
         Self { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] }
     }
 
-    /// Whether a scope is held; `admin` holds every scope.
+    /// Whether a scope is granted; `admin` includes every scope.
     pub fn has(&self, scope: &str) -> bool {
         self.scopes.iter().any(|s| s == scope || s == "admin")
     }
 }
 
-/// What a request changes of a definition's settings. It can only narrow: of two limits the smaller
-/// wins, tools are intersected. Stored with the run, so that recovery makes the same plan.
+/// Settings of a request that override those of the definition. They can only narrow: the smaller
+/// of two limits wins, tools are intersected. Stored with the run, so that recovery makes the same
+/// plan.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RunOverrides)]
 #[serde(default, deny_unknown_fields)]
@@ -563,28 +551,28 @@ pub struct Overrides {
     /// Consecutive failing calls that end the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_threshold: Option<u32>,
-    /// Whether a first text answer is met with the request to verify it.
+    /// Whether the model is asked to verify its first text answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_double_confirmation: Option<bool>,
     /// When the model must call a tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
-    /// Whether a choice that cannot be sent, or is ignored, is an error instead of a warning.
+    /// Whether a tool choice that cannot be sent, or is ignored, is an error instead of a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict_tool_choice: Option<bool>,
     /// Whether one response may call several tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
-    /// Tools to offer, of those that the definition names.
+    /// Tools to offer, a subset of the definition's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
     /// Consumption caps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetOverrides>,
-    /// What becomes of the run at a limit of iterations, calls, tokens or dollars.
+    /// What happens at a limit of iterations, calls, tokens or dollars.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_limit: Option<OnLimit>,
-    /// What becomes of the run where its session has another one under way.
+    /// What happens if the session has another unfinished run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_session_busy: Option<OnSessionBusy>,
     /// Whether the first failing call ends the run.
@@ -593,11 +581,10 @@ pub struct Overrides {
     /// Whether the calls after a blocked one are not executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_on_tool_block: Option<bool>,
-    /// Skills whose instructions and bounds hold from the start, of those that the definition
-    /// names.
+    /// Skills that are active from the start, a subset of the definition's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_skills: Option<Vec<String>>,
-    /// Whether nothing of the run is kept for `recall`.
+    /// Whether the run is hidden from `recall`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private: Option<bool>,
     /// Tools that the caller executes.

@@ -1,4 +1,5 @@
-//! Drivers turn a step of the loop into a model request, and a completion into an assistant message.
+//! Drivers turn a step of the loop into a model request, and a completion into an assistant
+//! message.
 //!
 //! Pure translation: no I/O, no decisions about the run, no state. Replaying a journal through a
 //! driver gives the same messages, call ids included.
@@ -80,8 +81,8 @@ pub enum Undecided {
 
 /// A protocol by which a model calls tools.
 pub trait Driver: Send + Sync {
-    /// Completes a request whose conversation, offers and sampling are set. A rewritten conversation
-    /// is stored in `rewritten`.
+    /// Completes a request whose conversation, offers and sampling are set. A rewritten
+    /// conversation is stored in `rewritten`.
     fn request<'a>(
         &self,
         base: ModelRequest<'a>,
@@ -112,7 +113,8 @@ fn call_id(place: Place, index: usize) -> Uuid {
     uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// The text next to calls; empty if it only repeats the arguments of one of them, as some models do.
+/// The text next to calls; empty if it only repeats the arguments of one of them, as some models
+/// do.
 fn text_beside(text: String, calls: &[ToolCall]) -> String {
     if calls.is_empty() || !text.trim_start().starts_with('{') {
         return text;

@@ -1,6 +1,6 @@
 //! The provider's own function calling.
 
-use super::{Ask, Check, Driver, Reading, text_beside, call_id};
+use super::{Ask, Check, Driver, Reading, call_id, text_beside};
 use crate::message::{AssistantMessage, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest};
 

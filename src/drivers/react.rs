@@ -1,9 +1,9 @@
-//! Tool use for models without function calling (ReAct): each response is one JSON decision, and the
-//! result of a call is sent as an observation.
+//! Tool use for models without function calling (ReAct): each response is one JSON decision, and
+//! the result of a call is sent as an observation.
 //!
 //! The provider's tool parameters are not used. [`prompt`] describes the tools to the model,
-//! [`extraction`] finds its decision, and this file validates it. The engine decides what an invalid
-//! decision means for the run and how often another one is requested.
+//! [`extraction`] finds its decision, and this file validates it. The engine decides what an
+//! invalid decision means for the run and how often another one is requested.
 
 mod extraction;
 mod prompt;
@@ -14,7 +14,7 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::extraction::{Decision, first_decision, first_object};
-use super::{Ask, Check, Driver, Place, Reading, Undecided, text_beside, call_id};
+use super::{Ask, Check, Driver, Place, Reading, Undecided, call_id, text_beside};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
 

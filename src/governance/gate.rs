@@ -1,8 +1,8 @@
 //! The gate: every rule judges a call, the strictest decision wins, and what passes gets a permit.
 //!
-//! The order of [`RULES`] only decides which reason is reported when two rules are equally strict. A
-//! new rule is one file with a `judge` function and one line in the list. There is one gate per agent
-//! definition, with every glob compiled, shared by all its runs.
+//! The order of [`RULES`] only decides which reason is reported when two rules are equally strict.
+//! A new rule is one file with a `judge` function and one line in the list. There is one gate per
+//! agent definition, with every glob compiled, shared by all its runs.
 //!
 //! No I/O: the actions of a call describe what it would do.
 
@@ -77,7 +77,8 @@ pub struct Call<'a> {
 pub enum Verdict {
     Pass {
         permit: Permit,
-        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] if it was approved.
+        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] if it was
+        /// approved.
         decision: Decision,
         /// The rule that warned or escalated, else `none`.
         rule: &'static str,
@@ -114,7 +115,8 @@ impl Permit {
         self.actions.iter().any(|a| a.destructive)
     }
 
-    /// Whether the tool may show a file that it finds, e.g. while it searches a permitted directory.
+    /// Whether the tool may show a file that it finds, e.g. while it searches a permitted
+    /// directory.
     pub fn may_read(&self, path: &str) -> bool {
         self.paths.may_read(path)
     }

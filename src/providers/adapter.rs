@@ -84,7 +84,7 @@ impl Provider for HttpProvider {
         let call = Call { provider, step: request.step, deltas: request.deltas };
         let body = self.dialect.body(request, provider);
         let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let answer = if request.deltas.are_followed() {
+        let answer = if request.deltas.are_wanted() {
             match self.wire.stream(body, request.trace).await? {
                 Streamed::Frames(frames) => return self.read_stream(frames, call).await,
                 Streamed::Whole(answer) => answer,

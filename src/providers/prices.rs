@@ -41,8 +41,8 @@ impl Price {
         i64::try_from(costs.fold(PER / 2, u128::saturating_add) / PER).unwrap_or(i64::MAX)
     }
 
-    /// Output tokens that `left` millionths of a dollar pay for after `input` tokens; `None` if they
-    /// do not even pay for the input. The most expensive kind of input is assumed.
+    /// Output tokens that `left` millionths of a dollar pay for after `input` tokens; `None` if
+    /// they do not even pay for the input. The most expensive kind of input is assumed.
     pub fn affordable_output(&self, input: u64, left: i64) -> Option<u64> {
         let dearest = self.input.max(self.cached_input).max(self.cache_write);
         let left = u128::try_from(left).ok()? * PER;

@@ -311,7 +311,10 @@ async fn an_answer_is_priced_and_what_was_not_reported_estimated() {
 #[tokio::test]
 async fn a_choice_that_could_not_be_sent_is_told() {
     let provider = queue(vec![Ok(completion()), Ok(completion())]);
-    let unforced = CapabilityOverrides { forced_tool_choice: Some(ForcedToolChoice::No), ..CapabilityOverrides::default() };
+    let unforced = CapabilityOverrides {
+        forced_tool_choice: Some(ForcedToolChoice::No),
+        ..CapabilityOverrides::default()
+    };
     let table = CapabilityTable::new(vec![(ModelPattern::parse("p/weak").unwrap(), unforced)]);
     let router =
         router(vec![("p", ProviderEntry::new(provider))]).with_tables(table, PriceTable::default());

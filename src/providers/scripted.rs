@@ -95,7 +95,7 @@ impl Provider for Scripted {
         let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
         let delay = Duration::from_millis(step.delay_ms);
         match &answer {
-            Ok(completion) if request.deltas.are_followed() => {
+            Ok(completion) if request.deltas.are_wanted() => {
                 write_out(completion, request.deltas, delay).await;
             }
             _ if delay.is_zero() => {}
@@ -198,7 +198,7 @@ fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
         kind,
         status: Some(status),
         code: None,
-        message: failure::presentable(message, &[]),
+        message: failure::sanitised(message, &[]),
         retry_after: None,
         should_retry: None,
     }

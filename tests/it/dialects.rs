@@ -12,8 +12,8 @@ use serde_json::{Value, json};
 use toolloop::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, ToolResult,
 };
-use toolloop::providers::anthropic;
 use toolloop::model::ProviderKind;
+use toolloop::providers::anthropic;
 use toolloop::providers::capabilities::CapabilityTable;
 use toolloop::providers::ollama;
 use toolloop::providers::wire::WireSettings;

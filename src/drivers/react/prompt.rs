@@ -15,7 +15,11 @@ use crate::providers::{ModelRequest, ToolChoice};
 
 /// The conversation of a request as decisions and observations. `answers_later`: a final decision
 /// only ends the work and the answer is written afterwards.
-pub(super) fn rewritten(base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool) -> Conversation {
+pub(super) fn rewritten(
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+    answers_later: bool,
+) -> Conversation {
     let mut system = base.conversation.system().to_owned();
     if !ask.answer_only {
         describe_decisions(&mut system, base, ask, answers_later);
@@ -68,8 +72,8 @@ fn push_turn(rewritten: &mut Conversation, user: &mut String, message: &Assistan
     debug_assert!(pushed.is_ok(), "there is no call that lacks a result");
 }
 
-/// The decision as the model wrote it. Native function calls, of an earlier run of the conversation,
-/// are written as decisions.
+/// The decision as the model wrote it. Native function calls, of an earlier run of the
+/// conversation, are written as decisions.
 fn as_decisions(message: &AssistantMessage) -> String {
     if let Some(decision) = &message.decision {
         return decision.clone();

@@ -110,7 +110,8 @@ pub(super) fn messages<'a>(
     if let Some(Message { role: Role::Assistant, content }) = messages.last_mut()
         && let Some(Block::Text { text, .. }) = content.last_mut()
     {
-        *text = text.trim_end().to_owned().into(); // the API rejects a final assistant text with trailing white space
+        // The API rejects a final assistant text with trailing white space.
+        *text = text.trim_end().to_owned().into();
     }
     messages
 }

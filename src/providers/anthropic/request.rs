@@ -163,7 +163,7 @@ pub(super) fn body(
             .then_some(OutputConfig { effort, format }),
         temperature: request.temperature.filter(|_| may_set_temperature).map(|t| t.clamp(0.0, 1.0)),
         thinking,
-        stream: request.deltas.are_followed(),
+        stream: request.deltas.are_wanted(),
     })
 }
 

@@ -25,9 +25,16 @@ const CALL_MARK: &str = r#"{"type":"tool_use"}"#;
 pub(super) enum Block {
     Text(String),
     /// Thinking, shown or redacted; `json` is the block to send back, if it can be.
-    Thinking { text: String, json: Option<String> },
+    Thinking {
+        text: String,
+        json: Option<String>,
+    },
     /// `input` is JSON text.
-    ToolUse { id: String, name: String, input: String },
+    ToolUse {
+        id: String,
+        name: String,
+        input: String,
+    },
     /// JSON text of any other block.
     Other(String),
 }

@@ -1,7 +1,7 @@
 //! Assembles a streamed Messages answer and sends its deltas.
 //!
-//! Events are folded into the blocks of a whole answer. An answer is complete with `message_stop`, a
-//! stop reason and the end of every block, not at the end of the bytes. Unknown events and pieces
+//! Events are folded into the blocks of a whole answer. An answer is complete with `message_stop`,
+//! a stop reason and the end of every block, not at the end of the bytes. Unknown events and pieces
 //! are ignored, as the API asks; a block with an unknown piece is not kept.
 
 use serde::Deserialize;
@@ -230,7 +230,7 @@ impl Kind {
 }
 
 fn send(piece: &str, delta: impl FnOnce(String) -> Delta, deltas: Deltas<'_>) {
-    if !piece.is_empty() && deltas.are_followed() {
+    if !piece.is_empty() && deltas.are_wanted() {
         deltas.send(delta(piece.to_owned()));
     }
 }

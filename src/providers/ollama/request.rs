@@ -130,7 +130,7 @@ pub(super) fn body(
             num_predict: request.max_output_tokens,
             temperature: request.temperature.filter(|_| request.thinking.is_none()),
         },
-        stream: request.deltas.are_followed(),
+        stream: request.deltas.are_wanted(),
         truncate: false,
         shift: false,
     })

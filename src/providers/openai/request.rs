@@ -1,7 +1,8 @@
 //! A model request as the body of a Chat Completions call.
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
-//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any string.
+//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
+//! string.
 
 use std::borrow::Cow;
 
@@ -131,7 +132,7 @@ struct Tools<'a> {
 /// The request's JSON text; asks for a stream if deltas are wanted.
 pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
-    let streams = request.deltas.are_followed();
+    let streams = request.deltas.are_wanted();
     let capabilities = request.capabilities;
     let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {

@@ -191,8 +191,8 @@ impl Answer {
 }
 
 impl OpenCall {
-    /// Whether a piece with the same index begins another call: it has another id or, without an id,
-    /// a name although this call's arguments are complete.
+    /// Whether a piece with the same index begins another call: it has another id or, without an
+    /// id, a name although this call's arguments are complete.
     fn is_followed_by(&self, id: &str, name: &str) -> bool {
         if name.is_empty() || self.name.is_empty() {
             return false;

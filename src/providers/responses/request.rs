@@ -137,7 +137,7 @@ pub(super) fn body(
             },
         }),
         store: false,
-        stream: request.deltas.are_followed().then_some(true),
+        stream: request.deltas.are_wanted().then_some(true),
     })
 }
 

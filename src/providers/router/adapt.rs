@@ -106,7 +106,8 @@ mod tests {
     #[test]
     fn a_choice_is_sent_as_far_as_it_can_be() {
         let unnamed = Capabilities { named_tool_choice: false, ..Capabilities::OPENAI };
-        let never = Capabilities { forced_tool_choice: ForcedToolChoice::No, ..Capabilities::ANTHROPIC };
+        let never =
+            Capabilities { forced_tool_choice: ForcedToolChoice::No, ..Capabilities::ANTHROPIC };
         let (claude, gpt, ollama) =
             (Capabilities::ANTHROPIC, Capabilities::OPENAI, Capabilities::OLLAMA);
         let required = || ToolChoice::Required;

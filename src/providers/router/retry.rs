@@ -57,10 +57,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_provider_says_of_repeating_counts() {
+    fn x_should_retry_overrides_the_kind() {
         let says = |kind, should_retry| {
             let error = ProviderError { should_retry, ..error(kind, None) };
-            wait_before_retry(&error, 0, None).is_some()
+            delay(&error, 0, None).is_some()
         };
         for kind in [FailureKind::Transient, FailureKind::RateLimited, FailureKind::BadRequest] {
             assert!(says(kind, Some(true)) && !says(kind, Some(false)), "{kind:?}");
@@ -87,11 +87,7 @@ mod tests {
             (FailureKind::ContentFilter, None, None, None),
         ];
         for (kind, wish, left, expected) in table {
-            assert_eq!(
-                delay(&error(kind, wish), 0, left),
-                expected,
-                "{kind:?} {wish:?} {left:?}"
-            );
+            assert_eq!(delay(&error(kind, wish), 0, left), expected, "{kind:?} {wish:?} {left:?}");
         }
     }
 

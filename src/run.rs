@@ -351,8 +351,8 @@ pub struct Limits {
     /// Calls executed of one response; 1 to 128.
     #[schemars(range(min = 1, max = 128))]
     pub max_tool_calls_per_iteration: u32,
-    /// Seconds that one tool call may take, 60 where it says nothing; a call that leaves work to
-    /// another agent takes as long as the run then. 1 to 86400.
+    /// Seconds that one tool call may take; 1 to 86400. Default: 60, and for calls that delegate to
+    /// another agent the rest of the run.
     #[schemars(range(min = 1, max = 86_400))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_timeout_seconds: Option<u64>,

@@ -90,7 +90,7 @@ impl Connections {
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
         self.idle.lock()
     }
 }

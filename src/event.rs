@@ -671,6 +671,7 @@ impl Totals {
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::SessionLoaded { .. }
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }

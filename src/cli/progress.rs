@@ -126,6 +126,7 @@ impl Standing {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)

@@ -309,8 +309,7 @@ impl Plan {
     /// Seconds that a call may take which leaves work to another agent: as long as the run, unless
     /// the agent says for how long its calls may take.
     pub fn delegation_seconds(&self) -> u64 {
-        let run = self.rules.budget.max_duration_seconds;
-        self.rules.limits.tool_call_timeout_seconds.unwrap_or(run)
+        delegation_seconds(&self.rules.limits, &self.rules.budget)
     }
 
     /// The names of the tools that the run may call.
@@ -576,3 +575,11 @@ fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
     at_least("/budget/max_cost_usd", wanted.max_cost_usd, Usd::from_micro(1))?;
     Ok(budget.narrowed_by(wanted))
 }
+
+fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
+    limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

@@ -30,7 +30,10 @@ use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent, WaitKind};
+use crate::event::{
+    AuditRecord, Event, ModelDelta, ModelResponded, Piece, Resolved, RunEvent, ToolCallStarted,
+    WaitKind,
+};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -194,12 +197,10 @@ impl Run {
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
-        match &what {
-            RunEvent::ToolCallStarted(call) => self.note_lost(call.call_id),
-            RunEvent::ApprovalResolved(resolved) if resolved.kind == WaitKind::Review => {
-                self.note_lost(resolved.call_id);
-            }
-            _ => {}
+        if let RunEvent::ToolCallStarted(ToolCallStarted { call_id, .. })
+        | RunEvent::ApprovalResolved(Resolved { call_id, kind: WaitKind::Review, .. }) = &what
+        {
+            self.note_lost(*call_id);
         }
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;

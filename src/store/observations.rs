@@ -93,6 +93,7 @@ pub(super) fn observation<'w>(
         | RunEvent::DecisionExtractionFailed(_)
         | RunEvent::DecisionValidationFailed(_)
         | RunEvent::ToolChoiceUnmet { .. }
+        | RunEvent::AnswerBlank { .. }
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCompleted(_)

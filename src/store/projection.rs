@@ -250,11 +250,11 @@ impl<'w> RunCalls<'_, 'w> {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::ContextCompacted(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)
-            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelled(_) => {}
         }
     }

@@ -179,6 +179,7 @@ impl Metrics {
                 | RunEvent::DecisionExtractionFailed(_)
                 | RunEvent::DecisionValidationFailed(_)
                 | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::AnswerBlank { .. }
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

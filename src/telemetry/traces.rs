@@ -167,6 +167,7 @@ impl Traces {
                 | RunEvent::DecisionExtractionFailed(_)
                 | RunEvent::DecisionValidationFailed(_)
                 | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::AnswerBlank { .. }
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

@@ -109,20 +109,19 @@ fn beside(journal: &[Event]) -> HashMap<(u32, u32), Beside> {
     let mut all: HashMap<(u32, u32), Beside> = HashMap::new();
     let mut place = (0, 0);
     for event in journal {
-        match &event.what {
-            RunEvent::IterationStarted { attempt, iteration, .. } => place = (*attempt, *iteration),
-            RunEvent::ContextCompacted(compacted) => {
-                all.entry(place).or_default().compactions.push(compacted.into());
+        if let RunEvent::IterationStarted { attempt, iteration, .. } = &event.what {
+            place = (*attempt, *iteration);
+        }
+        if let RunEvent::ContextCompacted(compacted) = &event.what {
+            all.entry(place).or_default().compactions.push(compacted.into());
+        }
+        if let RunEvent::ToolCallStarted(call) = &event.what
+            && let Some(child) = child_of(&call.tool, &call.effect_key)
+        {
+            let children = &mut all.entry(place).or_default().children;
+            if !children.contains(&child) {
+                children.push(child);
             }
-            RunEvent::ToolCallStarted(call) => {
-                if let Some(child) = child_of(&call.tool, &call.effect_key) {
-                    let children = &mut all.entry(place).or_default().children;
-                    if !children.contains(&child) {
-                        children.push(child);
-                    }
-                }
-            }
-            _ => {}
         }
     }
     all

@@ -11,13 +11,13 @@ use uuid::Uuid;
 use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
 use super::{
-    ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, IdempotentRun,
-    IterationRecord, Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken,
-    ToolCallRecord, ToolStats, UsageStats,
+    ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord,
+    Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats,
+    UsageStats,
 };
-use crate::event::{AuditRecord, Event, };
+use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
-use crate::run::{Amounts, Caps, RunKind, };
+use crate::run::{Amounts, Caps, RunKind};
 
 /// A row of either database, read by column name.
 pub(super) struct Columns<'r, R>(pub(super) &'r R);

@@ -10,11 +10,12 @@ mod form;
 mod metered;
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, PatternOptions, Validator};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::pattern::Author;
@@ -126,7 +127,7 @@ impl Schema {
     pub fn of_caller(schema: &Value) -> Result<Arc<Self>, Refused> {
         form::check(schema, Author::Caller)?;
         let key = schema.to_string();
-        let kept = || OF_CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = || OF_CALLERS.lock();
         if let Some(known) = kept().get(&key) {
             return Ok(Arc::clone(known));
         }

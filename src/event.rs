@@ -687,7 +687,6 @@ impl Totals {
             | RunEvent::ConfirmationRequested { .. }
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
-            | RunEvent::AnswerBlank { .. }
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)

@@ -113,10 +113,10 @@ impl Schema {
         form::check(schema, author)?;
         let has_patterns = form::patterns(schema) > 0;
         let counted = form::counted(schema);
-        let build = || build(&counted, draft, author);
-        let built = off_worker(|| on_large_stack(build));
+        let compile = || build(&counted, draft, author);
+        let validator = off_worker(|| on_large_stack(compile));
         let validator =
-            built.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
+            validator.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
         Ok(Self { validator, is_quick: author == Author::Operator || !has_patterns })
     }
 

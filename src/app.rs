@@ -1,8 +1,6 @@
 //! Wires the modules together: the only place that chooses concrete types, and the order of startup
 //! and shutdown.
 
-mod model_tables;
-
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -14,17 +12,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, Skills, catalogue};
-use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
+use crate::config::tables::ModelPrice;
+use crate::config::{AuthMode, Config, Exposed, Model, ModelServer};
 use crate::engine::demands;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
-use crate::providers::anthropic::Anthropic;
-use crate::providers::ollama::Ollama;
-use crate::providers::openai::OpenAi;
-use crate::providers::responses::Responses;
+use crate::model::{CapabilityOverrides, ProviderKind};
+use crate::providers::capabilities::{CapabilityTable, ModelPattern};
+use crate::providers::prices::{Price, PriceTable};
 use crate::providers::router::{OnTry, ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
-use crate::providers::{Provider, ProviderKind};
+use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
@@ -404,12 +402,7 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
             Model::Server(server) => ProviderEntry {
                 provider: model_server(name, server)
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
-                kind: match server.api {
-                    ModelApi::Openai => ProviderKind::Openai,
-                    ModelApi::OpenaiResponses => ProviderKind::OpenaiResponses,
-                    ModelApi::Anthropic => ProviderKind::Anthropic,
-                    ModelApi::Ollama { .. } => ProviderKind::Ollama,
-                },
+                kind: server.kind,
                 max_retries: server.max_retries,
                 timeout: server.timeout,
                 max_concurrency: server.max_concurrency,
@@ -417,8 +410,41 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
         };
         providers.insert(name.clone(), entry);
     }
-    Ok(Router::new(providers)
-        .with_tables(model_tables::capabilities(config), model_tables::prices(config)))
+    let prices = config.prices.iter();
+    let prices = prices.filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));
+    Ok(Router::new(providers).with_tables(capabilities(config), PriceTable::new(prices.collect())))
+}
+
+/// The shipped table with what the configuration corrects. The context window of a price, or the
+/// one that a provider loads its models with, is a correction too; `[capabilities]` overrides it.
+fn capabilities(config: &Config) -> CapabilityTable {
+    let window = |key: &str, tokens: u64| {
+        let row = CapabilityOverrides { context_window: Some(tokens), ..Default::default() };
+        Some((ModelPattern::parse(key)?, row))
+    };
+    let loaded = config.models.iter().filter_map(|(name, model)| match model {
+        Model::Server(server) => window(&format!("{name}/*"), server.num_ctx?.into()),
+        Model::Scripted { .. } => None,
+    });
+    let priced = config.prices.iter().filter_map(|(key, price)| window(key, price.context_window?));
+    let rows = config.capabilities.iter();
+    let rows = rows.filter_map(|(key, row)| Some((ModelPattern::parse(key)?, *row)));
+    CapabilityTable::new(loaded.chain(priced).chain(rows).collect())
+}
+
+fn price(row: &ModelPrice) -> Price {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 10^6 dollars, checked"
+    )]
+    let micro = |dollars: f64| (dollars * 1e6).round() as u64;
+    Price {
+        input: micro(row.input),
+        cached_input: micro(row.cached_input.unwrap_or(row.input)),
+        cache_write: micro(row.cache_write.unwrap_or(row.input)),
+        output: micro(row.output),
+    }
 }
 
 fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
@@ -433,13 +459,14 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
         first_byte_timeout: server.first_byte_timeout,
         idle_timeout: server.idle_timeout,
     };
-    let provider: Arc<dyn Provider> = match server.api {
-        ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
+    let provider = match server.kind {
+        ProviderKind::Openai => openai::provider(settings),
+        ProviderKind::OpenaiResponses => responses::provider(settings),
+        ProviderKind::Anthropic => anthropic::provider(settings),
+        ProviderKind::Ollama => ollama::provider(settings),
+        ProviderKind::Scripted => return Err("scenarios have no server".to_owned()),
     };
-    Ok(provider)
+    Ok(Arc::new(provider.map_err(|e| e.to_string())?))
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {

@@ -21,11 +21,12 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
+use crate::model::CapabilityOverrides;
 use models::ModelSettings;
-pub use models::{Model, ModelApi, ModelServer};
+pub use models::{Model, ModelServer};
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
-use tables::{ModelCapabilities, ModelPrice};
+use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
 
@@ -65,7 +66,7 @@ pub struct Config {
     /// By `provider/model` or glob.
     pub prices: BTreeMap<String, ModelPrice>,
     /// Corrections of the shipped table, by `provider/model` or glob.
-    pub capabilities: BTreeMap<String, ModelCapabilities>,
+    pub capabilities: BTreeMap<String, CapabilityOverrides>,
     pub governance: Governance,
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
@@ -259,7 +260,7 @@ struct Settings {
     prices: BTreeMap<String, ModelPrice>,
     /// Corrections of the shipped capability table, by provider/model, where the model can be a glob.
     #[serde(default)]
-    capabilities: BTreeMap<String, ModelCapabilities>,
+    capabilities: BTreeMap<String, CapabilityOverrides>,
 }
 
 impl Config {

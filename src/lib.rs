@@ -5,6 +5,7 @@
 
 pub mod event;
 pub mod message;
+pub mod model;
 pub mod run;
 
 pub mod bounds;

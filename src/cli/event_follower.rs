@@ -1,9 +1,8 @@
-//! EventFollower one run to its end over its event stream, across broken connections.
+//! Follows one run to its end over its event stream, across broken connections.
 //!
 //! After a disconnect it resumes after the last event that it returned, so that no event is repeated
 //! or lost. How events are shown, and what an interrupt does, is decided by the commands.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, BodyDataStream};
@@ -13,8 +12,10 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::client::{Client, ClientError};
-use super::sse::{Message, Parser};
+use crate::bounds::frames::{Frame, Framing, Splitter};
 
+/// Largest event that is read, in bytes.
+const MAX_EVENT: usize = 64 << 20;
 /// How long the service may be unreachable before this gives up.
 const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
 /// Minimum and maximum delay before reconnecting.
@@ -26,9 +27,7 @@ pub(super) struct EventFollower<'c> {
     run_id: Uuid,
     /// The sequence number of the last event returned; 0 before the first.
     seen: i64,
-    stream: Option<(BodyDataStream, Parser)>,
-    /// Received but not yet returned.
-    ready: VecDeque<Message>,
+    stream: Option<(BodyDataStream, Splitter)>,
     /// The delay before the next try.
     pause: Duration,
     unreachable_since: Option<Instant>,
@@ -53,16 +52,7 @@ impl Entry {
 impl<'c> EventFollower<'c> {
     /// Follows an existing run from its first event.
     pub(super) fn existing(client: &'c Client, run_id: Uuid) -> Self {
-        let (stream, ready) = (None, VecDeque::new());
-        Self {
-            client,
-            run_id,
-            seen: 0,
-            stream,
-            ready,
-            pause: Duration::ZERO,
-            unreachable_since: None,
-        }
+        Self { client, run_id, seen: 0, stream: None, pause: Duration::ZERO, unreachable_since: None }
     }
 
     /// Starts a run with this request, whose body contains `run_id`, and follows it.
@@ -91,21 +81,19 @@ impl<'c> EventFollower<'c> {
     /// The next event; cancel-safe. Must not be called after the run's last event.
     pub(super) async fn next(&mut self) -> Result<Entry, ClientError> {
         loop {
-            while let Some(message) = self.ready.pop_front() {
-                if let Some(entry) = self.take(&message)? {
-                    return Ok(entry);
-                }
-            }
-            let Some((stream, parser)) = &mut self.stream else {
+            let Some((stream, splitter)) = &mut self.stream else {
                 self.reconnect().await?;
                 continue;
             };
+            if let Some(frame) = splitter.next() {
+                if let Some(entry) = self.take(&frame)? {
+                    return Ok(entry);
+                }
+                continue;
+            }
             match stream.next().await {
                 Some(Ok(bytes)) => {
-                    let read = parser
-                        .push(&bytes)
-                        .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
-                    self.ready.extend(read);
+                    splitter.push(&bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
                 }
                 Some(Err(_)) | None => self.stream = None,
             }
@@ -113,13 +101,13 @@ impl<'c> EventFollower<'c> {
     }
 
     /// Parses a message; `None` if its event was returned before.
-    fn take(&mut self, message: &Message) -> Result<Option<Entry>, ClientError> {
-        let Ok(seq) = message.id.parse::<i64>() else { return Ok(None) };
+    fn take(&mut self, frame: &Frame) -> Result<Option<Entry>, ClientError> {
+        let Ok(seq) = frame.id.parse::<i64>() else { return Ok(None) };
         if seq <= self.seen {
             return Ok(None);
         }
-        let event = serde_json::from_str(&message.data)
-            .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+        let event =
+            serde_json::from_slice(&frame.data).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
         Ok(Some(Entry(event)))
@@ -153,6 +141,6 @@ impl<'c> EventFollower<'c> {
 
     fn attach(&mut self, stream: Body) {
         self.pause = self.pause.max(FIRST_PAUSE);
-        self.stream = Some((stream.into_data_stream(), Parser::default()));
+        self.stream = Some((stream.into_data_stream(), Splitter::new(Framing::Sse, MAX_EVENT)));
     }
 }

@@ -17,7 +17,6 @@ mod progress;
 mod run_view;
 mod runs;
 mod schema;
-mod sse;
 mod table;
 
 use std::ffi::OsString;

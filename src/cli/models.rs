@@ -122,7 +122,7 @@ fn provider_json(name: &str, model: &Model) -> Value {
         Model::Scripted { dir } => json!({"provider": name, "kind": "scripted", "dir": dir}),
         Model::Server(model) => json!({
             "provider": name,
-            "kind": model.api.as_str(),
+            "kind": model.kind.as_str(),
             "base_url": model.base_url,
             "key": key_state(model),
             "api_key_env": model.api_key_env,
@@ -158,7 +158,7 @@ fn provider_row(name: &str, model: &Model) -> Vec<String> {
                 (format!("{:?}", model.timeout), model.max_retries.to_string());
             vec![
                 name.to_owned(),
-                model.api.as_str().into(),
+                model.kind.as_str().into(),
                 key,
                 timeout,
                 retries,

@@ -15,6 +15,7 @@ use url::Url;
 
 use super::sources::{ConfigError, Origin, Sources};
 use super::values::{some_count, some_duration};
+use crate::model::ProviderKind;
 
 /// `[models.<name>]`
 #[derive(Debug, Clone)]
@@ -26,36 +27,12 @@ pub enum Model {
     },
 }
 
-/// The API of a model server.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelApi {
-    /// OpenAI Chat Completions.
-    Openai,
-    /// OpenAI Responses.
-    OpenaiResponses,
-    /// Anthropic Messages.
-    Anthropic,
-    Ollama {
-        /// Context window with which models are loaded, in tokens.
-        num_ctx: u32,
-    },
-}
-
-impl ModelApi {
-    /// The value of `kind`.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiResponses => "openai-responses",
-            Self::Anthropic => "anthropic",
-            Self::Ollama { .. } => "ollama",
-        }
-    }
-}
-
 #[derive(Debug, Clone)]
 pub struct ModelServer {
-    pub api: ModelApi,
+    /// Never `scripted`.
+    pub kind: ProviderKind,
+    /// Of `ollama`: context window with which models are loaded, in tokens.
+    pub num_ctx: Option<u32>,
     /// Without a trailing slash; the API's path is appended.
     pub base_url: String,
     /// The environment variable with the key.
@@ -81,7 +58,7 @@ pub struct ModelServer {
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelSettings {
     /// The API that the provider implements.
-    kind: ModelKind,
+    kind: ProviderKind,
     /// Base URL of the server: http or https.
     #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
     base_url: Option<Url>,
@@ -123,28 +100,6 @@ pub(super) struct ModelSettings {
     dir: Option<PathBuf>,
 }
 
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-enum ModelKind {
-    Openai,
-    OpenaiResponses,
-    Anthropic,
-    Ollama,
-    Scripted,
-}
-
-impl ModelKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiResponses => "openai-responses",
-            Self::Anthropic => "anthropic",
-            Self::Ollama => "ollama",
-            Self::Scripted => "scripted",
-        }
-    }
-}
-
 pub(super) fn resolve(
     name: &str,
     model: ModelSettings,
@@ -172,32 +127,26 @@ pub(super) fn resolve(
             "a provider's name consists of letters, digits, - and _",
         ));
     }
-    let api = match model.kind {
-        ModelKind::Openai => ModelApi::Openai,
-        ModelKind::OpenaiResponses => ModelApi::OpenaiResponses,
-        ModelKind::Anthropic => ModelApi::Anthropic,
-        ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
-        ModelKind::Scripted => {
-            let foreign = [
-                ("base_url", model.base_url.is_some()),
-                ("api_key_env", model.api_key_env.is_some()),
-                ("timeout", model.timeout.is_some()),
-                ("connect_timeout", model.connect_timeout.is_some()),
-                ("first_byte_timeout", model.first_byte_timeout.is_some()),
-                ("idle_timeout", model.idle_timeout.is_some()),
-                ("max_retries", model.max_retries.is_some()),
-                ("max_concurrency", model.max_concurrency.is_some()),
-                ("headers", !model.headers.is_empty()),
-                ("num_ctx", model.num_ctx.is_some()),
-            ];
-            refuse_foreign(&foreign)?;
-            let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
-            return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
-        }
-    };
+    if kind == ProviderKind::Scripted {
+        let foreign = [
+            ("base_url", model.base_url.is_some()),
+            ("api_key_env", model.api_key_env.is_some()),
+            ("timeout", model.timeout.is_some()),
+            ("connect_timeout", model.connect_timeout.is_some()),
+            ("first_byte_timeout", model.first_byte_timeout.is_some()),
+            ("idle_timeout", model.idle_timeout.is_some()),
+            ("max_retries", model.max_retries.is_some()),
+            ("max_concurrency", model.max_concurrency.is_some()),
+            ("headers", !model.headers.is_empty()),
+            ("num_ctx", model.num_ctx.is_some()),
+        ];
+        refuse_foreign(&foreign)?;
+        let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
+        return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
+    }
     let foreign = [
         ("dir", model.dir.is_some()),
-        ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. })),
+        ("num_ctx", model.num_ctx.is_some() && kind != ProviderKind::Ollama),
     ];
     refuse_foreign(&foreign)?;
     let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
@@ -215,8 +164,10 @@ pub(super) fn resolve(
         }
     }
     let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
+    let num_ctx = (kind == ProviderKind::Ollama).then_some(model.num_ctx.unwrap_or(16_384));
     Ok(Model::Server(ModelServer {
-        api,
+        kind,
+        num_ctx,
         base_url: base_url.as_str().trim_end_matches('/').to_owned(),
         api_key: api_key.map(|value| value.as_str().into()),
         api_key_env: model.api_key_env,

@@ -7,10 +7,11 @@
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing_subscriber::EnvFilter;
 
 const FILTER_VARIABLE: &str = "TOOLLOOP_LOG";
@@ -142,7 +143,7 @@ impl Buffer {
             self.emptied.notify_all();
         }
         let has_none = |pending: &mut Pending| pending.text.is_empty();
-        pending = self.filled.wait_while(pending, has_none).unwrap_or_else(PoisonError::into_inner);
+        self.filled.wait_while(&mut pending, has_none);
         std::mem::swap(&mut pending.text, text);
         pending.writing = true;
         std::mem::take(&mut pending.dropped)
@@ -151,11 +152,11 @@ impl Buffer {
     /// Waits until everything is written, or for `patience`.
     fn flush(&self, patience: Duration) {
         let is_busy = |pending: &mut Pending| pending.writing || !pending.text.is_empty();
-        drop(self.emptied.wait_timeout_while(self.lock(), patience, is_busy));
+        self.emptied.wait_while_for(&mut self.lock(), is_busy, patience);
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 

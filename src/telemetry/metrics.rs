@@ -5,11 +5,11 @@
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use parking_lot::RwLock;
 
 use super::{ModelTry, Observed, TelemetryError, began};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
@@ -258,7 +258,7 @@ impl<Rest: Eq + Hash + Copy> Family<Rest> {
     }
 
     fn add(&self, name: &str, rest: Rest) {
-        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made.read();
         if let Some(counter) = made.get(name).and_then(|by_rest| by_rest.get(&rest)) {
             counter.increment(1);
             return;
@@ -266,7 +266,7 @@ impl<Rest: Eq + Hash + Copy> Family<Rest> {
         let has_room = made.values().map(HashMap::len).sum::<usize>() < MAX_LABEL_SETS;
         drop(made);
         let name = if has_room { name } else { OTHER };
-        let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.write();
         let by_rest = made.entry(name.to_owned()).or_default();
         by_rest.entry(rest).or_insert_with(|| (self.make)(name, &rest)).increment(1);
     }

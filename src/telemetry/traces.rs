@@ -9,7 +9,6 @@
 //! Names: open-telemetry/semantic-conventions-genai, gen-ai-spans and gen-ai-agent-spans.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use chrono::{DateTime, Utc};
@@ -22,6 +21,7 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks,
     SpanProcessor as _,
 };
+use parking_lot::Mutex;
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
 use crate::event::{CallFailure, Ending, Event, RunEvent};
@@ -382,7 +382,7 @@ impl SpanExporter for Tolerant {
         let spans = batch.len();
         let sent = self.otlp.export(batch).await;
         if let Err(error) = &sent {
-            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lost = self.lost.lock();
             lost.1 += spans;
             if lost.0.is_none_or(|mentioned| mentioned.elapsed() >= WARN_EVERY) {
                 tracing::warn!(%error, spans = lost.1, "traces are lost: the collector rejects them or is unreachable");

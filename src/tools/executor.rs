@@ -7,7 +7,6 @@
 //! deciding what happens next, is the engine's.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -531,10 +530,7 @@ async fn guarded<T>(
 fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {
     let Slot { attempt, iteration, index } = slot;
     let key = format!("{run_id}\0{attempt}\0{iteration}\0{index}\0{tool}\0{canonical_arguments}");
-    Sha256::digest(key).iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(Sha256::digest(key))
 }
 
 #[cfg(test)]

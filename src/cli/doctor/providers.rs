@@ -10,7 +10,8 @@ use secrecy::ExposeSecret as _;
 
 use super::Finding;
 use crate::agents::Catalogue;
-use crate::config::{Config, Model, ModelApi, ModelServer};
+use crate::config::{Config, Model, ModelServer};
+use crate::model::ProviderKind;
 
 const TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -73,23 +74,22 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
 /// The HTTP status of a request for the list of models.
 async fn status(model: &ModelServer) -> Result<u16, String> {
     let http = reqwest::Client::builder().timeout(TIMEOUT).build().map_err(|e| e.to_string())?;
-    let list = match model.api {
-        ModelApi::Openai | ModelApi::OpenaiResponses => "models",
-        ModelApi::Anthropic => "v1/models",
-        ModelApi::Ollama { .. } => "api/tags",
+    let list = match model.kind {
+        ProviderKind::Openai | ProviderKind::OpenaiResponses | ProviderKind::Scripted => "models",
+        ProviderKind::Anthropic => "v1/models",
+        ProviderKind::Ollama => "api/tags",
     };
     let mut request = http.get(format!("{}/{list}", model.base_url));
     for (name, value) in &model.headers {
         request = request.header(name, value.expose_secret());
     }
     if let Some(key) = &model.api_key {
-        request = match model.api {
-            ModelApi::Anthropic => request
+        request = if model.kind == ProviderKind::Anthropic {
+            request
                 .header("x-api-key", key.expose_secret())
-                .header("anthropic-version", "2023-06-01"),
-            ModelApi::Openai | ModelApi::OpenaiResponses | ModelApi::Ollama { .. } => {
-                request.bearer_auth(key.expose_secret())
-            }
+                .header("anthropic-version", "2023-06-01")
+        } else {
+            request.bearer_auth(key.expose_secret())
         };
     }
     match request.send().await {

@@ -93,9 +93,8 @@ fn content_type(name: &str) -> &'static str {
 }
 
 fn etag(content: &[u8]) -> HeaderValue {
-    let hash = Sha256::digest(content);
-    let number = hash.iter().take(16).fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
-    HeaderValue::from_str(&format!("W/\"{number:032x}\""))
+    let hash: Vec<u8> = Sha256::digest(content).into_iter().take(16).collect();
+    HeaderValue::from_str(&format!("W/\"{}\"", hex::encode(hash)))
         .unwrap_or(HeaderValue::from_static("\"\""))
 }
 

@@ -1,8 +1,10 @@
 //! Authentication modes, and a short-lived cache of API keys.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::problem::Problem;
 use crate::run::Caller;
@@ -93,6 +95,6 @@ impl KeyCache {
     }
 
     fn lock(&self) -> MutexGuard<'_, Entries> {
-        self.entries.lock().unwrap_or_else(PoisonError::into_inner)
+        self.entries.lock()
     }
 }

@@ -4,7 +4,6 @@
 //! `X-Cancel-On-Disconnect` and `traceparent` (W3C Trace Context). The body is read by
 //! [`super::invocation`].
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
@@ -107,12 +106,7 @@ impl DeliveryOptions {
         let key = self.idempotency_key.clone()?;
         let request =
             format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
-        let digest = Sha256::digest(request);
-        let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}"); // writing to a String cannot fail
-            hex
-        });
-        Some(Idempotency { key, request_hash })
+        Some(Idempotency { key, request_hash: hex::encode(Sha256::digest(request)) })
     }
 }
 

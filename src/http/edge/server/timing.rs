@@ -4,8 +4,9 @@
 //! none. The socket reports received bytes and blocked writes, the service reports the begin and end
 //! of requests, and the connection's only timer reads the deadline. Nothing is closed here.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::time::Instant;
 
 use super::Limits;
@@ -61,7 +62,7 @@ impl ConnectionTiming {
     }
 
     fn state(&self) -> MutexGuard<'_, State> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn bytes_received(&self, bytes: &[u8]) {

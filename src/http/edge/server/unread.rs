@@ -6,7 +6,7 @@
 //! socket lingers (RFC 9112, section 9.6).
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,6 +15,7 @@ use axum::http::header::{CONNECTION, EXPECT};
 use axum::http::{HeaderValue, Request, Response, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 
 use super::timing::ConnectionTiming;
 
@@ -97,7 +98,7 @@ async fn drain(mut body: Incoming) -> bool {
 
 impl Leftover {
     fn lock(&self) -> MutexGuard<'_, LeftoverState> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 

@@ -323,6 +323,7 @@ impl ContextCompacted {
     }
 }
 
+/// Why a conversation was compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {

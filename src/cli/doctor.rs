@@ -85,7 +85,7 @@ async fn examine(config: &Config) -> Vec<Finding> {
             findings.extend(providers::examine(config, agents).await);
         }
         Err(error) => {
-            findings.push(Finding::fail("models", error.to_string(), "correct the named section"))
+            findings.push(Finding::fail("models", error.to_string(), "correct the named section"));
         }
     }
     findings.push(machine::listen(config.server.listen).await);

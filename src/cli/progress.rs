@@ -161,7 +161,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
     Some(match &event.what {
         RunEvent::RunStarted { warnings, .. } => {
             let mut lines = vec![format!("run {}", event.run_id)];
-            lines.extend(warnings.iter().map(warning));
+            lines.extend(warnings.iter().map(|why| warning(why)));
             lines.join("\n")
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
@@ -247,7 +247,7 @@ fn shrunk(compacted: &ContextCompacted) -> String {
     )
 }
 
-fn warning(text: &String) -> String {
+fn warning(text: &str) -> String {
     format!("  warning: {}", one_line(text, REASON))
 }
 

@@ -167,7 +167,7 @@ fn write_all(reader: &mut impl Write, mut text: &[u8]) {
             Ok(written) if written > 0 => text = text.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
             Err(error) if error.kind() == ErrorKind::WouldBlock => {
-                thread::park_timeout(RETRY_DELAY)
+                thread::park_timeout(RETRY_DELAY);
             }
             Ok(_) | Err(_) => return,
         }

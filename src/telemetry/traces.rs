@@ -24,7 +24,7 @@ use opentelemetry_sdk::trace::{
 use parking_lot::Mutex;
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
-use crate::event::{CallFailure, Ending, Event, RunEvent};
+use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
 use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
 
@@ -93,14 +93,7 @@ impl Traces {
                         attempt: response.attempt,
                         iteration: response.iteration,
                     };
-                    let model = (response.provider.as_str(), response.model.as_str());
-                    let mut content =
-                        chat(origin, event.at, model, &response.usage, response.latency_ms);
-                    let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
-                    content.attributes.push(KeyValue::new(
-                        "gen_ai.response.finish_reasons",
-                        Value::Array(reasons),
-                    ));
+                    let content = chat_response(origin, event.at, response);
                     self.child(origin.trace.span(place), content);
                 }
                 RunEvent::ContextCompacted(compacted) => {
@@ -287,6 +280,18 @@ fn chat(
         attributes,
         error: None,
     }
+}
+
+fn chat_response(
+    origin: &RunOrigin,
+    ended: DateTime<Utc>,
+    response: &ModelResponded,
+) -> SpanContent {
+    let model = (response.provider.as_str(), response.model.as_str());
+    let mut content = chat(origin, ended, model, &response.usage, response.latency_ms);
+    let reasons = Value::Array(Array::String(vec![response.finish_reason.as_str().into()]));
+    content.attributes.push(KeyValue::new("gen_ai.response.finish_reasons", reasons));
+    content
 }
 
 fn execute_tool(

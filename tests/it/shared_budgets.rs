@@ -193,7 +193,9 @@ async fn every_route_answers_the_same_budget_of_a_run(db: Db) {
     let (service, id) = delegated(db).await;
     for definition in ["as at the start", "changed since"] {
         if definition == "changed since" {
-            let changed = format!("{PARENT_OF_ONE}governance: {{budget: {{max_tool_calls: 1}}}}\n");
+            let changed = format!(
+                "name: parent\n{PARENT_OF_ONE}governance: {{budget: {{max_tool_calls: 1}}}}\n"
+            );
             service.write("agents/parent.yaml", &changed);
             service
                 .until("/v1/agents/parent", |agent| {

@@ -111,7 +111,6 @@ pub(crate) struct UsageView {
 
 /// A run in a list. It has no inputs, output or overrides; those are in `GET /runs/{id}`.
 #[derive(Debug, Serialize, ToSchema)]
-#[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
 #[schema(example = json!({"status": "completed", "error": null, "kind": "iterative", "pending": []}))]
 pub(crate) struct RunSummary {
     /// The run's id.

@@ -70,7 +70,7 @@ impl ConnectionTiming {
         match state.phase {
             Phase::Connected if bytes.starts_with(HTTP2_PREFACE) => state.enter(Phase::Multiplexed),
             Phase::Connected | Phase::Idle if state.requests == 0 => {
-                state.enter(Phase::ReadingHead)
+                state.enter(Phase::ReadingHead);
             }
             _ => {}
         }

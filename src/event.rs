@@ -486,6 +486,21 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
+/// Parts of names of arguments whose values are neither audited nor remembered.
+pub const SECRET_NAMES: [&str; 11] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+    "privatekey",
+    "private-key",
+];
+
 /// What the audit log keeps of one decision and, where the call was executed, its execution.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {

@@ -48,6 +48,11 @@ impl RunKind {
             Self::Iterative => "iterative",
         }
     }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Single, Self::Iterative].into_iter().find(|kind| kind.as_str() == name)
+    }
 }
 
 /// How much a model thinks before it answers. Without a budget and an effort the model decides.

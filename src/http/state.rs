@@ -16,7 +16,7 @@ pub struct HttpState {
     /// Takes commands.
     pub runtime: Runtime,
     /// Answers reads.
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Store>,
     /// The agents.
     pub catalogue: Arc<Catalogue>,
     /// The tools, by name.

@@ -65,7 +65,7 @@ impl KeyRing {
 
     pub(super) async fn find(
         &self,
-        store: &dyn Store,
+        store: &Store,
         id: &str,
     ) -> Result<Option<CachedKey>, Problem> {
         let revocations = {

@@ -340,7 +340,7 @@ impl RunDetail {
             pending: Vec::new(),
             inputs: record.inputs.take(),
             overrides: record.overrides.take(),
-            metadata: record.metadata.take(),
+            metadata: record.metadata.0.take(),
             session_id: record.session_id.take(),
             parent_run_id: record.parent_run_id,
             agent_version: std::mem::take(&mut record.agent_version),

@@ -74,7 +74,7 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
     );
     assert_eq!(claimed.run.owner.as_deref(), Some("you"));
     assert_eq!(
-        (&claimed.definition, &claimed.scopes),
+        (&claimed.definition, &claimed.run.scopes),
         (&new.definition.json, &script.caller.scopes)
     );
     assert_eq!(claimed.run.inputs, *new.inputs);
@@ -281,7 +281,7 @@ async fn a_sweep_queues_and_decides_nothing(db: Db) {
     assert_eq!(requeued, [acting.id, cancelled.id], "made in this order");
     for script in [&acting, &cancelled] {
         let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-        assert_eq!((row.status, row.crash_count, row.last_seq), (RunStatus::Queued, 1, 4));
+        assert_eq!((row.status, row.crash_count, row.last_seq()), (RunStatus::Queued, 1, 4));
     }
     let ended = db.store.claim_cancelled("you", 10).await.unwrap();
     assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
@@ -404,10 +404,10 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
         .execute(&mut *other)
         .await
         .unwrap();
-    sqlx::query("INSERT INTO run_events (run_id, seq, epoch, at, type, data) VALUES ($1, 4, 1, now(), $2, $3)")
+    sqlx::query("INSERT INTO run_events (run_id, seq, epoch, at, kind, data) VALUES ($1, 4, 1, now(), $2, $3)")
         .bind(acting.id)
         .bind("tool_call.started")
-        .bind(&dispatch["data"])
+        .bind(dispatch["data"].to_string())
         .execute(&mut *other)
         .await
         .unwrap();
@@ -431,7 +431,7 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
     let ended = db.store.claim_cancelled("you", 10).await.unwrap();
     assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
     let claimed = db.store.claim_run("you", acting.id).await.unwrap().unwrap();
-    assert_eq!(claimed.run.last_seq, 4);
+    assert_eq!(claimed.run.last_seq(), 4);
     assert_eq!(db.journal(acting.id).await.len(), 4);
 }
 

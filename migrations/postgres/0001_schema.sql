@@ -77,8 +77,6 @@ CREATE TABLE runs (
     -- What tool calls took of the run's budget: files, lines, commands, network requests.
     consumption         text,
     error               text,
-    output              text,
-    raw_response        text,
 
     CONSTRAINT status_fits CHECK (
         (status = 'running') = (owner IS NOT NULL)
@@ -112,15 +110,16 @@ CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn)
 -- it is cancelled or has ended without them.
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
 
+-- One row a write of a run: the events first_seq to seq as a JSON array of {"at", "type", "data"}, at in microseconds.
 CREATE TABLE run_events (
-    run_id uuid        NOT NULL,
-    seq    bigint      NOT NULL,
-    epoch  bigint      NOT NULL,
-    at     timestamptz NOT NULL,
-    kind   text        NOT NULL,
-    data   text        NOT NULL,
+    run_id    uuid        NOT NULL,
+    seq       bigint      NOT NULL,
+    first_seq bigint      NOT NULL,
+    epoch     bigint      NOT NULL,
+    at        timestamptz NOT NULL,
+    events    text        NOT NULL,
     PRIMARY KEY (run_id, seq)
-);
+) WITH (toast_tuple_target = 8160);
 
 CREATE TABLE iterations (
     run_id              uuid        NOT NULL,

@@ -64,8 +64,6 @@ CREATE TABLE runs (
     callback_errors     TEXT,
     consumption         TEXT,
     error               TEXT,
-    output              TEXT,
-    raw_response        TEXT,
 
     CONSTRAINT status_fits CHECK (
         (status = 'running') = (owner IS NOT NULL)
@@ -95,12 +93,12 @@ CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn)
 CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
 
 CREATE TABLE run_events (
-    run_id TEXT    NOT NULL,
-    seq    INTEGER NOT NULL,
-    epoch  INTEGER NOT NULL,
-    at     INTEGER NOT NULL,
-    kind   TEXT    NOT NULL,
-    data   TEXT    NOT NULL,
+    run_id    TEXT    NOT NULL,
+    seq       INTEGER NOT NULL,
+    first_seq INTEGER NOT NULL,
+    epoch     INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    events    TEXT    NOT NULL,
     PRIMARY KEY (run_id, seq)
 ) STRICT;
 

@@ -149,7 +149,8 @@ async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
         request
             .headers_mut()
             .insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
-        let (status, headers, body) = ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
+        let (status, headers, body) =
+            ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
         assert_eq!(
             (status.as_u16(), &body["code"]),
             (503, &json!("STORE_UNAVAILABLE")),
@@ -250,9 +251,11 @@ async fn parameters_and_accept_are_checked() {
 
 #[tokio::test]
 async fn a_tool_is_found_by_its_encoded_name() {
-    let (status, _, tool) =
-        ask(router(state(Auth::None).await, SETTINGS), request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""))
-            .await;
+    let (status, _, tool) = ask(
+        router(state(Auth::None).await, SETTINGS),
+        request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""),
+    )
+    .await;
     assert_eq!(
         (status, &tool["name"], &tool["allowed"]),
         (StatusCode::OK, &json!("mcp:time/now"), &json!(true))
@@ -282,8 +285,11 @@ async fn broken() -> &'static str {
 
 #[tokio::test]
 async fn a_panic_and_an_endless_wait_are_answered() {
-    let shared =
-        Shared { state: state(Auth::None).await, settings: SETTINGS, keys: key_ring::KeyRing::new() };
+    let shared = Shared {
+        state: state(Auth::None).await,
+        settings: SETTINGS,
+        keys: key_ring::KeyRing::new(),
+    };
     let app: App = Arc::new(shared);
     let routes = Router::new()
         .route("/panic", get(broken))

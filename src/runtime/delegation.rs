@@ -21,8 +21,8 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::recovery::Place;
+use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::Head;
 use super::{Inner, Runtime};
 use crate::agents::Agent;

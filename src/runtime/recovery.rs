@@ -11,10 +11,10 @@ use chrono::{SubsecRound as _, Utc};
 use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
-use super::loaded::LoadedAgent;
-use super::worker::{Head, Owned, Tell, write};
 use super::Runtime;
+use super::loaded::LoadedAgent;
 use super::waiting::expiry;
+use super::worker::{Head, Owned, Tell, write};
 use crate::agents::prompt::ActiveSkill;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
 use crate::event::{AuditRecord, Event, RunEvent};
@@ -175,15 +175,15 @@ impl Runtime {
         };
         // A run can be ended without its plan.
         let planned = self.plan_of(&claimed, &journal);
-        let rules = planned.as_ref().map_or_else(|_| Rules::default(), |(_, plan)| plan.rules.clone());
+        let rules =
+            planned.as_ref().map_or_else(|_| Rules::default(), |(_, plan)| plan.rules.clone());
         let rules = Rules { max_crashes: self.inner.settings.max_crashes, ..rules };
         let mut state = State::new(rules);
         journal.iter().try_for_each(|event| state.apply(event))?;
         drop(journal);
         let (has_crashed, is_alone) =
             (state.has_crashed(row.crash_count), state.is_suspect(row.crash_count));
-        let mut recovered =
-            Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
+        let mut recovered = Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
         self.catch_up(&mut recovered, &claimed, is_alone).await?;
         let now = Utc::now();
         if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
@@ -291,7 +291,11 @@ impl Runtime {
         }
     }
 
-    pub(super) async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(
+        &self,
+        tenant: &str,
+        id: Uuid,
+    ) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);

@@ -14,11 +14,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
-use super::recovery::{Resumption, ResumeError};
+use super::recovery::{ResumeError, Resumption};
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
-use crate::event::{Event, RunEvent};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
+use crate::event::{Event, RunEvent};
 use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{NewRun, RunRecord, RunWrite};

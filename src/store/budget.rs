@@ -27,7 +27,6 @@ pub struct SharedBudget {
     pub reserved: Amounts,
 }
 
-
 impl SharedBudget {
     fn read(row: &Row) -> Result<Self, StoreError> {
         let caps = Caps {

@@ -14,7 +14,7 @@ use super::backend::Work;
 use super::projection::{CallChange, Changes, RunChange, project};
 use super::sql::{Column, Dialect, Kind, Param, Query, Value};
 use super::tables::{
-    ApprovalRequest, AuditRow, CallProposal, CallState, EventRow, Group, IterationRecord,
+    ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
     Observation, RunOpening, RunProgress,
 };
 use super::{RunWrite, Store, StoreError, Wakeup, WriteOutcome};
@@ -63,9 +63,7 @@ impl Store {
             stored
         };
         for write in batch {
-            if write.is_repeated
-                && !stored.contains(&write.run_id)
-                && self.is_stored(write).await?
+            if write.is_repeated && !stored.contains(&write.run_id) && self.is_stored(write).await?
             {
                 stored.insert(write.run_id);
             }
@@ -132,7 +130,7 @@ impl Batch {
         Self {
             fence: present(vec![known_runs(owner, known), new_runs(dialect, new)]).collect(),
             rest: present(vec![
-                inserts::<EventRow>("run_events", changes.events),
+                inserts::<JournalRow>("run_events", changes.journal),
                 inserts::<IterationRecord>("iterations", changes.iterations),
                 new_calls(proposed),
                 known_calls(changed),

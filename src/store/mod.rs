@@ -38,7 +38,6 @@ use self::backend::{Backend, Work};
 use self::definitions::Definitions;
 use self::sql::Query;
 
-
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
 pub use budget::SharedBudget;
 pub use ownership::{CancelOutcome, Swept};

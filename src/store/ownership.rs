@@ -10,7 +10,6 @@ use uuid::Uuid;
 
 use super::backend::Work;
 use super::listing::readable;
-use super::runs::one_run;
 use super::sessions::ids;
 use super::sql::Query;
 use super::tables::Record;
@@ -167,11 +166,10 @@ impl Store {
     ) -> Result<Option<CancelOutcome>, StoreError> {
         let outcome = match self.cancel_one(tenant, run, reason).await? {
             Some(run) => CancelOutcome::Requested(run),
-            None => {
-                let rows = self.backend.read(Work::Control, one_run(tenant, run)).await?;
-                let Some(row) = rows.first() else { return Ok(None) };
-                CancelOutcome::AlreadyEnded(Record::read(row)?)
-            }
+            None => match self.run(tenant, run).await? {
+                Some(run) => CancelOutcome::AlreadyEnded(run),
+                None => return Ok(None),
+            },
         };
         let descendants = Query::new(
             "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
@@ -298,7 +296,8 @@ impl Store {
                  WHERE status = 'running' AND owner IN :stale",
             );
             tx.run(disown.bind("stale", &*stale)).await?;
-            let forget = Query::new("DELETE FROM replicas WHERE dead AND heartbeat_at < {now} - :day");
+            let forget =
+                Query::new("DELETE FROM replicas WHERE dead AND heartbeat_at < {now} - :day");
             tx.run(forget.bind("day", Duration::from_hours(24))).await?;
         }
         tx.commit().await?;

@@ -102,9 +102,7 @@ async fn run(connection: &mut PgConnection, query: Query) -> Result<Vec<Row>, St
             Value::Id(value) => arguments.add(value),
             Value::Time(value) => arguments.add(value),
             Value::Bytes(value) => arguments.add(value),
-            Value::Span(span) => {
-                arguments.add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX))
-            }
+            Value::Span(span) => arguments.add(i64::try_from(span.as_micros()).unwrap_or(i64::MAX)),
             Value::Ids(values) => arguments.add(values),
             Value::Texts(values) => arguments.add(values),
         }

@@ -6,22 +6,24 @@
 //! and changes are merged, so that a whole iteration is one insert per row. Nothing here knows SQL,
 //! and nothing here decides what a run does next.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write;
 
-use chrono::{TimeDelta, Utc};
+use chrono::{DateTime, TimeDelta, Utc};
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::observations::observation;
 use super::sql::{Labels, json};
 use super::tables::{
-    ApprovalRequest, AuditRow, CallProposal, CallState, EventRow, IterationRecord, Observation,
+    ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, Observation,
     RunOpening, RunProgress, RunRecord, ToolCallRecord,
 };
 use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError};
-use crate::event::{
-    AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind,
-};
+use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Outcome, RunStatus, Totals};
 
@@ -30,8 +32,8 @@ use crate::run::{Caller, Outcome, RunStatus, Totals};
 pub struct Changes {
     /// One per write, in the order of the batch.
     pub runs: Vec<RunChange>,
-    /// The journal.
-    pub events: Vec<EventRow>,
+    /// The journal, one per write.
+    pub journal: Vec<JournalRow>,
     /// One per model response.
     pub iterations: Vec<IterationRecord>,
     /// Calls of tools: inserted where the proposal is there, else changed.
@@ -74,17 +76,10 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
     let mut changes = Changes::default();
     for write in batch {
         changes.runs.push(run_change(owner, write)?);
+        changes.journal.push(journal_row(write)?);
         let first = changes.calls.len();
         let mut calls = RunCalls { run_id: write.run_id, rows: &mut changes.calls, first };
         for event in &write.events {
-            changes.events.push(EventRow {
-                run_id: write.run_id,
-                seq: event.seq,
-                epoch: write.epoch,
-                at: event.at,
-                kind: event.what.type_name().to_owned(),
-                data: event_data(&event.what)?,
-            });
             if let RunEvent::ModelResponded(response) = &event.what {
                 changes.iterations.push(iteration(event, response));
             }
@@ -109,7 +104,16 @@ impl RunRecord {
     pub fn after(owner: &str, write: &RunWrite) -> Result<Self, StoreError> {
         let change = run_change(owner, write)?;
         let opening = change.opening.ok_or_else(|| StoreError::Failed("not the first".into()))?;
-        Ok((opening, change.progress).into())
+        let mut record = Self::from((opening, change.progress));
+        record.take_ending(write.events.last());
+        Ok(record)
+    }
+
+    /// Fills in what the last event has, where that is the end.
+    pub(super) fn take_ending(&mut self, last: Option<&Event>) {
+        let outcome = last.and_then(|event| event.what.ending()).map(|ending| &ending.outcome);
+        self.output = outcome.and_then(Outcome::output).cloned();
+        self.raw_response = outcome.map(|outcome| outcome.raw_response().to_owned());
     }
 
     /// The number of the newest event.
@@ -164,8 +168,6 @@ fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
         warnings: totals.warnings.clone(),
         callback_errors: totals.callback_errors.clone(),
         consumption: totals.consumption.clone(),
-        output: outcome.and_then(Outcome::output).cloned(),
-        raw_response: outcome.map(|outcome| outcome.raw_response().to_owned()),
         error: outcome.and_then(Outcome::error).cloned(),
         termination_reason: outcome.map(|outcome| outcome.reason().as_str().to_owned()),
         partial: matches!(outcome, Some(Outcome::Completed { partial: true, .. })),
@@ -437,23 +439,60 @@ fn arguments(call: &ToolCall) -> Value {
     serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 
-/// An event's `data` as JSON text.
-fn event_data(event: &RunEvent) -> Result<String, StoreError> {
-    let mut text = json(event)?;
-    let head = r#"{"type":"","data":"#.len() + event.type_name().len();
-    text.pop();
-    text.drain(..head);
+/// The row of a write's events.
+fn journal_row(write: &RunWrite) -> Result<JournalRow, StoreError> {
+    let (Some(first), Some(last)) = (write.events.first(), write.events.last()) else {
+        return Err(StoreError::Failed(format!("a write of run {} has no events", write.run_id)));
+    };
+    Ok(JournalRow {
+        run_id: write.run_id,
+        seq: last.seq,
+        first_seq: first.seq,
+        epoch: write.epoch,
+        at: last.at,
+        events: events_text(&write.events)?,
+    })
+}
+
+/// Events as a JSON array of `{"at": microseconds, "type": …, "data": …}`.
+fn events_text(events: &[Event]) -> Result<String, StoreError> {
+    let mut text = String::from("[");
+    for (index, event) in events.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        let what = json(&event.what)?;
+        let what = what.strip_prefix('{').unwrap_or(&what);
+        let _ = write!(text, "{comma}{{\"at\":{},{what}", event.at.timestamp_micros());
+    }
+    text.push(']');
     Ok(text)
 }
 
-/// The event of a journal row; the opposite of [`event_data`].
+/// An event as it stands in the journal.
+#[derive(Deserialize)]
+struct StoredEvent<'t> {
+    at: i64,
+    r#type: Cow<'t, str>,
+    #[serde(borrow)]
+    data: &'t RawValue,
+}
+
+/// The events of a row of the journal.
 ///
 /// # Errors
-/// [`StoreError::Failed`] where the row is not an event that this version knows.
-pub fn event_from(kind: &str, data: &str) -> Result<RunEvent, StoreError> {
-    serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#)).map_err(|error| {
-        StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}"))
-    })
+/// [`StoreError::Failed`] where an entry is not an event that this version knows.
+pub(super) fn events_of(row: &JournalRow) -> Result<Vec<Event>, StoreError> {
+    let damaged = |what: &str, error: serde_json::Error| {
+        StoreError::Failed(format!("the journal of run {}: {what}: {error}", row.run_id))
+    };
+    let stored: Vec<StoredEvent<'_>> = serde_json::from_str(&row.events)
+        .map_err(|error| damaged("a row cannot be read", error))?;
+    let event = |(seq, StoredEvent { at, r#type, data })| {
+        let what = serde_json::from_str(&format!(r#"{{"type":"{}","data":{data}}}"#, r#type))
+            .map_err(|error| damaged(&format!("an entry of type {:?}", r#type), error))?;
+        let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
+        Ok(Event { seq, at, run_id: row.run_id, what })
+    };
+    (row.first_seq..).zip(stored).map(event).collect()
 }
 
 #[cfg(test)]

@@ -60,10 +60,7 @@ impl Store {
 }
 
 /// Deletes runs and all that belongs to them.
-pub(super) async fn delete_runs(
-    tx: &mut dyn Transaction,
-    runs: &[Uuid],
-) -> Result<(), StoreError> {
+pub(super) async fn delete_runs(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<(), StoreError> {
     if !runs.is_empty() {
         for (table, run) in TABLES {
             let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));

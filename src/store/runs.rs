@@ -4,12 +4,10 @@ use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use super::backend::Work;
-use super::projection::{attach_payloads, event_from};
+use super::projection::{attach_payloads, events_of};
 use super::sql::{Query, Row};
-use super::tables::{EventRow, Record};
-use super::{
-    IdempotentRun, IterationRecord, Page, RunRecord, Store, StoreError, ToolCallRecord,
-};
+use super::tables::{JournalRow, Record};
+use super::{IdempotentRun, IterationRecord, Page, RunRecord, Store, StoreError, ToolCallRecord};
 use crate::event::Event;
 
 /// That the run is the tenant's.
@@ -18,8 +16,19 @@ const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE id = :run AND tenant = :
 impl Store {
     /// One run.
     pub async fn run(&self, tenant: &str, run: Uuid) -> Result<Option<RunRecord>, StoreError> {
-        let rows = self.backend.read(Work::Data, one_run(tenant, run)).await?;
-        rows.first().map(Record::read).transpose()
+        let look = Query::new(
+            "SELECT runs.*, e.run_id, e.seq, e.first_seq, e.at, e.events FROM runs \
+             LEFT JOIN run_events e ON e.run_id = runs.id AND e.seq = runs.next_seq - 1 \
+             AND runs.finished_at IS NOT NULL WHERE runs.tenant = :tenant AND runs.id = :run",
+        );
+        let look = look.bind("tenant", tenant).bind("run", run);
+        let rows = self.backend.read(Work::Data, look).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let mut run: RunRecord = Record::read(row)?;
+        if run.finished_at.is_some() {
+            run.take_ending(events_of(&Record::read(row)?)?.last());
+        }
+        Ok(Some(run))
     }
 
     /// A definition that runs were started with, as JSON text.
@@ -72,7 +81,10 @@ impl Store {
         let page = page.push(IS_OURS).push(" ORDER BY seq LIMIT :limit");
         let page = page.bind("tenant", tenant).bind("run", run);
         let page = page.bind("after", after).bind("limit", limit);
-        events_of(&self.backend.read(Work::Data, page).await?)
+        let mut events = journal(&self.backend.read(Work::Data, page).await?)?;
+        events.retain(|event| event.seq > after);
+        events.truncate(limit as usize);
+        Ok(events)
     }
 
     /// The journals of these runs, one after the other.
@@ -82,7 +94,7 @@ impl Store {
              (SELECT id FROM runs WHERE id IN :runs AND tenant = :tenant) ORDER BY run_id, seq",
         );
         let all = all.bind("tenant", tenant).bind("runs", runs);
-        events_of(&self.backend.read(Work::Data, all).await?)
+        journal(&self.backend.read(Work::Data, all).await?)
     }
 
     /// Iterations in order; the cursor is the offset.
@@ -136,10 +148,10 @@ pub(super) fn one_run(tenant: &str, run: Uuid) -> Query {
     query.bind("tenant", tenant).bind("run", run)
 }
 
-fn events_of(rows: &[Row]) -> Result<Vec<Event>, StoreError> {
-    let event = |row: &Row| {
-        let EventRow { run_id, seq, at, kind, data, .. } = Record::read(row)?;
-        Ok(Event { seq, at, run_id, what: event_from(&kind, &data)? })
-    };
-    rows.iter().map(event).collect()
+fn journal(rows: &[Row]) -> Result<Vec<Event>, StoreError> {
+    let mut events = Vec::new();
+    for row in rows {
+        events.extend(events_of(&JournalRow::read(row)?)?);
+    }
+    Ok(events)
 }

@@ -102,11 +102,7 @@ impl Query {
     }
 
     /// Gives the parameter `:name` its value.
-    pub(super) fn bind(
-        mut self,
-        name: impl Into<Cow<'static, str>>,
-        value: impl Param,
-    ) -> Self {
+    pub(super) fn bind(mut self, name: impl Into<Cow<'static, str>>, value: impl Param) -> Self {
         self.values.push((name.into(), value.value()));
         self
     }
@@ -117,7 +113,12 @@ impl Query {
     }
 
     /// Adds a condition where the value of its one parameter is there.
-    pub(super) fn and(self, condition: &str, name: &'static str, value: Option<impl Param>) -> Self {
+    pub(super) fn and(
+        self,
+        condition: &str,
+        name: &'static str,
+        value: Option<impl Param>,
+    ) -> Self {
         match value {
             Some(value) => self.push(" AND ").push(condition).bind(name, value),
             None => self,
@@ -225,7 +226,9 @@ impl Dialect {
                 text.truncate(text.trim_end_matches("IN ").len());
                 write!(text, "= ANY(${number})")
             }
-            (Self::Sqlite, _) if is_list => write!(text, "(SELECT value FROM json_each(${number}))"),
+            (Self::Sqlite, _) if is_list => {
+                write!(text, "(SELECT value FROM json_each(${number}))")
+            }
             (Self::Postgres, Value::Span(_)) => {
                 write!(text, "(${number} * interval '1 microsecond')")
             }

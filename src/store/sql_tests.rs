@@ -7,7 +7,8 @@ fn rendered(query: Query, dialect: Dialect) -> (String, Vec<Value>) {
 
 #[test]
 fn parameters_are_numbered_by_their_first_use() {
-    let query = Query::new("SELECT 'a: {b}', x::text FROM t WHERE a = :one AND (b = :two OR :one = 2)");
+    let query =
+        Query::new("SELECT 'a: {b}', x::text FROM t WHERE a = :one AND (b = :two OR :one = 2)");
     let query = query.bind("two", "2").bind("one", 1_i64);
     for dialect in [Dialect::Postgres, Dialect::Sqlite] {
         let (text, values) = rendered(query.clone(), dialect);
@@ -19,7 +20,8 @@ fn parameters_are_numbered_by_their_first_use() {
 #[test]
 fn databases_spell_lists_spans_and_locks_differently() {
     let run = Uuid::nil();
-    let query = Query::new("SELECT id FROM runs WHERE id IN :runs AND at < :at - :span{for_update}");
+    let query =
+        Query::new("SELECT id FROM runs WHERE id IN :runs AND at < :at - :span{for_update}");
     let query = query.bind("runs", &[run][..]).bind("at", 1_i64).bind("span", Duration::ZERO);
     let (postgres, _) = rendered(query.clone(), Dialect::Postgres);
     assert_eq!(

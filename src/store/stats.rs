@@ -54,8 +54,7 @@ impl Store {
              count(*) FILTER (WHERE i.estimated) > 0 AS estimated \
              FROM runs r JOIN iterations i ON i.run_id = r.id WHERE ",
         );
-        let stats =
-            counted(stats, tenant, filter).push(" GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3");
+        let stats = counted(stats, tenant, filter).push(" GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3");
         self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
     }
 }

@@ -187,8 +187,6 @@ table! {
             warnings: Vec<String>,
             callback_errors: Vec<String>,
             consumption: Consumption,
-            output: Option<Json>,
-            raw_response: Option<String>,
             error: Option<RunError>,
             termination_reason: Option<String>,
             partial: bool,
@@ -200,6 +198,10 @@ table! {
             crash_count: u32,
             cancel_requested_at: Option<DateTime<Utc>>,
             cancel_reason: Option<String>,
+        }
+        made {
+            output: Option<Json>,
+            raw_response: Option<String>,
         }
     }
 }
@@ -217,14 +219,14 @@ table! {
 }
 
 table! {
-    /// An entry of the journal.
-    both EventRow {
+    /// The events of one write, in the journal: `seq` and `at` are those of the last.
+    both JournalRow {
         run_id: Uuid,
         seq: i64,
+        first_seq: i64,
         epoch: i64,
         at: DateTime<Utc>,
-        kind: String,
-        data: String,
+        events: String,
     }
 }
 

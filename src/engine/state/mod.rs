@@ -36,9 +36,9 @@ use crate::tools::executor::Slot;
 use crashes::Blame;
 use streak::{Streak, same_call};
 
+pub use crashes::Disposal;
 pub use decide::ModelFault;
 pub use fold::FoldError;
-pub use crashes::Disposal;
 
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq)]

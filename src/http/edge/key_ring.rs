@@ -63,11 +63,7 @@ impl KeyRing {
         read.keys.remove(id);
     }
 
-    pub(super) async fn find(
-        &self,
-        store: &Store,
-        id: &str,
-    ) -> Result<Option<CachedKey>, Problem> {
+    pub(super) async fn find(&self, store: &Store, id: &str) -> Result<Option<CachedKey>, Problem> {
         let revocations = {
             let read = self.lock();
             match read.keys.get(id) {

@@ -53,11 +53,14 @@ pub(crate) struct Run {
     /// Why it ended.
     #[schema(value_type = Option<TerminationReason>)]
     termination_reason: Option<String>,
-    /// The accepted output.
-    output: Option<Value>,
-    /// The model's last words as it wrote them.
-    #[schema(example = "{\"summary\": \"A small web service.\"}")]
-    raw_response: Option<String>,
+    /// The accepted output; not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<Value>, required = false)]
+    output: Option<Option<Value>>,
+    /// The model's last words as it wrote them; not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, required = false, example = "{\"summary\": \"A small web service.\"}")]
+    raw_response: Option<Option<String>>,
     /// The model that answered last.
     #[schema(example = "openai/gpt-4.1-mini")]
     model: Option<String>,
@@ -127,12 +130,14 @@ pub(crate) struct RunDetail {
     run: Run,
     /// Single shot or loop.
     kind: RunKind,
-    /// What it was given.
-    #[schema(value_type = RunInputs)]
-    inputs: Value,
-    /// What the request narrowed.
-    #[schema(value_type = Overrides)]
-    overrides: Value,
+    /// What it was given; not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = RunInputs, required = false)]
+    inputs: Option<Value>,
+    /// What the request narrowed; not in lists.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Overrides, required = false)]
+    overrides: Option<Value>,
     /// The caller's labels.
     #[schema(value_type = RunMetadata)]
     metadata: Value,
@@ -269,8 +274,8 @@ impl From<RunRecord> for Run {
             agent: record.agent,
             status: record.status,
             termination_reason: record.termination_reason,
-            output: record.output,
-            raw_response: record.raw_response,
+            output: Some(record.output),
+            raw_response: Some(record.raw_response),
             model: record.model,
             tokens_used: record.usage.total_tokens(),
             usage: (&record.usage).into(),
@@ -338,8 +343,8 @@ impl RunDetail {
                 limits: limits.map(|a| a.definition.governance.budget.clone().narrowed_by(&asked)),
             },
             pending: Vec::new(),
-            inputs: record.inputs.take(),
-            overrides: record.overrides.take(),
+            inputs: Some(record.inputs.take()),
+            overrides: Some(record.overrides.take()),
             metadata: record.metadata.0.take(),
             session_id: record.session_id.take(),
             parent_run_id: record.parent_run_id,
@@ -349,6 +354,12 @@ impl RunDetail {
             finished_at: record.finished_at,
             run: record.into(),
         }
+    }
+
+    /// The same as it stands in a list: without what may be large.
+    fn listed(self) -> Self {
+        let run = Run { output: None, raw_response: None, ..self.run };
+        Self { run, inputs: None, overrides: None, ..self }
     }
 }
 
@@ -404,11 +415,11 @@ pub(crate) async fn list_runs(
     let cursor = |run: &RunRecord| time_cursor(run.created_at, &run.id.to_string());
     let parked: Vec<RunRecord> =
         runs.iter().filter(|run| run.status.is_parked()).cloned().collect();
-    let mut listing = Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app));
+    let mut listing = Listing::of(runs, &page, cursor, |run| RunDetail::of(run, &app).listed());
     for run in parked {
         let detail = detail(&app, run).await?;
         if let Some(row) = listing.data.iter_mut().find(|row| row.run.run_id == detail.run.run_id) {
-            *row = detail;
+            *row = detail.listed();
         }
     }
     Ok(Json(listing))
@@ -471,10 +482,8 @@ pub(crate) async fn detail(app: &Shared, run: RunRecord) -> Result<RunDetail, Pr
     if detail.budget.limits.is_none() {
         let snapshot = app.store.definition(&hash).await?;
         let definition = snapshot.and_then(|json| serde_json::from_str::<Definition>(&json).ok());
-        let asked = Overrides::deserialize(&detail.overrides)
-            .unwrap_or_default()
-            .budget
-            .unwrap_or_default();
+        let asked = detail.overrides.as_ref().map(Overrides::deserialize);
+        let asked = asked.and_then(Result::ok).unwrap_or_default().budget.unwrap_or_default();
         detail.budget.limits =
             definition.map(|definition| definition.governance.budget.narrowed_by(&asked));
     }

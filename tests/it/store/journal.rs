@@ -164,9 +164,11 @@ async fn assert_rows_match_the_journal(db: &Db, script: &Script) {
         (run.attempts, run.iterations, run.tool_calls_made, run.usage, &run.warnings)
     );
     assert_eq!((&row.tools_used, row.latency_ms), (&run.tools_used, run.latency_ms));
+    assert_eq!((&row.error, &row.termination_reason), (&run.error, &run.termination_reason));
+    let outcome = batch[0].events.last().and_then(|end| end.what.ending()).map(|end| &end.outcome);
     assert_eq!(
-        (&row.output, &row.raw_response, &row.termination_reason),
-        (&run.output, &run.raw_response, &run.termination_reason)
+        (row.output.as_ref(), row.raw_response.as_deref()),
+        (outcome.and_then(Outcome::output), outcome.map(Outcome::raw_response))
     );
     let stored = db.store.iterations(TENANT, script.id, &page(100, None)).await.unwrap();
     assert_eq!(stored, iterations);
@@ -266,7 +268,7 @@ async fn nul_harms_nobody(db: Db) {
     db.commit("me", &write).await;
     assert_eq!(db.journal(script.id).await[2..], write.events);
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-    assert_eq!((row.output, row.raw_response.as_deref()), (Some(output), Some("x\u{FFFD}y")));
+    assert_eq!((row.output, row.raw_response.as_deref()), (Some(output), Some("x\0y")));
     let calls = db.store.tool_calls(TENANT, script.id, &page(10, None)).await.unwrap();
     assert_eq!(
         (calls[0].tool.as_str(), &calls[0].arguments),

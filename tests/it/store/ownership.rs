@@ -398,16 +398,16 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let mut other = connection.begin().await.unwrap();
-    let dispatch = serde_json::to_value(dispatched(&shell, Effect::Once)).unwrap();
+    let mut dispatch = serde_json::to_value(dispatched(&shell, Effect::Once)).unwrap();
+    dispatch["at"] = now().timestamp_micros().into();
     sqlx::query("UPDATE runs SET next_seq = next_seq + 1 WHERE id = $1")
         .bind(acting.id)
         .execute(&mut *other)
         .await
         .unwrap();
-    sqlx::query("INSERT INTO run_events (run_id, seq, epoch, at, kind, data) VALUES ($1, 4, 1, now(), $2, $3)")
+    sqlx::query("INSERT INTO run_events (run_id, seq, first_seq, epoch, at, events) VALUES ($1, 4, 4, 1, now(), $2)")
         .bind(acting.id)
-        .bind("tool_call.started")
-        .bind(dispatch["data"].to_string())
+        .bind(Value::from(vec![dispatch]).to_string())
         .execute(&mut *other)
         .await
         .unwrap();
@@ -418,8 +418,7 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep =
-        tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
+    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
     let mut swept = sweep.await.unwrap();

@@ -102,12 +102,13 @@ impl Templates {
                 DefinitionError::at(part, format!("is not a valid template: {message}"))
             };
             let asked = templates.add(part, source).map_err(|e| wrong(describe(e)))?;
-            let is_known =
-                |name: &str| matches!(name, "inputs" | "agent") || (name == "output" && has_output);
+            let own: &[&str] = if has_output { &["output"] } else { &["skills", "memory"] };
+            let is_known = |name: &str| matches!(name, "inputs" | "agent") || own.contains(&name);
             if let Some(name) = asked.iter().find(|name| !is_known(name)) {
-                let there_are =
-                    if has_output { "output, inputs and agent" } else { "inputs and agent" };
-                return Err(wrong(format!("unknown variable {name:?}; there are {there_are}")));
+                let own = own.join(", ");
+                return Err(wrong(format!(
+                    "unknown variable {name:?}; there are inputs, agent, {own}"
+                )));
             }
         }
         Ok(Self(templates))
@@ -118,8 +119,18 @@ impl Templates {
         part: &'static str,
         definition: &Definition,
         inputs: &Value,
+        background: &Background,
     ) -> Result<String, PromptError> {
-        self.rendered(part, &[("inputs", inputs), ("agent", &about(definition))])
+        let is_active =
+            |name: &str| background.active.iter().any(|skill| skill.bounds.skill == name);
+        let skills = background.skills.iter().map(|(name, description)| {
+            json!({"name": name, "description": description, "active": is_active(name)})
+        });
+        let (skills, memory) = (skills.collect(), json!(background.memories));
+        let agent = about(definition);
+        let variables =
+            [("inputs", inputs), ("agent", &agent), ("skills", &skills), ("memory", &memory)];
+        self.rendered(part, &variables)
     }
 
     /// What the model is shown of a proposed output.
@@ -167,7 +178,8 @@ pub fn opening(
     let mut system = String::with_capacity(2048);
     identity(&mut system, definition);
     if is_template(&definition.instructions) {
-        let instructions = agent.templates.render("instructions", definition, inputs)?;
+        let instructions =
+            agent.templates.render("instructions", definition, inputs, background)?;
         section(&mut system, None, instructions.trim());
     } else {
         section(&mut system, None, definition.instructions.trim());
@@ -189,7 +201,7 @@ pub fn opening(
 
     let user = match &definition.prompt {
         Some(source) if is_template(source) => {
-            agent.templates.render("prompt", definition, inputs)?
+            agent.templates.render("prompt", definition, inputs, background)?
         }
         Some(source) => source.clone(),
         None => {

@@ -23,7 +23,8 @@ pub struct TemplateError {
     pub line: Option<usize>,
     /// What kind of error it is.
     pub kind: String,
-    /// More, where there is more to say; neither the template nor the variables.
+    /// More, where there is more to say: the name of what is undefined, but neither the rest of the
+    /// template nor the variables.
     pub detail: Option<String>,
 }
 
@@ -163,7 +164,7 @@ fn context(variables: &[(&str, &Value)]) -> minijinja::Value {
     let variable = |(name, value): &(&str, &Value)| {
         ((*name).to_owned(), minijinja::Value::from(Serde((*value).clone())))
     };
-    variables.iter().map(variable).collect()
+    minijinja::Value::from_pairs(variables.iter().map(variable))
 }
 
 fn rendered(
@@ -228,7 +229,12 @@ mod tests {
             render("{% for i in range(9999) %}{% for j in range(9999) %}{% endfor %}{% endfor %}")
                 .is_err()
         );
-        assert!(render("{{ y }}").is_err());
+        for (source, name) in
+            [("{{ y }}", "y"), ("{{ y.z }}", "y"), ("a\n{{ x.a.b | upper }}", "x.a")]
+        {
+            let undefined = render(source).unwrap_err().detail.unwrap_or_default();
+            assert!(undefined.contains(&format!("`{name}` is undefined")), "{source}: {undefined}");
+        }
         assert!(render(&"x".repeat(MAX_SOURCE + 1)).is_err());
         assert!(
             render(&format!("{{{{ {}1{} }}}}", "(".repeat(50_000), ")".repeat(50_000))).is_err()

@@ -156,6 +156,15 @@ pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Dur
     }
 }
 
+/// What a server says of repeating the call, where it says so.
+pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
+    match headers.get("x-should-retry")?.to_str().ok()?.trim() {
+        said if said.eq_ignore_ascii_case("true") => Some(true),
+        said if said.eq_ignore_ascii_case("false") => Some(false),
+        _ => None,
+    }
+}
+
 /// A message fit to keep: without our secrets, without NUL, capped.
 pub(super) fn presentable(message: &str, secrets: &[SecretString]) -> String {
     let mut message = message.replace('\0', "");
@@ -253,6 +262,22 @@ mod tests {
         let both = [("retry-after", "9"), ("retry-after-ms", "100")];
         let both = both.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         assert_eq!(retry_after(&HeaderMap::from_iter(both), now), Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn what_is_said_of_repeating_is_read_or_nothing() {
+        let table = [
+            ("true", Some(true)),
+            (" False ", Some(false)),
+            ("", None),
+            ("1", None),
+            ("true, false", None),
+        ];
+        for (value, expected) in table {
+            let header = ("x-should-retry".parse().unwrap(), value.parse().unwrap());
+            assert_eq!(should_retry(&HeaderMap::from_iter([header])), expected, "{value}");
+        }
+        assert_eq!(should_retry(&HeaderMap::new()), None);
     }
 
     #[test]

@@ -385,6 +385,7 @@ impl Route<'_> {
             code: None,
             message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -412,6 +413,7 @@ fn unresolved(model: &str, unknown: &UnknownModel) -> ProviderError {
         code: None,
         message: unknown.to_string(),
         retry_after: None,
+        should_retry: None,
     }
 }
 

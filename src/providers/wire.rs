@@ -215,6 +215,7 @@ impl Wire {
     async fn refused(&self, mut response: Response) -> ProviderError {
         let status = response.status().as_u16();
         let retry_after = failure::retry_after(response.headers(), Utc::now());
+        let should_retry = failure::should_retry(response.headers());
         let mut body = Vec::new();
         let deadline = Instant::now() + self.idle_timeout;
         while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
@@ -224,7 +225,7 @@ impl Wire {
             }
         }
         let reported = Reported { status: None, ..failure::read_body(&body) };
-        ProviderError { retry_after, ..self.reported(status, &reported) }
+        ProviderError { retry_after, should_retry, ..self.reported(status, &reported) }
     }
 
     /// An error in the server's own words. Its status is the one that the words carry, else
@@ -266,6 +267,7 @@ impl Wire {
             code: None,
             message: failure::presentable(message, &self.secrets),
             retry_after: None,
+            should_retry: None,
         }
     }
 

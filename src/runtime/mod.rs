@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod claimed;
 mod delegation;
 mod deltas;
 mod follow;
@@ -23,6 +24,7 @@ mod replica;
 mod retention;
 mod sessions;
 mod start;
+mod transcript;
 mod waiting;
 mod worker;
 
@@ -57,6 +59,7 @@ pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
 
 /// How long a cancel request waits for the end of a run that nobody drives.

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use tokio::sync::Notify;
 
 use super::Runtime;
-use super::recovery::Place;
+use super::claimed::Place;
 use crate::store::StoreError;
 
 /// Runs that are taken at once, at most.

@@ -12,11 +12,12 @@ use tokio::sync::OwnedSemaphorePermit;
 use uuid::Uuid;
 
 use super::Runtime;
+use super::claimed::{Place, ResumeError, Resumption, unreadable, unusable};
 use super::loaded::LoadedAgent;
 use super::waiting::expiry;
 use super::worker::{Head, Owned, Tell, write};
 use crate::agents::prompt::ActiveSkill;
-use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
+use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
 use crate::event::{AuditRecord, Event, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
@@ -27,49 +28,6 @@ use crate::tools::Workspace;
 const PAGE: u32 = 500;
 /// Cancelled runs that are claimed at once.
 const MAX_CLAIM: u32 = 64;
-
-/// A claimed run's place among those that are driven at once.
-pub(super) enum Place {
-    /// One of the workers.
-    Worker(OwnedSemaphorePermit),
-    /// Its parent's.
-    Parent,
-    /// None, unless a worker is free: the run is to be ended or parked, or given back.
-    Decision,
-}
-
-/// Why a claimed run cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ResumeError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("{0}")]
-    Unusable(String),
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-}
-
-impl From<FoldError> for ResumeError {
-    fn from(error: FoldError) -> Self {
-        unreadable(&error)
-    }
-}
-
-fn unreadable(error: &dyn std::error::Error) -> ResumeError {
-    ResumeError::Unusable(format!("its journal cannot be read: {error}"))
-}
-
-fn unusable(error: &dyn std::error::Error) -> ResumeError {
-    ResumeError::Unusable(error.to_string())
-}
-
-/// What a run that goes on has left to do before it is driven.
-pub(super) struct Resumption {
-    claimed: ClaimedRun,
-    /// Whether its replica died while it owned the run.
-    has_crashed: bool,
-    is_alone: bool,
-}
 
 /// What becomes of a claimed run.
 enum Claimed {
@@ -291,11 +249,7 @@ impl Runtime {
         }
     }
 
-    pub(super) async fn journal_of(
-        &self,
-        tenant: &str,
-        id: Uuid,
-    ) -> Result<Vec<Event>, StoreError> {
+    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);

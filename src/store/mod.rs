@@ -14,6 +14,7 @@ mod definitions;
 mod failure;
 mod keys;
 mod listing;
+mod migrations;
 mod observations;
 mod ownership;
 mod postgres;

@@ -74,7 +74,31 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         RunEvent::RunFailed(ending) => {
             ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default())
         }
-        _ => return None,
+        RunEvent::RunQueued {}
+        | RunEvent::RunStarted { .. }
+        | RunEvent::SessionLoaded { .. }
+        | RunEvent::SkillActivated(_)
+        | RunEvent::RunResumed { .. }
+        | RunEvent::AttemptStarted { .. }
+        | RunEvent::IterationStarted { .. }
+        | RunEvent::ToolCallStarted(_)
+        | RunEvent::ToolCallCompleted(_)
+        | RunEvent::ToolCallAwaitingClient(_)
+        | RunEvent::ApprovalRequested(_)
+        | RunEvent::ApprovalResolved(_)
+        | RunEvent::HandoffStarted { .. }
+        | RunEvent::BudgetWarned { .. }
+        | RunEvent::OutputProposed { .. }
+        | RunEvent::OutputReflected { .. }
+        | RunEvent::ConfirmationRequested { .. }
+        | RunEvent::DecisionExtractionFailed(_)
+        | RunEvent::DecisionValidationFailed(_)
+        | RunEvent::ToolChoiceUnmet { .. }
+        | RunEvent::AnswerBlank { .. }
+        | RunEvent::ContextCompacted(_)
+        | RunEvent::RunCancelRequested { .. }
+        | RunEvent::RunCompleted(_)
+        | RunEvent::RunCancelled(_) => return None,
     };
     let content = presentable(&text);
     (!content.is_empty()).then(|| Observation {

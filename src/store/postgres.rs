@@ -14,7 +14,6 @@ use std::collections::HashSet;
 use std::str::FromStr;
 
 use async_trait::async_trait;
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection};
 use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::broadcast;
@@ -24,10 +23,9 @@ use self::connections::{Connections, Line, within};
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work};
 use super::commit::Batch;
+use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value};
 use super::{DatabaseInfo, StoreError, Wakeup};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;

@@ -320,6 +320,7 @@ impl RunCalls<'_> {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::ContextCompacted(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)

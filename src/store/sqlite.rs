@@ -13,7 +13,6 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use sqlx::migrate::Migrator;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
     SqlitePoolOptions, SqliteSynchronous,
@@ -24,10 +23,9 @@ use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work};
 use super::commit::Batch;
+use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
 use super::{DatabaseInfo, StoreError, Wakeup};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;

@@ -189,7 +189,9 @@ impl<'a> Operation<'a> {
                 vec![writes_lines(path.clone(), Effect::Once, false, lines), reads(path)]
             }
             Self::Mkdir { path } => {
-                vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)]
+                let path = workspace.resolve(path)?.path;
+                let makes = writing::missing_above(workspace, &path);
+                vec![Action { makes, ..writes(path, Effect::Idempotent, false) }]
             }
             Self::Move { path, to } => {
                 let (from, to) = (workspace.resolve_entry(path)?, workspace.resolve_entry(to)?);
@@ -270,11 +272,17 @@ impl<'a> Operation<'a> {
 }
 
 fn reads(path: String) -> Action {
-    Action { what: ActionKind::Read(path), effect: Effect::Read, destructive: false, lines: 0 }
+    Action {
+        what: ActionKind::Read(path),
+        effect: Effect::Read,
+        destructive: false,
+        lines: 0,
+        makes: Vec::new(),
+    }
 }
 
 fn writes(path: String, effect: Effect, destructive: bool) -> Action {
-    Action { what: ActionKind::Write(path), effect, destructive, lines: 0 }
+    Action { what: ActionKind::Write(path), effect, destructive, lines: 0, makes: Vec::new() }
 }
 
 fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -> Action {

@@ -16,6 +16,8 @@ on_both_stores! {
     a_recursive_choice_of_an_operator_is_decided_or_given_up,
     globs_and_patterns_of_a_model_are_answered,
     replacing_everything_has_a_bounded_result_and_counts_every_line,
+    every_directory_that_is_made_counts,
+    refusals_repeat_little_of_what_was_sent,
     absurd_usage_is_counted_within_reason,
 }
 
@@ -23,7 +25,8 @@ const GUIDE: &str = "
 model: scripted/guide
 tools: [file_ops]
 enable_double_confirmation: false
-governance: {autonomy: full, paths: {write: ['./**']}, budget: {max_lines_changed: 1000}}
+governance: {autonomy: full, paths: {write: ['./**']}, budget: {max_lines_changed: 1000, max_files_modified: 100}}
+limits: {error_threshold: 100}
 ";
 
 /// Memory that the process may have taken at its peak; a debug build idles at less than 100.
@@ -163,8 +166,8 @@ async fn a_recursive_choice_of_an_operator_is_decided_or_given_up(db: Db) {
     ]});
     let tree = json!({"type": "object", "$defs": {"node": node},
         "properties": {"tree": {"$ref": "#/$defs/node"}}});
-    let agent =
-        format!("{GUIDE}\ninputs: {tree}\noutput: {{schema: {tree}}}\nlimits: {{max_attempts: 1}}");
+    let agent = GUIDE.replace("limits: {error_threshold: 100}", "limits: {max_attempts: 1}");
+    let agent = format!("{agent}\ninputs: {tree}\noutput: {{schema: {tree}}}");
     let nested = |levels: usize| (0..levels).fold(json!(5), |inner, _| json!({"items": [inner]}));
     let output = json!({"tree": nested(30)});
     let steps = format!("steps:\n  - tool_calls: [{{tool: output, arguments: {output}}}]\n");
@@ -182,7 +185,7 @@ async fn a_recursive_choice_of_an_operator_is_decided_or_given_up(db: Db) {
 }
 
 async fn globs_and_patterns_of_a_model_are_answered(db: Db) {
-    let nested = format!("{}{}", "{".repeat(20_000), "}".repeat(20_000));
+    let nested = "{{ '{' * 20000 ~ '}' * 20000 }}";
     let mut steps = String::new();
     let hostile = [
         json!({"operation": "glob", "pattern": nested}),
@@ -228,7 +231,40 @@ async fn replacing_everything_has_a_bounded_result_and_counts_every_line(db: Db)
     let results = results_of(&service, &run).await;
     assert!(results[0].contains("160000000000 bytes after 400000 replacements"), "{results:?}");
     assert_eq!(results[1], "Replaced 400000 occurrences in a.");
-    assert_eq!(run["budget"]["used"]["lines_changed"], 800_000, "{run:#}");
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    let used = service.get(&path).await.body["budget"]["used"].clone();
+    assert_eq!(used["lines_changed"], 800_000, "{used:#}");
+    is_unharmed(&mut service);
+}
+
+async fn every_directory_that_is_made_counts(db: Db) {
+    let made = call(&json!({"operation": "mkdir", "path": "d/".repeat(1_000)}));
+    let few = call(&json!({"operation": "mkdir", "path": "a/b/c"}));
+    let service = guide(&format!("{few}{made}  - text: done\n")).start(db).await;
+    let run = service.run("guide", &json!({})).await;
+    assert_eq!(run["termination_reason"], "budget_exceeded", "{run:#}");
+    let path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    let used = service.get(&path).await.body["budget"]["used"].clone();
+    assert_eq!(used["files_modified"], 3, "{used:#}");
+}
+
+async fn refusals_repeat_little_of_what_was_sent(db: Db) {
+    let mut service = guide("  - text: done\n").start(db).await;
+    let long = "x".repeat(900_000);
+    for body in [
+        json!({"active_skills": [long]}),
+        json!({long.as_str(): 1}),
+        json!({"tool_choice": {"tool": long}}),
+        json!({"on_limit": long}),
+        json!({"run_id": long}),
+        json!({"inputs": long}),
+        json!({"model": format!("{}/x", "p".repeat(250))}),
+    ] {
+        let answer = service.post("/v1/agents/guide/invoke-iterative", &body).await;
+        assert!(answer.status.is_client_error(), "{}", answer.status);
+        let text = answer.body.to_string();
+        assert!(text.len() < 3_000, "{} bytes: {text:.300}", text.len());
+    }
     is_unharmed(&mut service);
 }
 

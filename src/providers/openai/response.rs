@@ -2,7 +2,8 @@
 //!
 //! The presence of calls decides, not the finish reason. What servers leave out or repeat (call
 //! ids) is made up deterministically; what they send in odd shapes (content as parts, arguments as
-//! an object, no usage) is accepted. An answer without anything in it is a fault of transport.
+//! an object, no usage) is accepted. An answer without anything in it, not even a finish reason, is a
+//! fault of transport.
 //! Streams are put together in [`stream`](super::stream), and end up here as [`Parts`].
 
 use serde::Deserialize;
@@ -131,7 +132,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
 }
 
 impl Parts {
-    /// The completion, unless there is nothing in it.
+    /// The completion, unless there is nothing in it and no end to it.
     pub(super) fn complete(self) -> Result<Completion, Unusable> {
         let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
@@ -139,10 +140,9 @@ impl Parts {
         }
         let finish_reason =
             finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
-        let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
-        if content.is_none() && tool_calls.is_empty() && !may_be_silent {
+        if content.is_none() && tool_calls.is_empty() && refusal.is_none() && said.is_none() {
             return Err(Unusable::Malformed(
-                "the message has neither content nor tool calls".into(),
+                "the message has neither content nor tool calls, and no end".into(),
             ));
         }
         let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();

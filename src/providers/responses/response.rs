@@ -128,6 +128,9 @@ pub(super) fn parse_with(
         Some(AtMost(output)) if !output.is_empty() => output,
         _ => earlier.iter().map(AsRef::as_ref).collect(),
     };
+    if items.is_empty() && answer.status.is_none() {
+        return Err(Unusable::Malformed("the response has neither output nor a status".into()));
+    }
     let mut output = Output::default();
     items.iter().try_for_each(|item| output.take(item, step))?;
     let keeps = output.wants_back && !output.ids_made_up;
@@ -207,11 +210,6 @@ impl Output {
             Some(_) => FinishReason::Other,
             None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
             None if !self.refusal.is_empty() => FinishReason::Refusal,
-            None if self.text.is_empty() => {
-                return Err(Unusable::Malformed(
-                    "the response has neither text nor tool calls".into(),
-                ));
-            }
             None => FinishReason::Stop,
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };

@@ -157,6 +157,7 @@ impl Health {
             code: last.and_then(|last| last.code),
             message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -175,6 +176,7 @@ mod tests {
             code,
             message,
             retry_after: None,
+            should_retry: None,
         })
     }
 

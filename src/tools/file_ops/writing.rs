@@ -171,6 +171,13 @@ pub(super) fn edit(
     ))
 }
 
+/// The directories above a path that are not there.
+pub(super) fn missing_above(workspace: &Workspace, path: &str) -> Vec<String> {
+    let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+    let first = above.clone().position(|dir| workspace.open_dir(dir).is_err());
+    above.skip(first.unwrap_or(usize::MAX)).map(str::to_owned).collect()
+}
+
 /// Makes a directory.
 pub(super) fn mkdir(workspace: &Workspace, path: &str) -> Result<String, ToolError> {
     if path != "." {

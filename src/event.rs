@@ -492,6 +492,21 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
+/// Parts of names of arguments whose values are neither audited nor remembered.
+pub const SECRET_NAMES: [&str; 11] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+    "privatekey",
+    "private-key",
+];
+
 /// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
@@ -640,8 +655,8 @@ impl RunEvent {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-fn is_none(count: &u32) -> bool {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 

@@ -49,6 +49,11 @@ impl RunKind {
     pub fn as_str(self) -> &'static str {
         self.into()
     }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Single, Self::Iterative].into_iter().find(|kind| kind.as_str() == name)
+    }
 }
 
 /// How much a model thinks before it answers. Without a budget and an effort the model decides.

@@ -10,9 +10,10 @@ mod compact;
 mod sharing;
 mod waiting;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, SubsecRound, Utc};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -86,11 +87,11 @@ impl RunControl {
 
     /// The run's state, while a call is executed that leaves work to another run.
     pub fn delegating(&self) -> Option<Arc<State>> {
-        self.delegating.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.delegating.lock().clone()
     }
 
     fn set_delegating(&self, state: Option<State>) {
-        *self.delegating.lock().unwrap_or_else(PoisonError::into_inner) = state.map(Arc::new);
+        *self.delegating.lock() = state.map(Arc::new);
     }
 
     /// Resolves when cancelling is asked for.

@@ -1,4 +1,4 @@
-//! The routes in process, with a store that is away: who is let in, what is refused, and how.
+//! The router without a server, on a store that is unavailable: authentication and rejections.
 
 use std::time::Duration;
 
@@ -23,7 +23,7 @@ use crate::tools::ToolInfo;
 struct Away;
 
 fn away<T>() -> Result<T, StoreError> {
-    Err(StoreError::Unavailable("nobody is there".into()))
+    Err(StoreError::Unavailable("connection refused".into()))
 }
 
 #[async_trait]
@@ -261,8 +261,8 @@ fn state(auth: Auth) -> HttpState {
         catalogue,
         tools: Arc::new(vec![tool]),
         auth,
-        meters: Meters {
-            on_answer: Box::new(|_, _, _| ()),
+        metrics: MetricsSink {
+            on_response: Box::new(|_, _, _| ()),
             scrape: Box::new(|queued, in_flight| format!("{queued:?} {in_flight}")),
         },
     }
@@ -306,7 +306,7 @@ fn secured() -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn no_secured_route_lets_a_stranger_in() {
+async fn secured_routes_reject_unauthenticated_requests() {
     assert!(secured().len() >= 16);
     for (method, path) in secured() {
         for prefix in ["", "/v1"] {
@@ -329,7 +329,7 @@ async fn no_secured_route_lets_a_stranger_in() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
+async fn an_unavailable_store_is_answered_503_with_retry_after() {
     for (method, path) in secured() {
         let mut request = request(&method, &path, "");
         request
@@ -352,7 +352,7 @@ async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_not_found() {
+async fn unknown_paths_and_ids_are_answered_404() {
     let run = Uuid::nil();
     let paths = [
         "/",
@@ -371,7 +371,7 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_told_the_right_ones() {
+async fn an_unsupported_method_is_answered_405_with_allow() {
     for (method, path, allowed) in [
         ("PUT", "/v1/runs", "GET,HEAD"),
         ("GET", "/v1/agents/a/invoke", "POST"),
@@ -390,7 +390,7 @@ async fn a_wrong_method_is_told_the_right_ones() {
 }
 
 #[tokio::test]
-async fn bodies_are_refused_before_anything_is_started() {
+async fn invalid_bodies_are_rejected_before_a_run_is_started() {
     let path = "/v1/agents/a/invoke-iterative";
     for (body, expected) in [
         ("{", (400, "MALFORMED_JSON")),
@@ -413,7 +413,7 @@ async fn bodies_are_refused_before_anything_is_started() {
 }
 
 #[tokio::test]
-async fn parameters_and_accept_are_checked() {
+async fn invalid_parameters_and_accept_headers_are_rejected() {
     for path in [
         "/v1/runs?colour=red",
         "/v1/runs?limit=0",
@@ -446,7 +446,7 @@ async fn a_tool_is_found_by_its_encoded_name() {
 }
 
 #[tokio::test]
-async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
+async fn a_safe_request_id_is_kept_and_any_other_replaced() {
     for (given, kept) in
         [(Some("abc-1.2_3:4"), true), (Some("a b"), false), (Some(""), false), (None, false)]
     {
@@ -467,9 +467,9 @@ async fn broken() -> &'static str {
 }
 
 #[tokio::test]
-async fn a_panic_and_an_endless_wait_are_answered() {
+async fn a_panic_is_answered_500_and_a_timeout_504() {
     let shared =
-        Shared { state: state(Auth::None), settings: SETTINGS, keys: key_ring::KeyRing::new() };
+        Shared { state: state(Auth::None), settings: SETTINGS, keys: key_cache::KeyCache::new() };
     let app: App = Arc::new(shared);
     let routes = Router::new()
         .route("/panic", get(broken))

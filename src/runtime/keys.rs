@@ -80,9 +80,7 @@ impl NewKey {
 /// # Errors
 /// [`KeyError::Random`].
 pub fn generate() -> Result<NewKey, KeyError> {
-    let id =
-        random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
-    NewKey::with_id(id)
+    NewKey::with_id(hex::encode(random::<ID_BYTES>()?))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], KeyError> {

@@ -3,10 +3,11 @@
 //! Runs that somebody waits for go first: the queue gets what they leave of the room for runs. How
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::Runtime;
@@ -36,7 +37,7 @@ struct Counted {
 
 impl Queue {
     fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counted.lock()
     }
 
     /// A run was put in.

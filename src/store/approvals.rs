@@ -5,12 +5,14 @@
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 
 /// Where something that was asked for stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ApprovalStatus {
     /// Nobody has answered.
     Pending,
@@ -29,25 +31,9 @@ pub enum ApprovalStatus {
 }
 
 impl ApprovalStatus {
-    /// All there are, by the names used in JSON and SQL.
-    const NAMES: [(Self, &'static str); 7] = [
-        (Self::Pending, "pending"),
-        (Self::Approved, "approved"),
-        (Self::Denied, "denied"),
-        (Self::Expired, "expired"),
-        (Self::Answered, "answered"),
-        (Self::Resolved, "resolved"),
-        (Self::Void, "void"),
-    ];
-
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        Self::NAMES.iter().find(|(status, _)| *status == self).map_or("", |(_, name)| name)
-    }
-
-    /// The status of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(status, _)| *status)
+        self.into()
     }
 
     /// Where an answer leads.

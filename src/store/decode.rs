@@ -11,13 +11,13 @@ use uuid::Uuid;
 use super::budget::{SharedBudget, Unsettled};
 use super::projection::{StoredCall, event_from};
 use super::{
-    ApiKeyRecord, ApprovalRecord, ApprovalStatus, AuditRow, ClaimedRun, IdempotentRun,
-    IterationRecord, Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken,
-    ToolCallRecord, ToolStats, UsageStats,
+    ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord,
+    Observation, RateLimit, RunRecord, SessionRecord, StoreError, Taken, ToolCallRecord, ToolStats,
+    UsageStats,
 };
-use crate::event::{AuditRecord, Event, WaitKind};
+use crate::event::{AuditRecord, Event};
 use crate::message::Usage;
-use crate::run::{Amounts, Caps, RunKind, RunStatus};
+use crate::run::{Amounts, Caps, RunKind};
 
 /// A row of either database, read by column name.
 pub(super) struct Columns<'r, R>(pub(super) &'r R);
@@ -141,7 +141,7 @@ where
             agent_version: self.text("agent_version")?,
             definition_hash: self.text("definition_hash")?,
             kind: if kind == "single" { RunKind::Single } else { RunKind::Iterative },
-            status: RunStatus::parse(&status).ok_or_else(|| unreadable("status", &status))?,
+            status: status.parse().map_err(|_| unreadable("status", &status))?,
             subject: self.text("subject")?,
             inputs: self.json("inputs")?.unwrap_or_default(),
             overrides: self.json("overrides")?.unwrap_or_default(),
@@ -319,13 +319,13 @@ where
             agent: self.optional("agent")?.unwrap_or_default(),
             seq: self.int("seq")?,
             call_id: self.uuid("call_id")?,
-            kind: WaitKind::parse(&kind).ok_or_else(|| unreadable("kind", &kind))?,
+            kind: kind.parse().map_err(|_| unreadable("kind", &kind))?,
             tool: self.text("tool")?,
             arguments: self.json("arguments")?.unwrap_or_default(),
             reason: self.text("reason")?,
             at: self.time("at")?,
             expires_at: self.optional_time("expires_at")?,
-            status: ApprovalStatus::parse(&status).ok_or_else(|| unreadable("status", &status))?,
+            status: status.parse().map_err(|_| unreadable("status", &status))?,
             decided_at: self.optional_time("decided_at")?,
             decided_by: self.optional("decided_by")?,
             decision_reason: self.optional("decision_reason")?,

@@ -360,7 +360,7 @@ pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCa
                 response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
         record.result = match result_seq.and_then(|seq| events.get(&seq)) {
-            Some(RunEvent::ToolCallCompleted(call)) => Some(call.told().into_owned()),
+            Some(RunEvent::ToolCallCompleted(call)) => Some(call.model_text().into_owned()),
             Some(RunEvent::ToolCallBlocked(call)) => Some(call.content.clone()),
             _ => None,
         };

@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
+use strum::IntoStaticStr;
 use uuid::Uuid;
 
 use crate::event::{AuditRecord, Event};
@@ -60,7 +61,8 @@ pub struct NewRun {
 
 /// A run's place in its session when it is accepted. One live run holds a session; others wait, and
 /// cannot be claimed before it has ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum SessionPlace {
     /// It holds the session. Not stored where another run holds it or waits for it, or had this
     /// turn.
@@ -77,11 +79,7 @@ pub enum SessionPlace {
 impl SessionPlace {
     /// The name used in SQL. Those that wait are sorted by it.
     pub(super) fn as_str(self) -> &'static str {
-        match self {
-            Self::Holds { .. } => "holds",
-            Self::Next => "next",
-            Self::Waits => "waits",
-        }
+        self.into()
     }
 }
 

@@ -14,12 +14,12 @@ mod statements;
 use std::collections::HashSet;
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
-use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use super::migrations::SQLITE as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
+use parking_lot::Mutex;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
@@ -126,7 +126,7 @@ impl Sqlite {
     }
 
     fn registered(&self) -> Vec<String> {
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner).iter().cloned().collect()
+        self.registered.lock().iter().cloned().collect()
     }
 
     fn hint(&self, wakeup: Wakeup) {
@@ -225,7 +225,7 @@ impl Store for Sqlite {
         {
             tracing::warn!(%error, "the database was not closed cleanly");
         }
-        self.lock.lock().unwrap_or_else(PoisonError::into_inner).take();
+        self.lock.lock().take();
     }
 
     async fn commit(
@@ -395,7 +395,7 @@ impl Store for Sqlite {
 
     async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
         self.change(sqlx::query(statements::REGISTER).bind(id).bind(now())).await?;
-        self.registered.lock().unwrap_or_else(PoisonError::into_inner).insert(id.to_owned());
+        self.registered.lock().insert(id.to_owned());
         Ok(())
     }
 

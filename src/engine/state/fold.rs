@@ -75,7 +75,7 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
+                self.answer(call.call_id, &call.model_text(), call.failure.is_some(), misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
                 self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));

@@ -6,9 +6,9 @@
 //! which very likely broke with it.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
 use sqlx::query::Query;
 use sqlx::{Connection, Postgres};
@@ -90,8 +90,8 @@ impl Connections {
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+        self.idle.lock()
     }
 }
 

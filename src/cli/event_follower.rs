@@ -1,9 +1,8 @@
-//! Following one run to its end over its event stream, across broken connections.
+//! Follows one run to its end over its event stream, across broken connections.
 //!
-//! After a break it goes on behind the last event that it has handed out, so nothing is shown twice
-//! and nothing is missed. What is shown of an event, and what an interrupt does, is the commands'.
+//! After a disconnect it resumes after the last event that it returned, so that no event is repeated
+//! or lost. How events are shown, and what an interrupt does, is decided by the commands.
 
-use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use axum::body::{Body, BodyDataStream};
@@ -13,53 +12,50 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::client::{Client, ClientError};
-use super::sse::{Message, Parser};
+use crate::bounds::frames::{Frame, Framing, Splitter};
 
-/// How long a service may be away before its follower gives up.
-const PATIENCE: Duration = Duration::from_mins(1);
-/// The pause before a new try: at first, and at most.
+/// Largest event that is read, in bytes.
+const MAX_EVENT: usize = 64 << 20;
+/// How long the service may be unreachable before this gives up.
+const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
+/// Minimum and maximum delay before reconnecting.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
 const LONGEST_PAUSE: Duration = Duration::from_secs(3);
 
-/// A run that is followed.
-pub(super) struct Following<'c> {
+pub(super) struct EventFollower<'c> {
     client: &'c Client,
     run_id: Uuid,
-    /// The last event that was handed out; 0 before the first.
+    /// The sequence number of the last event returned; 0 before the first.
     seen: i64,
-    stream: Option<(BodyDataStream, Parser)>,
-    /// Read and not handed out yet.
-    ready: VecDeque<Message>,
-    /// The pause before the next try.
+    stream: Option<(BodyDataStream, Splitter)>,
+    /// The delay before the next try.
     pause: Duration,
-    /// Since when the service has not let itself be reached.
-    away: Option<Instant>,
+    unreachable_since: Option<Instant>,
 }
 
-/// One event as it was sent: `{seq, type, at, run_id, data}`.
+/// An event as it was received: `{seq, type, at, run_id, data}`.
 pub(super) struct Entry(pub(super) Value);
 
 impl Entry {
-    /// The answer of the run, if this is its last event.
+    /// The JSON response of the invocation, if this is the last event.
     pub(super) fn answer(&self) -> Option<&Value> {
         self.0.pointer("/data/run")
     }
 
-    /// Whether the run may wait for somebody now.
-    pub(super) fn asks(&self) -> bool {
+    /// Whether the run may be parked after this event.
+    pub(super) fn may_park(&self) -> bool {
         let kind = self.0.get("type").and_then(Value::as_str);
         matches!(kind, Some("approval.requested" | "tool_call.awaiting_client"))
     }
 }
 
-impl<'c> Following<'c> {
+impl<'c> EventFollower<'c> {
     /// Follows an existing run from its first event.
     pub(super) fn existing(client: &'c Client, run_id: Uuid) -> Self {
-        let (stream, ready) = (None, VecDeque::new());
-        Self { client, run_id, seen: 0, stream, ready, pause: Duration::ZERO, away: None }
+        Self { client, run_id, seen: 0, stream: None, pause: Duration::ZERO, unreachable_since: None }
     }
 
-    /// Follows a run that is started by this request, whose body names its id.
+    /// Starts a run with this request, whose body contains `run_id`, and follows it.
     pub(super) async fn started(
         client: &'c Client,
         run_id: Uuid,
@@ -69,7 +65,7 @@ impl<'c> Following<'c> {
         let mut following = Self::existing(client, run_id);
         match client.stream(Method::POST, path, Some(body), None).await {
             Ok(stream) => following.attach(stream),
-            // It may have arrived; if it has, the run is there.
+            // The request may have arrived; in that case the run exists.
             Err(lost @ ClientError::Unreachable { sent: true, .. }) => match following
                 .connect()
                 .await
@@ -82,53 +78,52 @@ impl<'c> Following<'c> {
         Ok(following)
     }
 
-    /// The next event. May be dropped and called again. Nothing follows the run's last event.
+    /// The next event; cancel-safe. Must not be called after the run's last event.
     pub(super) async fn next(&mut self) -> Result<Entry, ClientError> {
         loop {
-            while let Some(message) = self.ready.pop_front() {
-                if let Some(entry) = self.take(&message)? {
-                    return Ok(entry);
-                }
-            }
-            let Some((stream, parser)) = &mut self.stream else {
+            let Some((stream, splitter)) = &mut self.stream else {
                 self.reconnect().await?;
                 continue;
             };
+            if let Some(frame) = splitter.next() {
+                if let Some(entry) = self.take(&frame)? {
+                    return Ok(entry);
+                }
+                continue;
+            }
             match stream.next().await {
                 Some(Ok(bytes)) => {
-                    let read =
-                        parser.push(&bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
-                    self.ready.extend(read);
+                    splitter.push(&bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
                 }
                 Some(Err(_)) | None => self.stream = None,
             }
         }
     }
 
-    /// An event that was not handed out before.
-    fn take(&mut self, message: &Message) -> Result<Option<Entry>, ClientError> {
-        let Ok(seq) = message.id.parse::<i64>() else { return Ok(None) };
+    /// Parses a message; `None` if its event was returned before.
+    fn take(&mut self, frame: &Frame) -> Result<Option<Entry>, ClientError> {
+        let Ok(seq) = frame.id.parse::<i64>() else { return Ok(None) };
         if seq <= self.seen {
             return Ok(None);
         }
         let event =
-            serde_json::from_str(&message.data).map_err(|e| ClientError::Strange(e.to_string()))?;
+            serde_json::from_slice(&frame.data).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
         Ok(Some(Entry(event)))
     }
 
-    /// Tries once, after a pause unless it is the first time. A service that was there before may
-    /// be away for a while.
+    /// Tries to connect once, after a delay unless it is the first time. Transient errors are ignored
+    /// for [`RECONNECT_TIMEOUT`] once a connection has succeeded.
     async fn reconnect(&mut self) -> Result<(), ClientError> {
         tokio::time::sleep(self.pause).await;
         let was_there = !self.pause.is_zero();
         self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
         match self.connect().await {
-            Ok(()) => self.away = None,
+            Ok(()) => self.unreachable_since = None,
             Err(error) => {
-                let away = self.away.get_or_insert_with(Instant::now).elapsed();
-                if !was_there || !error.may_pass() || away > PATIENCE {
+                let away = self.unreachable_since.get_or_insert_with(Instant::now).elapsed();
+                if !was_there || !error.is_transient() || away > RECONNECT_TIMEOUT {
                     return Err(error);
                 }
             }
@@ -146,6 +141,6 @@ impl<'c> Following<'c> {
 
     fn attach(&mut self, stream: Body) {
         self.pause = self.pause.max(FIRST_PAUSE);
-        self.stream = Some((stream.into_data_stream(), Parser::default()));
+        self.stream = Some((stream.into_data_stream(), Splitter::new(Framing::Sse, MAX_EVENT)));
     }
 }

@@ -1,14 +1,13 @@
-//! Takes out of a request what a model cannot do, so that a wish costs no 400.
+//! Adapts a request to the capabilities of a model, which would otherwise answer 400.
 //!
-//! A tool choice that cannot be sent becomes `auto` with only the wanted tool on offer; whether the
-//! model then kept to it is checked by the engine. Everything else is a preference, and dropped
-//! without a word.
+//! A tool choice that cannot be sent becomes `auto` with only the required tool offered; the engine
+//! checks whether the model called it. Everything else is a preference and silently dropped.
 
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::providers::{Capabilities, ModelRequest, ToolChoice, ToolOffer};
 
-/// The request as this model can take it.
-pub(super) fn fitted<'a>(
+/// The request without what this model does not support.
+pub(super) fn adapted<'a>(
     request: &ModelRequest<'a>,
     model: &'a str,
     capabilities: &'a Capabilities,
@@ -29,14 +28,14 @@ pub(super) fn fitted<'a>(
     }
 }
 
-/// Whether a demanded call cannot be demanded of this model.
+/// Whether the request requires a call that cannot be required of this model.
 pub(super) fn loses_choice(request: &ModelRequest<'_>, capabilities: &Capabilities) -> bool {
     matches!(request.tool_choice, ToolChoice::Required | ToolChoice::Tool(_))
         && !capabilities.can_force(request.thinking)
 }
 
-/// What to offer and demand. Other tools than the wanted one are held back where it cannot be
-/// named.
+/// The tools to offer and the choice to send. Only the required tool is offered if it cannot be
+/// named in the choice.
 fn choice<'a>(
     request: &ModelRequest<'a>,
     capabilities: &Capabilities,
@@ -61,7 +60,7 @@ mod tests {
 
     use super::*;
     use crate::message::Conversation;
-    use crate::providers::capabilities::Forcing;
+    use crate::model::ForcedToolChoice;
     use crate::providers::{Deltas, WireNames};
     use crate::run::Thinking;
 
@@ -101,13 +100,14 @@ mod tests {
             step: 1,
             trace: None,
         };
-        look(&fitted(&request, "m", &capabilities), loses_choice(&request, &capabilities))
+        look(&adapted(&request, "m", &capabilities), loses_choice(&request, &capabilities))
     }
 
     #[test]
     fn a_choice_is_sent_as_far_as_it_can_be() {
         let unnamed = Capabilities { named_tool_choice: false, ..Capabilities::OPENAI };
-        let never = Capabilities { forced_tool_choice: Forcing::No, ..Capabilities::ANTHROPIC };
+        let never =
+            Capabilities { forced_tool_choice: ForcedToolChoice::No, ..Capabilities::ANTHROPIC };
         let (claude, gpt, ollama) =
             (Capabilities::ANTHROPIC, Capabilities::OPENAI, Capabilities::OLLAMA);
         let required = || ToolChoice::Required;

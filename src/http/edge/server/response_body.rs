@@ -1,5 +1,5 @@
-//! The body of an answer on its way to the client: it keeps its request open, and notes when it
-//! waits for the client to take more.
+//! Response bodies that keep their request open for [`super::timing`], and record for
+//! [`super::stall`] whether the client is being waited for.
 
 use std::pin::Pin;
 use std::task::{Context, Poll};
@@ -8,24 +8,23 @@ use axum::Error;
 use axum::body::{Body, Bytes};
 use hyper::body::{Body as HttpBody, Frame, SizeHint};
 
-use super::pace::OpenRequest;
 use super::stall;
+use super::timing::OpenRequest;
 
-/// The body of an answer; its request is open for as long as it exists.
 #[derive(Debug)]
-pub(super) struct Answer {
+pub(super) struct ResponseBody {
     body: Body,
     _open: OpenRequest,
 }
 
-impl Answer {
+impl ResponseBody {
     pub(super) fn new(body: Body, open: OpenRequest) -> Self {
-        stall::untaken(true);
+        stall::set_waiting_for_client(true);
         Self { body, _open: open }
     }
 }
 
-impl HttpBody for Answer {
+impl HttpBody for ResponseBody {
     type Data = Bytes;
     type Error = Error;
 
@@ -34,7 +33,7 @@ impl HttpBody for Answer {
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, Error>>> {
         let frame = Pin::new(&mut self.body).poll_frame(context);
-        stall::untaken(matches!(frame, Poll::Ready(Some(_))));
+        stall::set_waiting_for_client(matches!(frame, Poll::Ready(Some(_))));
         frame
     }
 

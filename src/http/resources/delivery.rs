@@ -1,10 +1,9 @@
-//! On which terms a caller invokes: how long it waits, what repeats are, what its going away means.
+//! The request headers of an invocation.
 //!
 //! `Accept`, `Prefer` (RFC 7240), `Idempotency-Key` (draft-ietf-httpapi-idempotency-key-header),
-//! `X-Cancel-On-Disconnect` and `traceparent` (W3C Trace Context). What is in the body is
-//! [`super::invocation`]'s.
+//! `X-Cancel-On-Disconnect` and `traceparent` (W3C Trace Context). The body is read by
+//! [`super::invocation`].
 
-use std::fmt::Write as _;
 use std::time::Duration;
 
 use axum::extract::FromRequestParts;
@@ -17,7 +16,7 @@ use utoipa::IntoParams;
 use utoipa::openapi::path::{Parameter, ParameterBuilder, ParameterIn};
 use utoipa::openapi::schema::{ObjectBuilder, Type};
 
-use crate::http::edge::accept::Media;
+use crate::http::edge::accept::MediaType;
 use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
@@ -31,34 +30,32 @@ const PREFER: HeaderName = HeaderName::from_static("prefer");
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
 const X_CANCEL_ON_DISCONNECT: HeaderName = HeaderName::from_static("x-cancel-on-disconnect");
 
-/// The terms of one invocation.
+/// How the outcome of an invocation is delivered, and what a retry or a disconnect means.
 #[derive(Debug)]
-pub(crate) struct Terms {
-    media: Media,
+pub(crate) struct DeliveryOptions {
+    media: MediaType,
     preference: Preference,
-    /// Whether the run shall be cancelled when the caller goes away.
     pub(crate) cancel_on_disconnect: bool,
-    /// The caller's trace, as it was sent.
+    /// The header's value; `None` if it is malformed.
     pub(crate) traceparent: Option<String>,
     idempotency_key: Option<String>,
     deadline: Instant,
 }
 
-/// What `Prefer` says; what it does not know is ignored.
+/// The preferences in `Prefer`; unknown ones are ignored.
 #[derive(Debug, Default, Clone, Copy, PartialEq, Eq)]
 pub(crate) struct Preference {
-    /// Not to wait at all, or no longer than `wait`.
+    /// Respond immediately, or after `wait` at the latest.
     pub(crate) respond_async: bool,
-    /// To wait no longer than this.
     pub(crate) wait: Option<Duration>,
 }
 
-impl FromRequestParts<App> for Terms {
+impl FromRequestParts<App> for DeliveryOptions {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         Ok(Self {
-            media: Media::from_request_parts(parts, app).await?,
+            media: MediaType::from_request_parts(parts, app).await?,
             preference: preference(&parts.headers),
             cancel_on_disconnect: cancel_on_disconnect(&parts.headers)?,
             traceparent: text(&parts.headers, &TRACEPARENT)
@@ -70,29 +67,27 @@ impl FromRequestParts<App> for Terms {
     }
 }
 
-impl Terms {
-    /// Whether the answer is a stream of events.
+impl DeliveryOptions {
     pub(crate) fn wants_events(&self) -> bool {
-        self.media == Media::EventStream
+        self.media == MediaType::EventStream
     }
 
-    /// Whether a 202 is as good as the run's end.
+    /// Whether the client accepts a 202 before the run has ended.
     pub(crate) fn takes_accepted(&self) -> bool {
         self.preference != Preference::default()
     }
 
-    /// How the run is started.
     pub(crate) fn mode(&self) -> Mode {
         match self.preference {
             Preference { respond_async: true, wait: None } => Mode::Queued,
-            // What is acknowledged before its end must be stored by then.
+            // A run that is acknowledged before its end must be stored first.
             _ if self.wants_events() => Mode::Followed,
             _ if self.takes_accepted() => Mode::Stored,
             Preference { .. } => Mode::Now,
         }
     }
 
-    /// How long a JSON answer may be waited for.
+    /// Until when to wait for the outcome.
     pub(crate) fn until(&self) -> Instant {
         match self.preference {
             Preference { wait: Some(wait), .. } => self.deadline.min(Instant::now() + wait),
@@ -101,7 +96,7 @@ impl Terms {
         }
     }
 
-    /// The key of this invocation and the fingerprint of what it must stand for.
+    /// The idempotency key, and the hash of the request that it must be used with.
     pub(crate) fn idempotency(
         &self,
         kind: RunKind,
@@ -111,16 +106,11 @@ impl Terms {
         let key = self.idempotency_key.clone()?;
         let request =
             format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
-        let digest = Sha256::digest(request);
-        let request_hash = digest.iter().fold(String::with_capacity(64), |mut hex, byte| {
-            let _ = write!(hex, "{byte:02x}"); // a String takes everything
-            hex
-        });
-        Some(Idempotency { key, request_hash })
+        Some(Idempotency { key, request_hash: hex::encode(Sha256::digest(request)) })
     }
 }
 
-impl IntoParams for Terms {
+impl IntoParams for DeliveryOptions {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let key = text().min_length(Some(1)).max_length(Some(255));
@@ -131,18 +121,23 @@ impl IntoParams for Terms {
         vec![
             header(
                 "Prefer",
-                "`respond-async` queues the run; `wait=N` waits N seconds and then answers 202.",
+                "`respond-async` queues the run and responds 202 at once; `wait=N` responds 202 if the run has \
+                 not ended after N seconds.",
                 text(),
             ),
-            header("Idempotency-Key", "Makes repeating this request harmless for 24 hours.", key),
+            header(
+                "Idempotency-Key",
+                "Makes the request idempotent: for 24 hours, a retry with the same key returns the same run.",
+                key,
+            ),
             header(
                 "X-Cancel-On-Disconnect",
-                "Cancels the run when this connection closes early.",
+                "Cancels the run if the client disconnects before the response is complete.",
                 ObjectBuilder::new().schema_type(Type::Boolean),
             ),
             header(
                 "traceparent",
-                "W3C Trace Context; the run's spans continue this trace.",
+                "W3C Trace Context; the run's spans become part of this trace.",
                 text(),
             ),
         ]
@@ -174,7 +169,8 @@ fn preference(headers: &HeaderMap) -> Preference {
     preference
 }
 
-/// A caller that is not understood would believe that its run ends with it.
+/// Any other value is rejected: ignoring it would leave a run behind that the client believes to be
+/// cancelled.
 fn cancel_on_disconnect(headers: &HeaderMap) -> Result<bool, Problem> {
     let Some(value) = headers.get(X_CANCEL_ON_DISCONNECT) else { return Ok(false) };
     match value.to_str().unwrap_or_default().trim().to_ascii_lowercase().as_str() {
@@ -187,7 +183,7 @@ fn cancel_on_disconnect(headers: &HeaderMap) -> Result<bool, Problem> {
     }
 }
 
-/// A structured-field string or the bare text: 1 to 255 visible characters.
+/// A structured-field string or a bare value: 1 to 255 visible ASCII characters.
 fn idempotency_key(headers: &HeaderMap) -> Result<Option<String>, Problem> {
     let refused = |why: &str| {
         Err(Problem::new(Code::InvalidParameter, format!("The header Idempotency-Key {why}.")))
@@ -225,7 +221,7 @@ mod tests {
     }
 
     #[test]
-    fn preferences() {
+    fn prefer_headers_are_parsed_and_unknown_preferences_ignored() {
         let wait = |seconds| Some(Duration::from_secs(seconds));
         for (values, respond_async, waits) in [
             (&["respond-async"][..], true, None),
@@ -243,7 +239,7 @@ mod tests {
     }
 
     #[test]
-    fn going_away_is_meant_or_refused() {
+    fn cancel_on_disconnect_is_true_or_false() {
         let read =
             |value| cancel_on_disconnect(&headers("x-cancel-on-disconnect", value)).map_err(|_| ());
         for (value, expected) in [
@@ -277,7 +273,7 @@ mod tests {
     }
 
     #[test]
-    fn the_order_of_keys_does_not_matter_and_all_else_does() {
+    fn canonical_json_ignores_only_the_order_of_keys() {
         let canonical = |json: &str| canonical_json(serde_json::from_str(json).unwrap());
         assert_eq!(
             canonical(r#"{"a":{"x":1,"y":[{"p":1,"q":2}]},"b":2}"#),

@@ -1,71 +1,74 @@
 //! Cuts a stream of bytes into frames: server-sent events, or one JSON text a line.
 //!
 //! Pure and incremental: bytes go in as they come, whole frames come out, and how the bytes were
-//! cut on their way makes no difference. What a frame means is the adapter's to know. A frame that
-//! has not been ended when the bytes end is never delivered. Bytes are not decoded; JSON is checked
-//! by whoever reads it.
+//! chunked makes no difference. A frame without its end is never delivered. Data is not decoded.
 //!
-//! Events follow <https://html.spec.whatwg.org/multipage/server-sent-events.html>, without `id` and
-//! `retry`: a model call is not resumed.
+//! Events follow <https://html.spec.whatwg.org/multipage/server-sent-events.html>, but for two
+//! things: `retry` is ignored, and an event without `id` does not inherit the last one.
 
 use std::collections::VecDeque;
 
-/// Largest line, and largest data of one event, in bytes.
-pub(super) const MAX_FRAME: usize = 1 << 20;
-
 /// How a stream is cut.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(super) enum Framing {
+pub enum Framing {
     /// Server-sent events.
     Sse,
-    /// One frame a line.
+    /// One frame per line.
     Lines,
 }
 
 /// One server-sent event, or one line.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) struct Frame {
-    /// The event's name; empty for lines, and for events without one.
-    pub(super) event: String,
-    /// The data; never empty for lines, and without the end of the line.
-    pub(super) data: Vec<u8>,
+pub struct Frame {
+    /// The `event` field; empty for lines, and for events without one.
+    pub event: String,
+    /// The `id` field; empty for lines, and for events without one.
+    pub id: String,
+    /// The `data` fields joined by line feeds, or the line without its end; a line is never empty.
+    pub data: Vec<u8>,
 }
 
-/// A frame is larger than [`MAX_FRAME`].
+/// A frame is larger than this many bytes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
-#[error("a frame is larger than 1 MiB")]
-pub(super) struct FrameTooLarge;
+#[error("a frame is larger than {} MiB", .0 >> 20)]
+pub struct FrameTooLarge(pub usize);
 
 /// Takes bytes, gives frames.
 #[derive(Debug)]
-pub(super) struct Splitter {
+pub struct Splitter {
     framing: Framing,
+    /// Bytes of the largest line, and of the largest data of one event.
+    max_frame: usize,
     /// The line that has not ended yet.
     line: Vec<u8>,
     /// The last byte was a carriage return: a line feed that follows belongs to it.
     after_return: bool,
     at_start: bool,
     event: String,
+    id: String,
     /// The lines of data so far, each with a line feed.
     data: Vec<u8>,
     ready: VecDeque<Frame>,
 }
 
 impl Splitter {
-    pub(super) fn new(framing: Framing) -> Self {
+    /// A frame of more than `max_frame` bytes is an error.
+    pub fn new(framing: Framing, max_frame: usize) -> Self {
         Self {
             framing,
+            max_frame,
             line: Vec::new(),
             after_return: false,
             at_start: true,
             event: String::new(),
+            id: String::new(),
             data: Vec::new(),
             ready: VecDeque::new(),
         }
     }
 
-    /// Takes the next bytes. After an error the splitter is of no more use.
-    pub(super) fn push(&mut self, mut bytes: &[u8]) -> Result<(), FrameTooLarge> {
+    /// Takes the next bytes. Not to be called again after an error.
+    pub fn push(&mut self, mut bytes: &[u8]) -> Result<(), FrameTooLarge> {
         while !bytes.is_empty() {
             if self.after_return {
                 self.after_return = false;
@@ -74,8 +77,8 @@ impl Splitter {
             }
             let end = bytes.iter().position(|byte| matches!(byte, b'\n' | b'\r'));
             let (piece, rest) = bytes.split_at(end.unwrap_or(bytes.len()));
-            if self.line.len() + piece.len() > MAX_FRAME {
-                return Err(FrameTooLarge);
+            if self.line.len() + piece.len() > self.max_frame {
+                return Err(FrameTooLarge(self.max_frame));
             }
             self.line.extend_from_slice(piece);
             if let Some((ending, rest)) = rest.split_first() {
@@ -92,8 +95,9 @@ impl Splitter {
         Ok(())
     }
 
-    /// The next whole frame, if there is one.
-    pub(super) fn next(&mut self) -> Option<Frame> {
+    /// The next complete frame.
+    #[expect(clippy::should_implement_trait, reason = "more frames may follow after none")]
+    pub fn next(&mut self) -> Option<Frame> {
         self.ready.pop_front()
     }
 
@@ -103,7 +107,8 @@ impl Splitter {
         match self.framing {
             Framing::Lines if line.trim_ascii().is_empty() => {}
             Framing::Lines => {
-                self.ready.push_back(Frame { event: String::new(), data: line.to_vec() });
+                let (event, id) = (String::new(), String::new());
+                self.ready.push_back(Frame { event, id, data: line.to_vec() });
             }
             Framing::Sse if line.is_empty() => self.dispatch(),
             Framing::Sse => self.field(line)?,
@@ -117,23 +122,26 @@ impl Splitter {
         let value = value.strip_prefix(b":").unwrap_or(value);
         let value = value.strip_prefix(b" ").unwrap_or(value);
         match name {
-            b"data" if self.data.len() + value.len() > MAX_FRAME => return Err(FrameTooLarge),
+            b"data" if self.data.len() + value.len() > self.max_frame => {
+                return Err(FrameTooLarge(self.max_frame));
+            }
             b"data" => {
                 self.data.extend_from_slice(value);
                 self.data.push(b'\n');
             }
             b"event" => self.event = String::from_utf8_lossy(value).into_owned(),
-            _ => {} // comments, which have no name, included
+            b"id" => self.id = String::from_utf8_lossy(value).into_owned(),
+            _ => {} // comments have an empty name
         }
         Ok(())
     }
 
-    /// A blank line ends an event; one without data is none.
+    /// A blank line ends an event; without data there is no event.
     fn dispatch(&mut self) {
-        let event = std::mem::take(&mut self.event);
+        let (event, id) = (std::mem::take(&mut self.event), std::mem::take(&mut self.id));
         let mut data = std::mem::take(&mut self.data);
         if data.pop().is_some() {
-            self.ready.push_back(Frame { event, data });
+            self.ready.push_back(Frame { event, id, data });
         }
     }
 }
@@ -144,8 +152,10 @@ mod tests {
 
     use super::*;
 
+    const MAX_FRAME: usize = 1 << 20;
+
     fn split(framing: Framing, chunks: &[&[u8]]) -> Vec<(String, String)> {
-        let mut splitter = Splitter::new(framing);
+        let mut splitter = Splitter::new(framing, MAX_FRAME);
         let mut frames = Vec::new();
         for chunk in chunks {
             splitter.push(chunk).unwrap();
@@ -191,10 +201,25 @@ mod tests {
         for (framing, piece) in
             [(Framing::Sse, &endless), (Framing::Lines, &endless), (Framing::Sse, &long_data)]
         {
-            let mut splitter = Splitter::new(framing);
+            let mut splitter = Splitter::new(framing, MAX_FRAME);
             assert_eq!(splitter.push(piece), Ok(()));
-            assert_eq!(splitter.push(piece), Err(FrameTooLarge));
+            assert_eq!(splitter.push(piece), Err(FrameTooLarge(MAX_FRAME)));
         }
+    }
+
+    #[test]
+    fn an_event_has_its_own_id_and_name() {
+        let stream = ": hello\n\nevent: run.started\nid: 1\ndata: {\"a\":\ndata:  1}\nretry: 5\n\n\
+                      id: 2\r\nevent:x\r\ndata\r\n\r\nevent: without data\nid: 3\n\ndata: b\n\n";
+        let mut splitter = Splitter::new(Framing::Sse, MAX_FRAME);
+        splitter.push(stream.as_bytes()).unwrap();
+        let frame = |event: &str, id: &str, data: &str| {
+            Some(Frame { event: event.into(), id: id.into(), data: data.into() })
+        };
+        assert_eq!(splitter.next(), frame("run.started", "1", "{\"a\":\n 1}"));
+        assert_eq!(splitter.next(), frame("x", "2", ""));
+        assert_eq!(splitter.next(), frame("", "", "b"));
+        assert_eq!(splitter.next(), None);
     }
 
     proptest! {

@@ -1,23 +1,22 @@
-//! Whether a failed try is repeated, and after which wait.
+//! Whether a failed try is retried, and after which delay.
 //!
-//! Waits grow from 0.5 s to 8 s with full jitter. A wait that the provider asks for is kept
-//! exactly, or not at all: one beyond two minutes or beyond the run's deadline ends the tries with
-//! this model at once.
+//! Exponential backoff from 0.5 s to 8 s with full jitter. A provider's Retry-After is used as it
+//! is; if it exceeds two minutes or the run's deadline, this model is not tried again.
 
 use std::time::Duration;
 
 use crate::providers::ProviderError;
 
-/// Upper end of the first wait.
+/// Upper end of the first delay.
 const FIRST_WAIT: Duration = Duration::from_millis(500);
-/// Upper end of any wait that we choose.
+/// Upper end of any delay that we choose.
 const LONGEST_WAIT: Duration = Duration::from_secs(8);
-/// Longest wait that a provider may ask for.
-const LONGEST_WISH: Duration = Duration::from_mins(2);
+/// Longest Retry-After that is honoured.
+const MAX_RETRY_AFTER: Duration = Duration::from_mins(2);
 
-/// How long to wait before the retry after `retries` earlier ones; `None`: repeating is of no use.
-/// `left` is the time to the deadline.
-pub(super) fn wait_before_retry(
+/// The delay before the next retry, after `retries` earlier ones; `None`: do not retry. `left` is
+/// the time to the deadline.
+pub(super) fn delay(
     error: &ProviderError,
     retries: u32,
     left: Option<Duration>,
@@ -26,8 +25,8 @@ pub(super) fn wait_before_retry(
         return None;
     }
     let wait = match error.retry_after {
-        Some(wish) if wish > LONGEST_WISH => return None,
-        Some(wish) => wish,
+        Some(asked) if asked > MAX_RETRY_AFTER => return None,
+        Some(asked) => asked,
         None => {
             let ceiling = FIRST_WAIT.saturating_mul(1 << retries.min(8)).min(LONGEST_WAIT);
             ceiling.mul_f64(unit_interval(getrandom::u32().unwrap_or(u32::MAX)))
@@ -58,10 +57,10 @@ mod tests {
     }
 
     #[test]
-    fn what_the_provider_says_of_repeating_counts() {
+    fn x_should_retry_overrides_the_kind() {
         let says = |kind, should_retry| {
             let error = ProviderError { should_retry, ..error(kind, None) };
-            wait_before_retry(&error, 0, None).is_some()
+            delay(&error, 0, None).is_some()
         };
         for kind in [FailureKind::Transient, FailureKind::RateLimited, FailureKind::BadRequest] {
             assert!(says(kind, Some(true)) && !says(kind, Some(false)), "{kind:?}");
@@ -88,11 +87,7 @@ mod tests {
             (FailureKind::ContentFilter, None, None, None),
         ];
         for (kind, wish, left, expected) in table {
-            assert_eq!(
-                wait_before_retry(&error(kind, wish), 0, left),
-                expected,
-                "{kind:?} {wish:?} {left:?}"
-            );
+            assert_eq!(delay(&error(kind, wish), 0, left), expected, "{kind:?} {wish:?} {left:?}");
         }
     }
 
@@ -101,7 +96,7 @@ mod tests {
         let broken = error(FailureKind::Transient, None);
         for (retries, ceiling) in [(0, 0.5), (1, 1.0), (2, 2.0), (4, 8.0), (40, 8.0)] {
             let waits: Vec<Duration> =
-                (0..64).filter_map(|_| wait_before_retry(&broken, retries, None)).collect();
+                (0..64).filter_map(|_| delay(&broken, retries, None)).collect();
             let longest = waits.iter().max().copied().unwrap_or_default();
             assert_eq!(waits.len(), 64);
             assert!(longest <= Duration::from_secs_f64(ceiling), "{retries}: {longest:?}");

@@ -323,6 +323,7 @@ impl ContextCompacted {
     }
 }
 
+/// Why a conversation was compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
@@ -653,6 +654,11 @@ impl RunEvent {
     pub fn type_name(&self) -> &'static str {
         self.into()
     }
+}
+
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_zero_u32(count: &u32) -> bool {
+    *count == 0
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]

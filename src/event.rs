@@ -323,6 +323,7 @@ impl ContextCompacted {
     }
 }
 
+/// Why a conversation was compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
@@ -640,8 +641,8 @@ impl RunEvent {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-fn is_none(count: &u32) -> bool {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 

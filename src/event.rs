@@ -662,11 +662,6 @@ fn is_zero_u32(count: &u32) -> bool {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
-fn is_zero_u32(count: &u32) -> bool {
-    *count == 0
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(count: &usize) -> bool {
     *count == 0
 }

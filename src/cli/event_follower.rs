@@ -52,7 +52,14 @@ impl Entry {
 impl<'c> EventFollower<'c> {
     /// Follows an existing run from its first event.
     pub(super) fn existing(client: &'c Client, run_id: Uuid) -> Self {
-        Self { client, run_id, seen: 0, stream: None, pause: Duration::ZERO, unreachable_since: None }
+        Self {
+            client,
+            run_id,
+            seen: 0,
+            stream: None,
+            pause: Duration::ZERO,
+            unreachable_since: None,
+        }
     }
 
     /// Starts a run with this request, whose body contains `run_id`, and follows it.
@@ -93,7 +100,9 @@ impl<'c> EventFollower<'c> {
             }
             match stream.next().await {
                 Some(Ok(bytes)) => {
-                    splitter.push(&bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+                    splitter
+                        .push(&bytes)
+                        .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
                 }
                 Some(Err(_)) | None => self.stream = None,
             }
@@ -106,8 +115,8 @@ impl<'c> EventFollower<'c> {
         if seq <= self.seen {
             return Ok(None);
         }
-        let event =
-            serde_json::from_slice(&frame.data).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+        let event = serde_json::from_slice(&frame.data)
+            .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
         self.seen = seq;
         self.pause = FIRST_PAUSE;
         Ok(Some(Entry(event)))

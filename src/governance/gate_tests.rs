@@ -315,7 +315,7 @@ fn reasons_are_sentences_that_name_the_rule() {
     Blocked by the path rule: it cannot decide: "a/../b" is not a normalised path.
     Blocked by the autonomy rule: this agent is read-only and may not write, move or delete "a".
     The autonomy rule asks for an approval: to write, move or delete "a" would lose what exists there.
-    The tool_policy rule asks for an approval: the policy for file_* asks before every call of file_ops; do without it.
+    The tool_policy rule asks for an approval: the policy for file_* has a person decide on every call of file_ops.
     "#
     );
 }

@@ -4,6 +4,8 @@
 //! limits and how its failures are reported belong to [`wire`](super::wire). The timeout of the
 //! whole call and retries are the router's.
 
+use std::fmt;
+
 use async_trait::async_trait;
 
 use super::received::Unusable;
@@ -50,6 +52,12 @@ pub(super) struct Call<'a> {
 pub struct HttpProvider {
     wire: Wire,
     dialect: &'static dyn Dialect,
+}
+
+impl fmt::Debug for HttpProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wire.fmt(f)
+    }
 }
 
 impl HttpProvider {

@@ -277,14 +277,8 @@ impl Executor {
         scope: &RunScope,
         approval: Option<Granted<'_>>,
     ) -> Result<Prepared, FatalToolError> {
-        let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
-        let known = self
-            .tools
-            .iter()
-            .enumerate()
-            .find(offered)
-            .filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator, options })) = known else {
+        let offered = self.offered(&call.name, scope);
+        let Some((index, Offered { tool, arguments: validator, options })) = offered else {
             return Ok(answered(
                 call,
                 CallFailure::UnknownTool,
@@ -363,6 +357,12 @@ impl Executor {
                 Prepared::Answered(blocked(call, rule, reason, shown_arguments))
             }
         })
+    }
+
+    /// A tool that the run may use, and its place.
+    fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
+        let mut tools = self.tools.iter().enumerate();
+        tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))
     }
 
     /// The arguments as they are judged and executed, or the call's result.

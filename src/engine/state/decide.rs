@@ -7,11 +7,11 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::crashes::unknown_outcome;
+use super::crashes::{unexecuted, unknown_outcome};
 use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
-use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
+use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
 use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
@@ -545,18 +545,4 @@ impl State {
     pub(super) fn ended(&self, now: DateTime<Utc>, outcome: Outcome) -> RunEvent {
         RunEvent::ended(outcome, self.elapsed_ms(now))
     }
-}
-
-/// The result of a call that was never executed.
-pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
-    RunEvent::ToolCallCompleted(ToolCallCompleted {
-        call_id: call.id,
-        tool: call.name.clone(),
-        target: call.target,
-        content,
-        failure: Some(failure),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-    })
 }

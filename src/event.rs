@@ -641,7 +641,7 @@ impl RunEvent {
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-fn is_none(count: &u32) -> bool {
+fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 

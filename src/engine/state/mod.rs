@@ -254,8 +254,8 @@ pub struct State {
     /// Whether the model is asked for nothing but the final answer.
     answer_only: bool,
     confirmed: bool,
-    /// Whether the last response was blank.
-    blank: bool,
+    /// Blank answers in a row.
+    blank_answers: u32,
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
@@ -304,7 +304,7 @@ impl State {
             undecided: Vec::new(),
             answer_only: false,
             confirmed: false,
-            blank: false,
+            blank_answers: 0,
             unfinished: None,
             cancel: None,
             waiting: BTreeMap::new(),

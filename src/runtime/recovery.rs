@@ -23,6 +23,7 @@ use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, StoreError};
 use crate::tools::Workspace;
+use crate::tools::results::lost;
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
@@ -49,6 +50,7 @@ struct Recovered {
 impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
+        self.audit.extend(self.state.settles(&what).map(lost));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
         self.state.apply(&event)?;
         self.events.push(event);

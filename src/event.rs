@@ -493,6 +493,21 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
+/// Parts of names of arguments whose values are neither audited nor remembered.
+pub const SECRET_NAMES: [&str; 11] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+    "privatekey",
+    "private-key",
+];
+
 /// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {

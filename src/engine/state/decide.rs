@@ -187,7 +187,7 @@ impl State {
         let (attempt, iteration) = (self.attempt, self.iteration + 1);
         let answer_only = match &self.phase {
             Phase::Answered { .. } => self.is_answer_due(),
-            _ => self.answer_only && (self.unfinished.is_some() || self.blank),
+            _ => self.answer_only && (self.unfinished.is_some() || self.blank_answers > 0),
         };
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
@@ -423,7 +423,7 @@ impl State {
             return Step::Record(vec![self.invalid_response(now, "The model's answer is empty.")]);
         }
         let (attempt, prompt) = (self.attempt, phrases::BLANK.to_owned());
-        if !self.blank {
+        if self.blank_answers == 0 {
             return Step::Record(vec![RunEvent::AnswerBlank { attempt, prompt }]);
         }
         let message = phrases::NO_ANSWER.to_owned();

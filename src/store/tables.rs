@@ -173,6 +173,7 @@ table! {
             scopes: Vec<String>,
             agent: String,
             agent_version: String,
+            engine_version: String,
             definition_hash: String,
             kind: RunKind,
             session_id: Option<String>,

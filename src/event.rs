@@ -18,9 +18,11 @@ use crate::run::{
     Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason,
 };
 
+mod audit;
 mod totals;
 mod waiting;
 
+pub use audit::{AuditRecord, SECRET_NAMES};
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.
@@ -493,41 +495,8 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
-/// Parts of names of arguments whose values are neither audited nor remembered.
-pub const SECRET_NAMES: [&str; 11] = [
-    "token",
-    "password",
-    "passwd",
-    "secret",
-    "api_key",
-    "apikey",
-    "api-key",
-    "authorization",
-    "private_key",
-    "privatekey",
-    "private-key",
-];
-
-/// An entry of the audit log: a decision and, if the call was executed, its outcome.
-#[derive(Debug, Clone, PartialEq)]
-pub struct AuditRecord {
-    pub at: DateTime<Utc>,
-    pub call_id: Uuid,
-    pub tool: String,
-    /// The rule that decided; `none` if no rule objected.
-    pub rule: String,
-    /// `allowed`, `warned`, `escalated` or `blocked`.
-    pub decision: String,
-    /// Why, in words.
-    pub reason: Option<String>,
-    /// The arguments as JSON text, capped.
-    pub arguments: String,
-    /// `succeeded`, `failed`, `cancelled`, `not_executed` or `unknown`.
-    pub outcome: String,
-    /// Milliseconds of execution.
-    pub duration_ms: Option<u64>,
-}
-
+/// A piece of an answer that a model is still writing: told to those who follow the run, without a
+/// number and never kept. The whole answer follows as [`ModelResponded`].
 /// A piece of an answer that a model is still writing, for followers of the run; not numbered and
 /// not stored. The whole answer follows as [`ModelResponded`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

@@ -28,6 +28,8 @@ CREATE TABLE runs (
     scopes              text,
     agent               text        NOT NULL,
     agent_version       text        NOT NULL,
+    -- The version of the service that wrote the row's beginning.
+    engine_version      text        NOT NULL,
     definition_hash     text        NOT NULL,
     kind                text        NOT NULL,
     session_id          text,

@@ -23,6 +23,7 @@ CREATE TABLE runs (
     scopes              TEXT,
     agent               TEXT    NOT NULL,
     agent_version       TEXT    NOT NULL,
+    engine_version      TEXT    NOT NULL,
     definition_hash     TEXT    NOT NULL,
     kind                TEXT    NOT NULL,
     session_id          TEXT,

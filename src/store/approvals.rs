@@ -12,9 +12,8 @@ use uuid::Uuid;
 use super::backend::{Transaction, Work};
 use super::projection::audit_row;
 use super::runs::one_run;
-use super::sessions::ids;
 use super::sql::Query;
-use super::tables::{ApprovalRecord, Record};
+use super::tables::{ApprovalRecord, Record, ids, insert};
 use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 
@@ -133,7 +132,7 @@ impl Store {
         }
         if let Some(record) = &answer.audit {
             let row = audit_row(tenant, &answer.decided_by, run, record);
-            tx.run(Query::insert("audit_log", row)).await?;
+            tx.run(insert("audit_log", row)).await?;
         }
         requeue_answered(&mut *tx, &[run]).await?;
         let rows = tx.run(one_run(tenant, run)).await?;

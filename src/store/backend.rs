@@ -6,7 +6,7 @@ use async_trait::async_trait;
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
-use super::commit::Batch;
+use super::batch::Batch;
 use super::sql::{Dialect, Query, Row};
 use super::{DatabaseInfo, StoreError, Wakeup};
 

@@ -2,13 +2,13 @@
 
 use super::backend::Work;
 use super::sql::Query;
-use super::tables::Record;
+use super::tables::{Record, insert};
 use super::{ApiKeyRecord, Store, StoreError};
 
 impl Store {
     /// Stores a key. `false`: that id exists already and is unchanged.
     pub async fn insert_key(&self, key: &ApiKeyRecord) -> Result<bool, StoreError> {
-        let insert = Query::insert("api_keys", key.clone());
+        let insert = insert("api_keys", key.clone());
         let insert = insert.push(" ON CONFLICT DO NOTHING RETURNING id");
         Ok(!self.backend.write(Work::Data, insert).await?.is_empty())
     }

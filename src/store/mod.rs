@@ -8,6 +8,7 @@
 
 mod approvals;
 mod backend;
+mod batch;
 mod budget;
 mod commit;
 mod definitions;
@@ -20,6 +21,7 @@ mod ownership;
 mod postgres;
 pub mod projection;
 mod rate_limit;
+mod recall;
 mod retention;
 pub mod rows;
 mod runs;

@@ -10,9 +10,8 @@ use uuid::Uuid;
 
 use super::backend::Work;
 use super::listing::readable;
-use super::sessions::ids;
 use super::sql::Query;
-use super::tables::Record;
+use super::tables::{Record, ids};
 use super::{ClaimedRun, RunRecord, Store, StoreError, Wakeup};
 
 /// Why a run is cancelled whose parent has ended.

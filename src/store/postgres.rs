@@ -22,7 +22,7 @@ use uuid::Uuid;
 use self::connections::{Connections, Line, within};
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work};
-use super::commit::Batch;
+use super::batch::Batch;
 use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value};
 use super::{DatabaseInfo, StoreError, Wakeup};

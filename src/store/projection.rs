@@ -188,6 +188,7 @@ fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
         scopes: caller.scopes.clone(),
         agent: new.agent.clone(),
         agent_version: new.agent_version.clone(),
+        engine_version: env!("CARGO_PKG_VERSION").to_owned(),
         definition_hash: new.definition.hash.clone(),
         kind: new.kind,
         session_id: new.session_id.clone(),

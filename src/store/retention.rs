@@ -10,8 +10,8 @@ use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
 use super::definitions::SPARED;
-use super::sessions::ids;
 use super::sql::Query;
+use super::tables::ids;
 use super::{Store, StoreError};
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.

@@ -1,11 +1,9 @@
 //! Sessions: the runs that share one, of which one at a time holds it.
 
-use uuid::Uuid;
-
 use super::backend::Work;
 use super::retention::delete_runs;
-use super::sql::{Query, Row};
-use super::tables::Record;
+use super::sql::Query;
+use super::tables::{Record, ids};
 use super::{SessionDeleted, SessionRecord, Store, StoreError};
 
 impl Store {
@@ -77,9 +75,4 @@ impl Store {
         tx.commit().await?;
         Ok(SessionDeleted::Gone)
     }
-}
-
-/// The ids of these rows.
-pub(super) fn ids(rows: &[Row]) -> Result<Vec<Uuid>, StoreError> {
-    rows.iter().map(|row| row.read("id")).collect()
 }

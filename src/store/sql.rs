@@ -107,6 +107,11 @@ impl Query {
         self
     }
 
+    pub(super) fn bind_value(mut self, name: &'static str, value: Value) -> Self {
+        self.values.push((name.into(), value));
+        self
+    }
+
     pub(super) fn push(mut self, text: &str) -> Self {
         self.template.to_mut().push_str(text);
         self
@@ -123,16 +128,6 @@ impl Query {
             Some(value) => self.push(" AND ").push(condition).bind(name, value),
             None => self,
         }
-    }
-
-    /// One row into a table.
-    pub(super) fn insert(table: &str, row: impl super::tables::Group) -> Self {
-        let (columns, values) = (row.columns(), row.values());
-        let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
-        let text =
-            format!("INSERT INTO {table} ({}) VALUES (:{})", names.join(", "), names.join(", :"));
-        let values = names.into_iter().map(Cow::Borrowed).zip(values).collect();
-        Self { template: text.into(), values }
     }
 
     /// # Errors

@@ -22,7 +22,7 @@ use tokio::sync::{Mutex as AsyncMutex, MutexGuard, broadcast};
 use uuid::Uuid;
 
 use super::backend::{Backend, Transaction, Work};
-use super::commit::Batch;
+use super::batch::Batch;
 use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
 use super::{DatabaseInfo, StoreError, Wakeup};

@@ -7,7 +7,7 @@ use chrono::{DateTime, Utc};
 use serde_json::Value as Json;
 use uuid::Uuid;
 
-use super::sql::{Column, Labels, Param, Row, Value};
+use super::sql::{Column, Labels, Param, Query, Row, Value};
 use super::{ApprovalStatus, StoreError};
 use crate::event::{AuditRecord, Resolution, WaitKind};
 use crate::message::Usage;
@@ -29,6 +29,21 @@ pub(super) trait Group: Sized {
         self.append(&mut values);
         values
     }
+}
+
+/// The ids of these rows.
+pub(super) fn ids(rows: &[Row]) -> Result<Vec<Uuid>, StoreError> {
+    rows.iter().map(|row| row.read("id")).collect()
+}
+
+/// The statement that inserts one row.
+pub(super) fn insert(table: &str, row: impl Group) -> Query {
+    let columns = row.columns();
+    let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+    let text =
+        format!("INSERT INTO {table} ({}) VALUES (:{})", names.join(", "), names.join(", :"));
+    let values = names.into_iter().zip(row.values());
+    values.fold(Query::new(text), |query, (name, value)| query.bind_value(name, value))
 }
 
 /// What a row is read as.
@@ -158,6 +173,7 @@ table! {
             scopes: Vec<String>,
             agent: String,
             agent_version: String,
+            engine_version: String,
             definition_hash: String,
             kind: RunKind,
             session_id: Option<String>,

@@ -13,7 +13,7 @@ use sqlx::{Arguments, AssertSqlSafe, Row};
 use uuid::Uuid;
 
 use crate::store::StoreError;
-use crate::store::commit::{Batch, Step};
+use crate::store::batch::{Batch, Step};
 use crate::store::sql::{Kind, Value};
 
 /// Writes a batch, in the transaction of the connection or in its own; the runs that passed.

@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use super::add_value;
 use crate::store::StoreError;
-use crate::store::commit::{Batch, Step};
+use crate::store::batch::{Batch, Step};
 use crate::store::sql::{Row, Value};
 
 /// Rows of one statement: under SQLite's limit of 32,766 parameters whatever the table.

@@ -11,6 +11,7 @@ on_both! {
     pages_hold_still_while_runs_arrive,
     runs_of_one_instant_are_all_listed,
     a_forged_cursor_is_harmless,
+    a_row_that_cannot_be_read_fails_alone,
     every_filter_of_audit_selects,
     keys_are_kept_listed_and_revoked,
 }
@@ -138,6 +139,24 @@ async fn a_forged_cursor_is_harmless(db: Db) {
         db.store.runs(TENANT, &RunFilter::default(), &page(5, Some(forged.clone()))).await.unwrap();
     assert_eq!(runs.len(), 1);
     assert!(db.store.keys(TENANT, &page(5, Some(forged))).await.unwrap().is_empty());
+}
+
+async fn a_row_that_cannot_be_read_fails_alone(db: Db) {
+    let mut scripts = [Script::owned(), Script::owned(), Script::owned(), Script::queued()];
+    for script in &mut scripts {
+        db.commit("me", &script.start()).await;
+    }
+    let mut damaged = Script::queued();
+    db.commit("me", &damaged.start()).await;
+    for run in [scripts[1].id, damaged.id] {
+        db.sql(&format!("UPDATE runs SET kind = 'odd' WHERE id = '{run}'")).await;
+    }
+    assert!(db.store.run(TENANT, scripts[1].id).await.is_err());
+    let newest = db.store.runs(TENANT, &RunFilter::default(), &page(3, None)).await.unwrap();
+    let newest: Vec<_> = newest.iter().map(|run| run.id).collect();
+    assert_eq!(newest, [scripts[3].id, scripts[2].id, scripts[0].id], "a page is full");
+    let claimed = db.store.claim("you", 9).await.unwrap();
+    assert_eq!(claimed.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [scripts[3].id]);
 }
 
 async fn every_filter_of_audit_selects(db: Db) {

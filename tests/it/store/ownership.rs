@@ -78,6 +78,7 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
         (&new.definition.json, &script.caller.scopes)
     );
     assert_eq!(claimed.run.inputs, *new.inputs);
+    assert_eq!(claimed.run.engine_version, env!("CARGO_PKG_VERSION"));
     assert_eq!(db.commit_one("me", &script.write(vec![started()])).await, WriteOutcome::Fenced);
     script.next_seq -= 1;
     script.epoch = claimed.run.epoch;

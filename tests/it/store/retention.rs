@@ -46,7 +46,7 @@ async fn rows(db: &Db) -> Vec<i64> {
 
 impl Db {
     /// Runs a statement beside the store; the first column of the first row, if there is one.
-    async fn sql(&self, statement: &str) -> String {
+    pub(super) async fn sql(&self, statement: &str) -> String {
         let statement = sqlx::AssertSqlSafe(statement.to_owned());
         let value = if self.store.kind() == "postgres" {
             let mut connection = PgConnection::connect(&self.url).await.unwrap();

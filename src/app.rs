@@ -64,7 +64,7 @@ pub enum AppError {
 ///
 /// # Errors
 /// The store is unreachable, or locked by another process.
-pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, AppError> {
+pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     Ok(store::open(config.database.url.expose_secret(), config.database.max_connections).await?)
 }
 
@@ -192,7 +192,7 @@ pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
 
 /// The service without its listener.
 struct Parts {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     catalogue: Arc<Catalogue>,
     registry: Arc<Registry>,
     runtime: Runtime,

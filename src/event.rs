@@ -323,6 +323,7 @@ impl ContextCompacted {
     }
 }
 
+/// Why a conversation was compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
@@ -492,6 +493,21 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
+/// Parts of names of arguments whose values are neither audited nor remembered.
+pub const SECRET_NAMES: [&str; 11] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+    "privatekey",
+    "private-key",
+];
+
 /// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
@@ -640,7 +656,7 @@ impl RunEvent {
     }
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }

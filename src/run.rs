@@ -33,7 +33,17 @@ pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema, IntoStaticStr,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
 )]
 #[serde(rename_all = "snake_case")]
 #[strum(serialize_all = "snake_case")]
@@ -48,6 +58,11 @@ impl RunKind {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
         self.into()
+    }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Single, Self::Iterative].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 

@@ -18,7 +18,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     Ruling::Objection(
         Decision::Blocked,
         format!(
-            "whoever started this run holds neither the scope tools:execute nor tools:{tool}; answer without this tool"
+            "the caller who started this run has neither the scope tools:execute nor tools:{tool}; answer without this tool"
         ),
     )
 }

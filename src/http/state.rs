@@ -16,7 +16,7 @@ pub struct HttpState {
     /// For commands.
     pub runtime: Runtime,
     /// For reads.
-    pub store: Arc<dyn Store>,
+    pub store: Arc<Store>,
     pub catalogue: Arc<Catalogue>,
     /// Sorted by name.
     pub tools: Arc<Vec<ToolInfo>>,

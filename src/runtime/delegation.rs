@@ -446,7 +446,7 @@ impl Runtime {
                         self.take_child(id).await;
                     }
                     let has_ended =
-                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq))
+                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq()))
                             .await;
                     if has_ended == Ok(true) {
                         continue;

@@ -134,7 +134,7 @@ pub fn is_tenant(name: &str) -> bool {
 /// # Errors
 /// The given token is malformed or contradicts a stored key; the store failed.
 pub async fn bootstrap(
-    store: &dyn Store,
+    store: &Store,
     admin_key: Option<&SecretString>,
 ) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {

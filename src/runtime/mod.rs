@@ -89,7 +89,7 @@ pub struct Settings {
 }
 
 struct Inner {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     writer: Writer,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
@@ -123,7 +123,7 @@ impl Runtime {
     /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told
     /// of what this replica writes once it is durable.
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<Store>,
         catalogue: Arc<Catalogue>,
         router: Arc<Router>,
         registry: Arc<Registry>,

@@ -273,7 +273,7 @@ impl Runtime {
             let row = row.map_err(|e| e.to_string())?.ok_or("its row is gone")?;
             let message = format!("The run cannot be resumed: {reason}");
             let what = RunEvent::interrupted(message);
-            let end = Event { seq: row.last_seq + 1, at: Utc::now(), run_id: id, what };
+            let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
             let entry =
                 Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
             let write = write(head, None, entry);
@@ -362,12 +362,12 @@ fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
         session_id: row.session_id.clone(),
         session_place: None, // written once, with the row
         parent_run_id: row.parent_run_id,
-        metadata: row.metadata.clone(),
+        metadata: row.metadata.0.clone(),
         created_at: row.created_at,
         idempotency: None, // the same
         traceparent: row.traceparent.clone(),
     };
-    let scopes = claimed.scopes.clone();
+    let scopes = row.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
     Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }

@@ -21,7 +21,7 @@ const POLL: Duration = Duration::from_secs(1);
 
 /// Opens the store that the heartbeat thread uses, on that thread.
 pub type HeartbeatStore =
-    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send>;
+    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
 
 impl Runtime {
     /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
@@ -207,7 +207,7 @@ impl Runtime {
 
 /// Registers again after others declared this replica dead. What it took since then goes back
 /// first: nobody drives it any more.
-async fn return_to_life(store: &dyn Store, owner: &str) -> Result<(), StoreError> {
+async fn return_to_life(store: &Store, owner: &str) -> Result<(), StoreError> {
     store.release(owner, None).await?;
     store.register_replica(owner).await
 }

@@ -229,7 +229,7 @@ async fn a_parked_run_shows_its_pending_calls() {
     for change in [
         "DELETE FROM run_events WHERE seq > 5",
         "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
-        "UPDATE runs SET status = 'needs_review', finished_at = NULL, output = NULL, termination_reason = NULL",
+        "UPDATE runs SET status = 'needs_review', finished_at = NULL, termination_reason = NULL",
         "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \
          SELECT run_id, 5, call_id, 'default', 0, 'review', tool, 'It is unknown whether it took effect.', \
          '{\"operation\": \"list\"}', 'pending' FROM tool_calls",

@@ -8,7 +8,7 @@
 mod crashes;
 mod decide;
 mod fold;
-mod limits;
+pub(super) mod limits;
 mod streak;
 mod waiting;
 mod window;

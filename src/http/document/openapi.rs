@@ -27,6 +27,7 @@ use super::vocabulary::OpenApiDocument;
 use crate::http::edge::problem::{Code, ProblemBody};
 use crate::http::edge::rate_limit::{POLICY, REMAINING};
 use crate::http::resources::dry_run::DryRun;
+use crate::http::resources::run_views::Run;
 
 const TAGS: [(&str, &str); 9] = [
     ("agents", "List, describe and invoke agents."),
@@ -72,8 +73,11 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
-    schemas.push((DryRun::name().into_owned(), DryRun::schema()));
+    for (name, schema) in [(DryRun::name(), DryRun::schema()), (Run::name(), Run::schema())] {
+        schemas.push((name.into_owned(), schema));
+    }
     DryRun::schemas(&mut schemas);
+    Run::schemas(&mut schemas);
     components.schemas.extend(schemas);
     name_items(&mut components.schemas);
     let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();

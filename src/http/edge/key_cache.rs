@@ -64,7 +64,7 @@ impl KeyCache {
 
     pub(super) async fn find(
         &self,
-        store: &dyn Store,
+        store: &Store,
         id: &str,
     ) -> Result<Option<CachedKey>, Problem> {
         let revocations = {

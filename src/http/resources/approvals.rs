@@ -49,7 +49,7 @@ impl From<ApprovalRecord> for Approval {
     fn from(mut row: ApprovalRecord) -> Self {
         Self {
             run_id: row.run_id,
-            agent: std::mem::take(&mut row.agent),
+            agent: row.agent.take().unwrap_or_default(),
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),
             decided_at: row.decided_at,

@@ -53,7 +53,7 @@ pub(crate) struct AuditView {
 }
 
 impl From<AuditRow> for AuditView {
-    fn from(AuditRow { id, subject, run_id, record }: AuditRow) -> Self {
+    fn from(AuditRow { id, subject, run_id, record, .. }: AuditRow) -> Self {
         Self {
             id,
             at: record.at,

@@ -107,7 +107,7 @@ pub(crate) async fn list_events(
         params.finish()?;
         let after = seen.or(after).unwrap_or(0);
         let run = existing(&app, &caller.tenant, id).await?;
-        if run.status.is_terminal() && after >= run.last_seq {
+        if run.status.is_terminal() && after >= run.last_seq() {
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let follower = app.runtime.follow(&caller.tenant, id, after);

@@ -199,7 +199,7 @@ pub(crate) struct ToolCallView {
 impl From<ToolCallRecord> for ToolCallView {
     fn from(row: ToolCallRecord) -> Self {
         Self {
-            id: row.id,
+            id: row.call_id,
             run_id: row.run_id,
             attempt: row.attempt,
             iteration: row.iteration,

@@ -427,7 +427,7 @@ impl<'a> RunViews<'a> {
             error: record.error,
             warnings: record.warnings,
             callback_errors: record.callback_errors,
-            metadata: record.metadata,
+            metadata: record.metadata.0,
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
             created_at: record.created_at,

@@ -1,57 +1,65 @@
 //! Runs as JSON.
 
+use std::sync::Arc;
+
 use serde_json::json;
 
 use super::*;
-use crate::run::{BudgetOverrides, Consumption};
+use crate::event::{Event, RunEvent};
+use crate::run::{BudgetOverrides, Caller, Outcome, Totals};
+use crate::store::{DefinitionSnapshot, NewRun, RunWrite};
 
 fn record(kind: RunKind) -> RunRecord {
     let at = DateTime::from_timestamp(1_769_860_800, 0).unwrap();
-    RunRecord {
-        id: Uuid::nil(),
-        tenant: "default".into(),
-        agent: "a".into(),
-        agent_version: "1.0.0".into(),
-        definition_hash: "h".into(),
-        kind,
-        status: RunStatus::Completed,
-        subject: "key".into(),
-        inputs: json!({"task": "t"}),
-        overrides: json!({}),
-        session_id: None,
-        parent_run_id: None,
-        metadata: json!({}),
-        output: Some(json!({"n": 1})),
-        raw_response: Some("{\"n\": 1}".into()),
-        error: None,
-        termination_reason: Some("completed".into()),
-        partial: false,
-        latency_ms: Some(12),
-        model: Some("scripted/a".into()),
+    let usage =
+        Usage { input_tokens: 7, output_tokens: 3, cost_micro_usd: Some(540), ..Usage::default() };
+    let totals = Totals {
         attempts: 1,
         iterations: 2,
         tool_calls_made: 1,
-        tools_used: vec!["file_ops".into()],
-        usage: Usage {
-            input_tokens: 7,
-            output_tokens: 3,
-            cost_micro_usd: Some(540),
-            ..Usage::default()
-        },
-        warnings: Vec::new(),
-        callback_errors: Vec::new(),
-        consumption: Consumption::default(),
+        tools_used: ["file_ops".to_owned()].into(),
+        usage,
+        model: Some("scripted/a".into()),
+        ..Totals::default()
+    };
+    let new = NewRun {
+        id: Uuid::nil(),
+        agent: "a".into(),
+        agent_version: "1.0.0".into(),
+        definition: Arc::new(DefinitionSnapshot { hash: "h".into(), json: String::new() }),
+        kind,
+        status: RunStatus::Running,
+        inputs: Arc::new(json!({"task": "t"})),
+        overrides: json!({}),
+        session_id: None,
+        session_place: None,
+        parent_run_id: None,
+        metadata: json!({}),
         created_at: at,
-        started_at: Some(at),
-        finished_at: Some(at),
+        idempotency: None,
         traceparent: None,
-        owner: None,
+    };
+    let output = Outcome::Completed {
+        output: json!({"n": 1}),
+        raw_response: "{\"n\": 1}".into(),
+        reason: TerminationReason::Completed,
+        partial: false,
+    };
+    let end = Event { seq: 9, at, run_id: new.id, what: RunEvent::ended(output, 12) };
+    let caller = Caller { subject: "key".into(), tenant: "default".into(), scopes: Vec::new() };
+    let write = RunWrite {
+        run_id: new.id,
         epoch: 1,
-        last_seq: 9,
-        crash_count: 0,
-        cancel_requested_at: None,
-        cancel_reason: None,
-    }
+        caller: Arc::new(caller),
+        new: Some(Arc::new(new)),
+        origin: None,
+        events: vec![end],
+        audit: Vec::new(),
+        totals,
+        park: None,
+        is_repeated: false,
+    };
+    RunRecord { started_at: Some(at), ..RunRecord::after("me", &write).unwrap() }
 }
 
 #[test]

@@ -110,7 +110,7 @@ impl Reader {
     }
 }
 
-async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
+async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
     let mut data = serde_json::to_string(event).map_err(unwritable)?;
     if event.what.ending().is_some()

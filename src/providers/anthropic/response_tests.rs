@@ -125,7 +125,7 @@ fn thinking_without_a_signature_does_not_go_back() {
 }
 
 #[test]
-fn ids_and_inputs_that_are_missing_are_made_up_and_nul_is_escaped_in_calls() {
+fn missing_ids_and_inputs_are_generated_and_nul_is_replaced() {
     let content = json!([
         {"type": "tool_use", "id": "a", "name": "t", "input": {"x": "1\u{0}2"}},
         {"type": "tool_use", "id": "a", "name": "t"},

@@ -9,9 +9,8 @@ use std::ops::{Deref, DerefMut};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
-use sqlx::query::Query;
-use sqlx::{Connection, Postgres};
+use sqlx::Connection;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
@@ -67,17 +66,6 @@ impl Connections {
         opened
             .map_err(|_| unavailable("it does not accept connections in time"))?
             .map_err(StoreError::from)
-    }
-
-    /// Runs one statement.
-    pub(super) async fn fetch(
-        &self,
-        query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, StoreError> {
-        let mut line = self.get().await?;
-        let rows =
-            within(async { query.fetch_all(&mut *line).await.map_err(StoreError::from) }).await;
-        line.settle(rows)
     }
 
     /// Closes what is idle, and the rest as it comes back.

@@ -62,11 +62,7 @@ impl KeyCache {
         entries.keys.remove(id);
     }
 
-    pub(super) async fn find(
-        &self,
-        store: &Store,
-        id: &str,
-    ) -> Result<Option<CachedKey>, Problem> {
+    pub(super) async fn find(&self, store: &Store, id: &str) -> Result<Option<CachedKey>, Problem> {
         let revocations = {
             let entries = self.lock();
             match entries.keys.get(id) {

@@ -23,8 +23,8 @@ use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::interceptors::{Intercepted, Interceptors};
 use super::results::{
-    FatalToolError, Finished, answered, blocked, capped, error_text, fatal, fault, finished,
-    not_executed, refused,
+    FatalToolError, Finished, blocked, capped, error_text, fatal, fault, finished, not_executed,
+    refused,
 };
 use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
@@ -279,11 +279,8 @@ impl Executor {
     ) -> Result<Prepared, FatalToolError> {
         let offered = self.offered(&call.name, scope);
         let Some((index, Offered { tool, arguments: validator, options })) = offered else {
-            return Ok(answered(
-                call,
-                CallFailure::UnknownTool,
-                &format!("Unknown tool {}", call.name),
-            ));
+            let message = format!("Unknown tool {}", call.name);
+            return Ok(Prepared::Answered(refused(call, CallFailure::UnknownTool, &message)));
         };
         let edited = approval.and_then(|granted| granted.arguments);
         let arguments = match self.arguments(call, validator, edited, scope) {
@@ -307,7 +304,9 @@ impl Executor {
                 let shown_arguments = shown(&arguments, canonical);
                 return Ok(Prepared::Answered(blocked(call, "actions", message, shown_arguments)));
             }
-            Err(Failure::Told(failure, message)) => return Ok(answered(call, failure, &message)),
+            Err(Failure::Told(failure, message)) => {
+                return Ok(Prepared::Answered(refused(call, failure, &message)));
+            }
             Err(Failure::Fatal(message)) => {
                 return Err(fatal(&call.name, message, fault(call.id, &call.name), None));
             }

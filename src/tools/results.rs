@@ -7,7 +7,6 @@ use chrono::Utc;
 use uuid::Uuid;
 
 use super::arguments;
-use super::executor::Prepared;
 use super::shown::shown;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
@@ -68,11 +67,6 @@ pub(super) fn error_text(message: &str) -> String {
 
 pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
     Finished { event: RunEvent::ToolCallCompleted(completed), audit, activates: None }
-}
-
-/// A call that was answered before anything was decided.
-pub(super) fn answered(call: &ToolCall, failure: CallFailure, message: &str) -> Prepared {
-    Prepared::Answered(refused(call, failure, message))
 }
 
 /// A call that was answered with what is wrong with it.

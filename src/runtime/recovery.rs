@@ -34,7 +34,7 @@ const MAX_CLAIM: u32 = 64;
 enum Claimed {
     GoesOn(Box<Owned>),
     /// It is ended or parked with this.
-    Disposed(Box<Head>, Entry),
+    Disposed(Box<(Head, Entry)>),
     /// There is no place for it.
     NoPlace,
 }
@@ -65,7 +65,10 @@ impl Runtime {
         let head = head_of(&claimed, self.inner.settings.sample_ratio);
         match self.recover(claimed, head.clone(), place).await {
             Ok(Claimed::GoesOn(owned)) => owned.spawn(Tell::default()),
-            Ok(Claimed::Disposed(head, entry)) => self.dispose(&head, entry).await,
+            Ok(Claimed::Disposed(ended)) => {
+                let (head, entry) = *ended;
+                self.dispose(&head, entry).await;
+            }
             Ok(Claimed::NoPlace) => {
                 if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
                     tracing::warn!(run_id = %id, %error, "run could not be given back yet");
@@ -154,7 +157,7 @@ impl Runtime {
             }
             let Recovered { state, events, audit, .. } = recovered;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
-            return Ok(Claimed::Disposed(Box::new(head), entry));
+            return Ok(Claimed::Disposed(Box::new((head, entry))));
         }
         let slot = match place {
             Place::Worker(worker) => Some(worker),

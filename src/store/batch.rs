@@ -51,7 +51,7 @@ impl Batch {
     pub(super) fn of(dialect: Dialect, owner: &str, changes: Changes) -> Self {
         let (new, known): (Vec<_>, Vec<_>) =
             changes.runs.into_iter().partition(|run| run.opening.is_some());
-        let (proposed, changed): (Vec<_>, Vec<_>) =
+        let (first, later): (Vec<_>, Vec<_>) =
             changes.calls.into_iter().partition(|call| call.proposal.is_some());
         let present = |steps: Vec<Step>| steps.into_iter().filter(|step| !step.rows.is_empty());
         Self {
@@ -59,8 +59,8 @@ impl Batch {
             rest: present(vec![
                 inserts::<JournalRow>("run_events", changes.journal),
                 inserts::<IterationRecord>("iterations", changes.iterations),
-                new_calls(proposed),
-                known_calls(changed),
+                new_calls(first),
+                known_calls(later),
                 inserts::<AuditRow>("audit_log", changes.audit),
                 inserts::<Observation>("observations", changes.observations),
                 inserts::<ApprovalRequest>("approvals", changes.approvals),

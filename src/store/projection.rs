@@ -488,9 +488,9 @@ pub(super) fn events_of(row: &JournalRow) -> Result<Vec<Event>, StoreError> {
     };
     let stored: Vec<StoredEvent<'_>> = serde_json::from_str(&row.events)
         .map_err(|error| damaged("a row cannot be read", error))?;
-    let event = |(seq, StoredEvent { at, r#type, data })| {
-        let what = serde_json::from_str(&format!(r#"{{"type":"{}","data":{data}}}"#, r#type))
-            .map_err(|error| damaged(&format!("an entry of type {:?}", r#type), error))?;
+    let event = |(seq, StoredEvent { at, r#type: kind, data })| {
+        let what = serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#))
+            .map_err(|error| damaged(&format!("an entry of type {kind:?}"), error))?;
         let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
         Ok(Event { seq, at, run_id: row.run_id, what })
     };

@@ -362,9 +362,9 @@ enable_double_confirmation: false
     let listed = service.get(&format!("/v1/runs?parent_run_id={}", text(&run, "run_id"))).await;
     let mut children: Vec<&Value> =
         listed.body["data"].as_array().unwrap().iter().map(|child| &child["run_id"]).collect();
-    children.sort_by_key(|id| id.to_string());
+    children.sort_by_key(ToString::to_string);
     let mut told: Vec<&Value> = iterations[0]["children"].as_array().unwrap().iter().collect();
-    told.sort_by_key(|id| id.to_string());
+    told.sort_by_key(ToString::to_string);
     assert_eq!((told.len(), &told), (2, &children), "{iterations:#?}");
     assert_eq!(iterations[1]["children"], json!([]));
     assert_eq!(iterations[1]["compactions"], json!([]));

@@ -85,6 +85,7 @@ pub async fn types(service: &Service, run: &str) -> Vec<String> {
     events["data"].as_array().unwrap().iter().map(|event| text(event, "type").to_owned()).collect()
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
     let service = editor().start(db).await;
     let parked = parked(&service, "editor").await;

@@ -94,14 +94,13 @@ async fn an_orphan_is_decided_on_while_all_workers_are_busy(db: Db) {
     is(&service, &busy, "running").await;
     let id = acted.rsplit_once('/').unwrap().1;
     // As a crash in the middle of the call leaves it.
+    let journal = format!("FROM run_events WHERE run_id = '{id}'");
     let sql = format!(
-        "DELETE FROM run_events WHERE run_id = '{id}' AND seq > (SELECT max(seq) FROM run_events \
-         WHERE run_id = '{id}' AND type = 'tool_call.started'); \
+        "DELETE {journal} AND seq > (SELECT min(seq) {journal} AND events LIKE '%tool_call.started%'); \
          DELETE FROM iterations WHERE run_id = '{id}' AND number > 1; \
          UPDATE tool_calls SET state = 'dispatched', result_seq = NULL WHERE run_id = '{id}'; \
-         UPDATE runs SET status = 'running', owner = 'gone', finished_at = NULL, output = NULL, \
-         termination_reason = NULL, next_seq = (SELECT max(seq) + 1 FROM run_events WHERE run_id = '{id}') \
-         WHERE id = '{id}'"
+         UPDATE runs SET status = 'running', owner = 'gone', finished_at = NULL, \
+         termination_reason = NULL, next_seq = (SELECT max(seq) + 1 {journal}) WHERE id = '{id}'"
     );
     change(&service, &sql).await;
     let reviewed = is(&service, &acted, "needs_review").await;
@@ -123,7 +122,8 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
     for run in [&runs[0], &parked] {
         let id = run.rsplit_once('/').unwrap().1;
         let sql = format!(
-            "UPDATE run_events SET type = 'from.the_future' WHERE run_id = '{id}' AND seq = 2"
+            "UPDATE run_events SET events = replace(events, 'attempt.started', 'from.the_future') \
+             WHERE run_id = '{id}'"
         );
         change(&service, &sql).await;
     }

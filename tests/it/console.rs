@@ -227,7 +227,9 @@ async fn a_parked_run_shows_its_pending_calls() {
     // As a crash in the middle of a call, and the replica that met it, leave it.
     let mut database = sqlx::SqliteConnection::connect(&service.database_url).await.unwrap();
     for change in [
-        "DELETE FROM run_events WHERE seq > 5",
+        "DELETE FROM run_events WHERE first_seq > 5",
+        "UPDATE run_events SET seq = 5, events = (SELECT json_group_array(json(value)) \
+         FROM json_each(run_events.events) WHERE key <= 5 - first_seq) WHERE seq > 5",
         "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
         "UPDATE runs SET status = 'needs_review', finished_at = NULL, termination_reason = NULL",
         "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \

@@ -224,11 +224,9 @@ async fn a_worker_goes_on_with_the_conversation(db: Db) {
     );
 
     let children = children(&service, id(&run)).await;
-    assert_eq!(
-        (children.len(), &children[0]["inputs"]),
-        (1, &json!({"task": "count"})),
-        "{children:#?}"
-    );
+    assert_eq!(children.len(), 1, "{children:#?}");
+    let child = service.get(&format!("/v1/runs/{}", id(&children[0]))).await.body;
+    assert_eq!(child["inputs"], json!({"task": "count"}), "{child:#}");
     let opened = events(&service, id(&children[0])).await;
     assert_eq!(
         (&opened[0]["type"], &opened[0]["data"]["history"]),

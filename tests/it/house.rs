@@ -300,7 +300,7 @@ fn named_paths(code: &str, module: &[String]) -> Vec<Vec<String>> {
             let is_start =
                 !code[..at].ends_with(|c: char| c.is_alphanumeric() || c == '_' || c == ':');
             if is_start {
-                expand(&code[at..], &module.to_vec(), &mut found);
+                expand(&code[at..], module, &mut found);
             }
         }
     }

@@ -434,6 +434,7 @@ const BAD: &str = r#"output:{"no":true}"#;
 /// What happens | rules | script | reason | attempts, iterations, tool calls.
 type Row = (&'static str, Rules, Vec<Say>, &'static str, (u32, u32, u32));
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn text_contract() -> Vec<Row> {
     vec![
         ("a text ends the loop", text(), vec![Text("done")], "completed", (1, 1, 0)),
@@ -548,6 +549,7 @@ fn text_contract() -> Vec<Row> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn structured_contract() -> Vec<Row> {
     vec![
         (
@@ -639,6 +641,7 @@ fn structured_contract() -> Vec<Row> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn limits() -> Vec<Row> {
     let iterations = |n| limited(text(), |l, _| l.max_iterations = n);
     let per_attempt = |n| limited(text(), |l, _| l.max_iterations_per_attempt = n);
@@ -775,6 +778,7 @@ fn answering_later(rules: Rules) -> Rules {
     }
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn decisions() -> Vec<Row> {
     let never_again =
         Rules { react: Some(ReactSection { max_retries: 0, ..ReactSection::default() }), ..text() };
@@ -929,6 +933,7 @@ fn the_answer_that_was_written_counts() {
     assert_eq!(ending.outcome.output(), Some(&json!({"result": "long and full"})));
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn demanded_calls() -> Vec<Row> {
     let first = || demanding(text(), FirstRequired);
     let b = || ToolChoicePolicy::Tool("b".into());

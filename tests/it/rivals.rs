@@ -80,7 +80,9 @@ async fn ended(service: &Service, id: Uuid) -> Value {
 
 fn statuses(answers: &[Answer]) -> BTreeMap<u16, usize> {
     let mut statuses = BTreeMap::new();
-    answers.iter().for_each(|a| *statuses.entry(a.status.as_u16()).or_default() += 1);
+    for answer in answers {
+        *statuses.entry(answer.status.as_u16()).or_default() += 1;
+    }
     statuses
 }
 

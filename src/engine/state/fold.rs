@@ -43,6 +43,7 @@ impl State {
     ///
     /// # Errors
     /// [`FoldError`]; the state is unchanged in that case only for a gap.
+    #[expect(clippy::too_many_lines, reason = "one arm an event")]
     pub fn apply(&mut self, event: &Event) -> Result<(), FoldError> {
         if event.seq != self.last_seq + 1 {
             return Err(FoldError::Gap { last: self.last_seq, got: event.seq });

@@ -129,7 +129,9 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     let shown: Vec<_> = shown.collect();
     let of_model = serde_json::from_str(&first.arguments).unwrap();
     assert_eq!(shown, [(first.id, of_model), (second.id, json!({"path": "b"}))]);
-    asked.events.into_iter().for_each(|event| bench.record(event));
+    for event in asked.events {
+        bench.record(event);
+    }
     assert_eq!(bench.state.next(bench.now), Step::Suspend(RunStatus::NeedsReview), "asked once");
     resume(&mut bench, 1);
     assert_eq!(bench.state.next(bench.now), Step::Suspend(RunStatus::NeedsReview), "asked once");
@@ -162,11 +164,18 @@ fn an_end_after_a_crash_guesses_nothing_of_open_calls() {
             _ => None,
         })
         .collect();
-    use CallFailure::{Cancelled, NotExecuted, UnknownOutcome};
-    assert_eq!(failures, [UnknownOutcome, Cancelled, NotExecuted, NotExecuted]);
+    let expected = [
+        CallFailure::UnknownOutcome,
+        CallFailure::Cancelled,
+        CallFailure::NotExecuted,
+        CallFailure::NotExecuted,
+    ];
+    assert_eq!(failures, expected);
     let context = &events.last().unwrap().ending().unwrap().outcome.error().unwrap().context;
     assert_eq!(*context, json!({"phase": "tool_call", "reason": "enough"}));
-    events.into_iter().for_each(|event| bench.record(event));
+    for event in events {
+        bench.record(event);
+    }
     assert!(bench.state.ending().is_some());
 }
 
@@ -191,7 +200,9 @@ fn an_answer_of_a_model_sets_the_crashes_back() {
     bench.tool(&calls[0]);
     while !matches!(bench.state.next(bench.now), Step::CallModel(_)) {
         let Step::Record(events) = bench.state.next(bench.now) else { panic!() };
-        events.into_iter().for_each(|event| bench.record(event));
+        for event in events {
+            bench.record(event);
+        }
     }
     bench.model();
     assert!(!bench.state.is_suspect(3), "that is the first since");

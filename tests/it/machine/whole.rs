@@ -400,6 +400,7 @@ fn no_progress() -> Vec<Row> {
     ]
 }
 
+#[expect(clippy::too_many_lines, reason = "one story or table")]
 fn flags() -> Vec<Row> {
     vec![
         (

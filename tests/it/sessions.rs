@@ -205,7 +205,8 @@ match:
     let much = service.run("chat", &said("much", "s")).await;
     assert_eq!(much["output"], json!({"result": "much"}), "{much:#}");
     assert_eq!(loaded(&service, &much).await.unwrap()["runs"], 3);
-    let messages = part(&service, &much, "messages").await;
+    let mut messages = part(&service, &much, "messages").await;
+    messages.retain(|message| message["compacted"] != true);
     let summary = messages
         .iter()
         .position(|m| m["content"].as_str().unwrap().ends_with("they were long"))

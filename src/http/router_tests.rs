@@ -70,7 +70,13 @@ impl Store for Away {
     async fn delete_ended(&self, _: DateTime<Utc>, _: u32) -> Result<u64, StoreError> {
         away()
     }
-    async fn release(&self, _: &str, _: Option<Uuid>) -> Result<u64, StoreError> {
+    async fn release(&self, _: &str) -> Result<u64, StoreError> {
+        away()
+    }
+    async fn owned_runs(&self, _: &str) -> Result<Vec<(Uuid, i64)>, StoreError> {
+        away()
+    }
+    async fn give_back(&self, _: &str, _: Uuid, _: i64, _: bool) -> Result<bool, StoreError> {
         away()
     }
     async fn answer(

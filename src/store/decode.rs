@@ -19,6 +19,27 @@ use crate::event::{AuditRecord, Event, WaitKind};
 use crate::message::Usage;
 use crate::run::{Amounts, Caps, RunKind, RunStatus};
 
+/// Runs that were just claimed. One whose row cannot be read is left out, so that it holds up no
+/// other.
+pub(super) fn claimed<'r, R: Row>(rows: &'r [R]) -> Vec<ClaimedRun>
+where
+    &'static str: ColumnIndex<R>,
+    i64: Decode<'r, R::Database> + Type<R::Database>,
+    String: Decode<'r, R::Database> + Type<R::Database>,
+    Vec<u8>: Decode<'r, R::Database> + Type<R::Database>,
+{
+    let read = |row| {
+        let row = Columns(row);
+        row.claimed()
+            .inspect_err(|error| {
+                let id = row.text("id").unwrap_or_default();
+                tracing::error!(run_id = %id, %error, "a claimed run cannot be read");
+            })
+            .ok()
+    };
+    rows.iter().filter_map(read).collect()
+}
+
 /// A row of either database, read by column name.
 pub(super) struct Columns<'r, R>(pub(super) &'r R);
 
@@ -185,6 +206,10 @@ where
             scopes: self.json("scopes")?.unwrap_or_default(),
             definition: self.text("definition")?,
         })
+    }
+
+    pub(super) fn ownership(&self) -> Result<(Uuid, i64), StoreError> {
+        Ok((self.uuid("id")?, self.int("epoch")?))
     }
 
     pub(super) fn idempotent_run(&self) -> Result<IdempotentRun, StoreError> {

@@ -148,17 +148,14 @@ pub trait Store: Send + Sync {
     async fn queued(&self) -> Result<u64, StoreError>;
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits
     /// for its session is taken when nobody holds that and no other run waits before it; it holds
-    /// it then.
+    /// it then. One whose row cannot be read is taken and left out.
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError>;
     /// Takes this run, if it is queued and its turn has come.
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError>;
     /// Takes up to `limit` queued runs that were asked to cancel, also those that wait for their
     /// session.
-    async fn claim_cancelled(
-        &self,
-        owner: &str,
-        limit: u32,
-    ) -> Result<Vec<ClaimedRun>, StoreError>;
+    async fn claim_cancelled(&self, owner: &str, limit: u32)
+    -> Result<Vec<ClaimedRun>, StoreError>;
     /// Asks a run to cancel, and every run that it started, and that those started. A run without
     /// an owner is queued for [`Store::claim_cancelled`]. `None`: no such run.
     async fn request_cancel(
@@ -174,9 +171,20 @@ pub trait Store: Send + Sync {
     /// journals and audit records; how many. When no such run is left, definitions that no run
     /// refers to and that were not used for some hours go as well.
     async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError>;
-    /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
-    /// counted. How many.
-    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError>;
+    /// Puts this owner's running runs back into the queue; no crash is counted. How many.
+    async fn release(&self, owner: &str) -> Result<u64, StoreError>;
+    /// This owner's running runs, each with its epoch.
+    async fn owned_runs(&self, owner: &str) -> Result<Vec<(Uuid, i64)>, StoreError>;
+    /// Puts a running run back into the queue, if this owner still has it under this epoch; whether
+    /// it had. A crash is counted where one is suspected; the run waits a second for each that was
+    /// counted before, a minute at most.
+    async fn give_back(
+        &self,
+        owner: &str,
+        run: Uuid,
+        epoch: i64,
+        has_crashed: bool,
+    ) -> Result<bool, StoreError>;
 
     /// Takes an answer to something that is still waited for, once; where it was the last, the run
     /// is queued. The run as it is then; `None` where nothing of these kinds is waited for, not any

@@ -29,7 +29,7 @@ use uuid::Uuid;
 use self::connections::{Connections, within};
 use self::statements::DIALECT;
 use self::wakeups::{CHANNEL, QUEUE_PAYLOAD, Wakeups};
-use super::decode::Columns;
+use super::decode::{Columns, claimed};
 use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
@@ -252,7 +252,7 @@ impl Store for Postgres {
             .control
             .fetch(sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit)))
             .await?;
-        rows.iter().map(|row| Columns(row).claimed()).collect()
+        Ok(claimed(&rows))
     }
 
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
@@ -268,7 +268,7 @@ impl Store for Postgres {
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
         let rows = self.control.fetch(claim).await?;
-        rows.iter().map(|row| Columns(row).claimed()).collect()
+        Ok(claimed(&rows))
     }
 
     async fn request_cancel(
@@ -296,13 +296,36 @@ impl Store for Postgres {
         line.settle(deleted)
     }
 
-    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run);
+    async fn release(&self, owner: &str) -> Result<u64, StoreError> {
+        let release = sqlx::query(statements::RELEASE).bind(owner);
         let mut line = self.control.get().await?;
-        let released = within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
+        let released =
+            within(async { Ok(release.execute(&mut *line).await?.rows_affected()) }).await;
         let released = line.settle(released)?;
         self.hint_queue().await;
         Ok(released)
+    }
+
+    async fn owned_runs(&self, owner: &str) -> Result<Vec<(Uuid, i64)>, StoreError> {
+        let rows = self.control.fetch(sqlx::query(statements::OWNED).bind(owner)).await?;
+        rows.iter().map(|row| Columns(row).ownership()).collect()
+    }
+
+    async fn give_back(
+        &self,
+        owner: &str,
+        run: Uuid,
+        epoch: i64,
+        has_crashed: bool,
+    ) -> Result<bool, StoreError> {
+        let give_back = sqlx::query(statements::GIVE_BACK).bind(owner).bind(run);
+        let give_back = give_back.bind(epoch).bind(i64::from(has_crashed));
+        let mut line = self.control.get().await?;
+        let had =
+            within(async { Ok(give_back.execute(&mut *line).await?.rows_affected() > 0) }).await;
+        let had = line.settle(had)?;
+        self.hint_queue().await;
+        Ok(had)
     }
 
     async fn answer(

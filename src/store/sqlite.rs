@@ -30,7 +30,7 @@ use tokio::sync::{MappedMutexGuard, Mutex as AsyncMutex, MutexGuard, broadcast};
 use uuid::Uuid;
 
 use self::statements::DIALECT;
-use super::decode::Columns;
+use super::decode::{Columns, claimed};
 use super::definitions::Definitions;
 use super::observations::words;
 use super::projection::{StoredCall, attach_payloads, project};
@@ -288,7 +288,7 @@ impl Store for Sqlite {
     async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         let claim = sqlx::query(statements::CLAIM).bind(owner).bind(i64::from(limit)).bind(now());
         let rows = claim.fetch_all(&mut *self.writer().await?).await?;
-        rows.iter().map(|row| Columns(row).claimed()).collect()
+        Ok(claimed(&rows))
     }
 
     async fn claim_run(&self, owner: &str, run: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
@@ -308,7 +308,7 @@ impl Store for Sqlite {
         }
         let claim = sqlx::query(statements::CLAIM_CANCELLED).bind(owner).bind(i64::from(limit));
         let rows = claim.fetch_all(&mut *self.writer().await?).await?;
-        rows.iter().map(|row| Columns(row).claimed()).collect()
+        Ok(claimed(&rows))
     }
 
     async fn request_cancel(
@@ -343,11 +343,30 @@ impl Store for Sqlite {
         Ok(deleted)
     }
 
-    async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
-        let release = sqlx::query(statements::RELEASE).bind(owner).bind(run.map(|run| run.to_string()));
+    async fn release(&self, owner: &str) -> Result<u64, StoreError> {
+        let release = sqlx::query(statements::RELEASE).bind(owner);
         let released = self.change(release.bind(now())).await?;
         self.hint(Wakeup::Queue);
         Ok(released)
+    }
+
+    async fn owned_runs(&self, owner: &str) -> Result<Vec<(Uuid, i64)>, StoreError> {
+        let rows = self.read(sqlx::query(statements::OWNED).bind(owner)).await?;
+        rows.iter().map(|row| Columns(row).ownership()).collect()
+    }
+
+    async fn give_back(
+        &self,
+        owner: &str,
+        run: Uuid,
+        epoch: i64,
+        has_crashed: bool,
+    ) -> Result<bool, StoreError> {
+        let give_back = sqlx::query(statements::GIVE_BACK).bind(owner).bind(run.to_string());
+        let give_back = give_back.bind(epoch).bind(i64::from(has_crashed)).bind(now());
+        let had = self.change(give_back).await? > 0;
+        self.hint(Wakeup::Queue);
+        Ok(had)
     }
 
     async fn answer(

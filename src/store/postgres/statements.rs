@@ -302,9 +302,16 @@ pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child W
      AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
      (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
 
-/// `$2` may be NULL for all runs of the owner.
 pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = clock_timestamp() \
-     WHERE status = 'running' AND owner = $1 AND ($2::uuid IS NULL OR id = $2)";
+     WHERE status = 'running' AND owner = $1";
+
+pub(super) const OWNED: &str =
+    "SELECT id::text AS id, epoch FROM runs WHERE status = 'running' AND owner = $1";
+
+/// `$4`: the crashes to count, none or one.
+pub(super) const GIVE_BACK: &str = "UPDATE runs SET status = 'queued', owner = NULL, crash_count = crash_count + $4, \
+     available_at = clock_timestamp() + $4 * least(crash_count, 60) * interval '1 second' \
+     WHERE status = 'running' AND owner = $1 AND id = $2 AND epoch = $3";
 
 /// Runs that were asked to cancel while nobody drove them, whatever else they wait for.
 pub(super) const CLAIM_CANCELLED: &str = concat!(

@@ -320,9 +320,16 @@ pub(super) const STRAYS: &str = "SELECT child.tenant, child.id FROM runs child W
      AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
      (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id AND parent.finished_at IS NOT NULL) LIMIT $1";
 
-/// `$2` may be NULL for all runs of the owner; `$3`: now.
-pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $3 \
-     WHERE status = 'running' AND owner = $1 AND ($2 IS NULL OR id = $2)";
+/// `$2`: now.
+pub(super) const RELEASE: &str = "UPDATE runs SET status = 'queued', owner = NULL, available_at = $2 \
+     WHERE status = 'running' AND owner = $1";
+
+pub(super) const OWNED: &str = "SELECT id, epoch FROM runs WHERE status = 'running' AND owner = $1";
+
+/// `$4`: the crashes to count, none or one; `$5`: now.
+pub(super) const GIVE_BACK: &str = "UPDATE runs SET status = 'queued', owner = NULL, crash_count = crash_count + $4, \
+     available_at = $5 + $4 * min(crash_count, 60) * 1000000 \
+     WHERE status = 'running' AND owner = $1 AND id = $2 AND epoch = $3";
 
 /// Runs that were asked to cancel while nobody drove them, whatever else they wait for.
 pub(super) const CLAIM_CANCELLED: &str = "UPDATE runs SET status = 'running', owner = $1, epoch = epoch + 1, \

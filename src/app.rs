@@ -3,9 +3,9 @@
 
 mod model_tables;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock, Weak};
 use std::time::Duration;
 
 use secrecy::ExposeSecret;
@@ -218,10 +218,14 @@ struct Parts {
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         let telemetry = Arc::new(telemetry(config)?);
-        let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
+        let loaded = Arc::new(OnceLock::new());
+        let router = Arc::new(
+            router(config)?.observed_by(on_try(&telemetry, named_models(config, &loaded))),
+        );
         let store = open_store(config).await?;
         let (registry, skills) = tools(config, runtime::recollection(Arc::clone(&store)));
         let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
+        let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
@@ -325,11 +329,29 @@ fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
     })
 }
 
+/// Whether a definition or a price names a model; callers can make up others.
+fn named_models(
+    config: &Config,
+    loaded: &Arc<OnceLock<Weak<Catalogue>>>,
+) -> impl Fn(&str, &str) -> bool + Send + Sync + 'static {
+    let priced: BTreeSet<String> = config.prices.keys().cloned().collect();
+    let loaded = Arc::clone(loaded);
+    move |provider, model| {
+        let name = format!("{provider}/{model}");
+        priced.contains(&name)
+            || loaded.get().and_then(Weak::upgrade).is_some_and(|agents| agents.names(&name))
+    }
+}
+
 /// Tries of model calls, told to telemetry.
-fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
+fn on_try(
+    telemetry: &Arc<Telemetry>,
+    is_named: impl Fn(&str, &str) -> bool + Send + Sync + 'static,
+) -> OnTry {
     let telemetry = Arc::clone(telemetry);
     Arc::new(move |tried| {
         telemetry.model_tried(ModelTry {
+            is_named: is_named(tried.provider, tried.model),
             provider: tried.provider,
             model: tried.model,
             took: tried.took,

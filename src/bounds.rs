@@ -7,10 +7,13 @@
 
 pub mod expression;
 pub mod glob;
+pub mod json;
 pub mod name;
 pub mod pattern;
 pub mod schema;
+pub mod template;
 pub mod text;
+pub mod yaml;
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 

@@ -202,6 +202,14 @@ pub enum RunEvent {
         /// What the caller should know, where the answer is accepted as it is.
         warning: Option<String>,
     },
+    /// The model answered with neither text nor a call, and is asked once more.
+    #[serde(rename = "answer.blank")]
+    AnswerBlank {
+        /// The attempt, 1-based.
+        attempt: u32,
+        /// What the model is asked.
+        prompt: String,
+    },
     /// The conversation was made smaller.
     #[serde(rename = "context.compacted")]
     ContextCompacted(ContextCompacted),
@@ -301,7 +309,7 @@ impl ContextCompacted {
 }
 
 /// Why a conversation is made smaller.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
     /// By our estimate, the model's window was nearly full.
@@ -503,7 +511,7 @@ pub struct AuditRecord {
     pub reason: Option<String>,
     /// The arguments as JSON text, capped.
     pub arguments: String,
-    /// `succeeded`, `failed`, `cancelled` or `not_executed`.
+    /// `succeeded`, `failed`, `cancelled`, `not_executed` or `unknown`.
     pub outcome: String,
     /// Milliseconds of execution.
     pub duration_ms: Option<u64>,
@@ -606,7 +614,32 @@ impl RunEvent {
     pub fn ending(&self) -> Option<&Ending> {
         match self {
             Self::RunCompleted(e) | Self::RunFailed(e) | Self::RunCancelled(e) => Some(e),
-            _ => None,
+            Self::RunQueued {}
+            | Self::RunStarted { .. }
+            | Self::SessionLoaded { .. }
+            | Self::SkillActivated(_)
+            | Self::RunResumed { .. }
+            | Self::AttemptStarted { .. }
+            | Self::IterationStarted { .. }
+            | Self::ModelResponded(_)
+            | Self::ToolCallStarted(_)
+            | Self::ToolCallCompleted(_)
+            | Self::ToolCallBlocked(_)
+            | Self::ToolCallAwaitingClient(_)
+            | Self::ApprovalRequested(_)
+            | Self::ApprovalResolved(_)
+            | Self::HandoffStarted { .. }
+            | Self::BudgetWarned { .. }
+            | Self::OutputProposed { .. }
+            | Self::OutputReflected { .. }
+            | Self::ValidationFailed { .. }
+            | Self::ConfirmationRequested { .. }
+            | Self::DecisionExtractionFailed(_)
+            | Self::DecisionValidationFailed(_)
+            | Self::ToolChoiceUnmet { .. }
+            | Self::AnswerBlank { .. }
+            | Self::ContextCompacted(_)
+            | Self::RunCancelRequested { .. } => None,
         }
     }
 
@@ -636,6 +669,7 @@ impl RunEvent {
             Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
             Self::DecisionValidationFailed(_) => "decision.validation_failed",
             Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
+            Self::AnswerBlank { .. } => "answer.blank",
             Self::ContextCompacted(_) => "context.compacted",
             Self::RunCancelRequested { .. } => "run.cancel_requested",
             Self::RunCompleted(_) => "run.completed",
@@ -676,7 +710,28 @@ impl Totals {
                 self.tool_calls_made += 1;
             }
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
-            _ => {}
+            RunEvent::RunQueued {}
+            | RunEvent::AnswerBlank { .. }
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::SkillActivated(_)
+            | RunEvent::RunResumed { .. }
+            | RunEvent::IterationStarted { .. }
+            | RunEvent::ToolCallCompleted(_)
+            | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ApprovalRequested(_)
+            | RunEvent::ApprovalResolved(_)
+            | RunEvent::HandoffStarted { .. }
+            | RunEvent::OutputProposed { .. }
+            | RunEvent::OutputReflected { .. }
+            | RunEvent::ValidationFailed { .. }
+            | RunEvent::ConfirmationRequested { .. }
+            | RunEvent::DecisionExtractionFailed(_)
+            | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::AnswerBlank { .. }
+            | RunEvent::RunCancelRequested { .. }
+            | RunEvent::RunCompleted(_)
+            | RunEvent::RunFailed(_)
+            | RunEvent::RunCancelled(_) => {}
         }
     }
 

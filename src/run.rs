@@ -379,12 +379,21 @@ pub struct Limits {
     /// Calls executed of one response; 1 to 128.
     #[schemars(range(min = 1, max = 128))]
     pub max_tool_calls_per_iteration: u32,
-    /// Seconds that one tool call may take; 1 to 86400.
+    /// Seconds that one tool call may take, 60 where it says nothing; a call that leaves work to
+    /// another agent takes as long as the run then. 1 to 86400.
     #[schemars(range(min = 1, max = 86_400))]
-    pub tool_call_timeout_seconds: u64,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub tool_call_timeout_seconds: Option<u64>,
     /// Consecutive failing calls that end the run; 1 to 1000.
     #[schemars(range(min = 1, max = 1_000))]
     pub error_threshold: u32,
+}
+
+impl Limits {
+    /// Seconds that one tool call may take, where it leaves no work to another agent.
+    pub fn call_seconds(&self) -> u64 {
+        self.tool_call_timeout_seconds.unwrap_or(60)
+    }
 }
 
 impl Default for Limits {
@@ -394,7 +403,7 @@ impl Default for Limits {
             max_iterations: 20,
             max_iterations_per_attempt: 15,
             max_tool_calls_per_iteration: 5,
-            tool_call_timeout_seconds: 60,
+            tool_call_timeout_seconds: None,
             error_threshold: 3,
         }
     }

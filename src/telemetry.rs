@@ -52,6 +52,8 @@ pub struct ModelTry<'a> {
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
+    /// Whether the operator named it; of others metrics have no label of their own.
+    pub is_named: bool,
     /// How long it took.
     pub took: Duration,
     /// The kind of failure, if it failed.
@@ -131,9 +133,9 @@ impl Telemetry {
 /// before its end as it took.
 fn began(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> DateTime<Utc> {
     let (before, end) = events.split_at(at);
-    let journalled = before.iter().rev().find_map(|event| match &event.what {
-        RunEvent::ToolCallStarted(started) if started.call_id == call => Some(event.at),
-        _ => None,
+    let journalled = before.iter().rev().find_map(|event| {
+        let RunEvent::ToolCallStarted(started) = &event.what else { return None };
+        (started.call_id == call).then_some(event.at)
     });
     journalled.unwrap_or_else(|| {
         let end = end.first().map_or_else(Utc::now, |event| event.at);

@@ -214,6 +214,15 @@ impl Catalogue {
         self.state().agents.values().map(Arc::clone).collect()
     }
 
+    /// Whether an agent's definition names this model, as its own or as one that may take over.
+    pub fn names(&self, model: &str) -> bool {
+        let names = |agent: &Arc<Agent>| {
+            let definition = &agent.definition;
+            definition.model == model || definition.fallback_models.iter().any(|it| it == model)
+        };
+        self.state().agents.values().any(names)
+    }
+
     /// Files that are broken now.
     pub fn problems(&self) -> Vec<DefinitionProblem> {
         let state = self.state();

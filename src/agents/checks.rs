@@ -159,7 +159,7 @@ fn check_ranges(d: &Definition) -> Check {
     within("limits.max_iterations", limits.max_iterations, 1..=10_000)?;
     within("limits.max_iterations_per_attempt", limits.max_iterations_per_attempt, 1..=10_000)?;
     within("limits.max_tool_calls_per_iteration", limits.max_tool_calls_per_iteration, 1..=128)?;
-    within("limits.tool_call_timeout_seconds", limits.tool_call_timeout_seconds, 1..=86_400)?;
+    within("limits.tool_call_timeout_seconds", limits.call_seconds(), 1..=86_400)?;
     within("limits.error_threshold", limits.error_threshold, 1..=1_000)?;
     within("react.max_retries", d.react.max_retries, 0..=20)?;
     within("governance.budget.max_iterations", budget.max_iterations, 1..=1_000_000)?;

@@ -6,19 +6,16 @@
 
 use std::fmt::Write as _;
 
-use minijinja::value::Serde;
-use minijinja::{Environment, UndefinedBehavior, context};
-use serde_json::Value;
+use serde_json::{Value, json};
 
 use super::definition::{DriverKind, ToolPolicySetting};
 use super::yaml::DefinitionError;
 use super::{Agent, Definition};
+use crate::bounds::template::{self, TemplateError, Undefined, is_template};
 use crate::event::{RunEvent, SkillActivated};
 use crate::message::Turn;
 use crate::run::{Autonomy, Budget, Limits};
 
-/// Steps that a template may take.
-const FUEL: u64 = 200_000;
 /// The template that shows the model its output.
 const REFLECTION: &str = "output.reflection.template";
 
@@ -81,28 +78,20 @@ pub struct ActiveSkill {
 
 /// The compiled templates of an agent.
 #[derive(Debug)]
-pub(super) struct Templates {
-    environment: Environment<'static>,
-}
+pub(super) struct Templates(template::Templates);
 
 impl Templates {
     /// Compiles what holds template syntax; plain text is never rendered.
     pub(super) fn compile(definition: &Definition) -> Result<Self, DefinitionError> {
-        let mut environment = Environment::new();
-        environment.set_undefined_behavior(UndefinedBehavior::Strict);
-        environment.set_fuel(Some(FUEL));
+        let mut templates = template::Templates::new(Undefined::Strict);
         let prompt = definition.prompt.as_deref().unwrap_or_default();
         let reflection = definition
             .output
             .as_ref()
             .and_then(|output| output.reflection.as_ref()?.template.as_deref());
+        let instructions = definition.instructions.as_str();
         for (part, source, is_rendered, has_output) in [
-            (
-                "instructions",
-                definition.instructions.as_str(),
-                is_template(&definition.instructions),
-                false,
-            ),
+            ("instructions", instructions, is_template(instructions), false),
             ("prompt", prompt, is_template(prompt), false),
             (REFLECTION, reflection.unwrap_or_default(), reflection.is_some(), true),
         ] {
@@ -112,28 +101,17 @@ impl Templates {
             let wrong = |message: String| {
                 DefinitionError::at(part, format!("is not a valid template: {message}"))
             };
-            environment
-                .add_template_owned(part, source.to_owned())
-                .map_err(|e| wrong(describe(&e)))?;
-            let template = environment.get_template(part).map_err(|e| wrong(describe(&e)))?;
-            let is_known = |name: &str| {
-                matches!(name, "inputs" | "agent")
-                    || (name == "output" && has_output)
-                    || environment.globals().any(|(global, _)| global == name)
-            };
-            let mut unknown: Vec<String> = template
-                .undeclared_variables(false)
-                .into_iter()
-                .filter(|name| !is_known(name))
-                .collect();
-            unknown.sort_unstable();
-            if let Some(name) = unknown.first() {
-                let there_are =
-                    if has_output { "output, inputs and agent" } else { "inputs and agent" };
-                return Err(wrong(format!("unknown variable {name:?}; there are {there_are}")));
+            let asked = templates.add(part, source).map_err(|e| wrong(describe(e)))?;
+            let own: &[&str] = if has_output { &["output"] } else { &["skills", "memory"] };
+            let is_known = |name: &str| matches!(name, "inputs" | "agent") || own.contains(&name);
+            if let Some(name) = asked.iter().find(|name| !is_known(name)) {
+                let own = own.join(", ");
+                return Err(wrong(format!(
+                    "unknown variable {name:?}; there are inputs, agent, {own}"
+                )));
             }
         }
-        Ok(Self { environment })
+        Ok(Self(templates))
     }
 
     fn render(
@@ -141,8 +119,18 @@ impl Templates {
         part: &'static str,
         definition: &Definition,
         inputs: &Value,
+        background: &Background,
     ) -> Result<String, PromptError> {
-        self.rendered(part, context! { inputs => Serde(inputs), agent => about(definition) })
+        let is_active =
+            |name: &str| background.active.iter().any(|skill| skill.bounds.skill == name);
+        let skills = background.skills.iter().map(|(name, description)| {
+            json!({"name": name, "description": description, "active": is_active(name)})
+        });
+        let (skills, memory) = (skills.collect(), json!(background.memories));
+        let agent = about(definition);
+        let variables =
+            [("inputs", inputs), ("agent", &agent), ("skills", &skills), ("memory", &memory)];
+        self.rendered(part, &variables)
     }
 
     /// What the model is shown of a proposed output.
@@ -152,35 +140,28 @@ impl Templates {
         output: &Value,
         inputs: &Value,
     ) -> Result<String, PromptError> {
-        let context = context! { output => Serde(output), inputs => Serde(inputs), agent => about(definition) };
-        self.rendered(REFLECTION, context)
+        let agent = about(definition);
+        self.rendered(REFLECTION, &[("output", output), ("inputs", inputs), ("agent", &agent)])
     }
 
     fn rendered(
         &self,
         part: &'static str,
-        context: minijinja::Value,
+        variables: &[(&str, &Value)],
     ) -> Result<String, PromptError> {
-        let rendered =
-            self.environment.get_template(part).and_then(|template| template.render(context));
-        rendered.map_err(|e| PromptError { part, message: describe(&e) })
+        self.0.render(part, variables).map_err(|e| PromptError { part, message: describe(e) })
     }
 }
 
-fn about(definition: &Definition) -> minijinja::Value {
+fn about(definition: &Definition) -> Value {
     let Definition { name, version, description, .. } = definition;
-    context! { name, version, description }
+    json!({"name": name, "version": version, "description": description})
 }
 
-fn is_template(source: &str) -> bool {
-    ["{{", "{%", "{#"].iter().any(|opening| source.contains(opening))
-}
-
-fn describe(error: &minijinja::Error) -> String {
-    let reason = error
-        .detail()
-        .map_or_else(|| error.kind().to_string(), |d| format!("{}: {d}", error.kind()));
-    error.line().map_or(reason.clone(), |line| format!("line {line}: {reason}"))
+fn describe(error: TemplateError) -> String {
+    let TemplateError { line, kind, detail } = error;
+    let reason = detail.map_or(kind.clone(), |detail| format!("{kind}: {detail}"));
+    line.map_or(reason.clone(), |line| format!("line {line}: {reason}"))
 }
 
 /// Renders the opening.
@@ -197,7 +178,8 @@ pub fn opening(
     let mut system = String::with_capacity(2048);
     identity(&mut system, definition);
     if is_template(&definition.instructions) {
-        let instructions = agent.templates.render("instructions", definition, inputs)?;
+        let instructions =
+            agent.templates.render("instructions", definition, inputs, background)?;
         section(&mut system, None, instructions.trim());
     } else {
         section(&mut system, None, definition.instructions.trim());
@@ -219,7 +201,7 @@ pub fn opening(
 
     let user = match &definition.prompt {
         Some(source) if is_template(source) => {
-            agent.templates.render("prompt", definition, inputs)?
+            agent.templates.render("prompt", definition, inputs, background)?
         }
         Some(source) => source.clone(),
         None => {

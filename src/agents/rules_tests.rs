@@ -132,6 +132,8 @@ fn what_is_wrong_with_tool_settings_is_found_at_its_key() {
     for (section, key) in [
         ("tool_options: {'[': {retries: 1}}", "tool_options.["),
         ("tool_options: {a: {retries: 11}}", "tool_options.a.retries"),
+        ("tool_options: {'agent:x': {retries: 1}}", "tool_options.agent:x.retries"),
+        ("tool_options: {transfer_to_x: {retries: 2}}", "tool_options.transfer_to_x.retries"),
         ("tool_options: {a: {timeout_seconds: 0}}", "tool_options.a.timeout_seconds"),
         ("interceptors: {before: [{tool: a}]}", "interceptors.before[0]"),
         (

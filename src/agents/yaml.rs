@@ -1,12 +1,13 @@
-//! YAML to typed values, with errors that name line, column and key.
+//! Why a definition is refused, with line, column and key.
 //!
-//! Booleans are `true` and `false` only, a bomb of aliases is refused early, and complaints that
-//! are made after parsing (a limit out of range) can still be traced to where the key stands.
+//! Complaints that are made after parsing (a limit out of range) can still be traced to where the
+//! key stands.
 
 use std::fmt;
 
-use serde::de::{DeserializeOwned, Deserializer, MapAccess, SeqAccess, Visitor};
-use serde_saphyr::{MessageFormatter as _, Options, Spanned, UserMessageFormatter};
+use serde::de::DeserializeOwned;
+
+use crate::bounds::yaml::{self, YamlError};
 
 /// Why a definition is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,11 +28,9 @@ impl DefinitionError {
 
     /// The same complaint with the place of its key, or of the nearest section around it.
     #[must_use]
-    pub fn located_in(mut self, yaml: &str) -> Self {
+    pub fn located_in(mut self, text: &str) -> Self {
         if self.place.is_none() {
-            self.place = serde_saphyr::from_str_with_options::<Spanned<Node>>(yaml, options())
-                .ok()
-                .map(|root| locate(&root, &self.key));
+            self.place = yaml::place_of(text, &self.key);
         }
         self
     }
@@ -52,128 +51,10 @@ impl fmt::Display for DefinitionError {
 impl std::error::Error for DefinitionError {}
 
 /// Reads one YAML document.
-pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, DefinitionError> {
-    let mut track = serde_path_to_error::Track::new();
-    let result =
-        serde_saphyr::with_deserializer_from_str_with_options(yaml, options(), |deserializer| {
-            T::deserialize(serde_path_to_error::Deserializer::new(deserializer, &mut track))
-        });
-    result.map_err(|error| {
-        let error = error.without_snippet();
-        let message =
-            UserMessageFormatter.format_message(error).replace("unknown field", "unknown key");
-        let place = error.location().map(|l| (l.line(), l.column()));
-        let key = track.path().to_string();
-        DefinitionError { place, key: if key == "." { String::new() } else { key }, message }
+pub fn read<T: DeserializeOwned>(text: &str) -> Result<T, DefinitionError> {
+    yaml::read(text).map_err(|YamlError { place, key, message, .. }| DefinitionError {
+        place,
+        key,
+        message,
     })
-}
-
-/// Far above what a definition needs, far below what hurts.
-fn options() -> Options {
-    serde_saphyr::options! {
-        strict_booleans: true,
-        with_snippet: false,
-        budget: serde_saphyr::budget! {
-            max_documents: 1,
-            max_depth: 64,
-            max_events: 100_000,
-            max_nodes: 50_000,
-            max_aliases: 1_000,
-            max_anchors: 100,
-            max_total_scalar_bytes: 2 * 1024 * 1024,
-        },
-    }
-}
-
-/// A document reduced to its places.
-#[derive(Debug)]
-enum Node {
-    Scalar,
-    List(Vec<Spanned<Node>>),
-    Table(Vec<(Spanned<String>, Spanned<Node>)>),
-}
-
-/// Follows a key such as `tools[2]` or `output.schema` as far as it goes.
-fn locate(root: &Spanned<Node>, key: &str) -> (u64, u64) {
-    let mut node = root;
-    let mut place = root.referenced;
-    for segment in key.split(['.', '[']).filter(|s| !s.is_empty()) {
-        let next = match &node.value {
-            Node::Scalar => None,
-            Node::List(items) => segment
-                .trim_end_matches(']')
-                .parse::<usize>()
-                .ok()
-                .and_then(|i| items.get(i))
-                .map(|n| (n.referenced, n)),
-            Node::Table(entries) => {
-                entries.iter().find(|(k, _)| k.value == segment).map(|(k, n)| (k.referenced, n))
-            }
-        };
-        match next {
-            Some((at, inner)) => (place, node) = (at, inner),
-            None => break,
-        }
-    }
-    (place.line(), place.column())
-}
-
-impl<'de> serde::Deserialize<'de> for Node {
-    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        deserializer.deserialize_any(NodeVisitor)
-    }
-}
-
-struct NodeVisitor;
-
-impl<'de> Visitor<'de> for NodeVisitor {
-    type Value = Node;
-
-    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str("anything")
-    }
-
-    fn visit_bool<E>(self, _: bool) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_i64<E>(self, _: i64) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_u64<E>(self, _: u64) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_f64<E>(self, _: f64) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_str<E>(self, _: &str) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_unit<E>(self) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_none<E>(self) -> Result<Node, E> {
-        Ok(Node::Scalar)
-    }
-
-    fn visit_seq<A: SeqAccess<'de>>(self, mut seq: A) -> Result<Node, A::Error> {
-        let mut items = Vec::new();
-        while let Some(item) = seq.next_element()? {
-            items.push(item);
-        }
-        Ok(Node::List(items))
-    }
-
-    fn visit_map<A: MapAccess<'de>>(self, mut map: A) -> Result<Node, A::Error> {
-        let mut entries = Vec::new();
-        while let Some(entry) = map.next_entry()? {
-            entries.push(entry);
-        }
-        Ok(Node::Table(entries))
-    }
 }

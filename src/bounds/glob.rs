@@ -5,7 +5,8 @@ use std::collections::HashMap;
 use std::sync::{Arc, LazyLock, PoisonError, RwLock};
 
 use globset::GlobBuilder;
-use regex::bytes::{Regex, RegexBuilder};
+use regex_automata::meta::Regex;
+use regex_automata::util::syntax;
 
 use super::Refused;
 
@@ -63,11 +64,13 @@ impl Glob {
         }
         let glob = GlobBuilder::new(written).literal_separator(literal_separator).build();
         let glob = glob.map_err(|e| Refused(format!("is not a glob: {}", e.kind())))?;
-        let regex = RegexBuilder::new(glob.regex())
-            .dot_matches_new_line(true)
-            .size_limit(MAX_PROGRAM)
-            .dfa_size_limit(MAX_CACHE)
-            .build();
+        let limits = Regex::config()
+            .utf8_empty(false)
+            .nfa_size_limit(Some(MAX_PROGRAM))
+            .onepass_size_limit(Some(MAX_CACHE))
+            .hybrid_cache_capacity(MAX_CACHE);
+        let syntax = syntax::Config::new().utf8(false).dot_matches_new_line(true);
+        let regex = Regex::builder().configure(limits).syntax(syntax).build(glob.regex());
         let regex = regex.map_err(|_| Refused("is too large when compiled".to_owned()))?;
         Ok(Self { written: written.into(), regex })
     }

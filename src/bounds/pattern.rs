@@ -3,7 +3,10 @@
 
 use std::borrow::Cow;
 
-use regex::{NoExpand, Regex, RegexBuilder};
+use regex_automata::Input;
+use regex_automata::meta::Regex;
+use regex_automata::util::captures::Captures;
+use regex_automata::util::syntax;
 
 use super::Refused;
 
@@ -13,6 +16,13 @@ pub const MAX_PATTERN: usize = 4096;
 const MAX_NESTING: u32 = 50;
 /// Bytes of what matching builds on the way.
 const MAX_CACHE: usize = 256 * 1024;
+/// Bytes of text times bytes of program that are searched before somebody may say stop: a tenth of
+/// a second at worst.
+const STRIDE: usize = 4 * 1024 * 1024 * 1024;
+/// Bytes that are searched at once at least, and at most.
+const PIECES: (usize, usize) = (4 * 1024, 4 * 1024 * 1024);
+/// Bytes of a match that is found wherever a text is cut into pieces.
+const OVERLAP: usize = 1024;
 
 /// Who wrote a pattern, and so how large it may be when compiled.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -35,7 +45,11 @@ impl Author {
 
 /// A compiled pattern.
 #[derive(Debug, Clone)]
-pub struct Pattern(Regex);
+pub struct Pattern {
+    regex: Regex,
+    /// Bytes that are searched at once.
+    piece: usize,
+}
 
 impl Pattern {
     /// Compiles a pattern.
@@ -47,33 +61,82 @@ impl Pattern {
             return Err(Refused(format!("must have 1 to {MAX_PATTERN} bytes")));
         }
         let limit = author.max_program();
-        let regex = RegexBuilder::new(written)
-            .nest_limit(MAX_NESTING)
-            .size_limit(limit)
-            .dfa_size_limit(MAX_CACHE)
-            .build();
-        regex.map(Self).map_err(|error| match error {
-            regex::Error::CompiledTooBig(_) => {
+        let limits = Regex::config()
+            .nfa_size_limit(Some(limit))
+            .onepass_size_limit(Some(MAX_CACHE))
+            .hybrid_cache_capacity(MAX_CACHE);
+        let syntax = syntax::Config::new().nest_limit(MAX_NESTING);
+        let built = Regex::builder().configure(limits).syntax(syntax).build(written);
+        let regex = built.map_err(|error| match error.syntax_error() {
+            Some(error) => {
+                Refused(format!("is not a regular expression: {}", reason(&error.to_string())))
+            }
+            None => {
                 Refused(format!("is larger than {limit} bytes when compiled; repeat less in it"))
             }
-            error => Refused(format!("is not a regular expression: {}", reason(&error))),
-        })
+        })?;
+        let piece = (STRIDE / regex.memory_usage().max(1)).clamp(PIECES.0, PIECES.1);
+        Ok(Self { regex, piece })
     }
 
     /// Whether it occurs in a text.
     pub fn is_match(&self, text: &str) -> bool {
-        self.0.is_match(text)
+        self.regex.is_match(text)
+    }
+
+    /// Whether it occurs in a text that may be long; none where the search was stopped. Where a
+    /// text is searched in pieces, a match that is longer than 1 KiB may be missed.
+    pub fn occurs_in(&self, text: &str, mut is_stopped: impl FnMut() -> bool) -> Option<bool> {
+        let mut start = 0;
+        loop {
+            let end = text.floor_char_boundary(start + self.piece);
+            if self.regex.is_match(Input::new(text).range(start..end)) {
+                return Some(true);
+            }
+            if end == text.len() {
+                return Some(false);
+            }
+            if is_stopped() {
+                return None;
+            }
+            start = text.floor_char_boundary(end - OVERLAP);
+        }
     }
 
     /// The text with another in the place of each occurrence.
     pub fn replace_all<'t>(&self, text: &'t str, with: &str) -> Cow<'t, str> {
-        self.0.replace_all(text, NoExpand(with))
+        self.replaced(text, with, |found| found.get_match().map(|whole| whole.start()))
+    }
+
+    /// The text with another in the place of what follows the first group of each occurrence.
+    pub fn replace_behind_group<'t>(&self, text: &'t str, with: &str) -> Cow<'t, str> {
+        self.replaced(text, with, |found| found.get_group(1).map(|group| group.end))
+    }
+
+    fn replaced<'t>(
+        &self,
+        text: &'t str,
+        with: &str,
+        start: impl Fn(&Captures) -> Option<usize>,
+    ) -> Cow<'t, str> {
+        let mut replaced = String::new();
+        let mut kept = 0;
+        for found in self.regex.captures_iter(text) {
+            let (Some(whole), Some(start)) = (found.get_match(), start(&found)) else { continue };
+            replaced.push_str(&text[kept..start]);
+            replaced.push_str(with);
+            kept = whole.end();
+        }
+        if kept == 0 && replaced.is_empty() {
+            return Cow::Borrowed(text);
+        }
+        replaced.push_str(&text[kept..]);
+        Cow::Owned(replaced)
     }
 }
 
 /// The library's last line is the reason; those before it repeat the pattern.
-fn reason(error: &regex::Error) -> String {
-    let text = error.to_string();
+fn reason(text: &str) -> String {
     let last = text.lines().last().unwrap_or_default().trim();
     super::text::shortened(last.strip_prefix("error: ").unwrap_or(last))
 }

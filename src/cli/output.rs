@@ -8,6 +8,8 @@ use std::io::{self, ErrorKind, IsTerminal as _, Write as _};
 
 use serde_json::Value;
 
+use crate::message::visible::{escaped, escaped_json};
+
 /// Writes one result to standard output, and a line feed.
 ///
 /// # Errors
@@ -28,7 +30,7 @@ pub(super) fn line(text: &str) -> io::Result<()> {
 
 /// Writes indented JSON to standard output.
 pub(super) fn print_json(value: &Value) -> io::Result<()> {
-    print(&format!("{value:#}"))
+    print(&escaped_json(&format!("{value:#}")))
 }
 
 /// Tells a person something on standard error. Nobody listening is nothing to worry about.
@@ -54,10 +56,10 @@ pub(super) fn harmless(text: &str) -> Cow<'_, str> {
     Cow::Owned(shown)
 }
 
-/// The same on one line of at most `width` characters.
+/// Text on one line of at most `width` characters, with nothing hidden in it.
 pub(super) fn one_line(text: &str, width: usize) -> String {
     let flat = text.replace(['\n', '\t'], " ");
-    let flat = harmless(&flat);
+    let flat = escaped(&flat);
     if flat.chars().count() <= width {
         return flat.into_owned();
     }
@@ -86,5 +88,6 @@ mod tests {
         assert_eq!(harmless("\u{1b}[2J\r"), "\\u{1b}[2J\\r");
         assert_eq!(one_line("a\nb\u{7}", 20), "a b\\u{7}");
         assert_eq!(one_line("abcdef", 4), "abc…");
+        assert_eq!(one_line("a\u{202e}b\u{e0041}", 40), "a\\u{202e}b\\u{e0041}");
     }
 }

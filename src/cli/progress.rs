@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::output::{harmless, one_line, tell};
-use crate::event::{ContextCompacted, Event, RunEvent};
+use crate::event::{ContextCompacted, Event, ModelResponded, RunEvent};
 use crate::message::Usage;
 
 /// How often the changing line is drawn.
@@ -103,12 +103,34 @@ impl Standing {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
             RunEvent::ModelResponded(r) => self.took(&r.usage),
-            RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
-                self.took(&call.usage);
+            RunEvent::ContextCompacted(compacted) => {
+                compacted.call.iter().for_each(|call| self.took(&call.usage));
             }
             RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
             RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,
-            _ => {}
+            RunEvent::RunQueued {}
+            | RunEvent::RunStarted { .. }
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::SkillActivated(_)
+            | RunEvent::RunResumed { .. }
+            | RunEvent::AttemptStarted { .. }
+            | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ApprovalRequested(_)
+            | RunEvent::ApprovalResolved(_)
+            | RunEvent::HandoffStarted { .. }
+            | RunEvent::BudgetWarned { .. }
+            | RunEvent::OutputProposed { .. }
+            | RunEvent::OutputReflected { .. }
+            | RunEvent::ValidationFailed { .. }
+            | RunEvent::ConfirmationRequested { .. }
+            | RunEvent::DecisionExtractionFailed(_)
+            | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
+            | RunEvent::RunCancelRequested { .. }
+            | RunEvent::RunCompleted(_)
+            | RunEvent::RunFailed(_)
+            | RunEvent::RunCancelled(_) => {}
         }
     }
 
@@ -142,40 +164,20 @@ pub(super) fn describe(event: &Event) -> Option<String> {
     Some(match &event.what {
         RunEvent::RunStarted { warnings, .. } => {
             let mut lines = vec![format!("run {}", event.run_id)];
-            lines.extend(
-                warnings.iter().map(|warning| format!("  warning: {}", one_line(warning, REASON))),
-            );
+            lines.extend(warnings.iter().map(warning));
             lines.join("\n")
         }
         RunEvent::RunResumed { .. } => "resumed".to_owned(),
         RunEvent::IterationStarted { attempt, iteration, .. } => {
             format!("attempt {attempt}, iteration {iteration}")
         }
-        RunEvent::ModelResponded(r) => {
-            let cost =
-                r.usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
-            let mut line = format!(
-                "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
-                harmless(&r.provider),
-                harmless(&r.model),
-                if r.fallback { " (fallback)" } else { "" },
-                r.usage.total_tokens(),
-                r.latency_ms,
-                r.message.tool_calls.len()
-            );
-            line.extend(
-                r.warnings
-                    .iter()
-                    .map(|warning| format!("\n  warning: {}", one_line(warning, REASON))),
-            );
-            line
-        }
-        RunEvent::ToolChoiceUnmet { prompt: Some(_), .. } => {
-            "  no tool call: asked for once more".to_owned()
-        }
-        RunEvent::ToolChoiceUnmet { warning: Some(warning), .. } => {
-            format!("  warning: {}", one_line(warning, REASON))
-        }
+        RunEvent::ModelResponded(response) => answered(response),
+        RunEvent::AnswerBlank { .. } => "  empty answer: asked for once more".to_owned(),
+        RunEvent::ToolChoiceUnmet { prompt, warning: why, .. } => match (prompt, why) {
+            (Some(_), _) => "  no tool call: asked for once more".to_owned(),
+            (None, Some(why)) => warning(why),
+            (None, None) => return None,
+        },
         RunEvent::ToolCallCompleted(c) => {
             let outcome = if c.failure.is_some() { "failed" } else { "ok" };
             format!("  {}: {outcome}, {} ms", one_line(&c.tool, 60), c.duration_ms)
@@ -189,11 +191,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         }
         RunEvent::ApprovalResolved(resolved) => {
             let by = resolved.decided_by.as_deref().unwrap_or("nobody in time");
-            let why = resolved
-                .reason
-                .as_ref()
-                .map(|why| format!(": {}", one_line(why, REASON)))
-                .unwrap_or_default();
+            let why = because(resolved.reason.as_deref());
             format!("  {} answered by {}{why}", resolved.kind.as_str(), one_line(by, 60))
         }
         RunEvent::ValidationFailed { attempt, errors, .. } => {
@@ -203,33 +201,61 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             }));
             lines.join("\n")
         }
-        RunEvent::ContextCompacted(c) => {
-            let turns = c.summary.as_ref().map_or(0, |summary| summary.turns);
-            let (before, after, results) = (c.tokens_before, c.tokens_after, c.cleared.len());
-            format!(
-                "  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised"
-            )
-        }
+        RunEvent::ContextCompacted(compacted) => shrunk(compacted),
         RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
             format!("  no usable decision: {}", one_line(&failed.error, REASON))
         }
         RunEvent::RunCancelRequested { reason } => {
-            let reason = reason
-                .as_ref()
-                .map(|reason| format!(": {}", one_line(reason, REASON)))
-                .unwrap_or_default();
-            format!("cancel requested{reason}")
+            format!("cancel requested{}", because(reason.as_deref()))
         }
         RunEvent::RunCompleted(end) | RunEvent::RunFailed(end) | RunEvent::RunCancelled(end) => {
-            let reason = end
-                .outcome
-                .error()
-                .map(|e| format!(": {}", one_line(&e.message, REASON)))
-                .unwrap_or_default();
-            format!("{} after {} ms{reason}", end.outcome.status().as_str(), end.latency_ms)
+            let why = because(end.outcome.error().map(|error| error.message.as_str()));
+            format!("{} after {} ms{why}", end.outcome.status().as_str(), end.latency_ms)
         }
-        _ => return None,
+        RunEvent::RunQueued {}
+        | RunEvent::SessionLoaded { .. }
+        | RunEvent::SkillActivated(_)
+        | RunEvent::AttemptStarted { .. }
+        | RunEvent::ToolCallStarted(_)
+        | RunEvent::HandoffStarted { .. }
+        | RunEvent::BudgetWarned { .. }
+        | RunEvent::OutputProposed { .. }
+        | RunEvent::OutputReflected { .. }
+        | RunEvent::ConfirmationRequested { .. } => return None,
     })
+}
+
+fn answered(response: &ModelResponded) -> String {
+    let usage = &response.usage;
+    let cost = usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
+    let mut line = format!(
+        "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
+        harmless(&response.provider),
+        harmless(&response.model),
+        if response.fallback { " (fallback)" } else { "" },
+        usage.total_tokens(),
+        response.latency_ms,
+        response.message.tool_calls.len()
+    );
+    line.extend(response.warnings.iter().map(|why| format!("\n{}", warning(why))));
+    line
+}
+
+fn shrunk(compacted: &ContextCompacted) -> String {
+    let turns = compacted.summary.as_ref().map_or(0, |summary| summary.turns);
+    let (before, after) = (compacted.tokens_before, compacted.tokens_after);
+    let results = compacted.cleared.len();
+    format!(
+        "  context: {before} to {after} tokens, {results} result(s) cleared, {turns} turn(s) summarised"
+    )
+}
+
+fn warning(text: &String) -> String {
+    format!("  warning: {}", one_line(text, REASON))
+}
+
+fn because(reason: Option<&str>) -> String {
+    reason.map(|reason| format!(": {}", one_line(reason, REASON))).unwrap_or_default()
 }
 
 #[cfg(test)]

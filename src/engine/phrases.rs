@@ -13,6 +13,12 @@ pub const CONFIRM: &str = "Before this is accepted as your final answer: check t
 pub const CONTINUE: &str = "Your answer was cut off by the output limit. Continue exactly where it stopped, without repeating \
      what you already wrote.";
 
+/// Asks for an answer after one that holds nothing.
+pub const BLANK: &str = "Your last response was empty. Go on with the task, and answer it in full.";
+
+/// What is wrong with an answer that holds nothing.
+pub const NO_ANSWER: &str = "the answer is empty";
+
 /// The result of an output call that was accepted.
 pub const OUTPUT_ACCEPTED: &str = "The output was accepted.";
 

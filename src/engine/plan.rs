@@ -309,12 +309,7 @@ impl Plan {
     /// Seconds that a call may take which leaves work to another agent: as long as the run, unless
     /// the agent says for how long its calls may take.
     pub fn delegation_seconds(&self) -> u64 {
-        match self.rules.limits.tool_call_timeout_seconds {
-            usual if usual == Limits::default().tool_call_timeout_seconds => {
-                self.rules.budget.max_duration_seconds
-            }
-            set => set,
-        }
+        delegation_seconds(&self.rules.limits, &self.rules.budget)
     }
 
     /// The names of the tools that the run may call.
@@ -556,12 +551,13 @@ fn narrowed_limits(limits: Limits, o: &Overrides) -> Result<Limits, PlanError> {
             o.max_tool_calls_per_iteration,
             1,
         )?,
-        tool_call_timeout_seconds: narrowed(
-            "/tool_call_timeout_seconds",
-            limits.tool_call_timeout_seconds,
-            o.tool_call_timeout_seconds,
-            1,
-        )?,
+        // A request's own bound holds for every call beside this one.
+        tool_call_timeout_seconds: {
+            let (field, asked) = ("/tool_call_timeout_seconds", o.tool_call_timeout_seconds);
+            at_least(field, asked, 1)?;
+            let defined = limits.tool_call_timeout_seconds;
+            defined.map(|defined| narrowed(field, defined, asked, 1)).transpose()?
+        },
         error_threshold: narrowed(
             "/error_threshold",
             limits.error_threshold,
@@ -579,3 +575,11 @@ fn narrowed_budget(budget: Budget, o: &Overrides) -> Result<Budget, PlanError> {
     at_least("/budget/max_cost_usd", wanted.max_cost_usd, Usd::from_micro(1))?;
     Ok(budget.narrowed_by(wanted))
 }
+
+fn delegation_seconds(limits: &Limits, budget: &Budget) -> u64 {
+    limits.tool_call_timeout_seconds.unwrap_or(budget.max_duration_seconds)
+}
+
+#[cfg(test)]
+#[path = "plan_tests.rs"]
+mod tests;

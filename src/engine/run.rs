@@ -10,7 +10,7 @@ mod compact;
 mod sharing;
 mod waiting;
 
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::Value;
@@ -29,7 +29,10 @@ use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
+use crate::event::{
+    AuditRecord, Event, ModelDelta, ModelResponded, Piece, Resolved, RunEvent, ToolCallStarted,
+    WaitKind,
+};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -37,6 +40,7 @@ use crate::providers::{
 };
 use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::results;
 
 /// Entries that need not be durable yet when a model's answer is used.
 const MAY_LAG: usize = 1;
@@ -54,6 +58,8 @@ pub struct RunControl {
     token: CancellationToken,
     reason: OnceLock<Option<String>>,
     lost: CancellationToken,
+    /// Its state, while a call is executed that leaves work to another run.
+    delegating: Mutex<Option<Arc<State>>>,
 }
 
 impl RunControl {
@@ -76,6 +82,15 @@ impl RunControl {
     /// Resolves when the run was lost.
     pub async fn lost(&self) {
         self.lost.cancelled().await;
+    }
+
+    /// The run's state, while a call is executed that leaves work to another run.
+    pub fn delegating(&self) -> Option<Arc<State>> {
+        self.delegating.lock().unwrap_or_else(PoisonError::into_inner).clone()
+    }
+
+    fn set_delegating(&self, state: Option<State>) {
+        *self.delegating.lock().unwrap_or_else(PoisonError::into_inner) = state.map(Arc::new);
     }
 
     /// Resolves when cancelling is asked for.
@@ -181,6 +196,11 @@ impl Run {
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
+        if let RunEvent::ToolCallStarted(ToolCallStarted { call_id, .. })
+        | RunEvent::ApprovalResolved(Resolved { call_id, kind: WaitKind::Review, .. }) = &what
+        {
+            self.note_lost(*call_id);
+        }
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;
         if matches!(event.what, RunEvent::SkillActivated(_)) {
@@ -188,6 +208,14 @@ impl Run {
         }
         self.outbox.push(event);
         Ok(())
+    }
+
+    /// What the audit log keeps of a call whose end a crash has hidden, now that it is repeated,
+    /// looked into by a person, or answered with what is known.
+    fn note_lost(&mut self, call_id: Uuid) {
+        if self.state.is_dispatched(call_id) {
+            self.audit.extend(self.state.call(call_id).map(results::lost));
+        }
     }
 
     /// Hands over what is recorded and waits until all of it is durable.
@@ -219,7 +247,13 @@ impl Run {
     }
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
-        events.into_iter().try_for_each(|event| self.record(event))
+        for event in events {
+            if let RunEvent::ToolCallCompleted(call) = &event {
+                self.note_lost(call.call_id); // what was executed here is recorded one by one
+            }
+            self.record(event)?;
+        }
+        Ok(())
     }
 
     fn hand_over(&mut self) {

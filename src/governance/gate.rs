@@ -37,8 +37,9 @@ pub(super) struct Question<'a> {
 pub(super) enum Ruling {
     /// It has nothing against it.
     NoObjection,
-    /// It has something against it: a clause that a model can act on. The gate puts the decision
-    /// and the rule's name before it.
+    /// It has something against it: a clause that a person can decide on where it escalates, and
+    /// that a model can act on where it blocks. The gate puts the decision and the rule's name
+    /// before it.
     Objection(Decision, String),
     /// It cannot decide, for this reason. That denies.
     Undecided(String),
@@ -99,7 +100,8 @@ pub enum Verdict {
         decision: Decision,
         /// The rule that objected.
         rule: &'static str,
-        /// A sentence that names the rule, for the model and the audit log.
+        /// A sentence that names the rule, for the audit log, and for the person who decides or the
+        /// model that was refused.
         reason: String,
     },
 }

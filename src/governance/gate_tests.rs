@@ -29,7 +29,7 @@ fn action(text: &str) -> Action {
         "c" => (ActionKind::Call(name.into()), Once),
         other => panic!("unknown action {other}"),
     };
-    Action { what, effect, destructive: kind == "x", lines: 0 }
+    Action { what, effect, destructive: kind == "x", lines: 0, makes: Vec::new() }
 }
 
 /// Decision, rule and reason of a call of `file_ops` that does `actions`.
@@ -124,9 +124,15 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
         effect: Idempotent,
         destructive: false,
         lines: 0,
+        makes: Vec::new(),
     };
-    let odd =
-        Action { what: ActionKind::Read("a".into()), effect: Read, destructive: true, lines: 0 };
+    let odd = Action {
+        what: ActionKind::Read("a".into()),
+        effect: Read,
+        destructive: true,
+        lines: 0,
+        makes: Vec::new(),
+    };
     for (effect, actions, passes) in [
         (Read, vec![], true),
         (Idempotent, vec![], false),

@@ -33,6 +33,8 @@ pub struct Action {
     pub destructive: bool,
     /// Lines that it would write or replace.
     pub lines: u64,
+    /// Directories that come about besides, on the way to its path.
+    pub makes: Vec<String>,
 }
 
 /// The kinds of actions.
@@ -51,11 +53,12 @@ pub enum ActionKind {
 /// What actions take of a run's budget.
 pub fn consumption(actions: &[Action]) -> Consumption {
     let mut consumed = Consumption::default();
-    for Action { what, lines, .. } in actions {
+    for Action { what, lines, makes, .. } in actions {
         match what {
             ActionKind::Read(_) => consumed.files_read += 1,
             ActionKind::Write(path) => {
-                consumed.files_written += 1;
+                consumed.files_written += 1 + makes.len() as u64;
+                consumed.files_modified.extend(makes.iter().cloned());
                 consumed.lines_changed += lines;
                 consumed.files_modified.insert(path.clone());
             }

@@ -29,16 +29,18 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let matching = question.policy.tools.0.iter().filter(|(glob, _)| glob.is_match(tool));
     let objections = matching.filter_map(|(glob, policy)| match policy {
         ToolPolicy::Allow => None,
-        ToolPolicy::Ask => Some((Decision::Escalated, glob, "asks before")),
-        ToolPolicy::Deny => Some((Decision::Blocked, glob, "denies")),
+        ToolPolicy::Ask => Some((Decision::Escalated, glob)),
+        ToolPolicy::Deny => Some((Decision::Blocked, glob)),
     });
     objections.max_by_key(|(decision, ..)| *decision).map_or(
         Ruling::NoObjection,
-        |(decision, glob, verb)| {
-            let reason = format!(
-                "the policy for {} {verb} every call of {tool}; do without it",
-                glob.written()
-            );
+        |(decision, glob)| {
+            let policy = glob.written();
+            let reason = if decision == Decision::Escalated {
+                format!("the policy for {policy} has a person decide on every call of {tool}")
+            } else {
+                format!("the policy for {policy} denies every call of {tool}; do without it")
+            };
             Ruling::Objection(decision, reason)
         },
     )

@@ -25,7 +25,8 @@ impl<'a> ArgumentsObject<'a> {
     /// Nothing at all counts as `{}`.
     pub(super) fn new(arguments: &'a str) -> Self {
         let text = if arguments.trim().is_empty() { "{}" } else { arguments };
-        let is_object = serde_json::from_str::<Map<String, Value>>(text).is_ok();
+        let is_object = !text.contains("\\u0000") // which not every server reads
+            && serde_json::from_str::<Map<String, Value>>(text).is_ok();
         match serde_json::from_str(text) {
             Ok(object) if is_object => Self::Object(object),
             _ => Self::Malformed { malformed_json: arguments },
@@ -51,6 +52,7 @@ mod tests {
             ("\"text\"", json!({"malformed_json": "\"text\""})),
             ("null", json!({"malformed_json": "null"})),
             ("{} {}", json!({"malformed_json": "{} {}"})),
+            (r#"{"a": "\u0000"}"#, json!({"malformed_json": r#"{"a": "\u0000"}"#})),
         ];
         for (arguments, expected) in table {
             let sent = serde_json::to_string(&ArgumentsObject::new(arguments)).unwrap();

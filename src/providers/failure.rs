@@ -10,10 +10,14 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use http::HeaderMap;
 use secrecy::{ExposeSecret, SecretString};
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 
 use super::FailureKind;
 
+/// Bytes of an error that are read as values.
+const MAX_READ: usize = 64 * 1024;
 /// Longest message that is kept, in bytes.
 const MESSAGE_CAP: usize = 1024;
 
@@ -47,9 +51,26 @@ pub(super) struct Reported {
     pub(super) message: String,
 }
 
+#[derive(Deserialize)]
+struct Envelope<'a> {
+    #[serde(borrow)]
+    error: Option<&'a RawValue>,
+}
+
 /// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail":
 /// …}` and, failing all, the text itself.
 pub(super) fn read_body(body: &[u8]) -> Reported {
+    let short;
+    let body = if body.len() <= MAX_READ {
+        body
+    } else {
+        // What stands around the error may be a whole answer.
+        let whole = serde_json::from_slice::<Envelope>(body).ok();
+        let error = whole.and_then(|whole| whole.error).map(RawValue::get);
+        short =
+            error.filter(|error| error.len() <= MAX_READ).map(|it| format!("{{\"error\":{it}}}"));
+        short.as_ref().map_or(&body[..MAX_READ], |short| short.as_bytes())
+    };
     let Ok(value) = serde_json::from_slice::<Value>(body) else {
         return Reported {
             message: String::from_utf8_lossy(body).trim().to_owned(),
@@ -132,6 +153,15 @@ pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Dur
             .to_std()
             .ok()
             .filter(|w| !w.is_zero()),
+    }
+}
+
+/// What a server says of repeating the call, where it says so.
+pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
+    match headers.get("x-should-retry")?.to_str().ok()?.trim() {
+        said if said.eq_ignore_ascii_case("true") => Some(true),
+        said if said.eq_ignore_ascii_case("false") => Some(false),
+        _ => None,
     }
 }
 
@@ -232,6 +262,22 @@ mod tests {
         let both = [("retry-after", "9"), ("retry-after-ms", "100")];
         let both = both.map(|(name, value)| (name.parse().unwrap(), value.parse().unwrap()));
         assert_eq!(retry_after(&HeaderMap::from_iter(both), now), Some(Duration::from_millis(100)));
+    }
+
+    #[test]
+    fn what_is_said_of_repeating_is_read_or_nothing() {
+        let table = [
+            ("true", Some(true)),
+            (" False ", Some(false)),
+            ("", None),
+            ("1", None),
+            ("true, false", None),
+        ];
+        for (value, expected) in table {
+            let header = ("x-should-retry".parse().unwrap(), value.parse().unwrap());
+            assert_eq!(should_retry(&HeaderMap::from_iter([header])), expected, "{value}");
+        }
+        assert_eq!(should_retry(&HeaderMap::new()), None);
     }
 
     #[test]

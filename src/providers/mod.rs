@@ -150,7 +150,7 @@ pub struct RawToolCall {
     pub id: String,
     /// The name on the wire.
     pub wire_name: String,
-    /// The arguments' JSON text, as it came.
+    /// The arguments' JSON text, as it came; a NUL character is escaped.
     pub arguments: String,
 }
 
@@ -224,12 +224,15 @@ pub struct ProviderError {
     pub message: String,
     /// How long it asked us to wait.
     pub retry_after: Option<Duration>,
+    /// Whether it said that repeating the call helps, or does not (`x-should-retry`).
+    pub should_retry: Option<bool>,
 }
 
 impl ProviderError {
-    /// Whether the same call may succeed when repeated.
+    /// Whether the same call may succeed when repeated: as the provider says, else by its kind.
     pub fn is_retryable(&self) -> bool {
-        matches!(self.kind, FailureKind::Transient | FailureKind::RateLimited)
+        let by_kind = matches!(self.kind, FailureKind::Transient | FailureKind::RateLimited);
+        self.should_retry.unwrap_or(by_kind)
     }
 }
 

@@ -21,6 +21,7 @@ use tokio::time::{Instant, sleep, timeout};
 use self::breaker::Breakers;
 use super::capabilities::{Capabilities, CapabilityTable, ProviderKind};
 use super::prices::{Price, PriceTable};
+use super::received::{self, Unusable};
 use super::{
     Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
 };
@@ -284,6 +285,7 @@ impl Ask<'_, '_> {
             let entry = &route.lane.entry;
             let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
             let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
+            let outcome = outcome.and_then(|completion| route.bounded(completion));
             admission.ended(&outcome, Instant::now());
             drop(slot);
             let error = match outcome {
@@ -364,16 +366,26 @@ impl Route<'_> {
     }
 
     fn timed_out(&self) -> ProviderError {
+        let seconds = self.lane.entry.timeout.as_secs_f64();
+        self.passing(format!("no complete answer within {seconds} s"))
+    }
+
+    fn bounded(&self, completion: Completion) -> Result<Completion, ProviderError> {
+        received::bounded(completion).map_err(|unusable| match unusable {
+            Unusable::Malformed(message) => self.passing(message),
+            Unusable::Error(reported) => self.passing(reported.message),
+        })
+    }
+
+    fn passing(&self, message: String) -> ProviderError {
         ProviderError {
             provider: self.provider.to_owned(),
             kind: FailureKind::Transient,
             status: None,
             code: None,
-            message: format!(
-                "no complete answer within {} s",
-                self.lane.entry.timeout.as_secs_f64()
-            ),
+            message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -401,6 +413,7 @@ fn unresolved(model: &str, unknown: &UnknownModel) -> ProviderError {
         code: None,
         message: unknown.to_string(),
         retry_after: None,
+        should_retry: None,
     }
 }
 

@@ -68,6 +68,7 @@ fn fault(kind: FailureKind, retry_after: Option<Duration>) -> Said {
         code: None,
         message: "m".into(),
         retry_after,
+        should_retry: None,
     })
 }
 

@@ -200,6 +200,7 @@ fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
         code: None,
         message: failure::presentable(message, &[]),
         retry_after: None,
+        should_retry: None,
     }
 }
 

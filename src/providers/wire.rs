@@ -1,7 +1,7 @@
 //! The HTTP wire that all model servers share: a JSON body goes out, an answer comes back in one
 //! piece or as a stream of frames.
 //!
-//! Decides what is sent along (keys, headers), how much is read (16 MiB an answer), how long
+//! Decides what is sent along (keys, headers), how much is read (4 MiB an answer, 16 MiB a stream), how long
 //! silence is borne while an answer streams, and what a failure on this level is reported as. What
 //! the bodies and frames mean is the adapter's; how long a call may take as a whole, and whether it
 //! is repeated, is the router's. Nothing that leaves this file as a message holds a key or a
@@ -27,8 +27,10 @@ use crate::run::TraceSpan;
 
 /// W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Largest answer that is read, in bytes, streamed or not.
-const MAX_ANSWER: usize = 16 << 20;
+/// Largest streamed answer that is read, in bytes, what frames it included.
+const MAX_STREAM: usize = 16 << 20;
+/// Largest answer in one piece that is read, in bytes.
+const MAX_ANSWER: usize = 4 << 20;
 /// Largest error body that is read, in bytes; the rest is not looked at.
 const MAX_ERROR: usize = 64 << 10;
 
@@ -213,6 +215,7 @@ impl Wire {
     async fn refused(&self, mut response: Response) -> ProviderError {
         let status = response.status().as_u16();
         let retry_after = failure::retry_after(response.headers(), Utc::now());
+        let should_retry = failure::should_retry(response.headers());
         let mut body = Vec::new();
         let deadline = Instant::now() + self.idle_timeout;
         while let Ok(Ok(Some(chunk))) = timeout_at(deadline, response.chunk()).await {
@@ -222,7 +225,7 @@ impl Wire {
             }
         }
         let reported = Reported { status: None, ..failure::read_body(&body) };
-        ProviderError { retry_after, ..self.reported(status, &reported) }
+        ProviderError { retry_after, should_retry, ..self.reported(status, &reported) }
     }
 
     /// An error in the server's own words. Its status is the one that the words carry, else
@@ -264,6 +267,7 @@ impl Wire {
             code: None,
             message: failure::presentable(message, &self.secrets),
             retry_after: None,
+            should_retry: None,
         }
     }
 
@@ -325,7 +329,7 @@ impl Reader<'_> {
     async fn chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
         let chunk = self.response.chunk().await.map_err(|error| self.wire.broken(error))?;
         self.received += chunk.as_ref().map_or(0, Bytes::len);
-        if self.received > MAX_ANSWER {
+        if self.received > MAX_STREAM {
             return Err(self.wire.malformed("the answer is larger than 16 MiB"));
         }
         Ok(chunk)
@@ -345,6 +349,9 @@ impl Reader<'_> {
             if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
         while let Some(bytes) = chunk {
             body.extend_from_slice(&bytes);
+            if body.len() > MAX_ANSWER {
+                return Err(self.wire.malformed("the answer is larger than 4 MiB"));
+            }
             chunk = self.next_chunk().await?;
         }
         Ok(body.into())

@@ -9,6 +9,7 @@ use super::Runtime;
 use super::history::history;
 use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
+use crate::bounds::text::quoted;
 use crate::engine::Plan;
 use crate::event::{RunEvent, ValidationError};
 use crate::run::{Caller, Overrides};
@@ -76,7 +77,7 @@ impl Runtime {
             SkillError::Refused(ValidationError { pointer: "/active_skills".to_owned(), message })
         };
         if let Some(foreign) = wanted.iter().find(|name| !definition.skills.contains(name)) {
-            return Err(refused(format!("{foreign:?} is not one of this agent's skills")));
+            return Err(refused(format!("{} is not one of this agent's skills", quoted(foreign))));
         }
         let mut names: Vec<&String> = Vec::new();
         for name in definition.active_skills.iter().chain(wanted) {

@@ -8,7 +8,7 @@
 //! children of an ended parent end is also seen to by the store's sweep, whatever became of the
 //! replica that waited for them.
 
-use std::collections::{BTreeMap, HashMap, HashSet};
+use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
 use std::time::Duration;
@@ -29,7 +29,7 @@ use crate::agents::Agent;
 use crate::agents::definition::GovernanceSection;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
-use crate::event::{RunEvent, ValidationError};
+use crate::event::ValidationError;
 use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus,
     SpanPlace,
@@ -127,7 +127,7 @@ fn delegates(plan: &Plan) -> bool {
 }
 
 /// The id of the child that a call means.
-fn child_id(effect_key: &str) -> Uuid {
+pub(super) fn child_id(effect_key: &str) -> Uuid {
     let hash = Sha256::new().chain_update("child\0").chain_update(effect_key).finalize();
     let mut bytes = [0; 16];
     bytes.iter_mut().zip(&hash[..]).for_each(|(byte, hashed)| *byte = *hashed);
@@ -314,8 +314,12 @@ impl Runtime {
         given_up: &CancellationToken,
     ) -> Result<Option<Started>, NoOutput> {
         let lineage = parent.lineage_of(&call.agent)?;
+        let Some(now) = parent.control.delegating() else {
+            return Err(NoOutput("The call was given up.".into()));
+        };
         loop {
-            match self.try_start(parent, &call, id, lineage.clone(), place.clone()).await {
+            let started = self.try_start(parent, &now, &call, id, lineage.clone(), place.clone());
+            match started.await {
                 Ok(started) => return Ok(Some(started)),
                 Err(StartError::RunIdTaken(_)) => return Ok(None),
                 Err(StartError::Store(error))
@@ -340,22 +344,13 @@ impl Runtime {
     async fn try_start(
         &self,
         parent: &Parent,
+        now: &State,
         call: &ChildCall,
         id: Uuid,
         lineage: Lineage,
         place: Place,
     ) -> Result<Started, StartError> {
         let Head { new, caller, .. } = &parent.head;
-        let (mut now, mut calls_under_way) =
-            (State::new(parent.plan.rules.clone()), HashSet::new());
-        for event in self.journal_of(&caller.tenant, new.id).await? {
-            now.apply(&event).map_err(|e| StoreError::Failed(e.to_string()))?;
-            match &event.what {
-                RunEvent::ToolCallStarted(call) => _ = calls_under_way.insert(call.call_id),
-                RunEvent::ToolCallCompleted(call) => _ = calls_under_way.remove(&call.call_id),
-                _ => {}
-            }
-        }
         let inputs = match &call.task {
             Task::Inputs(inputs) => inputs.clone(),
             Task::Handoff { .. } => Value::clone(&new.inputs),
@@ -373,11 +368,11 @@ impl Runtime {
             inputs,
             metadata: BTreeMap::new(),
             session_id: None,
-            overrides: parent.bounds(&now),
+            overrides: parent.bounds(now),
         };
         let agent = self.held_to(
             &call.agent,
-            parent.autonomy(&now),
+            parent.autonomy(now),
             &parent.plan.agent.definition.governance,
         )?;
         let mut checked = self.check(agent, request)?;
@@ -391,7 +386,7 @@ impl Runtime {
         }
         if !parent.is_open.load(Ordering::Acquire) {
             let under_way =
-                Amounts { tool_calls: calls_under_way.len() as u64, ..Amounts::default() };
+                Amounts { tool_calls: now.calls_under_way() as u64, ..Amounts::default() };
             let (caps, spent) =
                 (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
             self.inner.store.open_budget(lineage.root, caps, spent).await?;

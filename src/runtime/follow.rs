@@ -23,7 +23,7 @@ const PAGE: u32 = 100;
 /// How often the journal of a run is read that nobody drives here: at first, and when it is quiet.
 const BRISK: Duration = Duration::from_millis(50);
 const CALM: Duration = Duration::from_millis(500);
-/// The same for a run that is driven here, whose events come by themselves.
+/// How often it is looked whether a run is still driven here, whose events come by themselves.
 const SAFETY: Duration = Duration::from_secs(1);
 /// How often a waiter looks whether the run was parked without an event.
 const LOOK: Duration = Duration::from_secs(2);
@@ -104,7 +104,7 @@ impl Runtime {
         }
     }
 
-    /// Publishes what other replicas write, as long as somebody listens.
+    /// Publishes what other replicas write, as long as there are readers.
     async fn poll(self, tenant: String, run: Uuid, channel: Weak<Channel>) {
         let mut pause = BRISK;
         loop {
@@ -114,6 +114,9 @@ impl Runtime {
                 () = tokio::time::sleep(if is_here { SAFETY } else { pause }) => {}
             }
             let Some(channel) = channel.upgrade() else { return };
+            if is_here && self.inner.live.get(run).is_some() {
+                continue; // its events come by themselves
+            }
             match self.inner.store.events(&tenant, run, channel.last(), PAGE).await {
                 Ok(events) if events.is_empty() => pause = CALM.min(pause * 2),
                 Ok(events) => {

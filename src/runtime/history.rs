@@ -10,7 +10,7 @@ use uuid::Uuid;
 
 use crate::agents::definition::HistorySection;
 use crate::engine::{FoldError, Rules, State};
-use crate::event::{Event, RunEvent};
+use crate::event::Event;
 use crate::message::Turn;
 use crate::providers::estimate;
 
@@ -41,17 +41,12 @@ pub(super) struct History {
 pub fn own_turns(journal: &[Event]) -> Result<OwnTurns, FoldError> {
     let mut state = State::new(Rules::default());
     journal.iter().try_for_each(|event| state.apply(event))?;
-    let taken_over = journal.iter().find_map(|event| match &event.what {
-        RunEvent::RunStarted { history, .. } => Some(*history),
-        _ => None,
-    });
     let conversation = state.conversation();
     let turns = conversation.turns().get(conversation.history()..).unwrap_or_default();
     if !turns.iter().any(|turn| matches!(turn, Turn::Assistant(_))) {
         return Ok(OwnTurns::default());
     }
-    let stand_for_earlier =
-        conversation.history() == 0 && taken_over.is_some_and(|turns| turns > 0);
+    let stand_for_earlier = conversation.history() == 0 && state.taken_over() > 0;
     Ok(OwnTurns { turns: turns.to_vec(), stand_for_earlier })
 }
 

@@ -5,7 +5,9 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use super::*;
-use crate::event::{CompactionCause, ContextCompacted, ModelResponded, Summary, ToolCallCompleted};
+use crate::event::{
+    CompactionCause, ContextCompacted, ModelResponded, RunEvent, Summary, ToolCallCompleted,
+};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Usage};
 use crate::run::{Outcome, TerminationReason};
 

@@ -6,6 +6,7 @@
 
 mod background;
 mod bus;
+mod claimed;
 mod delegation;
 mod deltas;
 mod follow;
@@ -25,6 +26,7 @@ mod replica;
 mod retention;
 mod sessions;
 mod start;
+mod transcript;
 mod waiting;
 mod worker;
 
@@ -58,6 +60,7 @@ pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
+pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
 
 /// How long a cancel request waits for the end of a run that nobody drives.

@@ -13,13 +13,14 @@ use futures::FutureExt;
 use uuid::Uuid;
 
 use super::Runtime;
+use super::claimed::{ResumeError, Resumption, unreadable, unusable};
 use super::holds::{Hold, Reclaimed};
 use super::loaded::LoadedAgent;
 use super::places::Place;
 use super::waiting::expiry;
 use super::worker::{Head, Owned, Tell, write};
 use crate::agents::prompt::ActiveSkill;
-use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State, Stopped};
+use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
 use crate::event::{AuditRecord, Event, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
@@ -30,42 +31,6 @@ use crate::tools::Workspace;
 const PAGE: u32 = 500;
 /// Cancelled runs that are claimed at once.
 const MAX_CLAIM: u32 = 64;
-
-/// Why a claimed run cannot go on.
-#[derive(Debug, thiserror::Error)]
-pub(super) enum ResumeError {
-    #[error(transparent)]
-    Store(#[from] StoreError),
-    #[error("{0}")]
-    Unusable(String),
-    #[error(transparent)]
-    Stopped(#[from] Stopped),
-    /// It goes back to the queue.
-    #[error("there is no place for it")]
-    NoPlace,
-}
-
-impl From<FoldError> for ResumeError {
-    fn from(error: FoldError) -> Self {
-        unreadable(&error)
-    }
-}
-
-fn unreadable(error: &dyn std::error::Error) -> ResumeError {
-    ResumeError::Unusable(format!("its journal cannot be read: {error}"))
-}
-
-fn unusable(error: &dyn std::error::Error) -> ResumeError {
-    ResumeError::Unusable(error.to_string())
-}
-
-/// What a run that goes on has left to do before it is driven.
-pub(super) struct Resumption {
-    claimed: ClaimedRun,
-    /// Whether its replica died while it owned the run.
-    has_crashed: bool,
-    is_alone: bool,
-}
 
 /// What becomes of a claimed run.
 enum Claimed {
@@ -278,11 +243,7 @@ impl Runtime {
         }
     }
 
-    pub(super) async fn journal_of(
-        &self,
-        tenant: &str,
-        id: Uuid,
-    ) -> Result<Vec<Event>, StoreError> {
+    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);

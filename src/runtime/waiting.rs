@@ -271,8 +271,7 @@ impl Runtime {
 
 /// The audit record of a decision that was not made in time, which is a decision, too.
 pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
-    let has_expired =
-        answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind);
+    let has_expired = answer.status == ApprovalStatus::Expired && DECISIONS.contains(&answer.kind);
     has_expired.then(|| {
         let (why, kind) = ("Nobody decided in time.".to_owned(), answer.kind.as_str());
         decided(answer.call_id, &answer.tool, &answer.arguments, kind, false, why)

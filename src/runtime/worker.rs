@@ -13,11 +13,11 @@ use futures::FutureExt;
 use serde_json::Value;
 use tokio::sync::oneshot;
 
+use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
 use super::holds::Hold;
 use super::places::Place;
-use super::recovery::{ResumeError, Resumption};
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
@@ -116,7 +116,7 @@ impl Owned {
             agent: head.new.agent.as_str().into(),
             caller: Arc::clone(&head.caller),
             workspace,
-            timeout: Duration::from_secs(plan.rules.limits.tool_call_timeout_seconds),
+            timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
             delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),

@@ -11,6 +11,7 @@ mod decode;
 mod definitions;
 mod failure;
 mod listing;
+mod migrations;
 mod observations;
 pub mod postgres;
 pub mod projection;

@@ -8,10 +8,9 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use regex::Regex;
-
 use super::RunWrite;
 use super::changes::ObservationInsert;
+use crate::bounds::pattern::{Author, Pattern};
 use crate::event::{Event, RunEvent, ToolCallCompleted};
 use crate::message::CallTarget;
 
@@ -39,10 +38,11 @@ const CLOSING: &str = "</private>";
 
 /// The value behind a name that looks like that of a secret.
 #[expect(clippy::unwrap_used, reason = "a constant that a test compiles")]
-static SECRET: LazyLock<Regex> = LazyLock::new(|| {
+static SECRET: LazyLock<Pattern> = LazyLock::new(|| {
     let name = r"token|password|passwd|secret|api[_-]?key|authorization|private[_-]?key";
     let value = r#"(?:bearer\s+|basic\s+)?(?:"[^"]*"|'[^']*'|[^\s,;}\])]+)"#;
-    Regex::new(&format!(r#"(?i)([\w-]*(?:{name})[\w-]*["']?\s*[:=]\s*){value}"#)).unwrap()
+    let whole = format!(r#"(?i)([\w-]*(?:{name})[\w-]*["']?\s*[:=]\s*){value}"#);
+    Pattern::compile(&whole, Author::Operator).unwrap()
 });
 
 /// What is kept of an event of an observed run, if anything.
@@ -73,7 +73,31 @@ pub(super) fn observation<'w>(
         RunEvent::RunFailed(ending) => {
             ("error", ending.outcome.error().map(|e| e.message.clone()).unwrap_or_default())
         }
-        _ => return None,
+        RunEvent::RunQueued {}
+        | RunEvent::RunStarted { .. }
+        | RunEvent::SessionLoaded { .. }
+        | RunEvent::SkillActivated(_)
+        | RunEvent::RunResumed { .. }
+        | RunEvent::AttemptStarted { .. }
+        | RunEvent::IterationStarted { .. }
+        | RunEvent::ToolCallStarted(_)
+        | RunEvent::ToolCallCompleted(_)
+        | RunEvent::ToolCallAwaitingClient(_)
+        | RunEvent::ApprovalRequested(_)
+        | RunEvent::ApprovalResolved(_)
+        | RunEvent::HandoffStarted { .. }
+        | RunEvent::BudgetWarned { .. }
+        | RunEvent::OutputProposed { .. }
+        | RunEvent::OutputReflected { .. }
+        | RunEvent::ConfirmationRequested { .. }
+        | RunEvent::DecisionExtractionFailed(_)
+        | RunEvent::DecisionValidationFailed(_)
+        | RunEvent::ToolChoiceUnmet { .. }
+        | RunEvent::AnswerBlank { .. }
+        | RunEvent::ContextCompacted(_)
+        | RunEvent::RunCancelRequested { .. }
+        | RunEvent::RunCompleted(_)
+        | RunEvent::RunCancelled(_) => return None,
     };
     let content = presentable(&text);
     (!content.is_empty()).then(|| ObservationInsert {
@@ -99,7 +123,7 @@ fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
 /// A text as it is kept.
 fn presentable(text: &str) -> String {
     let text = without_private(text).replace('\0', "");
-    cut(SECRET.replace_all(&text, "${1}[redacted]").trim(), MAX_CONTENT)
+    cut(SECRET.replace_behind_group(&text, "[redacted]").trim(), MAX_CONTENT)
 }
 
 /// A text without what stands between the marks; one that is never closed reaches to the end.

@@ -18,9 +18,9 @@ mod wakeups;
 use std::str::FromStr;
 use std::time::Duration;
 
+use super::migrations::POSTGRES as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::migrate::Migrator;
 use sqlx::postgres::{PgConnectOptions, PgConnection, PgRow};
 use sqlx::{ConnectOptions, Connection, Row};
 use tokio::sync::broadcast;
@@ -42,8 +42,6 @@ use super::{
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/postgres");
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;

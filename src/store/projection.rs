@@ -250,6 +250,7 @@ impl<'w> RunCalls<'_, 'w> {
             | RunEvent::DecisionExtractionFailed(_)
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
+            | RunEvent::AnswerBlank { .. }
             | RunEvent::ContextCompacted(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)

@@ -17,9 +17,9 @@ use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
+use super::migrations::SQLITE as MIGRATIONS;
 use async_trait::async_trait;
 use chrono::{DateTime, Utc};
-use sqlx::migrate::Migrator;
 use sqlx::query::Query;
 use sqlx::sqlite::{
     SqliteArguments, SqliteConnectOptions, SqliteConnection, SqliteJournalMode, SqlitePool,
@@ -43,8 +43,6 @@ use super::{
 };
 use crate::event::Event;
 use crate::run::{Amounts, Caps, Reserved, RunStatus};
-
-static MIGRATIONS: Migrator = sqlx::migrate!("migrations/sqlite");
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;

@@ -13,10 +13,9 @@ use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
 
 use super::{ModelTry, Observed, TelemetryError, began};
-use crate::event::{
-    AuditRecord, CallFailure, ContextCompacted, Event, RunEvent, ToolCallCompleted,
-};
+use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
 use crate::message::{CallTarget, Usage};
+use crate::run::RunOrigin;
 
 const RUNS: &str = "toolloop_runs_total";
 const RUNS_RECLAIMED: &str = "toolloop_runs_reclaimed_total";
@@ -153,21 +152,36 @@ impl Metrics {
                     self.iterations.increment(1);
                     self.took(&response.usage);
                 }
-                RunEvent::ContextCompacted(ContextCompacted { call: Some(call), .. }) => {
-                    self.took(&call.usage);
+                RunEvent::ContextCompacted(compacted) => {
+                    compacted.call.iter().for_each(|call| self.took(&call.usage));
                 }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
-                what => {
-                    if let Some(ending) = what.ending() {
-                        let outcome = &ending.outcome;
-                        self.runs.add(
-                            &origin.agent,
-                            (outcome.status().as_str(), outcome.reason().as_str()),
-                        );
-                        self.run_duration.record(Duration::from_millis(ending.latency_ms));
-                    }
-                }
+                RunEvent::RunCompleted(ending)
+                | RunEvent::RunFailed(ending)
+                | RunEvent::RunCancelled(ending) => self.ended(origin, ending),
+                RunEvent::RunQueued {}
+                | RunEvent::RunStarted { .. }
+                | RunEvent::SessionLoaded { .. }
+                | RunEvent::SkillActivated(_)
+                | RunEvent::RunResumed { .. }
+                | RunEvent::AttemptStarted { .. }
+                | RunEvent::IterationStarted { .. }
+                | RunEvent::ToolCallStarted(_)
+                | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ApprovalRequested(_)
+                | RunEvent::ApprovalResolved(_)
+                | RunEvent::HandoffStarted { .. }
+                | RunEvent::BudgetWarned { .. }
+                | RunEvent::OutputProposed { .. }
+                | RunEvent::OutputReflected { .. }
+                | RunEvent::ValidationFailed { .. }
+                | RunEvent::ConfirmationRequested { .. }
+                | RunEvent::DecisionExtractionFailed(_)
+                | RunEvent::DecisionValidationFailed(_)
+                | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::AnswerBlank { .. }
+                | RunEvent::RunCancelRequested { .. } => {}
             }
         }
         for AuditRecord { rule, decision, outcome, .. } in audit {
@@ -176,6 +190,13 @@ impl Metrics {
             }
             self.gate_decisions.add(rule, decision_label(decision));
         }
+    }
+
+    fn ended(&self, origin: &RunOrigin, ending: &Ending) {
+        let outcome = &ending.outcome;
+        let labels = (outcome.status().as_str(), outcome.reason().as_str());
+        self.runs.add(&origin.agent, labels);
+        self.run_duration.record(Duration::from_millis(ending.latency_ms));
     }
 
     fn took(&self, usage: &Usage) {
@@ -200,7 +221,8 @@ impl Metrics {
     }
 
     pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
-        let name = format!("{}/{}", tried.provider, tried.model);
+        let model = if tried.is_named { tried.model } else { OTHER };
+        let name = format!("{}/{model}", tried.provider);
         self.model_calls.add(&name, tried.failure.unwrap_or("succeeded"));
         self.model_call_duration.record(tried.took);
     }

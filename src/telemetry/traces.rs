@@ -24,7 +24,7 @@ use opentelemetry_sdk::trace::{
 };
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
-use crate::event::{CallFailure, ContextCompacted, Ending, Event, RunEvent};
+use crate::event::{CallFailure, Ending, Event, RunEvent};
 use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
 
@@ -104,13 +104,10 @@ impl Traces {
                     ));
                     self.child(origin.trace.span(place), said);
                 }
-                RunEvent::ContextCompacted(ContextCompacted {
-                    attempt,
-                    iteration,
-                    call: Some(call),
-                    ..
-                }) => {
-                    let place = SpanPlace::Summary { attempt: *attempt, iteration: *iteration };
+                RunEvent::ContextCompacted(compacted) => {
+                    let Some(call) = &compacted.call else { continue };
+                    let (attempt, iteration) = (compacted.attempt, compacted.iteration);
+                    let place = SpanPlace::Summary { attempt, iteration };
                     let said = chat(
                         origin,
                         event.at,
@@ -142,18 +139,36 @@ impl Traces {
                         execute_tool(origin, &call.tool, call.call_id, times, Some("blocked")),
                     );
                 }
-                what => {
-                    if let Some(ending) = what.ending() {
-                        let parent = origin.trace.parent;
-                        let said = invoke_agent(origin, event, ending, totals);
-                        self.send(
-                            origin.trace.span(SpanPlace::Run),
-                            parent,
-                            parent.is_some(),
-                            said,
-                        );
-                    }
+                RunEvent::RunCompleted(ending)
+                | RunEvent::RunFailed(ending)
+                | RunEvent::RunCancelled(ending) => {
+                    let parent = origin.trace.parent;
+                    let said = invoke_agent(origin, event, ending, totals);
+                    self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), said);
                 }
+                RunEvent::RunQueued {}
+                | RunEvent::RunStarted { .. }
+                | RunEvent::SessionLoaded { .. }
+                | RunEvent::SkillActivated(_)
+                | RunEvent::RunResumed { .. }
+                | RunEvent::AttemptStarted { .. }
+                | RunEvent::IterationStarted { .. }
+                | RunEvent::ToolCallStarted(_)
+                | RunEvent::ToolCallCompleted(_)
+                | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ApprovalRequested(_)
+                | RunEvent::ApprovalResolved(_)
+                | RunEvent::HandoffStarted { .. }
+                | RunEvent::BudgetWarned { .. }
+                | RunEvent::OutputProposed { .. }
+                | RunEvent::OutputReflected { .. }
+                | RunEvent::ValidationFailed { .. }
+                | RunEvent::ConfirmationRequested { .. }
+                | RunEvent::DecisionExtractionFailed(_)
+                | RunEvent::DecisionValidationFailed(_)
+                | RunEvent::ToolChoiceUnmet { .. }
+                | RunEvent::AnswerBlank { .. }
+                | RunEvent::RunCancelRequested { .. } => {}
             }
         }
     }

@@ -28,6 +28,9 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
 }
 
 pub(super) fn check(schema: &Schema, arguments: &Value) -> Result<(), String> {
+    if let Some(place) = nul_in(arguments) {
+        return Err(format!("The arguments hold a NUL character at {place}; no tool takes one."));
+    }
     schema.check(arguments, MAX_SCHEMA_ERRORS).map_err(|rejected| {
         let has_more = matches!(rejected, Rejected::Faults(_, true));
         let mut message = "The arguments do not match the tool's schema:".to_owned();
@@ -40,4 +43,43 @@ pub(super) fn check(schema: &Schema, arguments: &Value) -> Result<(), String> {
         }
         message
     })
+}
+
+/// The JSON pointer of the first text or name that holds a NUL character.
+fn nul_in(value: &Value) -> Option<String> {
+    let below = |step: String, value: &Value| nul_in(value).map(|rest| format!("/{step}{rest}"));
+    match value {
+        Value::String(text) => text.contains('\0').then(String::new),
+        Value::Array(items) => {
+            items.iter().enumerate().find_map(|(index, item)| below(index.to_string(), item))
+        }
+        Value::Object(members) => members.iter().find_map(|(name, member)| {
+            if name.contains('\0') {
+                return Some(format!("/{}", name.replace('\0', "\\u0000")));
+            }
+            below(name.clone(), member)
+        }),
+        _ => None,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use serde_json::json;
+
+    use super::*;
+
+    #[test]
+    fn a_nul_is_found_wherever_it_is() {
+        let table = [
+            (json!({"path": "out/\0x"}), Some("/path")),
+            (json!({"a": [1, {"b": ["x", "\0"]}]}), Some("/a/1/b/1")),
+            (json!({"a\0": 1}), Some("/a\\u0000")),
+            (json!({"a": "\\u0000"}), None),
+            (json!({"a": [null, 1.5, true]}), None),
+        ];
+        for (arguments, place) in table {
+            assert_eq!(nul_in(&arguments).as_deref(), place, "{arguments}");
+        }
+    }
 }

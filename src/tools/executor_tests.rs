@@ -50,6 +50,7 @@ impl Tool for Probe {
             effect,
             destructive,
             lines: 0,
+            makes: Vec::new(),
         };
         match arguments["do"].as_str().unwrap_or_default() {
             "destroy" => Ok(vec![action(Effect::Once, true)]),
@@ -354,7 +355,13 @@ impl Tool for Flaky {
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let what = ActionKind::Call("flaky".into());
-        Ok(vec![Action { what, effect: self.effect, destructive: false, lines: 0 }])
+        Ok(vec![Action {
+            what,
+            effect: self.effect,
+            destructive: false,
+            lines: 0,
+            makes: Vec::new(),
+        }])
     }
 
     async fn execute(&self, _: Permit, _: Value, _: &ToolContext) -> Result<String, ToolError> {

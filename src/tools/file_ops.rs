@@ -17,6 +17,7 @@ use async_trait::async_trait;
 use rustix::io::Errno;
 use serde::Deserialize;
 use serde_json::{Value, json};
+use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::workspace::{Kind, PathError, Resolved};
@@ -24,6 +25,8 @@ use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 
+/// Searches of all runs at the same time: each holds a file and what its pattern builds.
+static SEARCHES: Semaphore = Semaphore::const_new(4);
 /// Entries of a directory that are moved with it, at most.
 const MAX_MOVED: usize = 1000;
 
@@ -116,8 +119,11 @@ impl Tool for FileOps {
         context: &ToolContext,
     ) -> Result<Vec<Action>, ToolError> {
         match Operation::parse(arguments)? {
-            // Moving a directory names all that is in it, writing compares with what is there.
-            Operation::Move { .. } | Operation::Write { .. } => {
+            // Moving a directory names all that is in it, writing compares with what is there, and
+            // replacing all counts how much that is.
+            Operation::Move { .. }
+            | Operation::Write { .. }
+            | Operation::Edit { replace_all: Some(true), .. } => {
                 let (workspace, arguments) = (context.workspace.clone(), arguments.clone());
                 blocking(move |_| Operation::parse(&arguments)?.actions(&workspace)).await
             }
@@ -138,6 +144,10 @@ impl Tool for FileOps {
             return Ok(text);
         }
         let workspace = context.workspace.clone();
+        let _place = match Operation::parse(&arguments)? {
+            Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
+            _ => None,
+        };
         blocking(move |stop| Operation::parse(&arguments)?.perform(&workspace, &permit, stop)).await
     }
 }
@@ -168,13 +178,20 @@ impl<'a> Operation<'a> {
                 let path = workspace.resolve(path)?.path;
                 vec![writes_lines(path, Effect::Once, false, content.lines().count())]
             }
-            Self::Edit { path, old, new, .. } => {
+            Self::Edit { path, old, new, replace_all } => {
                 let path = workspace.resolve(path)?.path;
-                let lines = old.lines().count().max(new.lines().count());
+                let each = old.lines().count().max(new.lines().count());
+                let times = match replace_all {
+                    Some(true) => writing::occurrences(workspace, &path, old),
+                    _ => 1,
+                };
+                let lines = each.saturating_mul(times);
                 vec![writes_lines(path.clone(), Effect::Once, false, lines), reads(path)]
             }
             Self::Mkdir { path } => {
-                vec![writes(workspace.resolve(path)?.path, Effect::Idempotent, false)]
+                let path = workspace.resolve(path)?.path;
+                let makes = writing::missing_above(workspace, &path);
+                vec![Action { makes, ..writes(path, Effect::Idempotent, false) }]
             }
             Self::Move { path, to } => {
                 let (from, to) = (workspace.resolve_entry(path)?, workspace.resolve_entry(to)?);
@@ -229,6 +246,11 @@ impl<'a> Operation<'a> {
             Self::Append { content, .. } => writing::append(workspace, path, content),
             Self::Edit { old, new, replace_all, .. } => {
                 let occurrences = if replace_all == Some(true) {
+                    if self.actions(workspace)? != permit.actions() {
+                        return Err(ToolError::ForModel(format!(
+                            "{path:?} changed while it was about to be edited; look again"
+                        )));
+                    }
                     writing::Occurrences::All
                 } else {
                     writing::Occurrences::One
@@ -250,11 +272,17 @@ impl<'a> Operation<'a> {
 }
 
 fn reads(path: String) -> Action {
-    Action { what: ActionKind::Read(path), effect: Effect::Read, destructive: false, lines: 0 }
+    Action {
+        what: ActionKind::Read(path),
+        effect: Effect::Read,
+        destructive: false,
+        lines: 0,
+        makes: Vec::new(),
+    }
 }
 
 fn writes(path: String, effect: Effect, destructive: bool) -> Action {
-    Action { what: ActionKind::Write(path), effect, destructive, lines: 0 }
+    Action { what: ActionKind::Write(path), effect, destructive, lines: 0, makes: Vec::new() }
 }
 
 fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -> Action {

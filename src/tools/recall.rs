@@ -81,7 +81,13 @@ impl Tool for Recall {
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let what = ActionKind::Call(NAME.to_owned());
-        Ok(vec![Action { what, effect: Effect::Read, destructive: false, lines: 0 }])
+        Ok(vec![Action {
+            what,
+            effect: Effect::Read,
+            destructive: false,
+            lines: 0,
+            makes: Vec::new(),
+        }])
     }
 
     async fn execute(

@@ -6,12 +6,14 @@
 use chrono::Utc;
 use uuid::Uuid;
 
+use super::arguments;
 use super::executor::Prepared;
+use super::shown::shown;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
 };
 use crate::governance::Decision;
-use crate::message::{CallTarget, ToolCall};
+use crate::message::{CallTarget, ToolCall, canonical_json};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -119,6 +121,23 @@ pub(super) fn not_executed(
         reason: Some(reason),
         arguments,
         outcome: "not_executed".into(),
+        duration_ms: None,
+    }
+}
+
+/// What the audit log keeps of a call that was dispatched and whose end the service did not see.
+pub fn lost(call: &ToolCall) -> AuditRecord {
+    let arguments = arguments::parse(&call.arguments).unwrap_or_default();
+    let canonical = canonical_json(arguments.clone());
+    AuditRecord {
+        at: Utc::now(),
+        call_id: call.id,
+        tool: call.name.clone(),
+        rule: "recovery".to_owned(),
+        decision: Decision::Allowed.as_str().to_owned(),
+        reason: Some("The service stopped while this call was running.".to_owned()),
+        arguments: shown(&arguments, canonical),
+        outcome: "unknown".to_owned(),
         duration_ms: None,
     }
 }

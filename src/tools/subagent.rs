@@ -122,7 +122,13 @@ impl Tool for Subagent {
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let what = ActionKind::Delegate(self.agent.clone());
-        Ok(vec![Action { what, effect: Effect::Idempotent, destructive: false, lines: 0 }])
+        Ok(vec![Action {
+            what,
+            effect: Effect::Idempotent,
+            destructive: false,
+            lines: 0,
+            makes: Vec::new(),
+        }])
     }
 
     async fn execute(

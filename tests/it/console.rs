@@ -262,11 +262,11 @@ tools: [file_ops]
 enable_double_confirmation: false
 governance: {paths: {write: ['**']}}
 ";
-    let steps = "
+    let steps = r#"
 steps:
-  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: notes.txt, content: new}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: notes.txt, content: "new\u202edlo"}}]
   - text: '{{ results[0] }}'
-";
+"#;
     let service = setup().agent("editor", editor).scenario("editor", steps).start(Db::Sqlite).await;
     let parked = service.post("/v1/agents/editor/invoke-iterative", &json!({})).await.body;
     assert_eq!(parked["status"], "awaiting_approval", "{parked:#}");
@@ -277,6 +277,9 @@ steps:
     let browser = signed_in(&service, &page).await;
     let form = "[aria-label=\"Waiting for\"] form";
     browser.until(&format!("document.querySelector('{form}')?.hidden === false")).await;
+    let shown = browser.eval("document.getElementById('main').innerText").await;
+    let shown = shown.as_str().unwrap();
+    assert!(shown.contains(r"new\u{202e}dlo") && !shown.contains('\u{202e}'), "{shown}");
     browser.screenshot("run-approval").await;
     browser.click(&format!("{form} input")).await;
     browser.write("not today").await;

@@ -87,11 +87,20 @@ async fn old_results_are_cleared(db: Db) {
         "assistant",
     ];
     assert_eq!(roles(&messages), expected);
-    let first = messages[3]["content"].as_str().unwrap();
-    assert!(first.starts_with("[result cleared: 2") && first.ends_with(" bytes]"), "{first}");
+    let iterations = part(&service, &run, "iterations").await;
+    let told = &iterations[3]["compactions"][0];
+    assert_eq!(
+        (&told["cause"], &told["cleared_results"], &told["usage"]),
+        (&json!("window_nearly_full"), &json!(1), &Value::Null),
+        "{iterations:#?}"
+    );
+    assert_eq!(iterations[2]["compactions"], json!([]));
+    let is_marked = |message: &&Value| message["compacted"] == true;
+    let marked: Vec<&Value> = messages.iter().filter(is_marked).collect();
+    assert_eq!(marked, [&messages[3]], "only what was cleared");
     assert_eq!(messages[3]["tool_call_id"], messages[2]["tool_calls"][0]["id"]);
     assert_eq!(compacted["cleared"], json!([messages[3]["tool_call_id"]]));
-    for kept in [&messages[5], &messages[7]] {
+    for kept in [&messages[3], &messages[5], &messages[7]] {
         assert!(kept["content"].as_str().unwrap().contains("seventeen"), "{kept}");
     }
     // What the calls brought is still on record.
@@ -119,9 +128,31 @@ async fn old_turns_are_summarised(db: Db) {
     let messages = part(&service, &run, "messages").await;
     assert_eq!(
         roles(&messages),
-        ["system", "user", "user", "assistant", "tool", "assistant", "tool", "assistant"]
+        [
+            "system",
+            "user",
+            "assistant",
+            "tool",
+            "user",
+            "assistant",
+            "tool",
+            "assistant",
+            "tool",
+            "assistant"
+        ]
     );
-    let summary = messages[2]["content"].as_str().unwrap();
+    let marked: Vec<bool> = messages.iter().map(|message| message["compacted"] == true).collect();
+    let expected = [false, false, true, true, false, false, false, false, false, false];
+    assert_eq!(marked, expected, "what the summary stands for: {messages:#?}");
+    assert!(messages[3]["content"].as_str().unwrap().contains("seventeen"), "as it was");
+    let iterations = part(&service, &run, "iterations").await;
+    let told = &iterations.last().unwrap()["compactions"][0];
+    assert_eq!(
+        (&told["summarised_turns"], &told["usage"]["total_tokens"]),
+        (&json!(1), &json!(3010)),
+        "{iterations:#?}"
+    );
+    let summary = messages[4]["content"].as_str().unwrap();
     assert!(summary.starts_with("[Summary") && summary.ends_with("it says seventeen"), "{summary}");
 }
 

@@ -18,10 +18,7 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("store", &["message", "run", "event", "bounds"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
     ("tools", &["message", "run", "event", "bounds", "governance"]),
-    (
-        "engine",
-        &["message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"],
-    ),
+    ("engine", &["message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"]),
     (
         "runtime",
         &[
@@ -163,6 +160,29 @@ fn sql_stays_in_the_store() {
             "src/{} uses sqlx: all SQL is in src/store/",
             source.path
         );
+    }
+}
+
+/// What others wrote reaches these libraries through one room, which bounds it first.
+#[test]
+fn what_others_wrote_goes_through_one_door() {
+    let libraries = [
+        "cel::",
+        "globset::",
+        "jsonschema::",
+        "minijinja::",
+        "regex::",
+        "regex_automata::",
+        "serde_saphyr::",
+    ];
+    for source in sources().iter().filter(|s| s.room != "bounds" && !is_test_file(s)) {
+        for library in libraries {
+            assert!(
+                !source.code.contains(library),
+                "src/{} uses {library} which src/bounds/ alone may: give it a bounded constructor there",
+                source.path
+            );
+        }
     }
 }
 
@@ -391,4 +411,57 @@ fn files_of_a_room_import_one_another_in_one_direction() {
         wrong.is_empty(),
         "move what both need to a file of its own, which both import:\n{wrong:#?}"
     );
+}
+
+/// The arms of each `match` in a text, as far as they stand directly in its braces.
+fn matches(code: &str) -> Vec<Vec<String>> {
+    let mut found = Vec::new();
+    for (start, _) in code.match_indices("match ") {
+        let Some(open) = code[start..].find('{').map(|at| start + at) else { continue };
+        if code[start..open].contains(';') {
+            continue; // a word in a comment or a text
+        }
+        let (mut depth, mut arms) = (0_usize, String::new());
+        for c in code[open..].chars() {
+            match c {
+                '{' | '(' | '[' => depth += 1,
+                '}' | ')' | ']' => depth = depth.saturating_sub(1),
+                _ if depth == 1 => arms.push(c),
+                _ => {}
+            }
+            if depth == 0 {
+                break;
+            }
+        }
+        found.push(arms.lines().map(|line| line.trim().to_owned()).collect());
+    }
+    found
+}
+
+#[test]
+fn events_are_matched_without_a_wildcard() {
+    let mut looked_at = 0;
+    for source in sources().iter().filter(|source| !is_test_file(source)) {
+        for arms in matches(&source.code) {
+            let is_event = |arm: &&String| arm.trim_start_matches("| ").starts_with("RunEvent::");
+            if arms.iter().filter(is_event).count() < 2 {
+                continue;
+            }
+            looked_at += 1;
+            let wildcard = arms.iter().find(|arm| {
+                let pattern = arm.split("=>").next().unwrap_or_default().trim();
+                let name = pattern.split(" if ").next().unwrap_or_default().trim();
+                arm.contains("=>")
+                    && !name.is_empty()
+                    && name.chars().all(|c| c.is_ascii_lowercase() || c == '_')
+            });
+            assert!(
+                wildcard.is_none(),
+                "{}: {wildcard:?} stands for events that nobody thought of: name them, so that a new \
+                 event does not compile until this place has said what it means",
+                source.path
+            );
+        }
+    }
+    assert!(looked_at >= 7, "only {looked_at} places read events");
 }

@@ -46,12 +46,14 @@ enum Say {
     /// Calls cut off by the output limit.
     CutCalls(Vec<&'static str>),
     Refuse,
+    /// A refusal with calls beside it.
+    RefuseCalls(Vec<&'static str>),
     Pause,
     Fail,
     /// The conversation does not fit.
     TooLong,
 }
-use Say::{Calls, CutCalls, CutText, Fail, Nonsense, Pause, Refuse, Text, TooLong};
+use Say::{Calls, CutCalls, CutText, Fail, Nonsense, Pause, Refuse, RefuseCalls, Text, TooLong};
 
 /// What every model call takes.
 const USAGE: Usage = Usage {
@@ -182,6 +184,7 @@ impl Bench {
             Calls(names) => ("", names, FinishReason::ToolCalls),
             CutCalls(names) => ("", names, FinishReason::Length),
             Refuse => ("I will not.", vec![], FinishReason::Refusal),
+            RefuseCalls(names) => ("I will not.", names, FinishReason::Refusal),
             Pause => ("…", vec![], FinishReason::Pause),
             Fail => return self.fail(TerminationReason::ModelError),
             TooLong => {
@@ -486,6 +489,56 @@ fn text_contract() -> Vec<Row> {
         ("a pause is sent back", text(), vec![Pause, Text("done")], "completed", (1, 2, 0)),
         ("a refusal ends the run", text(), vec![Refuse], "model_refused", (1, 1, 0)),
         (
+            "calls beside a refusal are not executed",
+            text(),
+            vec![RefuseCalls(vec!["a", "b"])],
+            "model_refused",
+            (1, 1, 0),
+        ),
+        (
+            "a blank answer is asked for again",
+            text(),
+            vec![Text(" \n"), Text("done")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "then the attempt fails",
+            text(),
+            vec![Text(""), Text(" "), Text("done")],
+            "completed",
+            (2, 3, 0),
+        ),
+        ("nothing but blank answers", text(), vec![Text("")], "invalid_response", (3, 6, 0)),
+        (
+            "a blank answer is not confirmed",
+            confirming(),
+            vec![Text(""), Text("a"), Text(""), Text("b")],
+            "completed",
+            (1, 4, 0),
+        ),
+        (
+            "calls may come between blank answers",
+            text(),
+            vec![Text(""), Calls(vec!["a"]), Text(""), Text("b")],
+            "completed",
+            (1, 4, 1),
+        ),
+        (
+            "the rest of an answer may be blank",
+            text(),
+            vec![CutText("done"), Text("")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "a cut-off answer without text is continued, and asked for again",
+            text(),
+            vec![CutText(""), Text(""), Text("b")],
+            "completed",
+            (1, 3, 0),
+        ),
+        (
             "a model error ends the run",
             text(),
             vec![Calls(vec!["a"]), Fail],
@@ -547,6 +600,14 @@ fn structured_contract() -> Vec<Row> {
             "completed",
             (2, 2, 0),
         ),
+        (
+            "a blank answer is asked for again before the attempt fails",
+            structured(),
+            vec![Text(""), Calls(vec![OK])],
+            "completed",
+            (1, 2, 0),
+        ),
+        ("only blank answers", structured(), vec![Text("")], "invalid_response", (3, 6, 0)),
         (
             "only text is an invalid response",
             structured(),
@@ -812,6 +873,20 @@ fn decisions() -> Vec<Row> {
             (1, 3, 0),
         ),
         (
+            "a blank final answer is asked for again",
+            deciding(text()),
+            vec![Text(""), Text("x")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "a decision on an answer may be blank, the answer not",
+            answering_later(text()),
+            vec![Text(""), Text(""), Text("x")],
+            "completed",
+            (1, 3, 0),
+        ),
+        (
             "an output is written later",
             answering_later(structured()),
             vec![Text("x"), Calls(vec![BAD]), Text("x"), Calls(vec![OK])],
@@ -908,6 +983,27 @@ fn demanded_calls() -> Vec<Row> {
             vec![Text("x"), Text("y"), Calls(vec![OK])],
             "completed",
             (2, 3, 0),
+        ),
+        (
+            "none: calls that come all the same are not executed",
+            demanding(text(), ToolChoicePolicy::None),
+            vec![Calls(vec!["a", "ask", "client", "change"]), Text("x")],
+            "completed",
+            (1, 2, 0),
+        ),
+        (
+            "none: not for ever",
+            demanding(text(), ToolChoicePolicy::None),
+            vec![Calls(vec!["a"])],
+            "max_iterations",
+            (1, 15, 0),
+        ),
+        (
+            "a blank answer is one before a demand is looked at",
+            strictly(text(), FirstRequired),
+            vec![Text(""), Calls(vec!["a"]), Text("x")],
+            "completed",
+            (1, 3, 1),
         ),
         (
             "strict: the attempt fails",
@@ -1012,11 +1108,60 @@ fn situations() {
 }
 
 #[test]
+fn calls_that_may_not_be_executed_are_answered_so() {
+    let refused = (text(), vec![RefuseCalls(vec!["a", "b"])], 2);
+    let none =
+        (demanding(text(), ToolChoicePolicy::None), vec![Calls(vec!["a", "b"]), Text("x")], 2);
+    let last = limited(text(), |limits, _| limits.max_iterations = 1);
+    let last = (Rules { on_limit: OnLimit::Answer, ..last }, vec![Calls(vec!["a", "b"])], 2);
+    for (rules, script, expected) in [refused, none, last] {
+        let what = format!("{:?} {script:?}", rules.tool_choice);
+        let mut bench = Bench::new(rules, script);
+        bench.run(false);
+        check_journal(&bench, &what);
+        let unexecuted = bench.journal.iter().filter(|event| match &event.what {
+            RunEvent::ToolCallCompleted(call) => {
+                call.failure == Some(CallFailure::NotExecuted)
+                    && call.content.contains("not executed")
+            }
+            _ => false,
+        });
+        assert_eq!(unexecuted.count(), expected, "{what}");
+        let turns = bench.state.conversation().turns().iter();
+        let told = turns.filter_map(|turn| match turn {
+            Turn::Assistant(turn) => Some(turn.results()),
+            Turn::User(_) => None,
+        });
+        let told = told.flatten().filter(|result| result.content.contains("not executed"));
+        assert_eq!(told.count(), expected, "{what}");
+    }
+}
+
+#[test]
+fn a_model_is_told_that_its_answer_was_blank() {
+    let mut bench = Bench::new(text(), vec![Text("\t"), Text("x")]);
+    bench.run(false);
+    let turns = bench.state.conversation().turns();
+    let Turn::User(told) = &turns[2] else { panic!("{turns:#?}") };
+    assert!(told.contains("empty"), "{told}");
+    let kinds: Vec<_> = bench.journal.iter().map(|event| event.what.type_name()).collect();
+    assert!(kinds.contains(&"answer.blank"), "{kinds:?}");
+
+    let mut bench = Bench::new(text(), vec![Text("")]);
+    bench.run(false);
+    let error = bench.state.ending().unwrap().0.outcome.error().unwrap().clone();
+    assert_eq!(error.code, "INVALID_RESPONSE");
+    assert!(error.message.contains("empty"), "{}", error.message);
+}
+
+#[test]
 fn single_shots() {
     let table = [
         ("text", text(), Text("hello"), "completed"),
-        ("calls that nobody offered are ignored", text(), Calls(vec!["a"]), "completed"),
+        ("calls that nobody offered are no answer", text(), Calls(vec!["a"]), "invalid_response"),
         ("no confirmation", confirming(), Text("hello"), "completed"),
+        ("blank", text(), Text(" \n"), "invalid_response"),
+        ("a refusal with calls", text(), RefuseCalls(vec!["a"]), "model_refused"),
         ("cut off", text(), CutText("hel"), "invalid_response"),
         ("refused", text(), Refuse, "model_refused"),
         ("failed", text(), Fail, "model_error"),
@@ -1088,6 +1233,12 @@ fn check_journal(bench: &Bench, what: &str) {
         "{what}: nothing follows the terminal event"
     );
     assert_valid(bench.state.conversation(), what);
+    every_call_has_one_result(bench, what);
+    assert!(
+        !matches!(&bench.journal.last().unwrap().what, RunEvent::RunCompleted(end)
+            if end.outcome.raw_response().trim().is_empty()),
+        "{what}: a blank answer is none"
+    );
 
     let mut totals = Totals::default();
     bench.journal.iter().for_each(|event| totals.apply(&event.what));
@@ -1109,6 +1260,55 @@ fn check_journal(bench: &Bench, what: &str) {
         bench.state.conversation(),
         "{what}: the journal alone gives the conversation"
     );
+    nothing_said_is_lost(bench, what);
+}
+
+/// A reader of the journal sees every turn, and which of them the model still reads.
+fn nothing_said_is_lost(bench: &Bench, what: &str) {
+    let transcript = toolloop::runtime::transcript(&bench.journal).unwrap();
+    let still_read = transcript.turns.iter().filter(|kept| !kept.is_summarised);
+    let still_read: Vec<&Turn> = still_read.map(|kept| &kept.turn).collect();
+    let turns = bench.state.conversation().turns();
+    assert_eq!(still_read.len(), turns.len(), "{what}");
+    for (kept, read) in still_read.iter().zip(turns) {
+        match (kept, read) {
+            (Turn::Assistant(kept), Turn::Assistant(read)) => {
+                assert_eq!(kept.message(), read.message(), "{what}");
+                for (kept, read) in kept.results().iter().zip(read.results()) {
+                    let is_cleared = read.content.starts_with("[result cleared");
+                    assert!(kept == read || is_cleared, "{what}: {kept:?} {read:?}");
+                    assert!(
+                        !is_cleared || transcript.cleared.contains(&kept.call_id),
+                        "{what}: {kept:?}"
+                    );
+                }
+            }
+            (kept, read) => assert_eq!(*kept, read, "{what}"),
+        }
+    }
+    assert!(transcript.open.is_none(), "{what}: it has ended");
+}
+
+/// What rows are made of: each call of a tool is answered by one event, and by none before it was
+/// made.
+fn every_call_has_one_result(bench: &Bench, what: &str) {
+    let mut open = BTreeSet::new();
+    for event in &bench.journal {
+        match &event.what {
+            RunEvent::ModelResponded(response) => {
+                let calls = response.message.tool_calls.iter();
+                open.extend(calls.filter(|c| c.target == CallTarget::Tool).map(|call| call.id));
+            }
+            RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
+                assert!(open.remove(&call.call_id), "{what}: {call:?}");
+            }
+            RunEvent::ToolCallBlocked(call) => {
+                assert!(open.remove(&call.call_id), "{what}: {call:?}");
+            }
+            _ => {}
+        }
+    }
+    assert_eq!(open, BTreeSet::new(), "{what}: calls without a result");
 }
 
 /// Every call has its result, and two assistant turns never meet unless the first was a pause or
@@ -1145,8 +1345,9 @@ fn anything() -> impl Strategy<Value = Say> {
     let names = prop::collection::vec(name, 1..8);
     prop_oneof![
         4 => names.clone().prop_map(Calls),
-        2 => prop::sample::select(vec!["done", "", r#"{"ok":1}"#]).prop_map(Text),
-        1 => names.prop_map(CutCalls),
+        2 => prop::sample::select(vec!["done", "", " \n", r#"{"ok":1}"#]).prop_map(Text),
+        1 => names.clone().prop_map(CutCalls),
+        1 => names.prop_map(RefuseCalls),
         1 => Just(CutText("cut")),
         1 => Just(Nonsense),
         1 => Just(Pause),
@@ -1183,6 +1384,7 @@ fn any_rules() -> impl Strategy<Value = Rules> {
         Just(ToolChoicePolicy::Auto),
         Just(FirstRequired),
         Just(Required),
+        Just(ToolChoicePolicy::None),
         Just(ToolChoicePolicy::Tool("a".into())),
     ];
     let react =
@@ -1262,5 +1464,6 @@ proptest! {
         context::at_most_two_compactions_an_iteration(&bench);
         let started = bench.journal.iter().filter(|e| matches!(e.what, RunEvent::ToolCallStarted(_))).count();
         prop_assert!(started as u64 <= rules.budget.max_tool_calls);
+        prop_assert!(started == 0 || rules.tool_choice != ToolChoicePolicy::None);
     }
 }

@@ -3,11 +3,13 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
+mod answers;
 mod api;
 mod approvals;
 mod bounds;
 mod calling;
 mod chromium;
+mod claims;
 mod client_tools;
 mod clients;
 mod commands;
@@ -22,6 +24,7 @@ mod faults;
 mod full_disk;
 mod fuzzing;
 mod hardening;
+mod hostile;
 mod house;
 mod installing;
 mod machine;

@@ -74,8 +74,7 @@ async fn runs_from_the_queue_take_places(db: Db) {
 }
 
 async fn a_parked_run_has_no_place(db: Db) {
-    let writer =
-        "tools: [file_ops]\ngovernance: {autonomy: full, tool_policies: {file_ops: ask}}\n";
+    let writer = "tools: [file_ops]\ngovernance: {autonomy: full, tool_policies: {file_ops: ask}, paths: {write: ['./**']}}\n";
     let service = Setup::new()
         .agent("writer", &format!("{}{writer}", agent("writer")))
         .scenario(

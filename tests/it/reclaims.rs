@@ -133,7 +133,7 @@ async fn a_commit_that_is_gone_is_made_up_for(db: Db) {
 async fn a_run_that_cannot_be_read_holds_up_no_other(db: Db) {
     let (service, busy) = busy(db).await;
     let damaged = enqueue(&service, "quick").await;
-    change(&service, &damaged, &["UPDATE runs SET kind = 'neither' WHERE id = $RUN"]).await;
+    change(&service, &damaged, &["UPDATE runs SET attempts = -1 WHERE id = $RUN"]).await;
     let runs = [enqueue(&service, "quick").await, enqueue(&service, "quick").await];
     service.post(&format!("{busy}/cancel"), &json!({})).await;
     for run in runs {

@@ -327,6 +327,25 @@ impl Service {
         self.process.child.try_wait().unwrap().is_some()
     }
 
+    /// The most memory that the process has had, in MiB.
+    pub fn peak_memory_mib(&self) -> u64 {
+        let status = self.of_process("status");
+        let peak = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
+        peak.unwrap().trim().trim_end_matches(" kB").parse::<u64>().unwrap() / 1024
+    }
+
+    /// Hundredths of a second that the process has computed.
+    pub fn processor_ticks(&self) -> u64 {
+        let stat = self.of_process("stat");
+        let fields: Vec<&str> = stat.rsplit(')').next().unwrap().split_whitespace().collect();
+        fields[11].parse::<u64>().unwrap() + fields[12].parse::<u64>().unwrap()
+    }
+
+    fn of_process(&self, file: &str) -> String {
+        let id = self.process.child.id().unwrap();
+        std::fs::read_to_string(format!("/proc/{id}/{file}")).unwrap()
+    }
+
     /// Everything that it logged.
     pub fn log(&self) -> String {
         self.process.log.lock().unwrap().join("\n")

@@ -9,6 +9,7 @@ use crate::agents::yaml::DefinitionError;
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
+use crate::run::Delegation;
 
 /// Interceptors of one kind.
 const MAX_INTERCEPTORS: usize = 64;
@@ -22,6 +23,13 @@ pub(super) fn check(d: &Definition) -> Check {
         let key = format!("tool_options.{pattern}");
         check_glob(&key, pattern)?;
         within(&format!("{key}.retries"), options.retries.unwrap_or(0), 0..=10)?;
+        if Delegation::of_tool(pattern).is_some() && options.retries.is_some_and(|n| n > 0) {
+            let why = "has no meaning for an agent: a repeated call finds the run that the first one started, as it ended";
+            return Err(DefinitionError::at(
+                format!("{key}.retries"),
+                format!("{why}; give that agent more attempts (limits.max_attempts)"),
+            ));
+        }
         within(
             &format!("{key}.timeout_seconds"),
             options.timeout_seconds.unwrap_or(1),

@@ -15,7 +15,7 @@ use super::waiting::Need;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
-use crate::run::Effect;
+use crate::run::{Delegation, Effect};
 use crate::tools::executor::{Prepared, Ready};
 use crate::tools::results::{FatalToolError, Finished, refused};
 
@@ -36,6 +36,7 @@ impl Run {
     pub(super) async fn call_tools(&mut self, calls: Vec<PendingCall>) -> Result<(), Stopped> {
         let mut group = Vec::with_capacity(calls.len());
         let mut writes_ahead = false;
+        let mut delegates = false;
         for pending in calls {
             let looked = match self.look(&pending).await {
                 Some(Ok(looked)) => looked,
@@ -58,6 +59,7 @@ impl Run {
                     return Ok(self.record_all(events)?);
                 }
                 writes_ahead |= ready.effect() != Effect::Read;
+                delegates |= Delegation::of_tool(&pending.call.name).is_some();
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
                 ready.handoff().into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
@@ -70,7 +72,10 @@ impl Run {
             self.persist().await?;
             self.lease.held().await;
         }
-        self.execute(group).await
+        self.control.set_delegating(delegates.then(|| self.state.clone()));
+        let executed = self.execute(group).await;
+        self.control.set_delegating(None);
+        executed
     }
 
     /// What is to be done with a call, or what it needs first from somebody outside; nothing where

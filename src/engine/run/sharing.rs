@@ -63,7 +63,8 @@ impl Run {
         {
             return Ok(granted(shorter));
         }
-        Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, Utc::now())))
+        let least = wanted(u32::try_from(LEAST_OUTPUT).unwrap_or(u32::MAX).min(output));
+        Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, least, Utc::now())))
     }
 
     /// The tokens of output that what is left pays for, where that is worth a call.
@@ -85,10 +86,11 @@ impl Run {
     /// Reserves a tool call. Where that is refused: what it means.
     pub(super) async fn reserve_tool_call(&mut self) -> Result<Option<Vec<RunEvent>>, Stopped> {
         let Some(shared) = self.open_budget() else { return Ok(None) };
-        Ok(match shared.reserve(Amounts { tool_calls: 1, ..Amounts::default() }).await? {
+        let one = Amounts { tool_calls: 1, ..Amounts::default() };
+        Ok(match shared.reserve(one).await? {
             Reserved::Granted => None,
             Reserved::Refused(refusal) => {
-                Some(self.state.shared_budget_spent(&refusal, Utc::now()))
+                Some(self.state.shared_budget_spent(&refusal, one, Utc::now()))
             }
         })
     }

@@ -21,6 +21,8 @@ const NOT_VALID: (TerminationReason, &str) =
     (TerminationReason::ValidationFailed, "No attempt produced a valid output.");
 const NO_OUTPUT: (TerminationReason, &str) =
     (TerminationReason::InvalidResponse, "No attempt proposed an output.");
+const BLANK: (TerminationReason, &str) =
+    (TerminationReason::InvalidResponse, "The model's answers are empty.");
 const NO_CALL: (TerminationReason, &str) = (
     TerminationReason::InvalidResponse,
     "The model did not call the tool that tool_choice demands.",
@@ -74,6 +76,16 @@ impl State {
             }
             Phase::BetweenIterations => self.next_iteration(now),
             Phase::Calling => self.next_model_call(now),
+            Phase::Acting(OpenTurn { answered: Some(finish_reason), .. }) => {
+                let open = self.not_executed(match finish_reason {
+                    FinishReason::Refusal => "the model refused to answer",
+                    _ => "only an answer was wanted",
+                });
+                if open.is_empty() {
+                    return self.text_answer(*finish_reason, now);
+                }
+                Step::Record(open)
+            }
             Phase::Acting(turn) => self.next_call(turn, now),
             Phase::Answered { finish_reason, .. } => self.text_answer(*finish_reason, now),
         }
@@ -175,7 +187,7 @@ impl State {
         let (attempt, iteration) = (self.attempt, self.iteration + 1);
         let answer_only = match &self.phase {
             Phase::Answered { .. } => self.is_answer_due(),
-            _ => self.answer_only && self.unfinished.is_some(),
+            _ => self.answer_only && (self.unfinished.is_some() || self.blank),
         };
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
@@ -197,6 +209,12 @@ impl State {
         }
         if let Some(events) = self.wrong_calls(turn, now) {
             return Step::Record(events);
+        }
+        if self.choice() == ToolChoice::None {
+            let open = self.not_executed("tool_choice is none");
+            if !open.is_empty() {
+                return Step::Record(open);
+            }
         }
         if self.is_reflected()
             && let Some(proposal) = &turn.proposal
@@ -366,6 +384,7 @@ impl State {
                 self.invalid_response(now, "The model's answer was cut off by the output limit.")
             }
             _ if self.is_answer_due() => return self.next_iteration(now),
+            _ if text.trim().is_empty() => return self.blank_answer(now),
             _ if let Some(events) = self.missing_call(now) => return Step::Record(events),
             (_, Contract::Text { confirm: true }) if !self.confirmed && !self.single_shot => {
                 RunEvent::ConfirmationRequested { prompt: phrases::CONFIRM.to_owned() }
@@ -396,6 +415,20 @@ impl State {
             }
         };
         Step::Record(vec![end])
+    }
+
+    /// What an answer means that holds nothing: it is asked for once more, then the attempt fails.
+    fn blank_answer(&self, now: DateTime<Utc>) -> Step {
+        if self.single_shot {
+            return Step::Record(vec![self.invalid_response(now, "The model's answer is empty.")]);
+        }
+        let (attempt, prompt) = (self.attempt, phrases::BLANK.to_owned());
+        if !self.blank {
+            return Step::Record(vec![RunEvent::AnswerBlank { attempt, prompt }]);
+        }
+        let message = phrases::NO_ANSWER.to_owned();
+        let errors = vec![ValidationError { pointer: String::new(), message }];
+        Step::Record(self.attempt_failed(None, errors, prompt, BLANK, now))
     }
 
     /// Whether the final answer is to be written, now that the model has decided on it and was

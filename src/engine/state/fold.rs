@@ -3,8 +3,6 @@
 //! Nothing is decided here. An event that does not fit the state is an error and never a panic: it
 //! means that the journal is not ours or was damaged.
 
-use std::collections::BTreeMap;
-
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
@@ -14,7 +12,9 @@ use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
     RunEvent, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
-use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolResult, Turn};
+use crate::message::{
+    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult, Turn,
+};
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
 
 /// A journal that cannot be read.
@@ -52,7 +52,7 @@ impl State {
         let misplaced = FoldError::Misplaced { seq: event.seq, kind: event.what.type_name() };
         match &event.what {
             RunEvent::RunStarted { system, turns, history, single_shot, .. } => {
-                self.started_at = Some(event.at);
+                (self.started_at, self.taken_over) = (Some(event.at), *history);
                 self.single_shot = *single_shot;
                 self.conversation = opening(system, turns, *history).ok_or(misplaced)?;
                 self.phase = Phase::BetweenAttempts;
@@ -60,7 +60,7 @@ impl State {
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
-                self.answer_only = false;
+                (self.answer_only, self.blank) = (false, false);
                 self.proposal = None;
                 self.cache.clear();
                 self.phase = Phase::BetweenIterations;
@@ -116,6 +116,10 @@ impl State {
                 self.reply(prompt);
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
+            RunEvent::AnswerBlank { prompt, .. } => {
+                self.blank = true;
+                self.reply(prompt);
+            }
             RunEvent::RunCancelRequested { reason } => {
                 let phase = self.doing().to_owned();
                 self.cancel = Some(super::CancelRequest { reason: reason.clone(), phase });
@@ -262,27 +266,21 @@ impl State {
     }
 
     fn responded(&mut self, response: &ModelResponded) {
-        let mut message = response.message.clone();
+        let message = response.message.clone();
         self.blame.cleared();
         self.last_tokens = response.usage.total_tokens();
         self.counted_turns = self.conversation.turns().len();
         if message.decision.is_some() {
             self.undecided.clear();
         }
-        if self.limit.is_some() && message.text.trim().is_empty() {
-            let written = message.tool_calls.iter().find(|call| call.target == CallTarget::Output);
-            message.text = written.map(|call| call.arguments.clone()).unwrap_or_default();
-        }
-        if self.single_shot
+        let is_answer = self.single_shot
             || self.limit.is_some()
-            || response.finish_reason == FinishReason::Refusal
-        {
-            message.tool_calls.clear(); // none were offered, or none may be executed; nobody will be told results
-        }
-        if message.tool_calls.is_empty() {
+            || response.finish_reason == FinishReason::Refusal;
+        if message.tool_calls.is_empty() || is_answer {
             self.answered(message, response.finish_reason);
             return;
         }
+        self.blank = false;
         self.unfinished = None;
         if !self.only_hands_over(&message) {
             self.wish = Wish::Settled;
@@ -290,15 +288,8 @@ impl State {
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
         }
-        self.phase = Phase::Acting(OpenTurn {
-            message,
-            cut_off: response.finish_reason == FinishReason::Length,
-            answers: BTreeMap::new(),
-            dispatched: BTreeMap::new(),
-            is_blocked: false,
-            resolved: BTreeMap::new(),
-            proposal: None,
-        });
+        let cut_off = response.finish_reason == FinishReason::Length;
+        self.phase = Phase::Acting(OpenTurn { cut_off, ..OpenTurn::of(message) });
     }
 
     /// Whether nothing is called but other agents, to take over, where any other tool would be the
@@ -311,14 +302,26 @@ impl State {
             && message.tool_calls.iter().all(|call| is_handoff(&call.name))
     }
 
-    /// A response without tool calls. The first one that was cut off, and a pause, go back at once.
-    fn answered(&mut self, message: AssistantMessage, finish_reason: FinishReason) {
+    /// A response that is an answer. The first one that was cut off, and a pause, go back at once.
+    /// Calls are there only where none may be executed.
+    fn answered(&mut self, mut message: AssistantMessage, finish_reason: FinishReason) {
+        let is_blank = message.tool_calls.is_empty() && message.text.trim().is_empty();
+        if is_blank && finish_reason != FinishReason::Pause {
+            message.opaque = None; // thinking that leads to nothing is not taken back
+        }
         let beginning = self.unfinished.take();
         let cut_off_again = beginning.is_some() || self.single_shot || self.limit.is_some();
         self.raw_response = match beginning {
             Some(beginning) if message.decision.is_none() => beginning + &message.text,
             _ => message.text.clone(), // a decision was read from all of it
         };
+        if self.limit.is_some()
+            && self.raw_response.trim().is_empty()
+            && let Some(written) = output_of(&message)
+        {
+            self.raw_response.clone_from(&written.arguments);
+        }
+        self.blank &= self.raw_response.trim().is_empty();
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());
@@ -331,7 +334,13 @@ impl State {
                 self.push_turn(message, Vec::new());
                 self.phase = Phase::BetweenIterations;
             }
-            _ => self.phase = Phase::Answered { message, finish_reason },
+            _ if message.tool_calls.is_empty() => {
+                self.phase = Phase::Answered { message, finish_reason };
+            }
+            _ => {
+                let answered = Some(finish_reason);
+                self.phase = Phase::Acting(OpenTurn { answered, ..OpenTurn::of(message) });
+            }
         }
     }
 
@@ -348,7 +357,8 @@ impl State {
             return Err(misplaced);
         }
         turn.answers.insert(call_id, ToolResult { call_id, content: content.to_owned(), is_error });
-        if turn.open_calls().next().is_none() && turn.proposal.is_none() {
+        let is_over = turn.open_calls().next().is_none() && turn.answered.is_none();
+        if is_over && turn.proposal.is_none() {
             self.close_turn(None, "", false);
             self.phase = Phase::BetweenIterations;
         }
@@ -409,10 +419,12 @@ impl State {
             Phase::Acting(turn) => {
                 let submit =
                     || turn.open_calls().find(|(_, call)| call.target == CallTarget::Submit);
+                let written = || turn.answered.and_then(|_| output_of(&turn.message));
                 turn.proposal
                     .as_ref()
                     .and_then(|p| p.call_id)
                     .or_else(|| submit().map(|(_, call)| call.id))
+                    .or_else(|| written().map(|call| call.id))
             }
             _ => None,
         };
@@ -431,6 +443,11 @@ impl State {
         let pushed = self.conversation.push_turn(message, results);
         debug_assert!(pushed.is_ok(), "results are made from the message's calls, in order");
     }
+}
+
+/// The call by which a message writes an output.
+fn output_of(message: &AssistantMessage) -> Option<&ToolCall> {
+    message.tool_calls.iter().find(|call| call.target == CallTarget::Output)
 }
 
 /// A conversation from its parts, so many turns of which are history; `None` where a stored turn is

@@ -15,7 +15,8 @@ use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
-    Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction, TerminationReason, Usd,
+    Amounts, Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction,
+    TerminationReason, Usd,
 };
 
 /// A model call is not worth making with fewer tokens than this left in a budget of tokens or
@@ -134,15 +135,17 @@ impl State {
     pub(super) fn spent(&self) -> Option<LimitReached> {
         let (usage, budget) = (&self.totals.usage, &self.rules.budget);
         if self.tokens_left().is_some_and(|left| left < LEAST_TOKENS) {
-            return Some(over_budget(
-                "max_total_tokens",
-                usage.total_tokens(),
-                budget.max_total_tokens,
-            ));
+            let needs = self.next_input().saturating_add(LEAST_TOKENS);
+            let (used, max) = (usage.total_tokens(), budget.max_total_tokens);
+            return Some(too_little("max_total_tokens", used, max, Some(needs)));
         }
         if self.affordable_output().is_some_and(|left| left < LEAST_TOKENS) {
-            let spent = Usd::from_micro(usage.cost_micro_usd.unwrap_or(0)).dollars();
-            return Some(over_budget("max_cost_usd", spent, budget.max_cost_usd.map(Usd::dollars)));
+            let spent = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
+            let price = self.rules.price.filter(|_| spent.is_some());
+            let needs = price.map(|price| price.at_most(self.input_tokens(), LEAST_TOKENS));
+            let (used, max) = (spent.unwrap_or(0), budget.max_cost_usd.map(Usd::dollars));
+            let used = Usd::from_micro(used).dollars();
+            return Some(too_little("max_cost_usd", used, max, needs.map(dollars)));
         }
         None
     }
@@ -187,18 +190,23 @@ impl State {
         self.limit.is_some()
     }
 
-    /// What it means that the budget that the run shares with others does not allow its next call.
-    pub fn shared_budget_spent(&self, refusal: &Refusal, now: DateTime<Utc>) -> Vec<RunEvent> {
+    /// What it means that the budget that the run shares with others does not allow its next call,
+    /// which needs so much at least.
+    pub fn shared_budget_spent(
+        &self,
+        refusal: &Refusal,
+        needs: Amounts,
+        now: DateTime<Utc>,
+    ) -> Vec<RunEvent> {
         let Refusal { limit, used, max } = *refusal;
-        let mut reached = if limit == "max_cost_usd" {
-            let dollars =
-                |micro| Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars();
-            over_budget(limit, dollars(used), Some(dollars(max)))
-        } else {
-            over_budget(limit, used, Some(max))
+        let mut reached = match limit {
+            "max_cost_usd" => {
+                too_little(limit, dollars(used), Some(dollars(max)), Some(dollars(needs.micro_usd)))
+            }
+            "max_total_tokens" => too_little(limit, used, Some(max), Some(needs.tokens)),
+            _ => over_budget(limit, used, Some(max)),
         };
-        reached.error.message =
-            format!("The budget {limit}, which the run shares with others, is used up.");
+        reached.error.message.push_str(" The run shares it with others.");
         if let Value::Object(context) = &mut reached.error.context {
             context.insert("shared".into(), true.into());
         }
@@ -324,7 +332,7 @@ impl State {
     }
 
     /// The call of the open turn with that id.
-    pub(super) fn call(&self, id: Uuid) -> Option<&ToolCall> {
+    pub fn call(&self, id: Uuid) -> Option<&ToolCall> {
         let Phase::Acting(turn) = &self.phase else { return None };
         turn.message.tool_calls.iter().find(|call| call.id == id)
     }
@@ -334,6 +342,30 @@ impl State {
 pub(super) fn over_budget<T: Into<Value>>(name: &str, used: T, max: Option<T>) -> LimitReached {
     let context = json!({"limit": name, "used": used.into(), "max": max.map(Into::into)});
     limit(TerminationReason::BudgetExceeded, format!("The budget {name} is used up."), context)
+}
+
+/// A limit of the budget that does not pay for the next model call, which needs so much at least;
+/// unknown where a price is.
+fn too_little<T>(name: &str, used: T, max: Option<T>, needs: Option<T>) -> LimitReached
+where
+    T: Into<Value> + Copy + std::fmt::Display,
+{
+    let mut reached = over_budget(name, used, max);
+    let max = max.map(|max| format!(" of {max}")).unwrap_or_default();
+    reached.error.message = match needs {
+        Some(needs) => format!(
+            "The budget {name} does not pay for the next model call, which needs at least {needs}: {used}{max} is used."
+        ),
+        None => format!("The budget {name} cannot be kept: the price of a model is not known."),
+    };
+    if let (Value::Object(context), Some(needs)) = (&mut reached.error.context, needs) {
+        context.insert("needs".into(), needs.into());
+    }
+    reached
+}
+
+fn dollars(micro: u64) -> f64 {
+    Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars()
 }
 
 fn limit(reason: TerminationReason, message: String, context: Value) -> LimitReached {

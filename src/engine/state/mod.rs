@@ -36,9 +36,9 @@ use crate::tools::executor::Slot;
 use crashes::Blame;
 use streak::{Streak, same_call};
 
+pub use crashes::Disposal;
 pub use decide::ModelFault;
 pub use fold::FoldError;
-pub use crashes::Disposal;
 
 /// What is to be done next.
 #[derive(Debug, Clone, PartialEq)]
@@ -121,6 +121,9 @@ pub struct Proposal {
 struct OpenTurn {
     message: AssistantMessage,
     cut_off: bool,
+    /// Why the model stopped, where the response is an answer whatever calls it has: none of them
+    /// is executed.
+    answered: Option<FinishReason>,
     answers: BTreeMap<Uuid, ToolResult>,
     /// Dispatched calls. One without an answer is met only after a crash.
     dispatched: BTreeMap<Uuid, Dispatched>,
@@ -132,9 +135,28 @@ struct OpenTurn {
 }
 
 impl OpenTurn {
+    /// A response of which no call is answered yet.
+    fn of(message: AssistantMessage) -> Self {
+        Self {
+            message,
+            cut_off: false,
+            answered: None,
+            answers: BTreeMap::new(),
+            dispatched: BTreeMap::new(),
+            is_blocked: false,
+            resolved: BTreeMap::new(),
+            proposal: None,
+        }
+    }
+
     /// The calls that nobody has answered, with their places.
     fn open_calls(&self) -> impl Iterator<Item = (usize, &ToolCall)> {
         self.message.tool_calls.iter().enumerate().filter(|(_, call)| !self.is_answered(call))
+    }
+
+    fn was_dispatched(&self, call_id: Uuid) -> bool {
+        let effect = self.dispatched.get(&call_id).map(|call| call.effect);
+        effect.is_some_and(|effect| effect != Effect::Read) && !self.answers.contains_key(&call_id)
     }
 
     fn is_answered(&self, call: &ToolCall) -> bool {
@@ -205,6 +227,8 @@ pub struct State {
     totals: Totals,
     last_seq: i64,
     started_at: Option<DateTime<Utc>>,
+    /// Turns of earlier runs that it began with.
+    taken_over: usize,
     single_shot: bool,
     attempt: u32,
     iteration: u32,
@@ -229,6 +253,8 @@ pub struct State {
     /// Whether the model is asked for nothing but the final answer.
     answer_only: bool,
     confirmed: bool,
+    /// Whether the last response was blank.
+    blank: bool,
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
@@ -260,6 +286,7 @@ impl State {
             totals: Totals::default(),
             last_seq: 0,
             started_at: None,
+            taken_over: 0,
             single_shot: false,
             attempt: 0,
             iteration: 0,
@@ -276,6 +303,7 @@ impl State {
             undecided: Vec::new(),
             answer_only: false,
             confirmed: false,
+            blank: false,
             unfinished: None,
             cancel: None,
             waiting: BTreeMap::new(),
@@ -294,6 +322,30 @@ impl State {
     /// What the model has seen and said; complete turns only.
     pub fn conversation(&self) -> &Conversation {
         &self.conversation
+    }
+
+    /// Whether a call that may change something was dispatched, and has no result: met before its
+    /// execution only after a crash.
+    pub fn is_dispatched(&self, call_id: Uuid) -> bool {
+        matches!(&self.phase, Phase::Acting(turn) if turn.was_dispatched(call_id))
+    }
+
+    /// What the model said last, as long as calls of it are open, with the results that are there.
+    pub fn open_turn(&self) -> Option<(&AssistantMessage, impl Iterator<Item = &ToolResult>)> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let calls = turn.message.tool_calls.iter();
+        Some((&turn.message, calls.filter_map(|call| turn.answers.get(&call.id))))
+    }
+
+    /// How many turns of earlier runs it began with.
+    pub fn taken_over(&self) -> usize {
+        self.taken_over
+    }
+
+    /// Calls that were dispatched and have no result yet.
+    pub fn calls_under_way(&self) -> usize {
+        let Phase::Acting(turn) = &self.phase else { return 0 };
+        turn.open_calls().filter(|(_, call)| turn.dispatched.contains_key(&call.id)).count()
     }
 
     /// What was consumed so far.

@@ -83,13 +83,18 @@ impl State {
             }
             Resolution::DidNotHappen => Step::CallTools(vec![self.pending(index, call, None)]),
             Resolution::Denied => {
-                refused(call, format!("{} denied this call{why}.", by.unwrap_or("Somebody")))
+                let by = by.unwrap_or("An approver");
+                let told = "Do not make it again; go on without it.";
+                refused(call, format!("{by} denied this call{why}."), told)
             }
             Resolution::Expired if resolved.kind == WaitKind::Client => {
                 let content = "Error: no result of this call came in time.".to_owned();
                 Step::Record(vec![unexecuted(call, CallFailure::Timeout, content)])
             }
-            Resolution::Expired => refused(call, "Nobody approved this call in time.".to_owned()),
+            Resolution::Expired => {
+                let told = "Go on without it, and say what could not be done.";
+                refused(call, "Nobody approved this call in time.".to_owned(), told)
+            }
             Resolution::Result { content, is_error } => {
                 answered(content.clone(), is_error.then_some(CallFailure::ToolError))
             }
@@ -127,14 +132,15 @@ impl State {
     }
 }
 
-/// A call that somebody refused, or that nobody decided on.
-fn refused(call: &ToolCall, reason: String) -> Step {
+/// A call that a person refused, or that was not decided on in time: what is recorded, and what the
+/// model is advised besides.
+fn refused(call: &ToolCall, reason: String, advice: &str) -> Step {
     Step::Record(vec![RunEvent::ToolCallBlocked(ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
         rule: "approval".to_owned(),
         decision: "blocked".to_owned(),
-        content: format!("Error: {reason}"),
+        content: format!("Error: {reason} {advice}"),
         reason,
     })])
 }

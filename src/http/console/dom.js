@@ -74,8 +74,16 @@ export function pretty(value) {
   }
 }
 
+// Control characters, bidirectional marks, zero-width characters, selectors and tags.
+const HIDDEN = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5"
+  + "\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb"
+  + "\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]", "gu");
+
+/** Text in which nothing is hidden, and nothing changes how the rest is seen. */
+export const visible = (text) => text.replace(HIDDEN, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
+
 /** Text that keeps its lines; it can be scrolled with the keyboard. */
-export const pre = (value, label) => el("pre", { tabindex: 0, "aria-label": label }, pretty(value));
+export const pre = (value, label) => el("pre", { tabindex: 0, "aria-label": label }, visible(pretty(value)));
 
 /** Terms and what is said of them; pairs without a description are left out. */
 export function facts(pairs) {

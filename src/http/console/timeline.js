@@ -1,7 +1,7 @@
 // The journal as a story: attempts, the iterations in them, what the model said, what its calls did.
 // Each event changes only what it is about, so that a reader keeps their place while the run goes on.
 
-import { count, duration, el, money, pre, status, time, words } from "./dom.js";
+import { count, duration, el, money, pre, status, time, visible, words } from "./dom.js";
 
 export class Timeline {
   constructor() {
@@ -70,7 +70,7 @@ export class Timeline {
     const facts = el("p", { class: "meta" });
     const result = el("div");
     const node = el("details", { class: "call", "data-call": id },
-      el("summary", {}, el("code", {}, name), el("span", { class: "preview" }, given), state, took),
+      el("summary", {}, el("code", {}, name), el("span", { class: "preview" }, visible(given)), state, took),
       el("h5", {}, "Arguments"), pre(given, `Arguments of ${name}`), facts, result);
     this.calls.set(id, { node, state, took, facts, result, target });
     return node;

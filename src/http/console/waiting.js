@@ -2,7 +2,7 @@
 // are while the run is looked at again: whoever writes a reason keeps it.
 
 import { get, request } from "./api.js";
-import { announce, el, notice, pre, time, words } from "./dom.js";
+import { announce, el, notice, pre, time, visible, words } from "./dom.js";
 
 const QUESTIONS = {
   approval: { label: "Reason, if you like", answers: [["Approve", "approve", "reason"], ["Deny", "deny", "reason", "danger"]] },
@@ -39,7 +39,7 @@ export class Waiting {
       this.allowed.then((may) => may && this.ask(form, call, question));
     }
     return el("div", { "data-call": call.call_id },
-      el("p", {}, el("strong", {}, `Waits for ${words(call.kind)}: `), call.tool && el("code", {}, call.tool), " ", call.reason,
+      el("p", {}, el("strong", {}, `Waits for ${words(call.kind)}: `), call.tool && el("code", {}, visible(call.tool)), " ", visible(call.reason),
         call.expires_at && [" Until ", time(call.expires_at), "."]),
       call.tool && pre(call.arguments, `Arguments of ${call.tool}`), form);
   }

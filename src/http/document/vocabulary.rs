@@ -41,7 +41,7 @@ words! {
     /// What the gate decided about a tool call.
     Decision = "allowed" | "warned" | "escalated" | "blocked";
     /// What became of an audited tool call.
-    CallOutcome = "succeeded" | "failed" | "cancelled" | "not_executed";
+    CallOutcome = "succeeded" | "failed" | "cancelled" | "not_executed" | "unknown";
     /// Where a tool call stands.
     ToolCallState = "proposed" | "denied" | "awaiting_approval" | "awaiting_client" | "dispatched" | "succeeded"
         | "failed" | "unknown" | "cancelled";
@@ -59,8 +59,8 @@ words! {
         | "tool_call.blocked" | "tool_call.awaiting_client" | "approval.requested" | "approval.resolved"
         | "handoff.started" | "budget.warned" | "output.proposed" | "output.reflected" | "validation.failed"
         | "confirmation.requested" | "decision.extraction_failed" | "decision.validation_failed"
-        | "tool_choice.unmet" | "context.compacted" | "run.cancel_requested" | "run.completed" | "run.failed"
-        | "run.cancelled";
+        | "tool_choice.unmet" | "answer.blank" | "context.compacted" | "run.cancel_requested" | "run.completed"
+        | "run.failed" | "run.cancelled";
 }
 
 macro_rules! open_objects {

@@ -17,6 +17,7 @@ use serde_json::{Map, Value};
 use uuid::Uuid;
 
 use super::problem::{Code, Problem};
+use crate::bounds::text::{quoted, shortened};
 use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
@@ -135,7 +136,7 @@ pub(crate) fn fields<T: DeserializeOwned>(
 ) -> Result<T, ValidationError> {
     serde_path_to_error::deserialize(Value::Object(object)).map_err(|error| ValidationError {
         pointer: pointer(error.path()),
-        message: error.into_inner().to_string(),
+        message: shortened(&error.into_inner().to_string()),
     })
 }
 
@@ -275,7 +276,7 @@ impl Params {
 
 /// A query parameter that cannot be used.
 pub(crate) fn invalid_parameter(name: &str, why: &str) -> Problem {
-    Problem::new(Code::InvalidParameter, format!("The parameter {name:?} {why}."))
+    Problem::new(Code::InvalidParameter, format!("The parameter {} {why}.", quoted(name)))
 }
 
 fn decoded(text: &str) -> Option<String> {

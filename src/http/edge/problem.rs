@@ -173,6 +173,9 @@ pub(crate) struct ProblemBody<'a> {
     request_id: &'a str,
 }
 
+/// Bytes of a detail, a message or a pointer.
+const MAX_TEXT: usize = 600;
+
 /// An error on its way to the caller.
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
@@ -188,14 +191,9 @@ pub(crate) struct Problem {
 impl Problem {
     /// A problem that is the caller's to solve.
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
-        Self {
-            code,
-            detail: detail.into(),
-            errors: Vec::new(),
-            run_id: None,
-            retry_after: None,
-            cause: None,
-        }
+        let mut detail = detail.into();
+        cut(&mut detail);
+        Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }
 
     /// A problem of ours; the cause is logged and not told.
@@ -210,7 +208,11 @@ impl Problem {
     }
 
     /// Validation errors; the first one is the detail.
-    pub(crate) fn invalid(code: Code, errors: Vec<ValidationError>) -> Self {
+    pub(crate) fn invalid(code: Code, mut errors: Vec<ValidationError>) -> Self {
+        for error in &mut errors {
+            cut(&mut error.pointer);
+            cut(&mut error.message);
+        }
         let detail = match errors.first() {
             Some(first) if first.pointer.is_empty() => first.message.clone(),
             Some(first) => format!("{}: {}", first.pointer, first.message),
@@ -261,6 +263,14 @@ impl Problem {
         parts.headers.insert(CONTENT_LENGTH, json.len().into());
         parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         Response::from_parts(parts, Body::from(json))
+    }
+}
+
+/// Cuts a text that repeats more than a refusal may; our own words are shorter.
+fn cut(text: &mut String) {
+    if text.len() > MAX_TEXT {
+        text.truncate(text.floor_char_boundary(MAX_TEXT));
+        text.push('…');
     }
 }
 

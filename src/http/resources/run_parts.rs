@@ -3,6 +3,8 @@
 //! Rows come from the store as they are; the conversation is folded from the journal by the
 //! runtime. Providers' own call ids and opaque blocks are shown in the journal only.
 
+use std::collections::HashMap;
+
 use axum::Json;
 use axum::extract::State;
 use chrono::{DateTime, Utc};
@@ -13,16 +15,16 @@ use uuid::Uuid;
 
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::runs::{UsageView, existing};
-use crate::event::Event;
+use crate::event::{CompactionCause, ContextCompacted, Event, RunEvent};
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, RunId};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
-use crate::message::{Conversation, FinishReason, Turn};
+use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
-use crate::runtime::conversation;
-use crate::store::{IterationRecord, ToolCallRecord};
+use crate::runtime::{Transcript, child_of, transcript};
+use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
 
 /// How many journal entries are read at a time when all of them are needed.
 const JOURNAL_CHUNK: u32 = 1000;
@@ -58,6 +60,71 @@ pub(crate) struct Iteration {
     fallback: bool,
     /// When the model was asked.
     started_at: DateTime<Utc>,
+    /// How the conversation was made smaller in this iteration.
+    compactions: Vec<Compaction>,
+    /// The runs that calls of the response started.
+    children: Vec<Uuid>,
+}
+
+/// What was taken from the conversation so that it fits the model's window.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = IterationCompaction)]
+pub(crate) struct Compaction {
+    /// Why.
+    cause: CompactionCause,
+    /// How many results gave way to a note of their size.
+    cleared_results: usize,
+    /// How many turns gave way to a summary.
+    summarised_turns: usize,
+    /// Tokens that the model would have read, estimated.
+    tokens_before: u64,
+    /// Tokens that it read then, estimated.
+    tokens_after: u64,
+    /// What the model call took that wrote the summary; null where none was made.
+    usage: Option<UsageView>,
+}
+
+impl From<&ContextCompacted> for Compaction {
+    fn from(compacted: &ContextCompacted) -> Self {
+        Self {
+            cause: compacted.cause,
+            cleared_results: compacted.cleared.len(),
+            summarised_turns: compacted.summary.as_ref().map_or(0, |summary| summary.turns),
+            tokens_before: compacted.tokens_before,
+            tokens_after: compacted.tokens_after,
+            usage: compacted.call.as_ref().map(|call| (&call.usage).into()),
+        }
+    }
+}
+
+/// What the journal says of an iteration beside its model response.
+#[derive(Default)]
+struct Beside {
+    compactions: Vec<Compaction>,
+    children: Vec<Uuid>,
+}
+
+/// The same of all iterations, by attempt and number.
+fn beside(journal: &[Event]) -> HashMap<(u32, u32), Beside> {
+    let mut all: HashMap<(u32, u32), Beside> = HashMap::new();
+    let mut place = (0, 0);
+    for event in journal {
+        if let RunEvent::IterationStarted { attempt, iteration, .. } = &event.what {
+            place = (*attempt, *iteration);
+        }
+        if let RunEvent::ContextCompacted(compacted) = &event.what {
+            all.entry(place).or_default().compactions.push(compacted.into());
+        }
+        if let RunEvent::ToolCallStarted(call) = &event.what
+            && let Some(child) = child_of(&call.tool, &call.effect_key)
+        {
+            let children = &mut all.entry(place).or_default().children;
+            if !children.contains(&child) {
+                children.push(child);
+            }
+        }
+    }
+    all
 }
 
 impl From<IterationRecord> for Iteration {
@@ -74,6 +141,8 @@ impl From<IterationRecord> for Iteration {
             retries: row.retries,
             fallback: row.fallback,
             started_at: row.started_at,
+            compactions: Vec::new(),
+            children: Vec::new(),
         }
     }
 }
@@ -181,6 +250,10 @@ pub(crate) struct Message {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "file_ops")]
     name: Option<String>,
+    /// The model does not read this any more: a summary stands for it, or a note of its size.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    #[schema(required = false)]
+    compacted: bool,
 }
 
 /// A tool call in a message.
@@ -210,7 +283,25 @@ fn message(role: Role, content: &str) -> Message {
         tool_calls: Vec::new(),
         tool_call_id: None,
         name: None,
+        compacted: false,
     }
+}
+
+/// Messages in the order in which they came, also those that the model does not read any more.
+fn messages_ever(transcript: &Transcript) -> Vec<Message> {
+    let system = Some(transcript.system.as_str()).filter(|system| !system.is_empty());
+    let mut all: Vec<Message> =
+        system.map(|system| message(Role::System, system)).into_iter().collect();
+    for kept in &transcript.turns {
+        all.extend(messages_of(std::slice::from_ref(&kept.turn)).into_iter().map(|said| {
+            let is_cleared = said.tool_call_id.is_some_and(|id| transcript.cleared.contains(&id));
+            Message { compacted: kept.is_summarised || is_cleared, ..said }
+        }));
+    }
+    if let Some((said, results)) = &transcript.open {
+        all.extend(exchange(said, results));
+    }
+    all
 }
 
 /// The messages of turns.
@@ -224,23 +315,27 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
             }
             Turn::Assistant(turn) => turn,
         };
-        let calls = &turn.message().tool_calls;
-        let tool_calls = calls.iter().map(|call| MessageCall {
-            id: call.id,
-            name: call.name.clone(),
-            arguments: json_or_text(&call.arguments),
-        });
-        messages.push(Message {
-            tool_calls: tool_calls.collect(),
-            ..message(Role::Assistant, &turn.message().text)
-        });
-        messages.extend(calls.iter().zip(turn.results()).map(|(call, result)| Message {
-            tool_call_id: Some(result.call_id),
-            name: Some(call.name.clone()),
-            ..message(Role::Tool, &result.content)
-        }));
+        messages.extend(exchange(turn.message(), turn.results()));
     }
     messages
+}
+
+/// A response, and the results of its calls that there are.
+fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
+    let tool_calls = said.tool_calls.iter().map(|call| MessageCall {
+        id: call.id,
+        name: call.name.clone(),
+        arguments: json_or_text(&call.arguments),
+    });
+    let said_so =
+        Message { tool_calls: tool_calls.collect(), ..message(Role::Assistant, &said.text) };
+    let name = |id: Uuid| said.tool_calls.iter().find(|call| call.id == id);
+    let answers = results.iter().map(|result| Message {
+        tool_call_id: Some(result.call_id),
+        name: name(result.call_id).map(|call| call.name.clone()),
+        ..message(Role::Tool, &result.content)
+    });
+    std::iter::once(said_so).chain(answers).collect()
 }
 
 /// JSON text as JSON, any other text as a string.
@@ -262,9 +357,15 @@ pub(crate) async fn list_iterations(
 ) -> Result<Json<Listing<Iteration>>, Problem> {
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
-    existing(&app, &caller.tenant, id).await?;
+    let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
-    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), Iteration::from)))
+    let mut beside = beside(&journal(&app, &run).await?);
+    let iteration = |row: IterationRecord| {
+        let told = beside.remove(&(row.attempt, row.number)).unwrap_or_default();
+        let Beside { compactions, children } = told;
+        Iteration { compactions, children, ..Iteration::from(row) }
+    };
+    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), iteration)))
 }
 
 /// List a run's tool calls
@@ -288,7 +389,8 @@ pub(crate) async fn list_tool_calls(
 
 /// List a run's messages
 ///
-/// The conversation as the model sees it.
+/// The conversation with everything that was ever in it: what the model does not read any more is
+/// marked, and a response whose calls wait stands at the end.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
     params(("id" = Uuid, Path, description = "The run."), PartParams),
@@ -302,17 +404,21 @@ pub(crate) async fn list_messages(
 ) -> Result<Json<Listing<Message>>, Problem> {
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
-    existing(&app, &caller.tenant, id).await?;
+    let run = existing(&app, &caller.tenant, id).await?;
+    let journal = journal(&app, &run).await?;
+    let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
+    Ok(Json(Listing::of_all(messages_ever(&transcript), &page)))
+}
+
+async fn journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {
     let mut journal: Vec<Event> = Vec::new();
     loop {
         let after = journal.last().map_or(0, |event| event.seq);
-        let chunk = app.store.events(&caller.tenant, id, after, JOURNAL_CHUNK).await?;
+        let chunk = app.store.events(&run.tenant, run.id, after, JOURNAL_CHUNK).await?;
         let last = chunk.len() < JOURNAL_CHUNK as usize;
         journal.extend(chunk);
         if last {
-            let conversation =
-                conversation(&journal).map_err(|e| Problem::internal(e.to_string()))?;
-            return Ok(Json(Listing::of_all(messages(&conversation), &page)));
+            return Ok(journal);
         }
     }
 }

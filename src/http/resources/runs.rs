@@ -27,6 +27,7 @@ use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::http::state::Shared;
 use crate::message::Usage;
+use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
     Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
 };
@@ -171,6 +172,10 @@ pub(crate) struct Pending {
     tool: String,
     /// What it is called with; a text where that is no JSON.
     arguments: Value,
+    /// The arguments as JSON text to be shown to a person: characters that are not seen, or that
+    /// change how others are seen, are escaped.
+    #[schema(example = "{\n  \"path\": \"invoice\\u202efdp.exe\"\n}")]
+    display: String,
     /// Why it waits.
     #[schema(
         example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there."
@@ -505,8 +510,9 @@ impl From<ApprovalRecord> for Pending {
             call_id: asked.call_id,
             kind: asked.kind.as_str(),
             tool: asked.tool,
+            display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
             arguments: asked.arguments,
-            reason: asked.reason,
+            reason: escaped(&asked.reason).into_owned(),
             expires_at: asked.expires_at,
         }
     }

@@ -1,6 +1,7 @@
 //! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
 //!
-//! `id` is the event's number, `event` its type, `data` the whole event on one line; the last one's
+//! `id` is the event's number, `event` its type, `data` the whole event on one line, whatever its
+//! reader takes for the end of one; the last one's
 //! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no
 //! `id`. A frame is made once for all readers. A stream that must end early says from where to
 //! resume. Order and completeness are the follower's ([`crate::runtime::Follower`]).
@@ -20,6 +21,7 @@ use uuid::Uuid;
 use super::runs::Run;
 use crate::event::{Event, ModelDelta};
 use crate::http::state::App;
+use crate::message::visible::on_one_line;
 use crate::runtime::{Follower, News, Published, Runtime};
 use crate::store::{Store, StoreError};
 
@@ -118,14 +120,15 @@ async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<B
         whole["data"]["run"] = serde_json::to_value(Run::answer(run)).map_err(unwritable)?;
         data = whole.to_string();
     }
+    let data = on_one_line(&data);
     Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
 }
 
 /// A piece of an answer has no number: it cannot be asked for again.
 fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
     let kind = ModelDelta::TYPE_NAME;
-    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta});
-    format!("event: {kind}\ndata: {data}\n\n").into()
+    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta}).to_string();
+    format!("event: {kind}\ndata: {}\n\n", on_one_line(&data)).into()
 }
 
 /// Cancels the run when it is dropped: its caller went away and had asked for that.

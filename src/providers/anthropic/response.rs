@@ -11,9 +11,10 @@ use std::borrow::Cow;
 use serde::{Deserialize, Serialize};
 use serde_json::value::RawValue;
 
+use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::failure::{self, Reported};
-use crate::providers::received::{self, Unusable};
+use crate::providers::received::{self, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall};
 
 /// What stands for a call among kept blocks.
@@ -68,7 +69,7 @@ struct OutputDetails {
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow)]
-    content: Option<Vec<&'a RawValue>>,
+    content: Option<AtMost<&'a RawValue, MAX_PARTS>>,
     stop_reason: Option<String>,
     stop_details: Option<StopDetails>,
     #[serde(borrow)]

@@ -9,8 +9,9 @@ use serde::Deserialize;
 use serde_json::value::RawValue;
 
 use super::request::Kept;
+use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
-use crate::providers::received::{self, Unusable};
+use crate::providers::received::{self, CALLS_READ, Unusable};
 use crate::providers::{Completion, Delta, Deltas, RawToolCall, failure};
 
 /// What has come so far.
@@ -47,7 +48,7 @@ struct Message<'a> {
     content: Option<String>,
     thinking: Option<String>,
     #[serde(borrow)]
-    tool_calls: Option<Vec<Call<'a>>>,
+    tool_calls: Option<AtMost<Call<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]

@@ -2,14 +2,16 @@
 //!
 //! The presence of calls decides, not the finish reason. What servers leave out or repeat (call
 //! ids) is made up deterministically; what they send in odd shapes (content as parts, arguments as
-//! an object, no usage) is accepted. An answer without anything in it is a fault of transport.
+//! an object, no usage) is accepted. An answer without anything in it, not even a finish reason, is a
+//! fault of transport.
 //! Streams are put together in [`stream`](super::stream), and end up here as [`Parts`].
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::bounds::json::{AtMost, First};
 use crate::message::{FinishReason, Usage};
-use crate::providers::received::{self, Unusable};
+use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, failure};
 
 /// What an answer holds, however it came.
@@ -29,7 +31,7 @@ pub(super) struct Parts {
 #[derive(Deserialize)]
 struct Answer<'a> {
     #[serde(borrow)]
-    choices: Option<Vec<Choice<'a>>>,
+    choices: Option<First<Choice<'a>>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -53,7 +55,7 @@ struct Message<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
-    tool_calls: Option<Vec<Call<'a>>>,
+    tool_calls: Option<AtMost<Call<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]
@@ -105,7 +107,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     let answer: Answer = serde_json::from_slice(body).map_err(|error| {
         Unusable::Malformed(format!("the answer is not a chat completion: {error}"))
     })?;
-    let Some(choice) = answer.choices.and_then(|choices| choices.into_iter().next()) else {
+    let Some(choice) = answer.choices.and_then(|choices| choices.0) else {
         return Err(match answer.error {
             Some(_) => Unusable::Error(failure::read_body(body)),
             None => Unusable::Malformed("empty choices: the answer has none".into()),
@@ -122,7 +124,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
             .or(message.reasoning)
             .and_then(received::string)
             .filter(|text| !text.is_empty()),
-        tool_calls: tool_calls(message.tool_calls.unwrap_or_default(), step)?,
+        tool_calls: tool_calls(message.tool_calls.unwrap_or_default().0, step)?,
         finish_reason: choice.finish_reason,
         usage: answer.usage.and_then(usage),
     }
@@ -130,7 +132,7 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
 }
 
 impl Parts {
-    /// The completion, unless there is nothing in it.
+    /// The completion, unless there is nothing in it and no end to it.
     pub(super) fn complete(self) -> Result<Completion, Unusable> {
         let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
@@ -138,10 +140,9 @@ impl Parts {
         }
         let finish_reason =
             finish_reason(said.as_deref(), !tool_calls.is_empty(), refusal.is_some());
-        let may_be_silent = matches!(finish_reason, FinishReason::Length | FinishReason::Refusal);
-        if content.is_none() && tool_calls.is_empty() && !may_be_silent {
+        if content.is_none() && tool_calls.is_empty() && refusal.is_none() && said.is_none() {
             return Err(Unusable::Malformed(
-                "the message has neither content nor tool calls".into(),
+                "the message has neither content nor tool calls, and no end".into(),
             ));
         }
         let text = content.filter(|text| !text.is_empty()).or(refusal).unwrap_or_default();
@@ -191,7 +192,7 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
     if let Some(text) = received::string(raw) {
         return Ok(text);
     }
-    let parts: Vec<Part> = serde_json::from_str(raw.get()).map_err(|error| {
+    let parts: AtMost<Part, MAX_PARTS> = serde_json::from_str(raw.get()).map_err(|error| {
         Unusable::Malformed(format!("the content is neither text nor parts: {error}"))
     })?;
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())

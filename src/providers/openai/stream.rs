@@ -11,14 +11,15 @@ use serde::de::IgnoredAny;
 use serde_json::value::RawValue;
 
 use super::response::{Function, Parts, call_text, content_text, usage};
+use crate::bounds::json::AtMost;
 use crate::message::Usage;
-use crate::providers::received::{self, Unusable};
+use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, Delta, Deltas, failure};
 
 #[derive(Deserialize)]
 struct Chunk<'a> {
     #[serde(borrow)]
-    choices: Option<Vec<Choice<'a>>>,
+    choices: Option<AtMost<Choice<'a>, MAX_PARTS>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
     #[serde(borrow)]
@@ -44,7 +45,7 @@ struct Piece<'a> {
     #[serde(borrow)]
     reasoning: Option<&'a RawValue>,
     #[serde(borrow)]
-    tool_calls: Option<Vec<CallPiece<'a>>>,
+    tool_calls: Option<AtMost<CallPiece<'a>, CALLS_READ>>,
 }
 
 #[derive(Deserialize)]

@@ -9,9 +9,10 @@ use std::borrow::Cow;
 use serde::Deserialize;
 use serde_json::value::RawValue;
 
+use crate::bounds::json::AtMost;
 use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::failure::{self, Reported};
-use crate::providers::received::{self, Unusable};
+use crate::providers::received::{self, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall};
 
 #[derive(Deserialize)]
@@ -21,7 +22,7 @@ struct Answer<'a> {
     error: Option<&'a RawValue>,
     incomplete_details: Option<Incomplete>,
     #[serde(borrow)]
-    output: Option<Vec<&'a RawValue>>,
+    output: Option<AtMost<&'a RawValue, MAX_PARTS>>,
     #[serde(borrow)]
     usage: Option<&'a RawValue>,
 }
@@ -39,15 +40,15 @@ struct Kind<'a> {
 
 #[derive(Deserialize)]
 struct Message<'a> {
-    content: Option<Vec<Part>>,
+    content: Option<AtMost<Part, MAX_PARTS>>,
     #[serde(borrow)]
     phase: Option<&'a RawValue>,
 }
 
 #[derive(Deserialize)]
 struct Reasoning {
-    summary: Option<Vec<Part>>,
-    content: Option<Vec<Part>>,
+    summary: Option<AtMost<Part, MAX_PARTS>>,
+    content: Option<AtMost<Part, MAX_PARTS>>,
 }
 
 #[derive(Deserialize)]
@@ -124,9 +125,12 @@ pub(super) fn parse_with(
         Some(other) => return Err(Unusable::Malformed(format!("the response is {other}"))),
     };
     let items = match answer.output {
-        Some(output) if !output.is_empty() => output,
+        Some(AtMost(output)) if !output.is_empty() => output,
         _ => earlier.iter().map(AsRef::as_ref).collect(),
     };
+    if items.is_empty() && answer.status.is_none() {
+        return Err(Unusable::Malformed("the response has neither output nor a status".into()));
+    }
     let mut output = Output::default();
     items.iter().try_for_each(|item| output.take(item, step))?;
     let keeps = output.wants_back && !output.ids_made_up;
@@ -206,11 +210,6 @@ impl Output {
             Some(_) => FinishReason::Other,
             None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
             None if !self.refusal.is_empty() => FinishReason::Refusal,
-            None if self.text.is_empty() => {
-                return Err(Unusable::Malformed(
-                    "the response has neither text nor tool calls".into(),
-                ));
-            }
             None => FinishReason::Stop,
         };
         let text = if self.text.is_empty() { self.refusal } else { self.text };

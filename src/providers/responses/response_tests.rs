@@ -116,7 +116,7 @@ fn answers_without_anything_in_them_are_malformed() {
         String::new(),
         "<html>".into(),
         "{}".into(),
-        r#"{"status": "completed", "output": []}"#.into(),
+        r#"{"output": []}"#.into(),
         r#"{"status": "in_progress", "output": []}"#.into(),
         r#"{"status": "completed", "output": [{}]}"#.into(),
         r#"{"status": "completed", "output": [7]}"#.into(),

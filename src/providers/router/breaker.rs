@@ -61,7 +61,11 @@ impl Breakers {
         let breaker = known.unwrap_or_else(|| {
             let mut by_model = self.by_model.write().unwrap_or_else(PoisonError::into_inner);
             if by_model.len() >= KEPT {
-                by_model.retain(|_, breaker| breaker.is_worth_keeping());
+                let now = Instant::now();
+                by_model.retain(|_, breaker| breaker.is_worth_keeping(now));
+            }
+            if by_model.len() >= KEPT && !by_model.contains_key(model) {
+                return Arc::default(); // of this call alone
             }
             Arc::clone(by_model.entry(model.to_owned()).or_default())
         });
@@ -75,9 +79,9 @@ impl Breaker {
         self.health.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    fn is_worth_keeping(&self) -> bool {
+    fn is_worth_keeping(&self, now: Instant) -> bool {
         let health = self.health();
-        health.calls > 0 || health.open_until.is_some()
+        health.calls > 0 || health.open_until.is_some_and(|until| until > now)
     }
 }
 
@@ -153,6 +157,7 @@ impl Health {
             code: last.and_then(|last| last.code),
             message,
             retry_after: None,
+            should_retry: None,
         }
     }
 }
@@ -171,6 +176,7 @@ mod tests {
             code,
             message,
             retry_after: None,
+            should_retry: None,
         })
     }
 

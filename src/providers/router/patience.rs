@@ -53,6 +53,18 @@ mod tests {
             code: None,
             message: "m".into(),
             retry_after,
+            should_retry: None,
+        }
+    }
+
+    #[test]
+    fn what_the_provider_says_of_repeating_counts() {
+        let says = |kind, should_retry| {
+            let error = ProviderError { should_retry, ..error(kind, None) };
+            wait_before_retry(&error, 0, None).is_some()
+        };
+        for kind in [FailureKind::Transient, FailureKind::RateLimited, FailureKind::BadRequest] {
+            assert!(says(kind, Some(true)) && !says(kind, Some(false)), "{kind:?}");
         }
     }
 

@@ -7,51 +7,43 @@
 
 use std::sync::LazyLock;
 
-use minijinja::value::Serde;
-use minijinja::{Environment, Error, ErrorKind, UndefinedBehavior, context};
-use serde_json::Value;
+use serde_json::{Value, json};
 
+use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
 use crate::message::Turn;
 use crate::providers::ModelRequest;
 
-/// Instructions that one template may execute.
-const FUEL: u64 = 100_000;
-
-static TEMPLATES: LazyLock<Environment<'static>> = LazyLock::new(|| {
-    let mut environment = Environment::new();
-    environment.set_fuel(Some(FUEL));
-    environment.set_undefined_behavior(UndefinedBehavior::SemiStrict);
-    environment.add_filter("fromjson", |text: &str| match serde_json::from_str::<Value>(text) {
-        Ok(value) => Ok(minijinja::Value::from(Serde(value))),
-        Err(error) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {error}"))),
-    });
-    environment
-});
+static TEMPLATES: LazyLock<Templates> =
+    LazyLock::new(|| Templates::new(Undefined::Tested).with_fromjson());
 
 /// Renders one step's strings.
-pub(super) struct Renderer {
-    variables: minijinja::Value,
+pub(super) struct Renderer<'a> {
+    inputs: &'a Value,
+    results: Value,
+    step: Value,
 }
 
-impl Renderer {
-    pub(super) fn new(request: &ModelRequest<'_>) -> Self {
+impl<'a> Renderer<'a> {
+    pub(super) fn new(request: &ModelRequest<'a>) -> Self {
         let last = request.conversation.turns().iter().rev().find_map(|turn| match turn {
             Turn::Assistant(turn) => Some(turn.results()),
             Turn::User(_) => None,
         });
         let results: Vec<&str> =
             last.unwrap_or_default().iter().map(|result| result.content.as_str()).collect();
-        Self {
-            variables: context! { inputs => Serde(request.inputs), results => Serde(results), step => request.step },
-        }
+        Self { inputs: request.inputs, results: json!(results), step: request.step.into() }
+    }
+
+    fn variables(&self) -> [(&str, &Value); 3] {
+        [("inputs", self.inputs), ("results", &self.results), ("step", &self.step)]
     }
 
     /// A template as text.
     pub(super) fn text(&self, template: &str) -> Result<String, String> {
-        if is_plain(template) {
+        if !is_template(template) {
             return Ok(template.to_owned());
         }
-        TEMPLATES.render_str(template, &self.variables).map_err(|error| describe(&error))
+        TEMPLATES.render_source(template, &self.variables()).map_err(describe)
     }
 
     /// A call's arguments as JSON text. One string is taken as the text itself, so that a scenario
@@ -83,38 +75,30 @@ impl Renderer {
         let Some(expression) = sole_expression(template) else {
             return self.text(template).map(Value::String);
         };
-        let value = TEMPLATES
-            .compile_expression(expression)
-            .and_then(|compiled| compiled.eval(&self.variables))
-            .map_err(|error| describe(&error))?;
-        if value.is_undefined() {
-            return Err(format!("{expression} is undefined"));
-        }
-        serde_json::to_value(&value)
-            .map_err(|error| format!("{expression} is not a JSON value: {error}"))
+        TEMPLATES
+            .value(expression, &self.variables())
+            .map_err(describe)?
+            .ok_or_else(|| format!("{expression} is undefined"))
     }
 }
 
 /// Whether a template compiles; the problem where it does not.
 pub(super) fn check(template: &str) -> Result<(), String> {
-    TEMPLATES.template_from_str(template).map(drop).map_err(|error| describe(&error))
-}
-
-fn is_plain(text: &str) -> bool {
-    !["{{", "{%", "{#"].iter().any(|mark| text.contains(mark))
+    TEMPLATES.check(template).map_err(describe)
 }
 
 /// The inside of a text that is one `{{ … }}` and nothing else.
 fn sole_expression(template: &str) -> Option<&str> {
     let inside = template.trim().strip_prefix("{{")?.strip_suffix("}}")?;
     let inside = inside.trim_start_matches('-').trim_end_matches('-').trim();
-    TEMPLATES.compile_expression(inside).is_ok().then_some(inside)
+    TEMPLATES.is_expression(inside).then_some(inside)
 }
 
 /// What is wrong and where in the template; neither its text nor the variables.
-fn describe(error: &Error) -> String {
-    let what = error.detail().map_or_else(|| error.kind().to_string(), str::to_owned);
-    match error.line() {
+fn describe(error: TemplateError) -> String {
+    let TemplateError { line, kind, detail } = error;
+    let what = detail.unwrap_or(kind);
+    match line {
         Some(line) => format!("{what} (line {line} of the template)"),
         None => what,
     }

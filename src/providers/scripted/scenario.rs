@@ -4,19 +4,19 @@
 //! keys, templates and conditions that do not compile, steps that say nothing or contradict
 //! themselves.
 
-use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
-use cel::{Context, Env, Program};
 use serde::Deserialize;
 use serde_json::{Value, json};
-use serde_saphyr::Spanned;
 
 use super::render;
+use crate::bounds::expression::{Expression, ExpressionError};
+use crate::bounds::yaml::{self, Spanned};
 use crate::message::{Conversation, FinishReason, Turn, Usage};
 use crate::providers::ModelRequest;
 
-static CEL: LazyLock<Arc<Env>> = LazyLock::new(|| Arc::new(Env::stdlib()));
+/// What conditions may use.
+const VARIABLES: [&str; 3] = ["inputs", "messages", "step"];
 
 /// A checked scenario.
 #[derive(Debug)]
@@ -30,7 +30,7 @@ pub(super) enum Scenario {
 /// Steps for the conversations that a condition holds for.
 #[derive(Debug)]
 pub(super) struct Branch {
-    when: Program,
+    when: Expression,
     steps: Vec<Step>,
 }
 
@@ -110,17 +110,9 @@ struct FileBranch {
 
 impl File {
     fn parse(text: &str) -> Result<Self, String> {
-        let options = serde_saphyr::options! { strict_booleans: true, with_snippet: false };
-        let mut key = String::new();
-        let file = serde_saphyr::with_deserializer_from_str_with_options(text, options, |yaml| {
-            serde_path_to_error::deserialize(yaml).map_err(|error| {
-                // `value` is where `Spanned` keeps what it wraps.
-                key = error.path().to_string().replace("].value", "]");
-                error.into_inner()
-            })
-        });
-        file.map_err(|error| {
-            if key.is_empty() || key == "." { error.to_string() } else { format!("{key}: {error}") }
+        yaml::read(text).map_err(|error| match error.key.as_str() {
+            "" => error.placed,
+            key => format!("{key}: {}", error.placed),
         })
     }
 }
@@ -134,8 +126,7 @@ impl Scenario {
             (None, Some(branches)) => {
                 let branches = branches.into_iter().enumerate().map(|(index, branch)| {
                     let line = branch.referenced.line();
-                    let when = CEL
-                        .compile(&branch.value.when)
+                    let when = Expression::compile(&branch.value.when, &VARIABLES)
                         .map_err(|error| format!("line {line}: match[{index}].when: {error}"))?;
                     Ok(Branch {
                         when,
@@ -166,21 +157,14 @@ impl Scenario {
 }
 
 fn matching(branches: &[Branch], request: &ModelRequest<'_>) -> Result<usize, String> {
-    let mut context = Context::with_env(CEL.clone());
-    let variables = [
-        ("inputs", request.inputs.clone()),
-        ("messages", messages(request.conversation)),
-        ("step", i64::from(request.step).into()),
-    ];
-    for (name, value) in variables {
-        context.add_variable(name, value).map_err(|error| format!("{name}: {error}"))?;
-    }
+    let (messages, step) = (messages(request.conversation), i64::from(request.step).into());
+    let variables = [("inputs", request.inputs), ("messages", &messages), ("step", &step)];
     for (index, branch) in branches.iter().enumerate() {
-        match branch.when.execute(&context) {
-            Ok(cel::Value::Bool(true)) => return Ok(index),
-            Ok(cel::Value::Bool(false)) => {}
-            Ok(other) => {
-                return Err(format!("match[{index}].when gives {other:?}, not true or false"));
+        match branch.when.is_true(&variables) {
+            Ok(true) => return Ok(index),
+            Ok(false) => {}
+            Err(ExpressionError::NotBoolean(other)) => {
+                return Err(format!("match[{index}].when gives {other}, not true or false"));
             }
             Err(error) => return Err(format!("match[{index}].when: {error}")),
         }

@@ -32,15 +32,12 @@ pub(super) async fn request_cancel(
     let requested = cancel_one(connection, tenant, run, reason).await?;
     let descendants: Vec<Uuid> =
         sqlx::query_scalar(DESCENDANTS).bind(run).fetch_all(&mut *connection).await?;
-    let outcome = match requested {
-        Some(run) => CancelOutcome::Requested(run),
-        None => {
-            let row = sqlx::query(RUN).bind(tenant).bind(run);
-            match row.fetch_optional(&mut *connection).await? {
-                Some(row) => CancelOutcome::AlreadyEnded(Columns(&row).run()?),
-                None => return Ok(None),
-            }
-        }
+    let outcome = if let Some(run) = requested {
+        CancelOutcome::Requested(run)
+    } else {
+        let row = sqlx::query(RUN).bind(tenant).bind(run);
+        let Some(row) = row.fetch_optional(&mut *connection).await? else { return Ok(None) };
+        CancelOutcome::AlreadyEnded(Columns(&row).run()?)
     };
     for descendant in descendants {
         cancel_one(connection, tenant, descendant, reason).await?;

@@ -7,9 +7,7 @@ use chrono::{DateTime, TimeDelta, Utc};
 use sqlx::sqlite::SqliteConnection;
 use uuid::Uuid;
 
-use super::statements::{
-    BURY, DESCENDANTS, FORGET, REQUEST_CANCEL, REQUEUE_ORPHANS, RUN, STRAYS,
-};
+use super::statements::{BURY, DESCENDANTS, FORGET, REQUEST_CANCEL, REQUEUE_ORPHANS, RUN, STRAYS};
 use crate::store::decode::Columns;
 use crate::store::{CancelOutcome, PARENT_ENDED, RunRecord, StoreError};
 
@@ -24,15 +22,13 @@ pub(super) async fn request_cancel(
     reason: Option<&str>,
 ) -> Result<Option<CancelOutcome>, StoreError> {
     let run = run.to_string();
-    let outcome = match cancel_one(connection, tenant, &run, reason).await? {
-        Some(run) => CancelOutcome::Requested(run),
-        None => {
-            let row = sqlx::query(RUN).bind(tenant).bind(&run);
-            match row.fetch_optional(&mut *connection).await? {
-                Some(row) => CancelOutcome::AlreadyEnded(Columns(&row).run()?),
-                None => return Ok(None),
-            }
-        }
+    let requested = cancel_one(connection, tenant, &run, reason).await?;
+    let outcome = if let Some(run) = requested {
+        CancelOutcome::Requested(run)
+    } else {
+        let row = sqlx::query(RUN).bind(tenant).bind(&run);
+        let Some(row) = row.fetch_optional(&mut *connection).await? else { return Ok(None) };
+        CancelOutcome::AlreadyEnded(Columns(&row).run()?)
     };
     let descendants: Vec<String> =
         sqlx::query_scalar(DESCENDANTS).bind(&run).fetch_all(&mut *connection).await?;

@@ -7,6 +7,7 @@
 use std::fmt::Write as _;
 use std::io::{self, Read};
 use std::ops::ControlFlow::{self, Break, Continue};
+use std::time::{Duration, Instant};
 
 use cap_fs_ext::DirExt;
 use cap_std::fs::Dir;
@@ -30,6 +31,8 @@ const MAX_VISITED: usize = 50_000;
 const MAX_DEPTH: usize = 64;
 /// Bytes of a file that is searched.
 const MAX_SEARCHED: u64 = 4 * 1024 * 1024;
+/// For how long one call searches.
+const MAX_TIME: Duration = Duration::from_secs(5);
 /// Bytes searched in one call.
 const MAX_SEARCHED_TOTAL: u64 = 256 * 1024 * 1024;
 
@@ -158,7 +161,9 @@ pub(super) fn search(
         })
         .transpose()?;
     let mut search = Search {
-        regex,
+        pattern: regex,
+        stop,
+        until: Instant::now() + MAX_TIME,
         answer: String::new(),
         found: 0,
         skipped: 0,
@@ -170,21 +175,17 @@ pub(super) fn search(
         && let Ok((dir, name)) = workspace.holder(path)
         && is_file(&dir, name)
     {
-        search.file(&dir, name, path);
+        search.file(&dir, name, path)?;
     } else {
         walked = walk(workspace, path, permit, stop, |dir, entry, relative, full| {
             if entry.kind == Kind::File && glob.as_ref().is_none_or(|glob| glob.is_match(relative))
             {
-                if search.searched > MAX_SEARCHED_TOTAL {
-                    search.cut_short = true;
-                    return Ok(Break(()));
-                }
-                search.file(dir, &entry.name, full);
+                search.file(dir, &entry.name, full)?;
             }
-            Ok(Continue(()))
+            Ok(if search.cut_short { Break(()) } else { Continue(()) })
         })?;
     }
-    let Search { mut answer, found, skipped, cut_short, .. } = search;
+    let Search { mut answer, found, skipped, searched, cut_short, .. } = search;
     if found == 0 {
         answer.push_str("[No line matches.]\n");
     }
@@ -197,7 +198,8 @@ pub(super) fn search(
     if cut_short {
         let _ = writeln!(
             answer,
-            "[Stopped after {MAX_SEARCHED_TOTAL} bytes; narrow the path or glob to see the rest.]"
+            "[Stopped after {searched} bytes: one search reads at most {MAX_SEARCHED_TOTAL} and takes at most {} seconds. Narrow the pattern, path or glob to see the rest.]",
+            MAX_TIME.as_secs()
         );
     }
     walked.note(&mut answer);
@@ -205,8 +207,10 @@ pub(super) fn search(
 }
 
 /// A search under way.
-struct Search {
-    regex: Pattern,
+struct Search<'a> {
+    pattern: Pattern,
+    stop: &'a CancellationToken,
+    until: Instant,
     answer: String,
     found: usize,
     skipped: usize,
@@ -214,15 +218,31 @@ struct Search {
     cut_short: bool,
 }
 
-impl Search {
-    fn file(&mut self, dir: &Dir, name: &str, path: &str) {
+impl Search<'_> {
+    fn file(&mut self, dir: &Dir, name: &str, path: &str) -> Result<(), ToolError> {
+        if self.searched > MAX_SEARCHED_TOTAL {
+            self.cut_short = true;
+            return Ok(());
+        }
         let Some(text) = searchable(dir, name) else {
             self.skipped += 1;
-            return;
+            return Ok(());
         };
-        self.searched += text.len() as u64;
-        for (number, line) in text.lines().enumerate().filter(|(_, line)| self.regex.is_match(line))
-        {
+        for (number, line) in text.lines().enumerate() {
+            self.searched += line.len() as u64 + 1;
+            let (stop, until) = (self.stop, self.until);
+            let is_over = || stop.is_cancelled() || Instant::now() >= until;
+            let is_found = self.pattern.occurs_in(line, is_over);
+            if self.stop.is_cancelled() {
+                return Err(stopped());
+            }
+            if is_found.is_none() || Instant::now() >= self.until {
+                self.cut_short = true;
+                return Ok(());
+            }
+            if is_found != Some(true) {
+                continue;
+            }
             self.found += 1;
             if self.found <= MAX_MATCHES {
                 let end = line.char_indices().nth(MAX_LINE).map_or(line.len(), |(at, _)| at);
@@ -230,6 +250,7 @@ impl Search {
                 let _ = writeln!(self.answer, "{path}:{}: {}{cut}", number + 1, &line[..end]);
             }
         }
+        Ok(())
     }
 }
 

@@ -100,6 +100,17 @@ pub(super) fn append(
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
 }
 
+/// How often a text occurs in a file; as good as once where the file cannot be edited.
+pub(super) fn occurrences(workspace: &Workspace, path: &str, text: &str) -> usize {
+    let mut bytes = Vec::new();
+    let read = workspace.open_file(path).ok().filter(|file| {
+        file.metadata().is_ok_and(|metadata| metadata.is_file() && metadata.len() <= MAX_EDITED)
+    });
+    let is_read = read.is_some_and(|file| file.take(MAX_EDITED).read_to_end(&mut bytes).is_ok());
+    let content = String::from_utf8(bytes).ok().filter(|_| is_read && !text.is_empty());
+    content.map_or(1, |content| content.matches(text).count().max(1))
+}
+
 /// Replaces text in a file.
 pub(super) fn edit(
     workspace: &Workspace,
@@ -158,6 +169,13 @@ pub(super) fn edit(
         "Replaced {count} {} in {path}.",
         if count == 1 { "occurrence" } else { "occurrences" }
     ))
+}
+
+/// The directories above a path that are not there.
+pub(super) fn missing_above(workspace: &Workspace, path: &str) -> Vec<String> {
+    let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+    let first = above.clone().position(|dir| workspace.open_dir(dir).is_err());
+    above.skip(first.unwrap_or(usize::MAX)).map(str::to_owned).collect()
 }
 
 /// Makes a directory.

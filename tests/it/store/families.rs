@@ -91,10 +91,7 @@ async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
     for script in [&mut parent, &mut living, &mut running, &mut queued, &mut spared] {
         db.commit("me", &script.start()).await;
     }
-    assert_eq!(
-        db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(),
-        Swept::default()
-    );
+    assert_eq!(db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(), Swept::default());
     db.commit("me", &parent.write(vec![completed(json!({}))])).await;
     let swept = db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap();
     assert_eq!(swept, Swept::default());

@@ -1,0 +1,127 @@
+//! JSON that others wrote, read without making much of little: a list of empty objects is three
+//! bytes an entry as text and hundreds in memory.
+
+use std::fmt;
+use std::marker::PhantomData;
+
+use serde::de::{Deserialize, Deserializer, Error, IgnoredAny, SeqAccess, Visitor};
+
+/// Levels of JSON that is kept as text and read again later; the parser of values takes 128.
+pub const MAX_NESTING: usize = 96;
+
+/// A list of at most so many entries; a longer one is refused while it is read.
+#[derive(Debug)]
+pub struct AtMost<T, const N: usize>(pub Vec<T>);
+
+impl<T, const N: usize> Default for AtMost<T, N> {
+    fn default() -> Self {
+        Self(Vec::new())
+    }
+}
+
+impl<T, const N: usize> IntoIterator for AtMost<T, N> {
+    type Item = T;
+    type IntoIter = std::vec::IntoIter<T>;
+
+    fn into_iter(self) -> Self::IntoIter {
+        self.0.into_iter()
+    }
+}
+
+/// The first entry of a list; the rest is skipped.
+#[derive(Debug)]
+pub struct First<T>(pub Option<T>);
+
+impl<'de, T: Deserialize<'de>, const N: usize> Deserialize<'de> for AtMost<T, N> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(AtMostVisitor::<T, N>(PhantomData))
+    }
+}
+
+struct AtMostVisitor<T, const N: usize>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>, const N: usize> Visitor<'de> for AtMostVisitor<T, N> {
+    type Value = AtMost<T, N>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "a list of at most {N} entries")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let mut entries = Vec::new();
+        while let Some(entry) = list.next_element()? {
+            if entries.len() == N {
+                return Err(A::Error::custom(format_args!("a list has more than {N} entries")));
+            }
+            entries.push(entry);
+        }
+        Ok(AtMost(entries))
+    }
+}
+
+impl<'de, T: Deserialize<'de>> Deserialize<'de> for First<T> {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
+        deserializer.deserialize_seq(FirstVisitor(PhantomData))
+    }
+}
+
+struct FirstVisitor<T>(PhantomData<T>);
+
+impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
+    type Value = First<T>;
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("a list")
+    }
+
+    fn visit_seq<A: SeqAccess<'de>>(self, mut list: A) -> Result<Self::Value, A::Error> {
+        let first = list.next_element()?;
+        while list.next_element::<IgnoredAny>()?.is_some() {}
+        Ok(First(first))
+    }
+}
+
+/// Whether JSON text can be read into values later: whoever keeps it as text asks first.
+pub fn is_shallow(json: &str) -> bool {
+    let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
+    for byte in json.bytes() {
+        match byte {
+            _ if escaped => escaped = false,
+            b'\\' if in_string => escaped = true,
+            b'"' => in_string = !in_string,
+            b'[' | b'{' if !in_string => {
+                depth += 1;
+                if depth > MAX_NESTING {
+                    return false;
+                }
+            }
+            b']' | b'}' if !in_string => depth = depth.saturating_sub(1),
+            _ => {}
+        }
+    }
+    true
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn lists_are_cut_while_they_are_read() {
+        let list = |n: usize| format!("[{}]", vec!["{}"; n].join(","));
+        let read = |n| serde_json::from_str::<AtMost<IgnoredAny, 3>>(&list(n)).map(|it| it.0.len());
+        assert_eq!(read(3).unwrap(), 3);
+        assert!(read(4).unwrap_err().to_string().contains("more than 3 entries"));
+        assert!(serde_json::from_str::<First<IgnoredAny>>(&list(1_000)).unwrap().0.is_some());
+        assert!(serde_json::from_str::<First<IgnoredAny>>("[]").unwrap().0.is_none());
+        assert!(serde_json::from_str::<First<IgnoredAny>>("[1, }").is_err());
+    }
+
+    #[test]
+    fn brackets_count_outside_of_strings() {
+        assert!(is_shallow(&"[]".repeat(1000)));
+        assert!(is_shallow(&format!(r#"{{"a": "{}\"["}}"#, "[".repeat(1000))));
+        assert!(is_shallow(&"[".repeat(96)));
+        assert!(!is_shallow(&"[".repeat(97)));
+    }
+}

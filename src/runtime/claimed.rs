@@ -1,0 +1,40 @@
+//! What a run that was claimed brings along, and why it cannot go on.
+
+use crate::engine::{FoldError, Stopped};
+use crate::store::{ClaimedRun, StoreError};
+
+/// Why a claimed run cannot go on.
+#[derive(Debug, thiserror::Error)]
+pub(super) enum ResumeError {
+    #[error(transparent)]
+    Store(#[from] StoreError),
+    #[error("{0}")]
+    Unusable(String),
+    #[error(transparent)]
+    Stopped(#[from] Stopped),
+    /// It goes back to the queue.
+    #[error("there is no place for it")]
+    NoPlace,
+}
+
+impl From<FoldError> for ResumeError {
+    fn from(error: FoldError) -> Self {
+        unreadable(&error)
+    }
+}
+
+pub(super) fn unreadable(error: &dyn std::error::Error) -> ResumeError {
+    ResumeError::Unusable(format!("its journal cannot be read: {error}"))
+}
+
+pub(super) fn unusable(error: &dyn std::error::Error) -> ResumeError {
+    ResumeError::Unusable(error.to_string())
+}
+
+/// What a run that goes on has left to do before it is driven.
+pub(super) struct Resumption {
+    pub(super) claimed: ClaimedRun,
+    /// Whether its replica died while it owned the run.
+    pub(super) has_crashed: bool,
+    pub(super) is_alone: bool,
+}

@@ -1,0 +1,99 @@
+//! A run's conversation as it was, from its journal: with the turns that a compaction has taken from
+//! the model, and the response whose calls still wait.
+//!
+//! The state keeps what the model reads; here every turn is kept when it is first seen, and marked
+//! when the model does not read it any more.
+
+use std::collections::HashSet;
+
+use uuid::Uuid;
+
+use super::delegation::child_id;
+use crate::engine::{FoldError, Rules, State};
+use crate::event::{ContextCompacted, Event, RunEvent};
+use crate::message::{AssistantMessage, ToolResult, Turn};
+use crate::run::Delegation;
+
+/// A conversation with everything that was ever in it.
+#[derive(Debug, Default)]
+pub struct Transcript {
+    /// The system prompt.
+    pub system: String,
+    /// Every turn, in the order in which they are read.
+    pub turns: Vec<KeptTurn>,
+    /// The calls whose results gave way to a note of their size.
+    pub cleared: HashSet<Uuid>,
+    /// The last response, as long as calls of it have no result, and the results that are there.
+    pub open: Option<(AssistantMessage, Vec<ToolResult>)>,
+}
+
+/// A turn as it was.
+#[derive(Debug)]
+pub struct KeptTurn {
+    /// With its results, also those that were cleared.
+    pub turn: Turn,
+    /// Whether a summary stands for it.
+    pub is_summarised: bool,
+}
+
+/// The child run that a dispatched call means, where it leaves work to another agent.
+pub fn child_of(tool: &str, effect_key: &str) -> Option<Uuid> {
+    Delegation::of_tool(tool).map(|_| child_id(effect_key))
+}
+
+/// The whole conversation of a run.
+///
+/// # Errors
+/// [`FoldError`] where the journal is damaged.
+pub fn transcript(journal: &[Event]) -> Result<Transcript, FoldError> {
+    let mut state = State::new(Rules::default());
+    let mut kept = Transcript::default();
+    // The places of what the model still reads.
+    let mut read: Vec<usize> = Vec::new();
+    for event in journal {
+        if let RunEvent::ContextCompacted(compacted) = &event.what {
+            kept.compact(&mut read, state.conversation().history(), compacted);
+        }
+        state.apply(event)?;
+        let turns = state.conversation().turns();
+        for (turn, place) in turns.iter().skip(read.len()).zip(kept.turns.len()..) {
+            kept.turns.push(KeptTurn { turn: turn.clone(), is_summarised: false });
+            read.push(place);
+        }
+    }
+    state.conversation().system().clone_into(&mut kept.system);
+    kept.open =
+        state.open_turn().map(|(message, results)| (message.clone(), results.cloned().collect()));
+    Ok(kept)
+}
+
+impl Transcript {
+    /// Marks what a compaction takes away, and puts its summary behind that.
+    fn compact(&mut self, read: &mut Vec<usize>, history: usize, compacted: &ContextCompacted) {
+        self.cleared.extend(&compacted.cleared);
+        let Some(summary) = compacted.summary.as_ref().filter(|summary| summary.turns > 0) else {
+            return;
+        };
+        let taken: Vec<usize> =
+            (0..read.len()).filter(|place| *place != history).take(summary.turns).collect();
+        let Some(last) = taken.iter().filter_map(|place| read.get(*place)).max().copied() else {
+            return;
+        };
+        for kept in taken.iter().filter_map(|place| read.get(*place)) {
+            if let Some(kept) = self.turns.get_mut(*kept) {
+                kept.is_summarised = true;
+            }
+        }
+        // A summary of more than the history stands behind the run's first message.
+        let behind = if taken.len() > history {
+            last.max(read.get(history).copied().unwrap_or(last))
+        } else {
+            last
+        };
+        let turn = Turn::User(summary.text.clone());
+        self.turns.insert(behind + 1, KeptTurn { turn, is_summarised: false });
+        *read = (0..self.turns.len())
+            .filter(|place| self.turns.get(*place).is_some_and(|kept| !kept.is_summarised))
+            .collect();
+    }
+}

@@ -1,0 +1,31 @@
+//! The schema's migrations, embedded in the binary.
+
+use std::sync::LazyLock;
+
+use sqlx::SqlStr;
+use sqlx::migrate::{Migration, MigrationType, Migrator};
+
+macro_rules! embedded {
+    ($database:literal: $($version:literal $name:literal),+ $(,)?) => {
+        LazyLock::new(|| {
+            Migrator::with_migrations(vec![$(Migration::new(
+                $version,
+                $name.into(),
+                MigrationType::Simple,
+                SqlStr::from_static(include_str!(concat!(
+                    "../../migrations/", $database, "/000", $version, "_", $name, ".sql"
+                ))),
+                false,
+            )),+])
+        })
+    };
+}
+
+pub(super) static POSTGRES: LazyLock<Migrator> = embedded!("postgres":
+    1 "runs", 2 "callers", 3 "rate_limits", 4 "definitions_in_use", 5 "consumption",
+    6 "sessions", 7 "observations", 8 "budgets", 9 "approvals",
+);
+pub(super) static SQLITE: LazyLock<Migrator> = embedded!("sqlite":
+    1 "runs", 2 "callers", 3 "rate_limits", 4 "definitions_in_use", 5 "consumption",
+    6 "sessions", 7 "observations", 8 "budgets", 9 "approvals",
+);

@@ -1,0 +1,185 @@
+//! What a claimed run needs no place for: it is cancelled, reviewed or failed while all workers are
+//! busy; a journal that cannot be read fails its own run and nothing else.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{Connection, PgConnection, SqliteConnection};
+
+use crate::approvals::text;
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy,
+    an_orphan_is_decided_on_while_all_workers_are_busy,
+    a_journal_that_cannot_be_read_fails_its_run_and_no_other,
+    a_run_that_crashes_its_replica_takes_no_other_with_it,
+}
+
+const BUSY: &str = "[runtime]\nlease = \"2s\"\nqueue_workers = 1";
+
+const SLOW: &str = "model: scripted/slow\ninstructions: Wait.\ntools: [file_ops]\nenable_double_confirmation: false\n";
+const WAITING: &str = "steps: [{delay_ms: 600000, text: late}]";
+
+const ASKER: &str = "
+model: scripted/asker
+instructions: Ask.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}
+";
+const ASKING: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]
+  - text: done
+";
+
+fn setup() -> Setup {
+    Setup::new()
+        .agent("slow", SLOW)
+        .scenario("slow", WAITING)
+        .agent("asker", ASKER)
+        .scenario("asker", ASKING)
+}
+
+async fn queued(service: &Service, agent: &str) -> String {
+    let path = format!("/v1/agents/{agent}/invoke-iterative");
+    let request = service.request(Method::POST, &path).header("Prefer", "respond-async");
+    let accepted = crate::service::answer(request.json(&json!({}))).await;
+    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
+    format!("/v1/runs/{}", text(&accepted.body, "run_id"))
+}
+
+async fn is(service: &Service, run: &str, status: &str) -> Value {
+    service.until(run, |run| run["status"] == status).await
+}
+
+async fn change(service: &Service, sql: &str) {
+    if service.database_url.starts_with("postgres") {
+        let mut database = PgConnection::connect(&service.database_url).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut database).await.unwrap();
+    } else {
+        let mut database = SqliteConnection::connect(&service.database_url).await.unwrap();
+        sqlx::raw_sql(sqlx::AssertSqlSafe(sql)).execute(&mut database).await.unwrap();
+    }
+}
+
+async fn a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy(db: Db) {
+    let service = setup().config(BUSY).start(db).await;
+    let parked = queued(&service, "asker").await;
+    is(&service, &parked, "awaiting_approval").await;
+    let busy = queued(&service, "slow").await;
+    is(&service, &busy, "running").await;
+    let waiting = queued(&service, "slow").await;
+    for (run, phase) in [(&parked, "approval"), (&waiting, "queued")] {
+        let cancel = service.post(&format!("{run}/cancel"), &json!({"reason": "enough"})).await;
+        assert_eq!((cancel.status.as_u16(), &cancel.body["status"]), (202, &json!("cancelled")));
+        let context = &cancel.body["error"]["context"];
+        assert_eq!(*context, json!({"phase": phase, "reason": "enough"}), "{:#}", cancel.body);
+    }
+    let calls = service.get(&format!("{parked}/tool-calls")).await.body;
+    assert_eq!(calls["data"][0]["state"], "cancelled", "{calls:#}");
+    assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
+    assert_eq!(service.get(&busy).await.body["status"], "running");
+}
+
+async fn an_orphan_is_decided_on_while_all_workers_are_busy(db: Db) {
+    let service = setup().config(BUSY).start(db).await;
+    let acted = queued(&service, "asker").await;
+    let parked = is(&service, &acted, "awaiting_approval").await;
+    let call = text(&parked["pending"][0], "call_id");
+    let approve = format!("{acted}/tool-calls/{call}/approve");
+    assert_eq!(service.post(&approve, &json!({})).await.status, 200);
+    is(&service, &acted, "completed").await;
+    let busy = queued(&service, "slow").await;
+    is(&service, &busy, "running").await;
+    let id = acted.rsplit_once('/').unwrap().1;
+    // As a crash in the middle of the call leaves it.
+    let sql = format!(
+        "DELETE FROM run_events WHERE run_id = '{id}' AND seq > (SELECT max(seq) FROM run_events \
+         WHERE run_id = '{id}' AND type = 'tool_call.started'); \
+         DELETE FROM iterations WHERE run_id = '{id}' AND number > 1; \
+         UPDATE tool_calls SET state = 'dispatched', result_seq = NULL WHERE run_id = '{id}'; \
+         UPDATE runs SET status = 'running', owner = 'gone', finished_at = NULL, output = NULL, \
+         termination_reason = NULL, next_seq = (SELECT max(seq) + 1 FROM run_events WHERE run_id = '{id}') \
+         WHERE id = '{id}'"
+    );
+    change(&service, &sql).await;
+    let reviewed = is(&service, &acted, "needs_review").await;
+    assert_eq!(reviewed["pending"][0]["kind"], "review", "{reviewed:#}");
+    assert_eq!(service.get(&busy).await.body["status"], "running");
+}
+
+async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
+    let mut service = setup().config("[runtime]\nlease = \"2s\"").start(db).await;
+    let mut runs = Vec::new();
+    for _ in 0..3 {
+        let run = queued(&service, "slow").await;
+        is(&service, &run, "running").await;
+        runs.push(run);
+    }
+    let parked = queued(&service, "asker").await;
+    is(&service, &parked, "awaiting_approval").await;
+    service.kill().await;
+    for run in [&runs[0], &parked] {
+        let id = run.rsplit_once('/').unwrap().1;
+        let sql = format!(
+            "UPDATE run_events SET type = 'from.the_future' WHERE run_id = '{id}' AND seq = 2"
+        );
+        change(&service, &sql).await;
+    }
+    service.restart().await;
+    let failed = is(&service, &runs[0], "failed").await;
+    assert_eq!(failed["error"]["code"], "INTERRUPTED", "{failed:#}");
+    let message = text(&failed["error"], "message");
+    assert!(message.contains("journal cannot be read") && message.contains("from.the_future"));
+    for run in &runs[1..] {
+        let resumed = format!("{run}/events?limit=200");
+        let is_resumed = |page: &Value| page.to_string().contains("run.resumed");
+        service.until(&resumed, is_resumed).await;
+        service.post(&format!("{run}/cancel"), &json!({})).await;
+        is(&service, run, "cancelled").await;
+    }
+    let cancel = service.post(&format!("{parked}/cancel"), &json!({})).await;
+    assert_eq!(cancel.status, 202, "{:#}", cancel.body);
+    let failed = is(&service, &parked, "failed").await;
+    assert_eq!(failed["error"]["code"], "INTERRUPTED", "{failed:#}");
+}
+
+/// One run kills its process each time it goes on; beside it, others wait for their model.
+async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
+    let setup = Setup::new().config("[runtime]\nlease = \"2s\"\nmax_crashes = 3");
+    let slowly = "steps: [{delay_ms: 300, text: done}]";
+    let poison = SLOW.replace("scripted/slow", "scripted/poison");
+    let setup = setup.agent("poison", &poison).scenario("poison", WAITING);
+    let mut service = setup.agent("slow", SLOW).scenario("slow", slowly).start(db).await;
+    let guilty = queued(&service, "poison").await;
+    is(&service, &guilty, "running").await;
+    let mut innocent = Vec::new();
+    for _ in 0..8 {
+        innocent.push(queued(&service, "slow").await);
+    }
+    // It kills whenever it is driven, and only then.
+    let mut resumed = 0;
+    while resumed < 6 {
+        let run = service.get(&guilty).await.body;
+        if run["status"] == "failed" {
+            break;
+        }
+        service.kill().await;
+        service.restart().await;
+        resumed += 1;
+        let driven = format!("{guilty}/events?limit=200");
+        let is_driven = |page: &Value| {
+            let events = page["data"].as_array().unwrap();
+            let resumptions = events.iter().filter(|event| event["type"] == "run.resumed").count();
+            resumptions >= resumed || page.to_string().contains("run.failed")
+        };
+        service.until(&driven, is_driven).await;
+    }
+    let failed = is(&service, &guilty, "failed").await;
+    assert_eq!((failed["error"]["code"].as_str(), resumed), (Some("INTERRUPTED"), 3), "{failed:#}");
+    for run in &innocent {
+        let done = service.until(run, |run| run["finished_at"].is_string()).await;
+        assert_eq!(done["status"], "completed", "{done:#}");
+    }
+}

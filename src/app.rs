@@ -1,7 +1,5 @@
-//! Puts the parts together: the only place that picks concrete types, and the order in which they
-//! start and stop.
-
-mod model_tables;
+//! Wires the modules together: the only place that chooses concrete types, and the order of startup
+//! and shutdown.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
@@ -14,17 +12,17 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, Skills, catalogue};
-use crate::config::{AuthMode, Config, Exposed, Model, ModelApi, ModelServer};
+use crate::config::tables::ModelPrice;
+use crate::config::{AuthMode, Config, Exposed, Model, ModelServer};
 use crate::engine::demands;
-use crate::http::{self, Auth, HttpSettings, HttpState, Limits, Meters};
-use crate::providers::anthropic::Anthropic;
-use crate::providers::ollama::Ollama;
-use crate::providers::openai::OpenAi;
-use crate::providers::responses::Responses;
+use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
+use crate::model::{CapabilityOverrides, ProviderKind};
+use crate::providers::capabilities::{CapabilityTable, ModelPattern};
+use crate::providers::prices::{Price, PriceTable};
 use crate::providers::router::{OnTry, ProviderEntry, Router};
 use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
-use crate::providers::{Provider, ProviderKind};
+use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
 use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
@@ -33,57 +31,44 @@ use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, T
 use crate::tools::recall::{Recall, Recollect};
 use crate::tools::registry::Registry;
 
-/// How often agent files are looked at.
+/// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
-/// How long connections may stay open after the last run has ended.
-const LAST_WAIT: Duration = Duration::from_secs(2);
-/// How often telemetry does its upkeep.
+/// How long connections may stay open after the last run has ended, and the timeout of the last
+/// telemetry export.
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(2);
+/// Interval of telemetry upkeep.
 const UPKEEP: Duration = Duration::from_secs(5);
-/// Connections that may wait to be accepted.
+/// Length of the kernel's accept queue.
 const BACKLOG: u32 = 4096;
 
-/// Why the service could not be put together, or stopped.
+/// Why the service cannot start or continue.
 #[derive(Debug, thiserror::Error)]
 pub enum AppError {
-    /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
-    /// A model provider cannot be set up.
     #[error("[models.{name}]: {message}")]
-    Provider {
-        /// Which.
-        name: String,
-        /// Why.
-        message: String,
-    },
-    /// The address cannot be listened on.
+    Provider { name: String, message: String },
     #[error("cannot listen on {address}")]
-    Listen {
-        /// Which.
-        address: SocketAddr,
-        /// Why.
-        source: std::io::Error,
-    },
-    /// Metrics or traces.
+    Listen { address: SocketAddr, source: std::io::Error },
     #[error(transparent)]
     Telemetry(#[from] TelemetryError),
-    /// The first key.
+    /// The first admin key.
     #[error(transparent)]
     Key(#[from] keys::KeyError),
-    /// The listener has no address, or signals cannot be heard.
-    #[error("the service cannot go on: {0}")]
+    /// The listener has no address, or signal handlers cannot be installed.
+    #[error("the service cannot run: {0}")]
     Serve(std::io::Error),
 }
 
-/// Opens the configured store. Its schema may be out of date.
+/// Opens the configured store without migrating it.
 ///
 /// # Errors
-/// It cannot be reached, or another process holds it.
-pub async fn open_store(config: &Config) -> Result<Arc<dyn Store>, AppError> {
+/// The store is unreachable, or locked by another process.
+pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
     Ok(store::open(config.database.url.expose_secret(), config.database.max_connections).await?)
 }
 
-/// Serves until told to stop by SIGTERM or SIGINT, then lets runs finish.
+/// Serves until SIGTERM or SIGINT, then drains.
 ///
 /// # Errors
 /// The service cannot start.
@@ -100,7 +85,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     };
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
-    tokio::spawn(stop.clone().run_until_cancelled_owned(keep_up(Arc::clone(&parts.telemetry))));
+    tokio::spawn(stop.clone().run_until_cancelled_owned(run_upkeep(Arc::clone(&parts.telemetry))));
 
     let auth = match config.auth.mode {
         AuthMode::ApiKey => Auth::ApiKeys,
@@ -114,7 +99,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         max_connections: config.server.max_connections,
     };
     let address = listener.local_addr().map_err(AppError::Serve)?;
-    greet(address, &parts, first_key.as_deref());
+    announce(address, &parts, first_key.as_deref());
 
     let (runtime, grace) = (parts.runtime.clone(), config.server.shutdown_grace);
     let drained = CancellationToken::new();
@@ -122,35 +107,35 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         let drained = drained.clone();
         async move {
             signals.first().await;
-            tracing::info!("draining: no new runs, waiting for those in progress");
-            runtime.drain(grace).await; // meanwhile reads, cancels and probes are answered
+            tracing::info!("draining: no new runs are accepted, waiting for those in progress");
+            runtime.drain(grace).await; // other requests are still served meanwhile
             drained.cancel();
         }
     };
     let server = http::serve(listener, routes, limits, draining);
-    let last_answers = async {
+    let close_timeout = async {
         drained.cancelled().await;
-        tokio::time::sleep(LAST_WAIT).await;
+        tokio::time::sleep(CLOSE_TIMEOUT).await;
     };
     tokio::select! {
         () = server => {}
-        () = last_answers => tracing::warn!("connections were still open after the last run"),
+        () = close_timeout => tracing::warn!("closing connections that are still open after the last run"),
     }
     stop.cancel();
     parts.close().await;
     Ok(())
 }
 
-/// The service inside this process, without a listener: whoever holds it is its only caller, the
-/// administrator of one tenant.
+/// The service in this process, without a listener. Its only caller is an administrator of one
+/// tenant.
 pub struct Local {
     parts: Parts,
     router: axum::Router,
     config: Config,
 }
 
-/// Puts the service together for callers in this process. It drives only what they start: the queue
-/// is left to services.
+/// The service for callers in this process. It executes only the runs that they start, and none from
+/// the queue.
 ///
 /// # Errors
 /// The store cannot be opened, or a model provider cannot be set up.
@@ -163,27 +148,26 @@ pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> 
 }
 
 impl Local {
-    /// The API.
     pub fn router(&self) -> axum::Router {
         self.router.clone()
     }
 
-    /// Makes this process a replica, so that runs can be started.
+    /// Registers this process as a replica, so that it can execute runs.
     ///
     /// # Errors
-    /// The store cannot be reached.
+    /// The store is unreachable.
     pub async fn join(&self) -> Result<(), AppError> {
         self.parts.join(&self.config).await
     }
 
-    /// Lets runs finish, then lets go of the store.
+    /// Drains, then closes the store.
     pub async fn close(self) {
         self.parts.runtime.drain(self.config.server.shutdown_grace).await;
         self.parts.close().await;
     }
 }
 
-/// What is wrong with the agents and models of this configuration, one line each.
+/// The problems of the configured agents and models, one line each.
 pub fn check(config: &Config) -> Vec<String> {
     match agents(config) {
         Ok(agents) => agents
@@ -195,7 +179,7 @@ pub fn check(config: &Config) -> Vec<String> {
     }
 }
 
-/// The agents of this configuration, and what is wrong with the others.
+/// Loads the configured agents; invalid ones are among the catalogue's problems.
 ///
 /// # Errors
 /// A model provider cannot be set up.
@@ -208,7 +192,7 @@ pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
 
 /// The service without its listener.
 struct Parts {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     catalogue: Arc<Catalogue>,
     registry: Arc<Registry>,
     runtime: Runtime,
@@ -257,16 +241,15 @@ impl Parts {
         Ok(Self { store, catalogue, registry, runtime, telemetry })
     }
 
-    /// Leaves no lease, no connection and no trace behind. Nothing runs here any more.
+    /// Releases the lease, closes the store and exports the remaining traces. No run may be in progress.
     async fn close(self) {
         self.runtime.leave().await;
         self.store.close().await;
         let telemetry = self.telemetry;
-        // Only a panic could fail it, and that has been logged.
-        let _ = tokio::task::spawn_blocking(move || telemetry.finish(LAST_WAIT)).await;
+        // Fails only after a panic, which has been logged.
+        let _ = tokio::task::spawn_blocking(move || telemetry.finish(CLOSE_TIMEOUT)).await;
     }
 
-    /// The API over these parts.
     fn routes(&self, config: &Config, auth: Auth) -> axum::Router {
         let state = HttpState {
             runtime: self.runtime.clone(),
@@ -274,7 +257,7 @@ impl Parts {
             catalogue: Arc::clone(&self.catalogue),
             tools: Arc::new(self.registry.infos().cloned().collect()),
             auth,
-            meters: meters(&self.telemetry),
+            metrics: metrics_sink(&self.telemetry),
         };
         let settings = HttpSettings {
             body_limit: config.server.body_limit,
@@ -293,8 +276,8 @@ impl Parts {
         http::router(state, settings)
     }
 
-    /// Makes this process a replica. A shared database gets a heartbeat connection of its own; an
-    /// embedded one belongs to this process alone, whose heart may beat through the same handle.
+    /// Registers this process as a replica. With PostgreSQL, heartbeats have a connection of their own,
+    /// so that a busy pool does not cost the lease; SQLite is used by this process alone.
     async fn join(&self, config: &Config) -> Result<(), AppError> {
         let url = config.database.url.clone();
         let shared = Arc::clone(&self.store);
@@ -318,7 +301,7 @@ fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
     Telemetry::start(settings.as_ref())
 }
 
-/// What this replica writes, told to telemetry.
+/// Passes committed writes to telemetry.
 fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
     let telemetry = Arc::clone(telemetry);
     Arc::new(move |write| {
@@ -329,7 +312,7 @@ fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
     })
 }
 
-/// Whether a definition or a price names a model; callers can make up others.
+/// Whether a definition or a price names a model; callers can name arbitrary others.
 fn named_models(
     config: &Config,
     loaded: &Arc<OnceLock<Weak<Catalogue>>>,
@@ -343,7 +326,7 @@ fn named_models(
     }
 }
 
-/// Tries of model calls, told to telemetry.
+/// Passes attempted model calls to telemetry.
 fn on_try(
     telemetry: &Arc<Telemetry>,
     is_named: impl Fn(&str, &str) -> bool + Send + Sync + 'static,
@@ -361,24 +344,24 @@ fn on_try(
     })
 }
 
-fn meters(telemetry: &Arc<Telemetry>) -> Meters {
+fn metrics_sink(telemetry: &Arc<Telemetry>) -> MetricsSink {
     let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
-    Meters {
-        on_answer: Box::new(move |route, method, status| {
+    MetricsSink {
+        on_response: Box::new(move |route, method, status| {
             counting.http_answered(route, method, status.as_u16());
         }),
         scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
     }
 }
 
-async fn keep_up(telemetry: Arc<Telemetry>) {
+async fn run_upkeep(telemetry: Arc<Telemetry>) {
     loop {
         tokio::time::sleep(UPKEEP).await;
         telemetry.upkeep();
     }
 }
 
-/// The tools of this configuration, and the skills that one of them reads.
+/// The tools, and the skills that `use_skill` reads.
 fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
@@ -404,7 +387,7 @@ fn load_agents(
     )
 }
 
-/// The model providers of this configuration, and what is known of their models.
+/// The configured model providers, with the prices and capabilities of their models.
 ///
 /// # Errors
 /// A provider cannot be set up.
@@ -419,12 +402,7 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
             Model::Server(server) => ProviderEntry {
                 provider: model_server(name, server)
                     .map_err(|message| AppError::Provider { name: name.clone(), message })?,
-                kind: match server.api {
-                    ModelApi::Openai => ProviderKind::Openai,
-                    ModelApi::OpenaiResponses => ProviderKind::OpenaiResponses,
-                    ModelApi::Anthropic => ProviderKind::Anthropic,
-                    ModelApi::Ollama { .. } => ProviderKind::Ollama,
-                },
+                kind: server.kind,
                 max_retries: server.max_retries,
                 timeout: server.timeout,
                 max_concurrency: server.max_concurrency,
@@ -432,8 +410,41 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
         };
         providers.insert(name.clone(), entry);
     }
-    Ok(Router::new(providers)
-        .with_tables(model_tables::capabilities(config), model_tables::prices(config)))
+    let prices = config.prices.iter();
+    let prices = prices.filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));
+    Ok(Router::new(providers).with_tables(capabilities(config), PriceTable::new(prices.collect())))
+}
+
+/// The shipped table with what the configuration corrects. The context window of a price, or the
+/// one that a provider loads its models with, is a correction too; `[capabilities]` overrides it.
+fn capabilities(config: &Config) -> CapabilityTable {
+    let window = |key: &str, tokens: u64| {
+        let row = CapabilityOverrides { context_window: Some(tokens), ..Default::default() };
+        Some((ModelPattern::parse(key)?, row))
+    };
+    let loaded = config.models.iter().filter_map(|(name, model)| match model {
+        Model::Server(server) => window(&format!("{name}/*"), server.num_ctx?.into()),
+        Model::Scripted { .. } => None,
+    });
+    let priced = config.prices.iter().filter_map(|(key, price)| window(key, price.context_window?));
+    let rows = config.capabilities.iter();
+    let rows = rows.filter_map(|(key, row)| Some((ModelPattern::parse(key)?, *row)));
+    CapabilityTable::new(loaded.chain(priced).chain(rows).collect())
+}
+
+fn price(row: &ModelPrice) -> Price {
+    #[expect(
+        clippy::cast_possible_truncation,
+        clippy::cast_sign_loss,
+        reason = "0 to 10^6 dollars, checked"
+    )]
+    let micro = |dollars: f64| (dollars * 1e6).round() as u64;
+    Price {
+        input: micro(row.input),
+        cached_input: micro(row.cached_input.unwrap_or(row.input)),
+        cache_write: micro(row.cache_write.unwrap_or(row.input)),
+        output: micro(row.output),
+    }
 }
 
 fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {
@@ -448,13 +459,14 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
         first_byte_timeout: server.first_byte_timeout,
         idle_timeout: server.idle_timeout,
     };
-    let provider: Arc<dyn Provider> = match server.api {
-        ModelApi::Openai => Arc::new(OpenAi::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::OpenaiResponses => Arc::new(Responses::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::Anthropic => Arc::new(Anthropic::new(settings).map_err(|e| e.to_string())?),
-        ModelApi::Ollama { .. } => Arc::new(Ollama::new(settings).map_err(|e| e.to_string())?),
+    let provider = match server.kind {
+        ProviderKind::Openai => openai::provider(settings),
+        ProviderKind::OpenaiResponses => responses::provider(settings),
+        ProviderKind::Anthropic => anthropic::provider(settings),
+        ProviderKind::Ollama => ollama::provider(settings),
+        ProviderKind::Scripted => return Err("scenarios have no server".to_owned()),
     };
-    Ok(provider)
+    Ok(Arc::new(provider.map_err(|e| e.to_string())?))
 }
 
 fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {
@@ -470,14 +482,14 @@ fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {
     bound().map_err(|source| AppError::Listen { address, source })
 }
 
-/// What a person who has just started the service wants to know.
-fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
+/// Logs the address, and prints the first admin key with an example request.
+fn announce(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
     let agents: Vec<String> =
         parts.catalogue.agents().iter().map(|a| a.definition.name.clone()).collect();
     tracing::info!(%address, store = parts.store.kind(), agents = agents.join(" "), "listening");
     if let Some(key) = first_key {
         println!(
-            "This is the administrator's key. It is shown only now:\n\n    export TOOLLOOP_KEY={key}\n\n\
+            "This is the admin key. It is shown only once:\n\n    export TOOLLOOP_KEY={key}\n\n\
              Then, in another terminal:\n\n    curl -s http://{address}/v1/agents/repo-guide/invoke-iterative \\\n      \
              -H \"Authorization: Bearer $TOOLLOOP_KEY\" -H 'Content-Type: application/json' \\\n      \
              -d '{{\"inputs\": {{\"path\": \".\"}}}}'\n"
@@ -485,7 +497,7 @@ fn greet(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
     }
 }
 
-/// SIGTERM and SIGINT, heard from the moment this is made.
+/// SIGTERM and SIGINT; the handlers are installed on creation.
 struct Signals {
     terminate: Signal,
     interrupt: Signal,
@@ -493,10 +505,10 @@ struct Signals {
 
 impl Signals {
     fn listen() -> Result<Self, AppError> {
-        let hear = |kind| signal(kind).map_err(AppError::Serve);
+        let handler = |kind| signal(kind).map_err(AppError::Serve);
         Ok(Self {
-            terminate: hear(SignalKind::terminate())?,
-            interrupt: hear(SignalKind::interrupt())?,
+            terminate: handler(SignalKind::terminate())?,
+            interrupt: handler(SignalKind::interrupt())?,
         })
     }
 

@@ -6,6 +6,7 @@
 //! decided where it is used.
 
 pub mod expression;
+pub mod frames;
 pub mod glob;
 pub mod json;
 pub mod name;

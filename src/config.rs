@@ -1,9 +1,9 @@
-//! Typed settings: built-in values < `toolloop.toml` < environment < flags.
+//! Typed settings; precedence: built-in values < `toolloop.toml` < environment < flags.
 //!
 //! [`Config::load`] is a pure function of its sources; [`Config::read`] fetches them. Unknown keys,
-//! bad values and missing directories are errors that name file, line and key, or the variable, or
-//! the flag. `config/default.toml` is both the documentation and the lowest layer, so no default is
-//! written twice. Nothing of ours is imported: rooms get their settings as arguments.
+//! invalid values and missing directories are errors that name file, line and key, or the variable,
+//! or the flag. `config/default.toml` is both the documentation and the lowest layer, so that no
+//! default is defined twice. Nothing of ours is imported: rooms get their settings as arguments.
 
 mod models;
 mod sources;
@@ -21,69 +21,59 @@ use secrecy::{ExposeSecret, SecretString};
 use serde::Deserialize;
 use url::Url;
 
+use crate::model::CapabilityOverrides;
 use models::ModelSettings;
-pub use models::{Model, ModelApi, ModelServer};
+pub use models::{Model, ModelServer};
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
-use tables::{ModelCapabilities, ModelPrice};
+use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
 
-/// The file that is used if it is there and no other was named.
+/// Used if it exists and `--config` is not given.
 pub const DEFAULT_FILE: &str = "toolloop.toml";
 
 const PREFIX: &str = "TOOLLOOP_";
 
-/// What the command line sets.
+/// Settings given on the command line.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct Flags {
-    /// `--config`.
     pub config: Option<PathBuf>,
-    /// `--listen`.
     pub listen: Option<String>,
-    /// `--database-url`.
     pub database_url: Option<String>,
-    /// `--agents-dir`.
     pub agents_dir: Option<String>,
 }
 
-/// All settings, checked; paths are as seen from the current directory.
+/// All settings, validated; paths are relative to the current directory.
 #[derive(Debug, Clone)]
 pub struct Config {
-    /// The file that was read.
+    /// The configuration file, if one was read.
     pub file: Option<PathBuf>,
-    /// The HTTP server.
     pub server: Server,
-    /// The store.
     pub database: Database,
-    /// Who may call.
     pub auth: Auth,
-    /// How runs are driven.
     pub runtime: Runtime,
-    /// Where `<agent>.yaml` files lie.
+    /// Directory of `<agent>.yaml` files.
     pub agents_dir: PathBuf,
-    /// Where `<skill>/SKILL.md` files lie.
+    /// Directory of `<skill>/SKILL.md` files.
     pub skills_dir: PathBuf,
-    /// Tools.
     pub tools: Tools,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,
-    /// What models cost, by `provider/model` or glob.
+    /// By `provider/model` or glob.
     pub prices: BTreeMap<String, ModelPrice>,
-    /// What the operator knows better about models, by `provider/model` or glob.
-    pub capabilities: BTreeMap<String, ModelCapabilities>,
-    /// Defaults for keys.
+    /// Corrections of the shipped table, by `provider/model` or glob.
+    pub capabilities: BTreeMap<String, CapabilityOverrides>,
     pub governance: Governance,
-    /// What the process says about itself.
     pub telemetry: Telemetry,
-    /// `TOOLLOOP_ADMIN_KEY`: the token that the first admin key shall have.
+    /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
     pub admin_key: Option<SecretString>,
-    /// Settings that were written down and have no effect in this version.
+    /// Messages about settings that have no effect in this version.
     pub notices: Vec<String>,
-    /// Names of the variables and flags that set something, in order; never their values.
+    /// Sorted names of the variables and flags that are set; never their values.
     pub overrides: Vec<String>,
 }
 
@@ -91,55 +81,55 @@ pub struct Config {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Server {
-    /// Where to listen; port 0 takes a free one.
+    /// Address and port to listen on; port 0 chooses a free one.
     #[serde(deserialize_with = "address")]
     #[schemars(with = "String", regex(pattern = r"^\S+:[0-9]{1,5}$"))]
     pub listen: SocketAddr,
-    /// Bytes of a request body.
+    /// Maximum size of a request body.
     #[serde(deserialize_with = "size::<1_024, 1_073_741_824, _>")]
     #[schemars(schema_with = "values::size_schema::<1_024, 1_073_741_824>")]
     pub body_limit: usize,
-    /// How long a caller is kept waiting.
+    /// Maximum time to a response.
     #[serde(deserialize_with = "duration::<1_000, 604_800, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub request_timeout: Duration,
-    /// How long runs may go on after a request to stop.
+    /// How long runs may continue after SIGTERM.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub shutdown_grace: Duration,
-    /// Connections at once.
+    /// Maximum number of concurrent connections.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_connections: usize,
-    /// How long a request's head may take to arrive.
+    /// Time to receive the first byte of a connection, and a request's head.
     #[serde(deserialize_with = "duration::<100, 3_600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub header_timeout: Duration,
-    /// How long a request's body may take to arrive.
+    /// Time to receive a request's body.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub body_timeout: Duration,
-    /// How long a connection may rest between requests.
+    /// How long a connection may be idle between requests.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub idle_timeout: Duration,
-    /// How long a client may take nothing of its answer.
+    /// How long sending a response may make no progress.
     #[serde(deserialize_with = "duration::<100, 86_400, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub write_timeout: Duration,
-    /// Which of the pages for operators are served, to everybody.
+    /// Routes that are served without a key; the others answer 404.
     pub expose: Vec<Exposed>,
 }
 
-/// A page for operators that is served without a key.
+/// A route that is served without a key.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Exposed {
-    /// `GET /metrics`
+    /// `GET /metrics`, for Prometheus.
     Metrics,
-    /// `GET /docs`
+    /// `GET /docs`, the API document as a page.
     Docs,
-    /// `GET /console`, which asks for a key in the browser.
+    /// `GET /console`; the page itself asks for a key.
     Console,
 }
 
@@ -147,10 +137,10 @@ pub enum Exposed {
 #[derive(Debug, Clone, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Database {
-    /// `sqlite://…` or `postgres://…`; may hold a password.
+    /// `sqlite://…` or `postgres://…`; may contain a password.
     #[schemars(with = "String", regex(pattern = "^(sqlite:|postgres://|postgresql://)."))]
     pub url: SecretString,
-    /// Size of the pool.
+    /// Size of the connection pool.
     #[serde(deserialize_with = "count::<1, 10_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 10_000>")]
     pub max_connections: u32,
@@ -160,17 +150,17 @@ pub struct Database {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Auth {
-    /// How callers prove who they are.
+    /// How requests are authenticated.
     pub mode: AuthMode,
 }
 
-/// How callers prove who they are.
+/// How requests are authenticated.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum AuthMode {
-    /// With a key of this service.
+    /// By an API key of this service.
     ApiKey,
-    /// Not at all: everyone is the admin of the tenant `default`. On loopback only.
+    /// Not at all: every caller is an administrator of the tenant `default`. Loopback only.
     None,
 }
 
@@ -178,31 +168,31 @@ pub enum AuthMode {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Runtime {
-    /// Runs of this replica at once.
+    /// Maximum number of concurrent runs of this replica.
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_concurrent_runs: usize,
-    /// Runs that wait in the queue.
+    /// Maximum number of queued runs.
     #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<0, 100_000_000>")]
     pub max_queued_runs: u64,
-    /// How many of them may have come from the queue, recovered ones among them.
+    /// Maximum number of them that may have come from the queue, recovered runs among them.
     #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
     pub queue_workers: usize,
-    /// A replica silent for so long is dead.
+    /// A replica without a heartbeat for this long is dead, and loses its runs to others.
     #[serde(deserialize_with = "duration::<2_000, 3_600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub lease: Duration,
-    /// How long a run waits for a store that is away.
+    /// How long a run waits for an unavailable store.
     #[serde(deserialize_with = "duration::<0, 3_600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub store_patience: Duration,
-    /// Replicas that a run may take down before it is given up.
+    /// The run is ended after this many crashes that it is blamed for.
     #[serde(deserialize_with = "count::<1, 100, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100>")]
     pub max_crashes: u32,
-    /// How long an ended run is kept; for ever where absent.
+    /// How long an ended run is kept; default: forever.
     #[serde(default, deserialize_with = "some_duration::<1_000, 3_153_600_000, _>")]
     #[schemars(schema_with = "values::duration_schema")]
     pub retention: Option<Duration>,
@@ -212,19 +202,19 @@ pub struct Runtime {
 #[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Tools {
-    /// A run's files lie beneath `<workspace>/<tenant>/`.
+    /// Directory of the runs' files, which are below `<workspace>/<tenant>/`.
     pub workspace: PathBuf,
 }
 
-/// `[governance]`: what a key may do that has no limits of its own.
+/// `[governance]`: limits of keys that have none of their own.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Governance {
-    /// Invocations, and likewise tool calls, in a minute.
+    /// Invocations per minute, and likewise tool calls per minute.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_per_minute: u32,
-    /// How many of them at once.
+    /// Invocations or tool calls that can be made at once.
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
@@ -234,25 +224,25 @@ pub struct Governance {
 #[derive(Debug, Clone, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Telemetry {
-    /// The OTLP/HTTP collector that traces are sent to, without `/v1/traces`; none: no traces.
+    /// Base URL of the OTLP/HTTP collector, without `/v1/traces`; empty: no traces.
     #[serde(deserialize_with = "endpoint")]
     #[schemars(with = "String", regex(pattern = "^(https?://.+)?$"))]
     pub otlp_endpoint: Option<Url>,
     /// `service.name` of the traces.
     pub service_name: String,
-    /// Share of the traces begun here that are recorded; 0..=1.
+    /// Share of the traces started by this service that are recorded, 0 to 1.
     #[serde(deserialize_with = "ratio")]
     #[schemars(range(min = 0.0, max = 1.0))]
     pub sample_ratio: f64,
 }
 
-/// The tree as it is written; [`Config`] is what it means.
+/// The settings as they are written; [`Config`] has them resolved.
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 struct Settings {
-    /// One file an agent: `<name>.yaml`.
+    /// Directory of agent definitions, one `<name>.yaml` each.
     agents_dir: PathBuf,
-    /// One directory a skill: `<name>/SKILL.md`.
+    /// Directory of skills, one `<name>/SKILL.md` each.
     skills_dir: PathBuf,
     /// Not read by this version.
     tools_dir: PathBuf,
@@ -263,19 +253,18 @@ struct Settings {
     tools: Tools,
     governance: Governance,
     telemetry: Telemetry,
-    /// Model providers by name; a model is named provider/model.
+    /// Model providers by name; a model is referred to as provider/model.
     models: BTreeMap<String, ModelSettings>,
-    /// What models cost; provider/model, where the model may be a glob.
+    /// Prices by provider/model, where the model can be a glob.
     #[serde(default)]
     prices: BTreeMap<String, ModelPrice>,
-    /// What models can be asked for, where the shipped table is wrong; provider/model, where the
-    /// model may be a glob.
+    /// Corrections of the shipped capability table, by provider/model, where the model can be a glob.
     #[serde(default)]
-    capabilities: BTreeMap<String, ModelCapabilities>,
+    capabilities: BTreeMap<String, CapabilityOverrides>,
 }
 
 impl Config {
-    /// Fetches file and environment, and checks that directories which were named exist.
+    /// Reads file and environment, and checks that configured directories exist.
     pub fn read(flags: &Flags) -> Result<Self, ConfigError> {
         let file = match &flags.config {
             Some(file) => Some(file.as_path()),
@@ -303,13 +292,15 @@ impl Config {
         ];
         for (key, dir) in definitions.into_iter().chain(scenarios) {
             if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
-                return Err(sources.error(&key, format!("there is no directory {}", dir.display())));
+                return Err(
+                    sources.error(&key, format!("the directory {} does not exist", dir.display()))
+                );
             }
         }
         Ok(config)
     }
 
-    /// Settings from these sources. `file` is a path and its text; nothing is opened.
+    /// Settings from the given sources. `file` is a path and its content; no file is opened.
     pub fn load(
         file: Option<(&Path, &str)>,
         env: impl Iterator<Item = (String, String)>,
@@ -319,8 +310,8 @@ impl Config {
     }
 }
 
-/// The JSON Schema (2020-12) of `toolloop.toml`, made from what it is parsed into. Nothing is
-/// required, because a file is laid over the built-in values.
+/// The JSON Schema (2020-12) of `toolloop.toml`. No key is required, because the file overrides the
+/// built-in values.
 pub fn schema() -> serde_json::Value {
     let mut settings = SchemaSettings::draft2020_12();
     settings.inline_subschemas = true;
@@ -354,7 +345,7 @@ fn resolve(
     let settings: Settings = sources.read()?;
     if settings.auth.mode == AuthMode::None && !settings.server.listen.ip().is_loopback() {
         let message = format!(
-            "\"none\" is for loopback addresses only, and server.listen is {}",
+            "\"none\" is allowed only on loopback addresses, but server.listen is {}",
             settings.server.listen
         );
         return Err(sources.error("auth.mode", message));
@@ -397,8 +388,8 @@ fn resolve(
 }
 
 /// `DATABASE_URL` and OpenTelemetry's own variables, then `TOOLLOOP_…`. A name without `__` is a
-/// setting only if it is one of the keys outside sections: other such names (`TOOLLOOP_ADMIN_KEY`,
-/// a provider's key, what a container platform injects) are none of ours.
+/// setting only if it is a top-level key; others (`TOOLLOOP_ADMIN_KEY`, a provider's key, variables
+/// injected by a container platform) are ignored.
 fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
     for (name, segments) in [
         ("DATABASE_URL", "DATABASE__URL"),
@@ -420,7 +411,7 @@ fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
     }
 }
 
-/// Checks the scheme, and places a relative SQLite file beside the file that names it.
+/// Checks the scheme, and resolves a relative SQLite path.
 fn resolve_database(url: &SecretString, sources: &Sources) -> Result<SecretString, ConfigError> {
     let text = url.expose_secret();
     if text.starts_with("postgres://") || text.starts_with("postgresql://") {
@@ -453,19 +444,19 @@ fn address<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<SocketAd
     })
 }
 
-/// An HTTP URL, or nothing.
+/// An HTTP URL, or empty.
 fn endpoint<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<Option<Url>, D::Error> {
     let text = String::deserialize(deserializer)?;
     if text.is_empty() {
         return Ok(None);
     }
-    let complaint = || {
+    let invalid = || {
         serde::de::Error::custom(
             "must be an http or https URL, e.g. \"http://127.0.0.1:4318\", or empty",
         )
     };
-    let url: Url = text.parse().map_err(|_| complaint())?;
-    if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(complaint()) }
+    let url: Url = text.parse().map_err(|_| invalid())?;
+    if matches!(url.scheme(), "http" | "https") { Ok(Some(url)) } else { Err(invalid()) }
 }
 
 fn ratio<'de, D: serde::Deserializer<'de>>(deserializer: D) -> Result<f64, D::Error> {

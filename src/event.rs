@@ -1,22 +1,24 @@
-//! The one closed list of what can happen in a run.
+//! All events of a run.
 //!
 //! Events are the journal, numbered 1, 2, 3 … per run, and the source of truth: the loop's state,
-//! the rows that are queried, SSE and logs are all made from them. An event says what happened and
-//! never what should happen next; that is decided in `engine::state`.
+//! the rows, SSE and logs are derived from them. An event records what happened; `engine::state`
+//! decides what happens next.
 
 use std::borrow::Cow;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
 use crate::run::{
-    Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason, Totals,
+    Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason,
 };
 
+mod totals;
 mod waiting;
 
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
@@ -26,24 +28,24 @@ pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 pub struct Event {
     /// 1, 2, 3 … within the run, without gaps.
     pub seq: i64,
-    /// When it was appended, UTC, microseconds.
+    /// Time of the append, UTC, microseconds.
     pub at: DateTime<Utc>,
-    /// The run it belongs to.
     pub run_id: Uuid,
-    /// What happened: `type` and `data` in JSON.
     #[serde(flatten)]
     pub what: RunEvent,
 }
 
-/// What happened.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// What happened; `type` and `data` in JSON.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, IntoStaticStr, VariantNames)]
 #[serde(tag = "type", content = "data")]
 pub enum RunEvent {
-    /// Accepted, waits for a replica.
+    /// The run was accepted and waits for a replica.
     #[serde(rename = "run.queued")]
+    #[strum(serialize = "run.queued")]
     RunQueued {},
-    /// Execution began: the opening conversation.
+    /// Execution began, with the opening conversation.
     #[serde(rename = "run.started")]
+    #[strum(serialize = "run.started")]
     RunStarted {
         /// The compiled system prompt.
         system: String,
@@ -54,110 +56,121 @@ pub enum RunEvent {
         history: usize,
         /// Whether there is exactly one model call, without tools.
         single_shot: bool,
-        /// What the caller should know.
+        /// For the caller.
         warnings: Vec<String>,
     },
-    /// What was taken from the earlier runs of the session; before `run.started`.
+    /// Turns of earlier runs of the session were loaded; before `run.started`.
     #[serde(rename = "session.loaded")]
+    #[strum(serialize = "session.loaded")]
     SessionLoaded {
-        /// The session.
         session_id: String,
         /// Earlier runs whose turns are used.
         runs: usize,
-        /// Their turns.
         turns: usize,
-        /// Their tokens, estimated.
+        /// Estimated.
         tokens: u64,
     },
-    /// A skill's instructions and bounds hold from here on.
+    /// A skill's instructions and restrictions apply from here on.
     #[serde(rename = "skill.activated")]
+    #[strum(serialize = "skill.activated")]
     SkillActivated(SkillActivated),
-    /// Another replica, or this one after a restart, goes on.
+    /// Another replica, or this one after a restart, continues the run.
     #[serde(rename = "run.resumed")]
+    #[strum(serialize = "run.resumed")]
     RunResumed {
-        /// The ownership number it goes on with.
+        /// The new ownership epoch.
         epoch: i64,
         /// Replicas that died while they owned it, so far.
-        #[serde(default, skip_serializing_if = "is_none")]
+        #[serde(default, skip_serializing_if = "is_zero_u32")]
         deaths: u32,
-        /// Whether it is driven alone, because it may be what crashes its replicas.
+        /// Whether the replica drives no other run, because this one may be what crashes replicas.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_alone: bool,
     },
-    /// An attempt began.
     #[serde(rename = "attempt.started")]
+    #[strum(serialize = "attempt.started")]
     AttemptStarted {
         /// 1-based.
         attempt: u32,
     },
-    /// An iteration began.
     #[serde(rename = "iteration.started")]
+    #[strum(serialize = "iteration.started")]
     IterationStarted {
         /// The attempt, 1-based.
         attempt: u32,
         /// The iteration within the attempt, 1-based.
         iteration: u32,
-        /// Whether the model is asked for nothing but the final answer that it has decided on.
+        /// Whether the model only writes the final answer that it has decided on.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         answer_only: bool,
-        /// The limit that was reached, where this is the last model call, without tools.
+        /// The limit that was reached, if this is the last model call, without tools.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         limit: Option<LimitReached>,
     },
-    /// A model answered.
     #[serde(rename = "model.responded")]
+    #[strum(serialize = "model.responded")]
     ModelResponded(ModelResponded),
     /// A tool call passed the gate and is dispatched.
     #[serde(rename = "tool_call.started")]
+    #[strum(serialize = "tool_call.started")]
     ToolCallStarted(ToolCallStarted),
     /// A tool call has its result.
     #[serde(rename = "tool_call.completed")]
+    #[strum(serialize = "tool_call.completed")]
     ToolCallCompleted(ToolCallCompleted),
     /// The gate, or an interceptor, refused a tool call; the reason is its result.
     #[serde(rename = "tool_call.blocked")]
+    #[strum(serialize = "tool_call.blocked")]
     ToolCallBlocked(ToolCallBlocked),
     /// A call of a tool that the caller executes waits for its result.
     #[serde(rename = "tool_call.awaiting_client")]
+    #[strum(serialize = "tool_call.awaiting_client")]
     ToolCallAwaitingClient(Awaited),
-    /// Somebody has to decide before the run goes on.
+    /// A decision is needed before the run continues.
     #[serde(rename = "approval.requested")]
+    #[strum(serialize = "approval.requested")]
     ApprovalRequested(Awaited),
-    /// What was waited for has come, or is not waited for any more.
+    /// A pending request was answered or expired.
     #[serde(rename = "approval.resolved")]
+    #[strum(serialize = "approval.resolved")]
     ApprovalResolved(Resolved),
     /// The conversation was handed to another agent.
     #[serde(rename = "handoff.started")]
+    #[strum(serialize = "handoff.started")]
     HandoffStarted {
         /// The call that asked for it.
         call_id: Uuid,
-        /// Who has it now.
+        /// The agent that takes over.
         agent: String,
         /// Why, in the model's words.
         reason: Option<String>,
     },
     /// A stop condition that only warns is met.
     #[serde(rename = "budget.warned")]
+    #[strum(serialize = "budget.warned")]
     BudgetWarned {
-        /// The place of the condition in the definition, 0-based.
+        /// 0-based index of the condition in the definition.
         condition: usize,
-        /// What the caller should know.
+        /// For the caller.
         warning: String,
     },
     /// A call of the output tool proposed an output.
     #[serde(rename = "output.proposed")]
+    #[strum(serialize = "output.proposed")]
     OutputProposed {
         /// The proposing call.
         call_id: Option<Uuid>,
         /// The attempt, 1-based.
         attempt: u32,
-        /// What was proposed; the raw text where it is not JSON.
+        /// The raw text if it is not JSON.
         output: Value,
-        /// Why the proposal is not JSON, if it is not.
+        /// Why the proposal is not JSON.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         problem: Option<String>,
     },
-    /// What a proposal looks like when it is used; the result of the proposing call.
+    /// A proposal was rendered for the model; the result of the proposing call.
     #[serde(rename = "output.reflected")]
+    #[strum(serialize = "output.reflected")]
     OutputReflected {
         /// The proposing call.
         call_id: Uuid,
@@ -168,215 +181,209 @@ pub enum RunEvent {
         /// Whether the reflection failed.
         is_error: bool,
     },
-    /// A proposal was not accepted; also the feedback that the model gets.
+    /// A proposal was rejected, with the feedback for the model.
     #[serde(rename = "validation.failed")]
+    #[strum(serialize = "validation.failed")]
     ValidationFailed {
         /// The attempt that failed, 1-based.
         attempt: u32,
-        /// The proposing call, which gets the errors as its result; none for a text answer.
+        /// The proposing call, whose result holds the errors; `None` for a text answer.
         call_id: Option<Uuid>,
-        /// What is wrong, with JSON pointers into the output.
         errors: Vec<ValidationError>,
         /// The user message that asks for another attempt.
         feedback: String,
     },
-    /// A text answer was met with the request to verify it.
+    /// The model was asked to verify its text answer.
     #[serde(rename = "confirmation.requested")]
+    #[strum(serialize = "confirmation.requested")]
     ConfirmationRequested {
-        /// What the model is asked.
+        /// The message to the model.
         prompt: String,
     },
-    /// The model had to write a decision, and its answer holds none; also what it is told.
+    /// The model's answer holds no decision; with the feedback for it.
     #[serde(rename = "decision.extraction_failed")]
+    #[strum(serialize = "decision.extraction_failed")]
     DecisionExtractionFailed(DecisionFailed),
-    /// The model's decision is not one that it may make; also what it is told.
+    /// The model's decision is invalid; with the feedback for it.
     #[serde(rename = "decision.validation_failed")]
+    #[strum(serialize = "decision.validation_failed")]
     DecisionValidationFailed(DecisionFailed),
-    /// A tool call was demanded and did not come.
+    /// A required tool call was not made.
     #[serde(rename = "tool_choice.unmet")]
+    #[strum(serialize = "tool_choice.unmet")]
     ToolChoiceUnmet {
         /// The attempt, 1-based.
         attempt: u32,
-        /// What the model is asked, where it is asked once more.
+        /// The message to the model, if it is asked again.
         prompt: Option<String>,
-        /// What the caller should know, where the answer is accepted as it is.
+        /// For the caller, if the answer is accepted nevertheless.
         warning: Option<String>,
     },
-    /// The model answered with neither text nor a call, and is asked once more.
+    /// The model answered with neither text nor a call and is asked again.
     #[serde(rename = "answer.blank")]
+    #[strum(serialize = "answer.blank")]
     AnswerBlank {
         /// The attempt, 1-based.
         attempt: u32,
-        /// What the model is asked.
+        /// The message to the model.
         prompt: String,
     },
-    /// The conversation was made smaller.
+    /// The conversation was shortened.
     #[serde(rename = "context.compacted")]
+    #[strum(serialize = "context.compacted")]
     ContextCompacted(ContextCompacted),
-    /// Somebody asked to cancel the run.
+    /// A cancellation was requested.
     #[serde(rename = "run.cancel_requested")]
+    #[strum(serialize = "run.cancel_requested")]
     RunCancelRequested {
-        /// The reason that was given.
+        /// Given by the caller.
         reason: Option<String>,
     },
     /// The run ended with an output.
     #[serde(rename = "run.completed")]
+    #[strum(serialize = "run.completed")]
     RunCompleted(Ending),
     /// The run ended with an error.
     #[serde(rename = "run.failed")]
+    #[strum(serialize = "run.failed")]
     RunFailed(Ending),
-    /// The run was ended on request.
+    /// The run was cancelled.
     #[serde(rename = "run.cancelled")]
+    #[strum(serialize = "run.cancelled")]
     RunCancelled(Ending),
 }
 
-/// A model's answer and what it took.
+/// A model's answer with its usage.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ModelResponded {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
-    /// The provider that answered.
     pub provider: String,
-    /// The model, without the provider.
+    /// Without the provider.
     pub model: String,
-    /// What it said.
     pub message: AssistantMessage,
-    /// Why it stopped.
     pub finish_reason: FinishReason,
-    /// Tokens and cost of the answer.
     pub usage: Usage,
     /// Milliseconds from the first try to the answer.
     pub latency_ms: u64,
-    /// Failed tries before it.
+    /// Failed tries before the answer.
     pub retries: u32,
     /// Whether a fallback model answered.
     pub fallback: bool,
-    /// What the caller should know about the call.
+    /// For the caller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
 }
 
-/// An answer of which no decision could be made.
+/// An answer without a valid decision.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct DecisionFailed {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
-    /// What is wrong with the answer.
     pub error: String,
     /// The user message that asks for another decision.
     pub feedback: String,
 }
 
-/// What was taken from the conversation so that the next model call fits the model's context
-/// window.
+/// A compaction of the conversation, so that the next model call fits the context window.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ContextCompacted {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
-    /// Why.
     pub cause: CompactionCause,
-    /// The calls whose results gave way to a note of their size.
+    /// The calls whose results were replaced by a note of their size.
     pub cleared: Vec<Uuid>,
-    /// What the oldest turns gave way to.
+    /// Replaces the oldest turns.
     pub summary: Option<Summary>,
-    /// The model call that wrote the summary, also where what it wrote is of no use.
+    /// The model call that wrote the summary, even if the summary was unusable.
     pub call: Option<SummaryCall>,
-    /// Failed tries: of the call that did not fit and of the one that wrote the summary.
+    /// Failed tries of the call that did not fit and of the one that wrote the summary.
     pub failed_tries: u32,
-    /// Tokens that the model reads and writes at most, where that is known.
+    /// The model's context window in tokens, if known.
     pub window: Option<u64>,
-    /// Tokens that the next model call would have read, estimated.
+    /// Estimated input tokens of the next model call before the compaction.
     pub tokens_before: u64,
-    /// Tokens that it reads now, estimated.
+    /// Estimated input tokens of the next model call after the compaction.
     pub tokens_after: u64,
-    /// Bytes of system prompt and turns before.
+    /// Bytes of system prompt and turns before the compaction.
     pub bytes_before: u64,
-    /// Bytes of system prompt and turns now.
+    /// Bytes of system prompt and turns after the compaction.
     pub bytes_after: u64,
 }
 
 impl ContextCompacted {
-    /// Whether anything was gained.
     pub fn shrank(&self) -> bool {
         self.bytes_after < self.bytes_before
     }
 }
 
-/// Why a conversation is made smaller.
+/// Why a conversation was compacted.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CompactionCause {
-    /// By our estimate, the model's window was nearly full.
+    /// By our estimate.
     WindowNearlyFull,
-    /// The provider refused a call because it did not fit.
+    /// The provider rejected a call that did not fit.
     ProviderRefused,
 }
 
-/// What stands for the oldest turns.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Summary {
-    /// How many turns it replaces: the oldest of all but the run's first message and the last two.
+    /// Number of turns that it replaces: the oldest, except the run's first message and the last
+    /// two.
     pub turns: usize,
-    /// The message that replaces them.
+    /// The user message that replaces them.
     pub text: String,
 }
 
-/// A model call outside the iterations.
+/// The model call that wrote a summary.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct SummaryCall {
-    /// The provider that answered.
     pub provider: String,
-    /// The model, without the provider.
+    /// Without the provider.
     pub model: String,
-    /// Tokens and cost.
     pub usage: Usage,
     /// Milliseconds from the first try to the answer.
     pub latency_ms: u64,
 }
 
-/// A dispatched call, stored before the tool runs.
+/// A dispatched call; stored before the tool runs.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallStarted {
-    /// Our id of the call.
     pub call_id: Uuid,
-    /// The tool.
     pub tool: String,
-    /// What it does to the world.
     pub effect: Effect,
-    /// Stable over crashes: hash of run, attempt, iteration, index, tool and canonical arguments.
+    /// Idempotency key, stable across crashes: hash of run, attempt, iteration, index, tool and
+    /// canonical arguments.
     pub effect_key: String,
-    /// `allowed` or `warned`; `escalated` where somebody approved.
+    /// `allowed`, `warned`, or `escalated` after an approval.
     pub decision: String,
-    /// The gate's reason, where it gave one.
+    /// The gate's reason, if any.
     pub reason: Option<String>,
-    /// What it takes of the run's budget.
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
-    /// What becomes of it where it must not be repeated and a crash leaves its outcome unknown.
     #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
     pub on_unknown_outcome: OnUnknownOutcome,
 }
 
-/// A limit that leaves one model call, to answer with what there is.
+/// A reached limit that allows one last model call for an answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct LimitReached {
-    /// Why the run ends.
     pub reason: TerminationReason,
-    /// What the caller would learn if no answer came.
+    /// The run's error if the model does not answer.
     pub error: RunError,
 }
 
-/// A skill as a run knows it, and its bounds.
+/// A skill and its restrictions.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct SkillActivated {
-    /// Its name.
     pub skill: String,
     /// Names and globs of the only tools that may be called; absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -384,7 +391,7 @@ pub struct SkillActivated {
     /// Names and globs of tools that may not be called.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disallowed_tools: Vec<String>,
-    /// How much may be done unasked, where the skill narrows it.
+    /// Narrows the agent's autonomy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub autonomy: Option<Autonomy>,
     /// Names and globs of tools whose calls need approval.
@@ -398,23 +405,21 @@ pub struct SkillActivated {
 pub enum CallFailure {
     /// No tool of that name.
     UnknownTool,
-    /// The arguments are not JSON, or miss the tool's schema.
+    /// The arguments are not JSON or do not match the tool's schema.
     InvalidArguments,
-    /// The tool said so.
+    /// The tool reported an error.
     ToolError,
-    /// The tool panicked.
     Panicked,
-    /// The tool took longer than it may.
     Timeout,
-    /// One call too many in a response; does not count as failing.
+    /// Beyond the number of calls per response; does not count as failing.
     Excess,
-    /// The response was cut off in the middle of the call.
+    /// The response was truncated within the call.
     Truncated,
     /// The run ended before the call did.
     Cancelled,
-    /// A limit struck before the call was executed.
+    /// A limit was reached before the call was executed.
     NotExecuted,
-    /// A crash left it open whether the call happened.
+    /// It is unknown after a crash whether the call took effect.
     UnknownOutcome,
 }
 
@@ -425,31 +430,28 @@ impl CallFailure {
     }
 }
 
-/// A call's result.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallCompleted {
-    /// Our id of the call.
     pub call_id: Uuid,
     /// The tool, or the unknown name.
     pub tool: String,
-    /// What the call was addressed to; only calls of tools are counted and listed.
+    /// Only calls of tools are counted and listed.
     pub target: CallTarget,
-    /// The result.
     pub content: String,
-    /// Why it is an error, if it is one.
+    /// `None`: the call succeeded.
     pub failure: Option<CallFailure>,
     /// Milliseconds of execution.
     pub duration_ms: u64,
-    /// Whether an earlier identical call's result was used.
+    /// Whether the result of an earlier identical call was reused.
     pub cached: bool,
-    /// What the loop adds to what the model reads.
+    /// A note of the loop, shown to the model after the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
 }
 
 impl ToolCallCompleted {
-    /// What the model reads: the result, and the note after it.
-    pub fn told(&self) -> Cow<'_, str> {
+    /// The result with the note.
+    pub fn model_text(&self) -> Cow<'_, str> {
         match &self.note {
             None => Cow::Borrowed(&self.content),
             Some(note) => Cow::Owned(format!("{}\n\n{note}", self.content)),
@@ -457,12 +459,10 @@ impl ToolCallCompleted {
     }
 }
 
-/// A call that was refused.
+/// A call that the gate or an interceptor rejected.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ToolCallBlocked {
-    /// Our id of the call.
     pub call_id: Uuid,
-    /// The tool.
     pub tool: String,
     /// The rule that decided.
     pub rule: String,
@@ -474,36 +474,47 @@ pub struct ToolCallBlocked {
     pub content: String,
 }
 
-/// One thing that is wrong with a proposed output or an input.
+/// An error in a proposed output or an input.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ValidationError {
-    /// JSON pointer to the offending value; empty for the whole.
+    /// JSON pointer to the invalid value; empty for the whole document.
     #[schema(example = "/notes/0")]
     pub pointer: String,
     /// What is wrong.
     pub message: String,
 }
 
-/// The terminal event's data.
+/// Data of a terminal event.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Ending {
-    /// Status and evidence.
     #[serde(flatten)]
     pub outcome: Outcome,
     /// Milliseconds from the start to the end.
     pub latency_ms: u64,
 }
 
-/// What the audit log keeps of one decision and, where the call was executed, its execution.
+/// Parts of names of arguments whose values are neither audited nor remembered.
+pub const SECRET_NAMES: [&str; 11] = [
+    "token",
+    "password",
+    "passwd",
+    "secret",
+    "api_key",
+    "apikey",
+    "api-key",
+    "authorization",
+    "private_key",
+    "privatekey",
+    "private-key",
+];
+
+/// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
-    /// When.
     pub at: DateTime<Utc>,
-    /// The call it is about.
     pub call_id: Uuid,
-    /// The tool.
     pub tool: String,
-    /// The rule that decided; `none` where no rule objected.
+    /// The rule that decided; `none` if no rule objected.
     pub rule: String,
     /// `allowed`, `warned`, `escalated` or `blocked`.
     pub decision: String,
@@ -517,15 +528,14 @@ pub struct AuditRecord {
     pub duration_ms: Option<u64>,
 }
 
-/// A piece of an answer that a model is still writing: told to those who follow the run, without a
-/// number and never kept. The whole answer follows as [`ModelResponded`].
+/// A piece of an answer that a model is still writing, for followers of the run; not numbered and
+/// not stored. The whole answer follows as [`ModelResponded`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct ModelDelta {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
-    /// The piece.
     #[serde(flatten)]
     pub piece: Piece,
 }
@@ -534,21 +544,18 @@ pub struct ModelDelta {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
-    /// Visible text.
     Text(String),
-    /// Thinking that the provider shows.
     Thinking(String),
-    /// A tool call, in pieces.
     ToolCall {
-        /// 0-based place among the calls of the answer.
+        /// 0-based index among the calls of the answer.
         index: usize,
-        /// Our name of the tool, with the first piece.
+        /// Our name of the tool, only with the first piece.
         #[serde(skip_serializing_if = "Option::is_none")]
         name: Option<String>,
         /// The next piece of the arguments' JSON text.
         arguments: String,
     },
-    /// The answer broke off and is begun anew: what came of it so far does not count.
+    /// The call failed and is retried: discard the pieces so far.
     Restarted(bool),
 }
 
@@ -556,7 +563,7 @@ impl ModelDelta {
     /// The name in SSE.
     pub const TYPE_NAME: &'static str = "model.delta";
 
-    /// Appends a later piece where both add to the same thing; gives it back otherwise.
+    /// Appends a later piece of the same kind; returns any other piece.
     pub fn extend(&mut self, later: Self) -> Result<(), Self> {
         if (self.attempt, self.iteration) != (later.attempt, later.iteration) {
             return Err(later);
@@ -577,7 +584,7 @@ impl ModelDelta {
 }
 
 impl RunEvent {
-    /// The terminal event that fits an outcome.
+    /// The terminal event for an outcome.
     pub fn ended(outcome: Outcome, latency_ms: u64) -> Self {
         let ending = Ending { outcome, latency_ms };
         match ending.outcome {
@@ -587,7 +594,7 @@ impl RunEvent {
         }
     }
 
-    /// The terminal event of a run that could not go on for a reason outside the loop.
+    /// The terminal event of a run that failed for a reason outside the loop.
     pub fn interrupted(message: impl Into<String>) -> Self {
         let reason = TerminationReason::Interrupted;
         Self::ended(Outcome::failed(reason, message, Value::Null, String::new()), 0)
@@ -610,7 +617,7 @@ impl RunEvent {
         Self::ended(Outcome::Cancelled { error, raw_response }, latency_ms)
     }
 
-    /// How the run ended, if this is its terminal event.
+    /// `None` unless this is a terminal event.
     pub fn ending(&self) -> Option<&Ending> {
         match self {
             Self::RunCompleted(e) | Self::RunFailed(e) | Self::RunCancelled(e) => Some(e),
@@ -645,112 +652,29 @@ impl RunEvent {
 
     /// The name in JSON, SQL and SSE.
     pub fn type_name(&self) -> &'static str {
-        match self {
-            Self::RunQueued {} => "run.queued",
-            Self::RunStarted { .. } => "run.started",
-            Self::SessionLoaded { .. } => "session.loaded",
-            Self::SkillActivated(_) => "skill.activated",
-            Self::RunResumed { .. } => "run.resumed",
-            Self::AttemptStarted { .. } => "attempt.started",
-            Self::IterationStarted { .. } => "iteration.started",
-            Self::ModelResponded(_) => "model.responded",
-            Self::ToolCallStarted(_) => "tool_call.started",
-            Self::ToolCallCompleted(_) => "tool_call.completed",
-            Self::ToolCallBlocked(_) => "tool_call.blocked",
-            Self::ToolCallAwaitingClient(_) => "tool_call.awaiting_client",
-            Self::ApprovalRequested(_) => "approval.requested",
-            Self::ApprovalResolved(_) => "approval.resolved",
-            Self::HandoffStarted { .. } => "handoff.started",
-            Self::BudgetWarned { .. } => "budget.warned",
-            Self::OutputProposed { .. } => "output.proposed",
-            Self::OutputReflected { .. } => "output.reflected",
-            Self::ValidationFailed { .. } => "validation.failed",
-            Self::ConfirmationRequested { .. } => "confirmation.requested",
-            Self::DecisionExtractionFailed(_) => "decision.extraction_failed",
-            Self::DecisionValidationFailed(_) => "decision.validation_failed",
-            Self::ToolChoiceUnmet { .. } => "tool_choice.unmet",
-            Self::AnswerBlank { .. } => "answer.blank",
-            Self::ContextCompacted(_) => "context.compacted",
-            Self::RunCancelRequested { .. } => "run.cancel_requested",
-            Self::RunCompleted(_) => "run.completed",
-            Self::RunFailed(_) => "run.failed",
-            Self::RunCancelled(_) => "run.cancelled",
-        }
+        self.into()
     }
 }
 
-impl Totals {
-    /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
-    pub fn apply(&mut self, event: &RunEvent) {
-        match event {
-            RunEvent::RunStarted { warnings, .. } => self.warn(warnings),
-            RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
-            RunEvent::ModelResponded(r) => {
-                self.iterations += 1;
-                self.usage.add(&r.usage);
-                self.retries += r.retries;
-                self.model = Some(format!("{}/{}", r.provider, r.model));
-                self.warn(&r.warnings);
-            }
-            RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
-            RunEvent::ContextCompacted(c) => {
-                self.retries += c.failed_tries;
-                if let Some(call) = &c.call {
-                    self.usage.add(&call.usage);
-                    self.model = Some(format!("{}/{}", call.provider, call.model));
-                }
-            }
-            RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),
-            RunEvent::ToolCallStarted(c) => {
-                self.tools_used.insert(c.tool.clone());
-                self.consumption.add(&c.consumes);
-            }
-            RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
-            RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
-                self.tool_calls_made += 1;
-            }
-            RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
-            RunEvent::RunQueued {}
-            | RunEvent::AnswerBlank { .. }
-            | RunEvent::SessionLoaded { .. }
-            | RunEvent::SkillActivated(_)
-            | RunEvent::RunResumed { .. }
-            | RunEvent::IterationStarted { .. }
-            | RunEvent::ToolCallCompleted(_)
-            | RunEvent::ToolCallAwaitingClient(_)
-            | RunEvent::ApprovalRequested(_)
-            | RunEvent::ApprovalResolved(_)
-            | RunEvent::HandoffStarted { .. }
-            | RunEvent::OutputProposed { .. }
-            | RunEvent::OutputReflected { .. }
-            | RunEvent::ValidationFailed { .. }
-            | RunEvent::ConfirmationRequested { .. }
-            | RunEvent::DecisionExtractionFailed(_)
-            | RunEvent::DecisionValidationFailed(_)
-            | RunEvent::AnswerBlank { .. }
-            | RunEvent::RunCancelRequested { .. }
-            | RunEvent::RunCompleted(_)
-            | RunEvent::RunFailed(_)
-            | RunEvent::RunCancelled(_) => {}
-        }
-    }
-
-    /// A warning is told once, however often there is reason for it.
-    fn warn(&mut self, warnings: &[String]) {
-        for warning in warnings {
-            if !self.warnings.contains(warning) {
-                self.warnings.push(warning.clone());
-            }
-        }
-    }
-}
-
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-fn is_none(count: &u32) -> bool {
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
+fn is_zero_u32(count: &u32) -> bool {
     *count == 0
 }
 
-#[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero(count: &usize) -> bool {
     *count == 0
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn type_names_are_those_in_json() {
+        let unknown = serde_json::from_value::<RunEvent>(serde_json::json!({"type": "?"}));
+        let unknown = unknown.unwrap_err().to_string();
+        let known: Vec<&str> = unknown.split('`').skip(3).step_by(2).collect();
+        assert_eq!(RunEvent::VARIANTS, known, "{unknown}");
+    }
 }

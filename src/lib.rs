@@ -1,10 +1,11 @@
 //! toolloop runs LLM agents in governed tool-use loops and keeps a durable record of every run.
 //!
-//! Read `ARCHITECTURE.md` first. Modules are declared in reading order: the words, the rooms, and
-//! the one place that puts them together.
+//! Read `ARCHITECTURE.md` first. Modules are declared in reading order: shared types first, then the
+//! modules that use them, and last [`app`], which wires them together.
 
 pub mod event;
 pub mod message;
+pub mod model;
 pub mod run;
 
 pub mod bounds;

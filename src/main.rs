@@ -1,4 +1,4 @@
-//! The binary: an allocator, an executor, and the command line.
+//! The binary: allocator, tokio runtime and command line.
 
 use std::process::ExitCode;
 
@@ -9,7 +9,7 @@ fn main() -> ExitCode {
     match tokio::runtime::Builder::new_multi_thread().enable_all().build() {
         Ok(runtime) => runtime.block_on(toolloop::cli::run(std::env::args_os())),
         Err(error) => {
-            eprintln!("toolloop: no executor: {error}");
+            eprintln!("toolloop: cannot start the async runtime: {error}");
             ExitCode::FAILURE
         }
     }

@@ -1,6 +1,6 @@
-//! The words of a conversation: turns, tool calls, tool results, usage.
+//! Types of a conversation: turns, tool calls, tool results, usage.
 //!
-//! A conversation that a provider would refuse cannot be built here: an assistant turn is pushed
+//! An invalid conversation cannot be built: an assistant turn is pushed
 //! together with exactly one result for each of its tool calls ([`Conversation::push_turn`]).
 //! Nothing in this file knows a provider's wire format; adapters in `providers/` translate.
 
@@ -10,21 +10,21 @@ use std::collections::HashSet;
 
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::IntoStaticStr;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// JSON text with sorted keys and no white space: the same for equal values, so that it can be
-/// hashed.
+/// JSON text with sorted keys and no white space: equal values have equal texts, for hashing.
 pub fn canonical_json(mut value: Value) -> String {
     value.sort_all_objects();
     value.to_string()
 }
 
-/// What a call in an assistant message is addressed to.
+/// The target of a call in an assistant message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum CallTarget {
-    /// A tool of the registry, or a name that no tool has.
+    /// A tool of the registry, or an unknown name.
     Tool,
     /// The output tool of a structured contract: proposes an output.
     Output,
@@ -47,10 +47,10 @@ pub struct ToolCall {
     pub target: CallTarget,
 }
 
-/// The one answer to one tool call.
+/// The result of one tool call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ToolResult {
-    /// The call that this answers.
+    /// The call with this result.
     pub call_id: Uuid,
     /// What the model reads.
     pub content: String,
@@ -58,20 +58,20 @@ pub struct ToolResult {
     pub is_error: bool,
 }
 
-/// Content blocks as one provider sent them, kept verbatim because that provider wants them back
-/// byte for byte (thinking with its signature, redacted thinking, blocks that we do not know).
+/// Content blocks of one provider, kept verbatim because that provider needs them back byte for
+/// byte (signed thinking, redacted thinking, unknown blocks).
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct OpaqueBlocks {
-    /// The provider they came from; other providers never see them.
+    /// Their provider; they are never sent to another one.
     pub provider: String,
-    /// The blocks' JSON text, untouched.
+    /// JSON text, verbatim.
     pub json: String,
 }
 
-/// What the model said in one response.
+/// The model's message of one response.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AssistantMessage {
-    /// The visible text, empty where there is none.
+    /// The visible text; empty if there is none.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub text: String,
     /// Thinking that the provider showed in plain text.
@@ -80,10 +80,10 @@ pub struct AssistantMessage {
     /// The tool calls, in the model's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
-    /// The provider's own blocks, where it needs them back.
+    /// The provider's blocks, if it needs them back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub opaque: Option<OpaqueBlocks>,
-    /// The JSON text of the decision that this was read from, where the model was asked for one.
+    /// The JSON text of the decision, if the model answers with decisions (ReAct).
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub decision: Option<String>,
 }
@@ -92,7 +92,7 @@ pub struct AssistantMessage {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Turn {
-    /// Something said to the model.
+    /// A message to the model.
     User(String),
     /// A response with one result per tool call; built only by [`Conversation`].
     Assistant(AssistantTurn),
@@ -106,7 +106,6 @@ pub struct AssistantTurn {
 }
 
 impl AssistantTurn {
-    /// The model's message.
     pub fn message(&self) -> &AssistantMessage {
         &self.message
     }
@@ -122,15 +121,15 @@ impl AssistantTurn {
 pub struct Conversation {
     system: String,
     turns: Vec<Turn>,
-    /// How many of them come from earlier runs; the run's first message follows them.
+    /// Number of turns from earlier runs; the run's first message follows them.
     #[serde(default)]
     history: usize,
 }
 
-/// Turns at the end of a conversation that nothing is taken from.
+/// Turns at the end of a conversation that compaction leaves unchanged.
 const LAST_TURNS: usize = 2;
 
-/// Results do not answer the calls one by one.
+/// The results do not match the calls one to one.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("tool results do not match the tool calls: expected {expected:?}, got {got:?}")]
 pub struct OrphanedCall {
@@ -140,49 +139,44 @@ pub struct OrphanedCall {
     pub got: Vec<Uuid>,
 }
 
-/// Turns that must stay: the run's first message, and the last two.
+/// The run's first message and the last two turns cannot be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
 #[error("{turns} turns cannot be replaced: {replaceable} can")]
 pub struct NotReplaceable {
-    /// How many were to be replaced.
+    /// Requested.
     pub turns: usize,
-    /// How many may be.
+    /// Possible.
     pub replaceable: usize,
 }
 
 impl Conversation {
-    /// Starts with a system prompt and no turns.
     pub fn new(system: impl Into<String>) -> Self {
         Self { system: system.into(), turns: Vec::new(), history: 0 }
     }
 
-    /// What was pushed so far comes from earlier runs.
+    /// Marks the turns so far as turns of earlier runs.
     pub fn end_history(&mut self) {
         self.history = self.turns.len();
     }
 
-    /// How many of the turns come from earlier runs; 0 also where a summary that stands for them
-    /// covers turns of this run as well.
+    /// Number of turns from earlier runs; 0 if a summary replaced them together with turns of this
+    /// run.
     pub fn history(&self) -> usize {
         self.history
     }
 
-    /// The first message of the run.
     pub fn first_message(&self) -> Option<&Turn> {
         self.turns.get(self.history)
     }
 
-    /// The system prompt.
     pub fn system(&self) -> &str {
         &self.system
     }
 
-    /// The turns so far.
     pub fn turns(&self) -> &[Turn] {
         &self.turns
     }
 
-    /// Adds something said to the model.
     pub fn push_user(&mut self, text: impl Into<String>) {
         self.turns.push(Turn::User(text.into()));
     }
@@ -207,13 +201,13 @@ impl Conversation {
         Ok(())
     }
 
-    /// The turns that something may be taken from, the oldest first: all but the run's first
-    /// message and the last two.
+    /// The turns that may be compacted, the oldest first: all but the run's first message and the
+    /// last two.
     pub fn replaceable(&self) -> impl Iterator<Item = &Turn> + Clone {
         self.places().map(move |place| &self.turns[place])
     }
 
-    /// The last turns, which nothing is taken from; without the run's first message.
+    /// The last turns, which are not compacted; without the run's first message.
     pub fn last_turns(&self) -> impl Iterator<Item = &Turn> + Clone {
         let first = self.turns.len().saturating_sub(LAST_TURNS);
         (first..self.turns.len())
@@ -226,8 +220,7 @@ impl Conversation {
         (0..self.turns.len().saturating_sub(LAST_TURNS)).filter(move |place| *place != history)
     }
 
-    /// Replaces what calls in replaceable turns brought by a note of its size; other calls keep
-    /// their results.
+    /// Replaces the results of these calls, in replaceable turns, by a note of their size.
     pub fn clear_results(&mut self, calls: &[Uuid]) {
         let calls: HashSet<_> = calls.iter().collect();
         for place in self.places() {
@@ -238,11 +231,11 @@ impl Conversation {
         }
     }
 
-    /// Replaces the oldest so many replaceable turns by something said to the model. It stands
-    /// where they stood; where they are more than the history, after the run's first message.
+    /// Replaces the oldest replaceable turns by a user message. The message takes their place; if
+    /// they are more than the history, it follows the run's first message.
     ///
     /// # Errors
-    /// [`NotReplaceable`] where there are fewer, or none are to be replaced.
+    /// [`NotReplaceable`] if there are fewer, or `turns` is 0.
     pub fn summarise(
         &mut self,
         turns: usize,
@@ -265,47 +258,40 @@ impl Conversation {
     }
 }
 
-/// What is left of a result of so many bytes.
 fn cleared(bytes: usize) -> String {
     format!("[result cleared: {bytes} bytes]")
 }
 
-/// Why the model stopped, in our words.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+/// Why the model stopped, in our terms.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, IntoStaticStr)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum FinishReason {
-    /// It was done.
+    /// The answer is complete.
     Stop,
-    /// It wants tools executed.
+    /// The model calls tools.
     ToolCalls,
-    /// The output cap cut it off.
+    /// Truncated by the output cap.
     Length,
     /// The provider's filter or the model itself refused.
     Refusal,
-    /// The provider paused a long turn and wants it sent back as it is.
+    /// The provider paused a long turn, which is sent back verbatim.
     Pause,
-    /// A reason that we do not know; treated as [`FinishReason::Stop`].
+    /// An unknown reason; treated as [`FinishReason::Stop`].
     Other,
 }
 
 impl FinishReason {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Stop => "stop",
-            Self::ToolCalls => "tool_calls",
-            Self::Length => "length",
-            Self::Refusal => "refusal",
-            Self::Pause => "pause",
-            Self::Other => "other",
-        }
+        self.into()
     }
 }
 
 /// Tokens and money of one response or of a whole run.
 ///
 /// `input_tokens` is the whole input: `cached_input_tokens` and `cache_write_tokens` are parts of
-/// it, as `reasoning_tokens` is part of `output_tokens`, whatever the provider's own convention.
+/// it, as `reasoning_tokens` is part of `output_tokens`, in every provider's case.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Usage {
@@ -313,15 +299,15 @@ pub struct Usage {
     pub input_tokens: u64,
     /// Tokens written by the model.
     pub output_tokens: u64,
-    /// Part of the input that came from the provider's cache.
+    /// Part of the input, read from the provider's cache.
     pub cached_input_tokens: u64,
-    /// Part of the input that was written to the provider's cache.
+    /// Part of the input, written to the provider's cache.
     pub cache_write_tokens: u64,
-    /// Part of the output that was reasoning.
+    /// Part of the output.
     pub reasoning_tokens: u64,
-    /// Cost in micro-dollars; `None` where a model has no price.
+    /// Cost in micro-dollars; `None` if a model has no price.
     pub cost_micro_usd: Option<i64>,
-    /// Whether any number is our estimate because the provider reported none.
+    /// Whether any number is an estimate because the provider reported none.
     pub estimated: bool,
 }
 

@@ -1,7 +1,7 @@
-//! The words of a run: its kind, status, limits, outcome and totals.
+//! Types of a run: kind, status, limits, outcome and totals.
 //!
-//! Status and outcome are one thing: a completed run has an output, a failed one an error. Limits
-//! only ever get narrower ([`Budget::narrowed_by`]).
+//! An [`Outcome`] holds the terminal status with its evidence: a completed run has an output, a
+//! failed one an error. Limits can only be narrowed ([`Budget::narrowed_by`]).
 
 mod amounts;
 mod consumption;
@@ -16,6 +16,7 @@ use std::collections::BTreeSet;
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
 use crate::message::Usage;
@@ -31,22 +32,37 @@ pub use policies::{
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RunKind {
     /// Exactly one model call, no tools.
     Single,
-    /// Iterations until an output is accepted or a limit strikes.
+    /// Iterations until an output is accepted or a limit is reached.
     Iterative,
 }
 
 impl RunKind {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Single => "single",
-            Self::Iterative => "iterative",
-        }
+        self.into()
+    }
+
+    /// The kind of that name.
+    pub fn parse(name: &str) -> Option<Self> {
+        [Self::Single, Self::Iterative].into_iter().find(|kind| kind.as_str() == name)
     }
 }
 
@@ -74,72 +90,63 @@ pub enum Effort {
     Max,
 }
 
-/// Where a run stands. The last three are terminal.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+/// The status of a run. The last three are terminal.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum RunStatus {
-    /// Waits for a replica.
+    /// Waiting for a replica.
     Queued,
     /// Owned and driven by one replica.
     Running,
-    /// Parked until somebody decides on an escalated call.
+    /// Parked until an escalated call is approved or denied.
     AwaitingApproval,
     /// Parked until the caller posts the results of its own tools.
     AwaitingToolResults,
-    /// Parked because a crash left a call's outcome unknown.
+    /// Parked for a review: a crash left the outcome of a call unknown.
     NeedsReview,
     /// Ended with an output.
     Completed,
     /// Ended with an error.
     Failed,
-    /// Ended on request.
+    /// Ended by a request to cancel.
     Cancelled,
 }
 
 impl RunStatus {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Queued => "queued",
-            Self::Running => "running",
-            Self::AwaitingApproval => "awaiting_approval",
-            Self::AwaitingToolResults => "awaiting_tool_results",
-            Self::NeedsReview => "needs_review",
-            Self::Completed => "completed",
-            Self::Failed => "failed",
-            Self::Cancelled => "cancelled",
-        }
+        self.into()
     }
 
-    /// The status of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Some(match name {
-            "queued" => Self::Queued,
-            "running" => Self::Running,
-            "awaiting_approval" => Self::AwaitingApproval,
-            "awaiting_tool_results" => Self::AwaitingToolResults,
-            "needs_review" => Self::NeedsReview,
-            "completed" => Self::Completed,
-            "failed" => Self::Failed,
-            "cancelled" => Self::Cancelled,
-            _ => return None,
-        })
-    }
-
-    /// Whether it waits for somebody outside.
+    /// Whether the run waits for an answer from outside, without an owner.
     pub fn is_parked(self) -> bool {
         matches!(self, Self::AwaitingApproval | Self::AwaitingToolResults | Self::NeedsReview)
     }
 
-    /// Whether nothing can change any more.
     pub fn is_terminal(self) -> bool {
         matches!(self, Self::Completed | Self::Failed | Self::Cancelled)
     }
 }
 
 /// Why a run ended.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+#[derive(
+    Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema, IntoStaticStr,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum TerminationReason {
     Completed,
     MaxIterations,
@@ -161,26 +168,10 @@ pub enum TerminationReason {
 impl TerminationReason {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Completed => "completed",
-            Self::MaxIterations => "max_iterations",
-            Self::ValidationFailed => "validation_failed",
-            Self::InvalidResponse => "invalid_response",
-            Self::SubmitBeforeOutput => "submit_before_output",
-            Self::Error => "error",
-            Self::ToolFailure => "tool_failure",
-            Self::Stuck => "stuck",
-            Self::BudgetExceeded => "budget_exceeded",
-            Self::DurationExceeded => "duration_exceeded",
-            Self::ModelError => "model_error",
-            Self::ModelRefused => "model_refused",
-            Self::ContextOverflow => "context_overflow",
-            Self::Cancelled => "cancelled",
-            Self::Interrupted => "interrupted",
-        }
+        self.into()
     }
 
-    /// The stable `error.code` that goes with it; none for `completed`.
+    /// The stable `error.code` of the reason; `None` for `completed`.
     pub fn code(self) -> Option<&'static str> {
         Some(match self {
             Self::Completed => return None,
@@ -202,53 +193,47 @@ impl TerminationReason {
     }
 }
 
-/// What a caller learns of a run that did not complete.
+/// The error of a run that did not complete.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct RunError {
     /// Stable code; each termination reason has one.
     pub code: String,
-    /// One sentence for a person.
+    /// One sentence for people.
     pub message: String,
     /// Details by code, e.g. `{attempt, iteration_count, max_iterations}`.
     #[serde(default)]
     pub context: Value,
 }
 
-/// How a run ended; terminal status and its evidence in one value.
+/// How a run ended: the terminal status with its evidence.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
-    /// There is an output.
     Completed {
-        /// The accepted output.
         output: Value,
         /// The model's last text or arguments, as it wrote them.
         raw_response: String,
         /// [`TerminationReason::Completed`], or the limit that forced a partial answer.
         reason: TerminationReason,
-        /// Whether a limit forced it.
+        /// Whether a limit forced the output.
         partial: bool,
     },
-    /// There is an error.
     Failed {
-        /// Why.
         reason: TerminationReason,
-        /// What the caller learns.
         error: RunError,
-        /// The model's last text, where it said something.
+        /// The model's last text; empty if there is none.
         raw_response: String,
     },
-    /// It was ended on request.
     Cancelled {
         /// Code `EXECUTION_CANCELLED`, context `{phase, reason?}`.
         error: RunError,
-        /// The model's last text, where it said something.
+        /// The model's last text; empty if there is none.
         raw_response: String,
     },
 }
 
 impl Outcome {
-    /// A failure with the code that belongs to its reason.
+    /// A failure with the error code of its reason.
     pub fn failed(
         reason: TerminationReason,
         message: impl Into<String>,
@@ -263,7 +248,6 @@ impl Outcome {
         }
     }
 
-    /// The terminal status.
     pub fn status(&self) -> RunStatus {
         match self {
             Self::Completed { .. } => RunStatus::Completed,
@@ -272,7 +256,6 @@ impl Outcome {
         }
     }
 
-    /// Why it ended.
     pub fn reason(&self) -> TerminationReason {
         match self {
             Self::Completed { reason, .. } | Self::Failed { reason, .. } => *reason,
@@ -280,7 +263,6 @@ impl Outcome {
         }
     }
 
-    /// The error, unless it completed cleanly.
     pub fn error(&self) -> Option<&RunError> {
         match self {
             Self::Completed { .. } => None,
@@ -288,7 +270,6 @@ impl Outcome {
         }
     }
 
-    /// The output, where there is one.
     pub fn output(&self) -> Option<&Value> {
         match self {
             Self::Completed { output, .. } => Some(output),
@@ -296,12 +277,10 @@ impl Outcome {
         }
     }
 
-    /// Whether a limit forced the output.
     pub fn is_partial(&self) -> bool {
         matches!(self, Self::Completed { partial: true, .. })
     }
 
-    /// The model's last words.
     pub fn raw_response(&self) -> &str {
         match self {
             Self::Completed { raw_response, .. }
@@ -311,32 +290,40 @@ impl Outcome {
     }
 }
 
-/// What a tool call does to the world; decides what may be repeated after a crash.
+/// The effect of a tool call, which decides whether it may be repeated after a crash.
 #[derive(
-    Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize, ToSchema,
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
 )]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum Effect {
     /// Changes nothing.
     Read,
     /// Repeating it with the same key changes nothing more.
     Idempotent,
-    /// Must not be repeated without being told to.
+    /// Must not be repeated without an explicit decision.
     Once,
 }
 
 impl Effect {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Read => "read",
-            Self::Idempotent => "idempotent",
-            Self::Once => "once",
-        }
+        self.into()
     }
 }
 
-/// How much an agent may do unasked, from the least.
+/// How much an agent may do without approval, from the least.
 #[derive(
     Debug,
     Clone,
@@ -362,7 +349,7 @@ pub enum Autonomy {
     Full,
 }
 
-/// What the loop must not exceed. Counts unless a unit is named.
+/// Limits of the loop; counts unless a unit is given.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = RunLimits)]
 #[serde(default, deny_unknown_fields)]
@@ -379,8 +366,8 @@ pub struct Limits {
     /// Calls executed of one response; 1 to 128.
     #[schemars(range(min = 1, max = 128))]
     pub max_tool_calls_per_iteration: u32,
-    /// Seconds that one tool call may take, 60 where it says nothing; a call that leaves work to
-    /// another agent takes as long as the run then. 1 to 86400.
+    /// Seconds that one tool call may take; 1 to 86400. Default: 60, and for calls that delegate to
+    /// another agent the rest of the run.
     #[schemars(range(min = 1, max = 86_400))]
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_call_timeout_seconds: Option<u64>,
@@ -457,7 +444,7 @@ impl Default for Budget {
 }
 
 impl Budget {
-    /// The smaller of two caps, one by one.
+    /// Takes the smaller of each two caps.
     #[must_use]
     pub fn narrowed_by(self, wanted: &BudgetOverrides) -> Self {
         let least = |defined: u64, wanted: Option<u64>| {
@@ -480,7 +467,7 @@ impl Budget {
     }
 }
 
-/// What a run has consumed, kept up to date by every event ([`crate::event`]).
+/// What a run has consumed, updated by every event ([`Totals::apply`]).
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Totals {
@@ -488,22 +475,22 @@ pub struct Totals {
     pub attempts: u32,
     /// Model responses received.
     pub iterations: u32,
-    /// Calls of tools that were made, blocked and unknown ones included; not those that a limit or
-    /// a cancellation kept from being tried.
+    /// Tool calls, including blocked ones and those of unknown tools, but not those that a limit or
+    /// a cancellation prevented.
     pub tool_calls_made: u32,
-    /// Names of the tools that executed.
+    /// Names of the executed tools.
     pub tools_used: BTreeSet<String>,
     /// Tokens and cost of everything, retries included.
     pub usage: Usage,
     /// Failed provider calls that were repeated.
     pub retries: u32,
-    /// What the caller should know although it did not end the run.
+    /// For the caller; they did not end the run.
     pub warnings: Vec<String>,
     /// Subscribers that failed.
     pub callback_errors: Vec<String>,
     /// The model that answered last, as `provider/model`.
     pub model: Option<String>,
-    /// What tools did to files, commands and networks.
+    /// Use of files, commands and networks by tools.
     pub consumption: Consumption,
 }
 
@@ -525,7 +512,7 @@ pub enum ToolChoicePolicy {
     Tool(String),
 }
 
-/// Who started a run; its scopes hold for the whole run.
+/// The caller who started a run; its scopes apply to the whole run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Caller {
     /// API key id or token subject.
@@ -537,19 +524,20 @@ pub struct Caller {
 }
 
 impl Caller {
-    /// The person at this machine: administrator of the tenant `default`.
+    /// The local user, when authentication is off: administrator of the tenant `default`.
     pub fn local() -> Self {
         Self { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] }
     }
 
-    /// Whether a scope is held; `admin` holds every scope.
+    /// Whether a scope is granted; `admin` includes every scope.
     pub fn has(&self, scope: &str) -> bool {
         self.scopes.iter().any(|s| s == scope || s == "admin")
     }
 }
 
-/// What a request changes of a definition's settings. It can only narrow: of two limits the smaller
-/// wins, tools are intersected. Stored with the run, so that recovery makes the same plan.
+/// Settings of a request that override those of the definition. They can only narrow: the smaller
+/// of two limits wins, tools are intersected. Stored with the run, so that recovery makes the same
+/// plan.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize, ToSchema)]
 #[schema(as = RunOverrides)]
 #[serde(default, deny_unknown_fields)]
@@ -578,28 +566,28 @@ pub struct Overrides {
     /// Consecutive failing calls that end the run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub error_threshold: Option<u32>,
-    /// Whether a first text answer is met with the request to verify it.
+    /// Whether the model is asked to verify its first text answer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub enable_double_confirmation: Option<bool>,
     /// When the model must call a tool.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tool_choice: Option<ToolChoicePolicy>,
-    /// Whether a choice that cannot be sent, or is ignored, is an error instead of a warning.
+    /// Whether a tool choice that cannot be sent, or is ignored, is an error instead of a warning.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub strict_tool_choice: Option<bool>,
     /// Whether one response may call several tools.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub parallel_tool_calls: Option<bool>,
-    /// Tools to offer, of those that the definition names.
+    /// Tools to offer, a subset of the definition's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<String>>,
     /// Consumption caps.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub budget: Option<BudgetOverrides>,
-    /// What becomes of the run at a limit of iterations, calls, tokens or dollars.
+    /// What happens at a limit of iterations, calls, tokens or dollars.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_limit: Option<OnLimit>,
-    /// What becomes of the run where its session has another one under way.
+    /// What happens if the session has another unfinished run.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_session_busy: Option<OnSessionBusy>,
     /// Whether the first failing call ends the run.
@@ -608,11 +596,10 @@ pub struct Overrides {
     /// Whether the calls after a blocked one are not executed.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub stop_on_tool_block: Option<bool>,
-    /// Skills whose instructions and bounds hold from the start, of those that the definition
-    /// names.
+    /// Skills that are active from the start, a subset of the definition's.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub active_skills: Option<Vec<String>>,
-    /// Whether nothing of the run is kept for `recall`.
+    /// Whether the run is hidden from `recall`.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub private: Option<bool>,
     /// Tools that the caller executes.

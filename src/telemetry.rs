@@ -1,10 +1,8 @@
-//! What the process says about itself: logs on standard error, metrics for Prometheus, traces for
-//! an OpenTelemetry collector.
+//! Telemetry: logs on standard error, metrics for Prometheus, traces for an OpenTelemetry collector.
 //!
-//! All of it is made from the durable events of runs, as [`Observed`], and from what model calls
-//! and HTTP exchanges report. Nothing here decides anything, holds a run up or waits for a reader:
-//! what cannot be delivered is dropped. No contents of conversations and no secrets leave by this
-//! door.
+//! The sources are the committed events of runs ([`Observed`]), model calls and HTTP responses.
+//! Telemetry never blocks a run: what cannot be delivered in time is dropped. It contains neither
+//! the contents of conversations nor secrets.
 
 mod logs;
 mod metrics;
@@ -23,73 +21,64 @@ use metrics::Metrics;
 pub use metrics::Sampled;
 use traces::Traces;
 
-/// Where traces go.
 #[derive(Debug, Clone)]
 pub struct TraceSettings {
-    /// The collector, without `/v1/traces`.
+    /// The collector's base URL, without `/v1/traces`.
     pub endpoint: Url,
     /// `service.name`.
     pub service_name: String,
 }
 
-/// A durable write of a run.
+/// A committed write of a run.
 #[derive(Debug, Clone, Copy)]
 pub struct Observed<'a> {
-    /// Who the run is.
     pub origin: &'a RunOrigin,
-    /// What happened, in order.
     pub events: &'a [Event],
-    /// What was decided on the calls in them.
+    /// The decisions on the tool calls in `events`.
     pub audit: &'a [AuditRecord],
     /// The run's totals after the last event.
     pub totals: &'a Totals,
 }
 
-/// One try of a model call, as it ended.
+/// The outcome of one try of a model call.
 #[derive(Debug, Clone, Copy)]
 pub struct ModelTry<'a> {
-    /// The provider's name.
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
-    /// Whether the operator named it; of others metrics have no label of their own.
+    /// Whether the configuration or a definition names the model; others share one metric label.
     pub is_named: bool,
-    /// How long it took.
     pub took: Duration,
-    /// The kind of failure, if it failed.
+    /// The kind of failure; `None` on success.
     pub failure: Option<&'static str>,
-    /// Where the call failed for good: its span, and how long all tries took.
+    /// Set on the last try of a failed call: the call's span, and the duration of all tries.
     pub given_up: Option<(TraceSpan, Duration)>,
 }
 
-/// Turns what happens into metrics, traces and the log line of every ended run.
+/// Records metrics, traces and a log line for every ended run.
 pub struct Telemetry {
     metrics: Metrics,
     traces: Option<Traces>,
 }
 
-/// Telemetry that cannot be set up.
 #[derive(Debug, thiserror::Error)]
 pub enum TelemetryError {
-    /// Metrics.
     #[error("metrics cannot be collected: {0}")]
     Metrics(String),
-    /// Traces.
     #[error("traces cannot be sent: {0}")]
     Traces(String),
 }
 
 impl Telemetry {
-    /// Collects metrics from now on, for the whole process, and sends traces where there is
-    /// somebody to send them to. Handles of metrics that were made before collect nothing.
+    /// Installs the process-wide metrics recorder, and exports traces if `traces` is set. Metric handles
+    /// created earlier record nothing.
     ///
     /// # Errors
-    /// [`TelemetryError`]; a collector that does not answer is none.
+    /// The recorder or exporter cannot be set up; an unreachable collector is not an error.
     pub fn start(traces: Option<&TraceSettings>) -> Result<Self, TelemetryError> {
         Ok(Self { metrics: Metrics::install()?, traces: traces.map(Traces::start).transpose()? })
     }
 
-    /// Takes note of a durable write.
     pub fn observe(&self, seen: Observed<'_>) {
         self.metrics.observe(seen);
         if let Some(traces) = &self.traces {
@@ -98,7 +87,6 @@ impl Telemetry {
         log_end(seen);
     }
 
-    /// Takes note of a try of a model call.
     pub fn model_tried(&self, tried: ModelTry<'_>) {
         self.metrics.model_tried(tried);
         if let Some(traces) = &self.traces {
@@ -106,22 +94,22 @@ impl Telemetry {
         }
     }
 
-    /// Takes note of an answered request. `route` is a template.
+    /// `route` is the route template.
     pub fn http_answered(&self, route: &str, method: &'static str, status: u16) {
         self.metrics.http_answered(route, method, status);
     }
 
-    /// All metrics in Prometheus' text format.
+    /// All metrics in the Prometheus text format.
     pub fn scrape(&self, sampled: Sampled) -> String {
         self.metrics.scrape(sampled)
     }
 
-    /// What has to be done every few seconds.
+    /// Must be called every few seconds.
     pub fn upkeep(&self) {
         self.metrics.upkeep();
     }
 
-    /// Sends what is left of the traces, for as long as `patience` lasts. Blocks.
+    /// Exports the remaining spans. Blocks for at most `patience`.
     pub fn finish(&self, patience: Duration) {
         if let Some(traces) = &self.traces {
             traces.finish(patience);
@@ -129,8 +117,8 @@ impl Telemetry {
     }
 }
 
-/// When the call began that ended with `events[at]`: as journalled in the same write, else as long
-/// before its end as it took.
+/// The start of the call that ended with `events[at]`: from its start event if that is in the same
+/// write, else its end minus its duration.
 fn began(events: &[Event], at: usize, call: uuid::Uuid, duration_ms: u64) -> DateTime<Utc> {
     let (before, end) = events.split_at(at);
     let journalled = before.iter().rev().find_map(|event| {
@@ -148,7 +136,6 @@ fn earlier(end: DateTime<Utc>, ms: u64) -> DateTime<Utc> {
     before.and_then(|before| end.checked_sub_signed(before)).unwrap_or(end)
 }
 
-/// One line for a run that ended.
 fn log_end(Observed { origin, events, totals, .. }: Observed<'_>) {
     let Some(ending) = events.last().and_then(|event| event.what.ending()) else { return };
     tracing::info!(

@@ -4,7 +4,6 @@
 //! its snapshot; a run compiles nothing. Both ways apply the same checks ([`super::checks`]).
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 
 use chrono::{DateTime, Utc};
 use serde_json::Value;
@@ -191,10 +190,7 @@ impl Agent {
 }
 
 fn sha256_hex(text: &str) -> String {
-    Sha256::digest(text.as_bytes()).iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(Sha256::digest(text.as_bytes()))
 }
 
 fn validate(schema: &Schema, value: &Value) -> Result<(), Vec<ValidationError>> {

@@ -10,9 +10,10 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs::Metadata;
 use std::io;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
@@ -234,11 +235,11 @@ impl Catalogue {
     }
 
     fn state(&self) -> Arc<State> {
-        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.state.read())
     }
 
     fn replace(&self, state: State) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+        *self.state.write() = Arc::new(state);
     }
 }
 

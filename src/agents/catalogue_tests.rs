@@ -147,7 +147,7 @@ fn errors_name_line_column_and_key() {
         with("tool_choice: none\noutput: {schema: {type: object}}\n"),
         with("tool_choice: {tool: nope}\n"),
         with("instructions: 'Hello {{ inputs.name'\n"),
-        with("instructions: |\n  fine\n  {{ skills }}\n"),
+        with("instructions: |\n  fine\n  {{ tools }}\n"),
         with("prompt: '{% for x in %}'\n"),
         with("workspace: ../up\n"),
         with("workspace: '{tenant}'\n"),

@@ -6,9 +6,10 @@
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::SystemTime;
 
+use parking_lot::RwLock;
 use serde::Deserialize;
 
 use super::catalogue::{Change, DefinitionProblem, Stamp};
@@ -245,11 +246,11 @@ impl Skills {
     }
 
     fn state(&self) -> Arc<State> {
-        Arc::clone(&self.state.read().unwrap_or_else(PoisonError::into_inner))
+        Arc::clone(&self.state.read())
     }
 
     fn replace(&self, state: State) {
-        *self.state.write().unwrap_or_else(PoisonError::into_inner) = Arc::new(state);
+        *self.state.write() = Arc::new(state);
     }
 }
 

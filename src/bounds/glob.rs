@@ -2,9 +2,10 @@
 //! and in the size of what they compile to.
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, PoisonError, RwLock};
+use std::sync::{Arc, LazyLock};
 
 use globset::GlobBuilder;
+use parking_lot::RwLock;
 use regex_automata::meta::Regex;
 use regex_automata::util::syntax;
 
@@ -89,7 +90,7 @@ impl Glob {
 /// Whether a glob on names means a name; none where it is no glob.
 pub fn means(written: &str, name: &str) -> Option<bool> {
     {
-        let known = OF_NAMES.read().unwrap_or_else(PoisonError::into_inner);
+        let known = OF_NAMES.read();
         if let Some(glob) = known.get(written) {
             return glob.as_ref().map(|glob| glob.is_match(name));
         }
@@ -97,7 +98,7 @@ pub fn means(written: &str, name: &str) -> Option<bool> {
     let glob = Glob::of_names(written).ok();
     let answer = glob.as_ref().map(|glob| glob.is_match(name));
     if written.len() <= MAX_GLOB {
-        let mut known = OF_NAMES.write().unwrap_or_else(PoisonError::into_inner);
+        let mut known = OF_NAMES.write();
         if known.len() >= KEPT {
             known.clear();
         }

@@ -10,11 +10,12 @@ mod form;
 mod metered;
 
 use std::collections::HashMap;
-use std::sync::{Arc, LazyLock, Mutex, PoisonError};
+use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use jsonschema::error::ValidationErrorKind;
 use jsonschema::{Draft, PatternOptions, Validator};
+use parking_lot::Mutex;
 use serde_json::Value;
 
 use super::pattern::Author;
@@ -113,9 +114,9 @@ impl Schema {
         let has_patterns = form::patterns(schema) > 0;
         let counted = form::counted(schema);
         let build = || build(&counted, draft, author);
-        let built = off_worker(|| on_large_stack(build));
+        let outcome = off_worker(|| on_large_stack(build));
         let validator =
-            built.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
+            outcome.unwrap_or_else(|| Err(Refused("is nested too deep in itself".to_owned())))?;
         Ok(Self { validator, is_quick: author == Author::Operator || !has_patterns })
     }
 
@@ -126,7 +127,7 @@ impl Schema {
     pub fn of_caller(schema: &Value) -> Result<Arc<Self>, Refused> {
         form::check(schema, Author::Caller)?;
         let key = schema.to_string();
-        let kept = || OF_CALLERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let kept = || OF_CALLERS.lock();
         if let Some(known) = kept().get(&key) {
             return Ok(Arc::clone(known));
         }

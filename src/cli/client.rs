@@ -1,8 +1,7 @@
-//! The one way from the command line to the API: over the network, or to the service in this
-//! process.
+//! The client of the API, over the network or in this process.
 //!
-//! Both answer the same JSON and the same problems to the same paths, so commands do not know which
-//! it is. What a refusal means is the server's to say; what to do about it is said here.
+//! Both give the same JSON and the same problems for the same paths, so that commands need not
+//! distinguish them. Errors are worded by the server; advice on what to do about them is added here.
 
 use std::time::Duration;
 
@@ -18,20 +17,18 @@ use tower::ServiceExt as _;
 use url::Url;
 
 use super::UsageError;
-use super::output::harmless;
+use super::output::escape_control;
 use crate::app::{self, AppError};
 use crate::config::Flags;
 use crate::store::StoreError;
 
-/// The media type of event streams.
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
 
-/// How long connecting to a service may take.
-const CONNECTING: Duration = Duration::from_secs(10);
-/// How long a service may be silent; event streams are kept alive more often.
-const SILENCE: Duration = Duration::from_mins(1);
+const CONNECT_TIMEOUT: Duration = Duration::from_secs(10);
+/// Longer than the interval of keep-alive comments in event streams.
+const READ_TIMEOUT: Duration = Duration::from_mins(1);
 
-/// Which service is asked.
+/// Which service to use.
 #[derive(Debug, Clone, Args)]
 pub(super) struct TargetArgs {
     /// A running service, e.g. http://127.0.0.1:8080 [default: work in this process, on the
@@ -44,7 +41,7 @@ pub(super) struct TargetArgs {
 }
 
 impl TargetArgs {
-    /// The service elsewhere; as in all settings, an empty variable counts as unset.
+    /// As in all settings, an empty variable counts as unset.
     pub(super) fn server(&self) -> Option<&str> {
         self.server.as_deref().filter(|server| !server.is_empty())
     }
@@ -54,42 +51,32 @@ impl TargetArgs {
     }
 }
 
-/// Why there is no answer.
 #[derive(Debug, thiserror::Error)]
 pub(super) enum ClientError {
-    /// Nothing answers at that address, or the connection broke.
     #[error(
         "{address} cannot be reached: {reason}\n  Is the service running there? `toolloop serve` starts one."
     )]
     Unreachable {
-        /// Where.
         address: String,
-        /// Why.
         reason: String,
         /// Whether the request may have arrived.
         sent: bool,
     },
-    /// The service refused, or failed.
-    #[error("{}", refusal(.0))]
+    #[error("{}", error_text(.0))]
     Refused(Box<Refusal>),
-    /// What came back is not what this service answers.
-    #[error("the answer cannot be understood: {0}\n  Is there a toolloop service at that address?")]
-    Strange(String),
+    /// The response is not one of this service.
+    #[error("unexpected response: {0}\n  Is there a toolloop service at that address?")]
+    UnexpectedResponse(String),
 }
 
-/// A problem document.
+/// A problem document (RFC 9457).
 #[derive(Debug, Clone, PartialEq, serde::Deserialize)]
 pub(super) struct Refusal {
-    /// The HTTP status.
     pub(super) status: u16,
-    /// The stable code.
     pub(super) code: String,
-    /// What went wrong.
     detail: String,
-    /// What is wrong where.
     #[serde(default)]
     errors: Vec<Fault>,
-    /// Finds the cause in the service's log.
     #[serde(default)]
     request_id: Option<String>,
 }
@@ -100,31 +87,33 @@ struct Fault {
     message: String,
 }
 
-/// What was refused and what to do about it.
-fn refusal(refusal: &Refusal) -> String {
-    let mut lines = vec![harmless(refusal.detail.trim_end_matches('.')).into_owned()];
+/// The error, and what to do about it.
+fn error_text(refusal: &Refusal) -> String {
+    let mut lines = vec![escape_control(refusal.detail.trim_end_matches('.')).into_owned()];
     if refusal.errors.len() > 1 {
         lines.extend(
-            refusal
-                .errors
-                .iter()
-                .map(|e| format!("  {} {}", harmless(&e.pointer), harmless(&e.message))),
+            refusal.errors.iter().map(|e| {
+                format!("  {} {}", escape_control(&e.pointer), escape_control(&e.message))
+            }),
         );
     }
     let advice = match refusal.code.as_str() {
         "UNAUTHENTICATED" => {
-            "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` makes one."
+            "  Give a key with --key or in TOOLLOOP_KEY; `toolloop keys create` creates one."
                 .to_owned()
         }
         "FORBIDDEN" => {
-            "  Use a key that has it: `toolloop keys create --name … --scope …`.".to_owned()
+            "  Use a key with that scope: `toolloop keys create --name … --scope …`.".to_owned()
         }
         "RATE_LIMITED" | "OVERLOADED" | "DRAINING" | "STORE_UNAVAILABLE" => {
             "  Try again in a moment.".to_owned()
         }
         "INTERNAL" => match &refusal.request_id {
-            Some(id) => format!("  The service's log says why, under request id {}.", harmless(id)),
-            None => "  The service's log says why.".to_owned(),
+            Some(id) => format!(
+                "  The service's log has the cause, under request id {}.",
+                escape_control(id)
+            ),
+            None => "  The service's log has the cause.".to_owned(),
         },
         _ => return lines.join("\n"),
     };
@@ -132,15 +121,12 @@ fn refusal(refusal: &Refusal) -> String {
     lines.join("\n")
 }
 
-/// Speaks to the API.
 pub(super) enum Client {
-    /// A service elsewhere.
     Remote(Remote),
-    /// The service in this process.
     Local(Box<app::Local>),
 }
 
-/// A service elsewhere.
+/// A service over the network.
 pub(super) struct Remote {
     http: reqwest::Client,
     base: String,
@@ -148,8 +134,8 @@ pub(super) struct Remote {
 }
 
 impl Client {
-    /// Opens what the arguments name. `tenant` is whose administrator asks in this process;
-    /// elsewhere the key decides.
+    /// In this process, the client is an administrator of `tenant`; over the network, the key
+    /// determines the tenant.
     pub(super) async fn open(
         target: &TargetArgs,
         flags: &Flags,
@@ -163,13 +149,13 @@ impl Client {
         match app::local(config, tenant).await {
             Ok(local) => Ok(Self::Local(Box::new(local))),
             Err(AppError::Store(StoreError::Locked(error))) => {
-                Err(anyhow!("{error}\n  Or ask that service: --server http://{listen} --key …"))
+                Err(anyhow!("{error}\n  Or use that service: --server http://{listen} --key …"))
             }
             Err(error) => Err(error.into()),
         }
     }
 
-    /// Makes this process able to drive runs, if runs are driven in this process.
+    /// Registers this process as a replica, if runs execute in it.
     pub(super) async fn join(&self) -> anyhow::Result<()> {
         match self {
             Self::Remote(_) => Ok(()),
@@ -177,29 +163,27 @@ impl Client {
         }
     }
 
-    /// Lets go of everything.
     pub(super) async fn close(self) {
         if let Self::Local(local) = self {
             local.close().await;
         }
     }
 
-    /// The JSON at a path beneath `/v1`, query included.
+    /// `path` is below `/v1` and includes the query.
     pub(super) async fn get(&self, path: &str) -> Result<Value, ClientError> {
         self.ask(Method::GET, path, None).await
     }
 
-    /// Sends JSON to a path; the JSON that comes back, null where there is none.
+    /// Null if the response has no body.
     pub(super) async fn post(&self, path: &str, body: &Value) -> Result<Value, ClientError> {
         self.ask(Method::POST, path, Some(body)).await
     }
 
-    /// Deletes what is at a path.
     pub(super) async fn delete(&self, path: &str) -> Result<Value, ClientError> {
         self.ask(Method::DELETE, path, None).await
     }
 
-    /// Up to `limit` rows of a list, and the cursor behind them. `path` has a query already.
+    /// Up to `limit` items of a list, and the cursor after them. `path` must include a `?`.
     pub(super) async fn list(
         &self,
         path: &str,
@@ -213,7 +197,7 @@ impl Client {
                 cursor.as_str().map(|cursor| format!("&cursor={cursor}")).unwrap_or_default();
             let mut page = self.get(&format!("{path}&limit={size}{after}")).await?;
             let Some(Value::Array(data)) = page.get_mut("data").map(Value::take) else {
-                return Err(ClientError::Strange("a list without data".to_owned()));
+                return Err(ClientError::UnexpectedResponse("a list without data".to_owned()));
             };
             rows.extend(data);
             cursor = page.get_mut("next_cursor").map(Value::take).unwrap_or_default();
@@ -235,10 +219,9 @@ impl Client {
         if bytes.is_empty() {
             return Ok(Value::Null);
         }
-        serde_json::from_slice(&bytes).map_err(|e| ClientError::Strange(e.to_string()))
+        serde_json::from_slice(&bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))
     }
 
-    /// Asks for an event stream.
     pub(super) async fn stream(
         &self,
         method: Method,
@@ -252,7 +235,9 @@ impl Client {
         );
         let response = self.send(method, path, body, &headers).await?;
         if response.status() == StatusCode::NO_CONTENT {
-            return Err(ClientError::Strange("there are no events behind the last one".to_owned()));
+            return Err(ClientError::UnexpectedResponse(
+                "204 without the run's last event".to_owned(),
+            ));
         }
         Ok(response.into_body())
     }
@@ -273,7 +258,8 @@ impl Client {
             request = request.header(name, value);
         }
         let bytes = Bytes::from(body.map(Value::to_string).unwrap_or_default());
-        let request = request.body(bytes).map_err(|e| ClientError::Strange(e.to_string()))?;
+        let request =
+            request.body(bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
         let response = match self {
             Self::Remote(remote) => remote.send(request).await?,
             Self::Local(local) => match local.router().oneshot(request.map(Body::from)).await {
@@ -296,11 +282,11 @@ impl Client {
         };
         match serde_json::from_slice(&bytes) {
             Ok(refusal) => ClientError::Refused(Box::new(refusal)),
-            Err(_) => ClientError::Strange(format!("status {status}")),
+            Err(_) => ClientError::UnexpectedResponse(format!("status {status}")),
         }
     }
 
-    /// A connection that broke in the middle of an answer.
+    /// The connection failed during the response.
     pub(super) fn broken(&self, error: &dyn std::error::Error) -> ClientError {
         let address = match self {
             Self::Remote(remote) => remote.base.clone(),
@@ -311,18 +297,18 @@ impl Client {
 }
 
 impl ClientError {
-    /// Whether the same request may succeed in a moment.
-    pub(super) fn may_pass(&self) -> bool {
+    /// Whether a retry may succeed.
+    pub(super) fn is_transient(&self) -> bool {
         match self {
             Self::Unreachable { .. } => true,
             Self::Refused(refusal) => {
                 refusal.status >= 500 || refusal.status == StatusCode::TOO_MANY_REQUESTS
             }
-            Self::Strange(_) => false,
+            Self::UnexpectedResponse(_) => false,
         }
     }
 
-    /// The problem's code, if the service refused.
+    /// The problem's code, if the response was a problem.
     pub(super) fn code(&self) -> Option<&str> {
         if let Self::Refused(refusal) = self { Some(&refusal.code) } else { None }
     }
@@ -341,15 +327,15 @@ impl Remote {
             return Err(wrong("is not an http or https URL of a service").into());
         }
         if key.as_ref().is_some_and(|key| HeaderValue::from_str(key.expose_secret()).is_err()) {
-            return Err(UsageError("--key: holds characters that no key has".to_owned()).into());
+            return Err(UsageError("--key: contains invalid characters".to_owned()).into());
         }
         let base = url.as_str().trim_end_matches('/');
         let base = base.strip_suffix("/v1").unwrap_or(base).to_owned();
         let http = reqwest::Client::builder()
-            .connect_timeout(CONNECTING)
-            .read_timeout(SILENCE)
+            .connect_timeout(CONNECT_TIMEOUT)
+            .read_timeout(READ_TIMEOUT)
             .user_agent(concat!("toolloop/", env!("CARGO_PKG_VERSION")));
-        Ok(Self { http: http.build().context("no HTTP client")?, base, key })
+        Ok(Self { http: http.build().context("cannot create an HTTP client")?, base, key })
     }
 
     async fn send(&self, mut request: Request<Bytes>) -> Result<Response<Body>, ClientError> {
@@ -370,7 +356,6 @@ impl Remote {
     }
 }
 
-/// The innermost reason, which is the one that says something.
 pub(super) fn root_cause(error: &dyn std::error::Error) -> String {
     let mut error = error;
     while let Some(source) = error.source() {

@@ -1,8 +1,8 @@
-//! `toolloop doctor`: what is set up and reachable, what is not, and what to do about it.
+//! `toolloop doctor`: checks the setup and what it depends on, with advice for each problem.
 //!
-//! Every check says one line and changes nothing: no database is made, no schema brought up to
-//! date, no run started. A warning is something that works and may surprise; only a failure makes
-//! the exit code 1. Secrets are never printed, only whether and where they are set.
+//! Every check reports one line and changes nothing: it creates no database, migrates no schema and
+//! starts no run. Only a failure sets the exit code to 1; a warning works but may surprise. Secrets
+//! are never printed, only whether and where they are set.
 
 mod database;
 mod machine;
@@ -19,25 +19,22 @@ use crate::app;
 use crate::config::{AuthMode, Config, Flags};
 use crate::runtime::keys;
 
-/// How a check went.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Serialize)]
 #[serde(rename_all = "snake_case")]
 enum Health {
-    /// As it should be.
     Ok,
-    /// It works, and may surprise.
+    /// Works, but may surprise.
     Warn,
-    /// It does not work.
     Fail,
 }
 
-/// One line.
+/// The result of one check.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 struct Finding {
     check: String,
     status: Health,
     detail: String,
-    /// What to do about it.
+    /// Advice.
     #[serde(skip_serializing_if = "Option::is_none")]
     next: Option<String>,
 }
@@ -63,7 +60,7 @@ pub(super) async fn doctor(flags: &Flags, as_json: bool) -> anyhow::Result<ExitC
             vec![Finding::fail(
                 "configuration",
                 error.to_string(),
-                "correct it; `toolloop schema config` says what there is",
+                "correct it; `toolloop schema config` prints the valid settings",
             )]
         }
     };
@@ -87,24 +84,22 @@ async fn examine(config: &Config) -> Vec<Finding> {
             findings.extend(definitions(config, agents));
             findings.extend(providers::examine(config, agents).await);
         }
-        Err(error) => findings.push(Finding::fail(
-            "models",
-            error.to_string(),
-            "correct the section that it names",
-        )),
+        Err(error) => {
+            findings.push(Finding::fail("models", error.to_string(), "correct the named section"))
+        }
     }
     findings.push(machine::listen(config.server.listen).await);
     findings.extend(access(config, database.has_keys));
     findings.push(machine::open_files(config.runtime.max_concurrent_runs));
     findings.push(machine::clock(database.now));
-    findings.push(Finding::ok("sandbox", "not used: no tool of this version starts programs"));
+    findings.push(Finding::ok("sandbox", "not used: no tool of this version runs programs"));
     findings
 }
 
 fn configuration(config: &Config) -> Vec<Finding> {
     let file = match &config.file {
         Some(file) => file.display().to_string(),
-        None => "no file; built-in settings".to_owned(),
+        None => "no file; built-in defaults".to_owned(),
     };
     let overrides = match config.overrides.as_slice() {
         [] => String::new(),
@@ -124,7 +119,7 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
         Finding::warn(
             "agents",
             format!("none in {dir}"),
-            format!("write {dir}/<name>.yaml; `toolloop schema agent` says how"),
+            format!("write {dir}/<name>.yaml; `toolloop schema agent` prints its schema"),
         )
     } else {
         Finding::ok("agents", format!("{} in {dir}: {}", names.len(), names.join(", ")))
@@ -135,20 +130,20 @@ fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {
             None => config.agents_dir.join(&problem.file),
         };
         let detail = format!("{}: {}", path.display(), problem.error);
-        Finding::fail("agents", detail, "correct the file; it is read again within a second")
+        Finding::fail("agents", detail, "correct the file; it is reloaded within a second")
     });
     std::iter::once(loaded).chain(broken).collect()
 }
 
-/// Who may call: the mode, and whether there is a key to call with.
+/// The authentication mode, and whether an admin key exists.
 fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
     use secrecy::ExposeSecret as _;
     if config.auth.mode == AuthMode::None {
-        let detail = "none: everybody on this machine is the administrator of the tenant default";
+        let detail = "none: every local user is an administrator of the tenant default";
         return vec![Finding::warn(
             "authentication",
             detail,
-            "set [auth] mode = \"api_key\" where others have accounts",
+            "set [auth] mode = \"api_key\" if other users have accounts on this machine",
         )];
     }
     let key = match (&config.admin_key, has_keys) {
@@ -157,12 +152,12 @@ fn access(config: &Config, has_keys: Option<bool>) -> Vec<Finding> {
             Finding::fail("administrator", detail, "the secret needs 16 to 256 visible characters")
         }
         (Some(_), _) => Finding::ok("administrator", "TOOLLOOP_ADMIN_KEY is set"),
-        (None, Some(true)) => Finding::ok("administrator", "the database holds keys"),
+        (None, Some(true)) => Finding::ok("administrator", "the database contains keys"),
         (None, Some(false)) => Finding::ok(
             "administrator",
-            "no key yet: the first `toolloop serve` makes one and prints it once",
+            "no key yet: the first `toolloop serve` creates one and prints it once",
         ),
-        (None, None) => Finding::ok("administrator", "unknown: the database was not asked"),
+        (None, None) => Finding::ok("administrator", "unknown: the database was not queried"),
     };
     vec![Finding::ok("authentication", "API keys"), key]
 }
@@ -191,7 +186,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn findings_as_text() {
+    fn findings_are_shown_with_their_advice() {
         let findings = [
             Finding::ok("configuration", "toolloop.toml; overridden by --listen"),
             Finding::warn("model openai", "OPENAI_API_KEY is not set", "export OPENAI_API_KEY=…"),

@@ -1,7 +1,7 @@
 //! `toolloop invoke`: one run, progress on standard error, the answer on standard output.
 //!
-//! A person at a terminal gets the output; a pipe, or `--json`, gets the answer that the API gives.
-//! An interrupt cancels the run and waits for its end; a second one leaves at once.
+//! A terminal gets the output; a pipe, or `--json`, gets the whole response of the API. Ctrl-C
+//! cancels the run and waits for its end; a second Ctrl-C exits immediately.
 
 use std::process::ExitCode;
 
@@ -12,31 +12,31 @@ use tokio::signal::unix::{Signal, SignalKind, signal};
 use uuid::Uuid;
 
 use super::client::{Client, ClientError, TargetArgs};
-use super::following::Following;
-use super::output::{for_a_person, is_read_by_a_person, print, print_json};
+use super::event_follower::EventFollower;
+use super::output::{human_readable, print, print_json, stdout_is_terminal};
 use super::progress::Progress;
 use super::run_view::pending_text;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
 use crate::runtime::keys::DEFAULT_TENANT;
 
-/// The exit code of a run that was cancelled, and of whoever leaves by Ctrl-C.
+/// The exit code after a cancelled run or Ctrl-C.
 const INTERRUPTED: u8 = 130;
 
-/// The exit code of a run that waits for somebody.
+/// The exit code of a parked run.
 const WAITING: u8 = 3;
 
 const AFTER_HELP: &str = "\
-Without --server the run happens in this process, on the configured database. Progress goes to
-standard error. Standard output gets the output where it is a terminal, and the whole answer of the
-API as JSON where it is a pipe or a file, or with --json.
+Without --server the run executes in this process, on the configured database. Progress goes to
+standard error. Standard output gets the run's output if it is a terminal, and the whole response of
+the API as JSON if it is a pipe or a file, or with --json.
 
-Ctrl-C cancels the run and waits for its end; a second Ctrl-C leaves at once.
+Ctrl-C cancels the run and waits for its end; a second Ctrl-C exits immediately.
 
-A run that waits for an approval is left waiting: what it waits for goes to standard error, and the
-run as it stands to standard output as above.
+If the run waits for an approval, the command exits and the run stays parked: the pending calls go to
+standard error, the run's current state to standard output as above.
 
-Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 3 waits for somebody · 130 cancelled
+Exit codes: 0 completed · 1 failed, or not started · 2 wrong usage · 3 waits for an answer · 130 cancelled
 
 Examples:
   toolloop invoke repo-guide --input path=.
@@ -48,7 +48,7 @@ Examples:
 pub(super) struct InvokeArgs {
     /// The agent's name
     agent: String,
-    /// One input: KEY=TEXT, or KEY:=JSON; may be repeated
+    /// One input: KEY=TEXT, or KEY:=JSON; can be repeated
     #[arg(long = "input", value_name = "KEY=VALUE")]
     input: Vec<String>,
     /// All inputs as a JSON object
@@ -57,7 +57,7 @@ pub(super) struct InvokeArgs {
     /// Make exactly one model call, without tools
     #[arg(long)]
     single: bool,
-    /// Show what the run would be told, offered and held to, and start none
+    /// Show the prompt, tools and limits that the run would have, without starting it
     #[arg(long)]
     dry_run: bool,
     #[command(flatten)]
@@ -82,10 +82,10 @@ pub(super) async fn invoke(flags: &Flags, args: InvokeArgs) -> anyhow::Result<Ex
         print_json(&answer)?;
         return Ok(ExitCode::SUCCESS);
     }
-    if args.output.json || !is_read_by_a_person() {
+    if args.output.json || !stdout_is_terminal() {
         print_json(&answer)?;
     } else if let Some(output) = answer.get("output").filter(|output| !output.is_null()) {
-        print(&for_a_person(output))?;
+        print(&human_readable(output))?;
     }
     Ok(exit_code(&answer))
 }
@@ -97,22 +97,22 @@ fn path_of(agent: &str, single: bool) -> String {
 }
 
 async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow::Result<Value> {
-    let mut interrupts = signal(SignalKind::interrupt()).context("interrupts cannot be heard")?;
+    let mut interrupts = signal(SignalKind::interrupt()).context("cannot handle interrupts")?;
     let run_id = Uuid::now_v7();
     let body = json!({"run_id": run_id, "inputs": inputs});
     let mut progress = Progress::start();
     let started = tokio::select! {
-        started = Following::started(client, run_id, path, &body) => started,
+        started = EventFollower::started(client, run_id, path, &body) => started,
         _ = interrupts.recv() => {
             cancel(client, run_id, &mut interrupts, &progress).await;
-            leave(&progress)
+            exit_now(&progress)
         }
     };
     let mut following = match started {
         Ok(following) => following,
         Err(error) => {
             progress.finish();
-            return Err(explained(client, agent, error).await);
+            return Err(with_known_agents(client, agent, error).await);
         }
     };
     let mut is_cancelled = false;
@@ -124,17 +124,17 @@ async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow
                     if let Some(answer) = entry.answer() {
                         break Ok(answer.clone());
                     }
-                    if entry.asks()
+                    if entry.may_park()
                         && let Some(parked) = parked(client, run_id, &progress).await
                     {
                         break Ok(parked);
                     }
                 }
-                Err(error) => break Err(error).context(format!("run {run_id} goes on without this connection")),
+                Err(error) => break Err(error).context(format!("run {run_id} continues without this connection")),
             },
             _ = interrupts.recv() => {
                 if std::mem::replace(&mut is_cancelled, true) {
-                    leave(&progress);
+                    exit_now(&progress);
                 }
                 cancel(client, run_id, &mut interrupts, &progress).await;
             }
@@ -144,40 +144,40 @@ async fn run(client: &Client, agent: &str, path: &str, inputs: &Value) -> anyhow
     outcome
 }
 
-/// The run, where it waits for somebody; what for is said.
+/// The run if it is parked; prints what it waits for.
 async fn parked(client: &Client, run_id: Uuid, progress: &Progress) -> Option<Value> {
-    let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // else the next event tells more
+    let run = client.get(&format!("/runs/{run_id}")).await.ok()?; // on an error, the next event decides
     let waiting = pending_text(&run);
     if waiting.is_empty() {
         return None;
     }
-    progress.say(&format!("run {run_id} waits for somebody:\n{waiting}"));
+    progress.print(&format!("run {run_id} waits for an answer:\n{waiting}"));
     Some(run)
 }
 
-/// Asks for the end of the run, unless a second interrupt comes first.
+/// Requests cancellation; a second interrupt meanwhile exits.
 async fn cancel(client: &Client, run_id: Uuid, interrupts: &mut Signal, progress: &Progress) {
-    progress.say("cancelling the run; Ctrl-C again leaves at once");
+    progress.print("cancelling the run; press Ctrl-C again to exit immediately");
     let (path, reason) =
         (format!("/runs/{run_id}/cancel"), json!({"reason": "interrupted at the terminal"}));
     tokio::select! {
         asked = client.post(&path, &reason) => {
             if let Err(error) = asked {
-                progress.say(&format!("the run cannot be cancelled: {error}"));
+                progress.print(&format!("the run cannot be cancelled: {error}"));
             }
         }
-        _ = interrupts.recv() => leave(progress),
+        _ = interrupts.recv() => exit_now(progress),
     }
 }
 
-/// Ends this process; the run goes on, if there is one.
-fn leave(progress: &Progress) -> ! {
+/// Exits the process without waiting for the run.
+fn exit_now(progress: &Progress) -> ! {
     progress.finish();
     std::process::exit(INTERRUPTED.into())
 }
 
-/// The error, and for an unknown agent the names of those that there are.
-async fn explained(client: &Client, agent: &str, error: ClientError) -> anyhow::Error {
+/// Adds the names of the existing agents to an unknown-agent error.
+async fn with_known_agents(client: &Client, agent: &str, error: ClientError) -> anyhow::Error {
     if error.code() != Some("NOT_FOUND") {
         return error.into();
     }
@@ -188,14 +188,14 @@ async fn explained(client: &Client, agent: &str, error: ClientError) -> anyhow::
         Err(_) => Vec::new(),
     };
     let hint = if names.is_empty() {
-        "there are none yet: write agents/<name>.yaml (`toolloop check` says what is wrong with a file)".to_owned()
+        "no agents are defined: write agents/<name>.yaml (`toolloop check` reports errors in it)"
+            .to_owned()
     } else {
-        format!("there are: {}", names.join(", "))
+        format!("known agents: {}", names.join(", "))
     };
     anyhow::anyhow!("there is no agent named {agent:?}\n  {hint}")
 }
 
-/// 0 completed, 1 failed, 3 waits for somebody, 130 cancelled.
 pub(super) fn exit_code(answer: &Value) -> ExitCode {
     match answer.get("status").and_then(Value::as_str) {
         Some("completed") => ExitCode::SUCCESS,
@@ -207,7 +207,7 @@ pub(super) fn exit_code(answer: &Value) -> ExitCode {
     }
 }
 
-/// The object of `--inputs`, with every `--input` laid over it.
+/// The object of `--inputs`, overridden by every `--input`.
 pub(super) fn parse_inputs(object: Option<&str>, pairs: &[String]) -> anyhow::Result<Value> {
     let wrong = |message: String| anyhow::Error::from(UsageError(message));
     let mut inputs = match object.map(serde_json::from_str::<Value>) {

@@ -1,7 +1,7 @@
-//! `toolloop keys`: making, listing and revoking API keys.
+//! `toolloop keys`: create, list and revoke API keys.
 //!
-//! Whoever can reach the database needs no key and acts for any tenant; over the network the key
-//! given with `--key` decides for whom and what it may grant.
+//! With direct access to the database no key is needed and every tenant is accessible. Over the
+//! network, the key given with `--key` determines the tenant and the scopes that can be granted.
 
 use anyhow::bail;
 use chrono::{DateTime, Utc};
@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::client::{Client, TargetArgs};
-use super::output::{print, print_json, tell};
+use super::output::{print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
@@ -25,16 +25,16 @@ Examples:
 
 #[derive(Debug, Subcommand)]
 pub(super) enum KeysCommand {
-    /// Make a key and show it, this once
+    /// Create a key and print it; it is shown only once
     #[command(after_help = CREATE_EXAMPLES)]
     Create {
-        /// For people
+        /// A name for people
         #[arg(long)]
         name: String,
-        /// What it may do; may be repeated
+        /// A scope of the key; can be repeated
         #[arg(long = "scope", value_name = "SCOPE", required = true)]
         scopes: Vec<String>,
-        /// When it stops working, e.g. 2030-01-01T00:00:00Z
+        /// When the key expires, e.g. 2030-01-01T00:00:00Z; default: never
         #[arg(long, value_name = "TIME")]
         expires_at: Option<DateTime<Utc>>,
         #[command(flatten)]
@@ -47,17 +47,17 @@ pub(super) enum KeysCommand {
     },
     /// Revoke a key
     Revoke {
-        /// The part between tl_ and the secret
+        /// The key's id: the part between tl_ and the secret
         id: String,
         #[command(flatten)]
         access: AccessArgs,
     },
 }
 
-/// Whose keys, and how they are reached.
+/// Which tenant, and which service.
 #[derive(Debug, Args)]
 pub(super) struct AccessArgs {
-    /// The tenant [default: default, or with --server that of the key]
+    /// The tenant [default: default, or with --server the tenant of the key]
     #[arg(long)]
     tenant: Option<String>,
     #[command(flatten)]
@@ -75,7 +75,7 @@ impl KeysCommand {
         }
     }
 
-    /// What is wrong with it before anybody is asked.
+    /// Checks the arguments before a request is made.
     fn check(&self) -> Result<(), UsageError> {
         let wrong = |message: String| Err(UsageError(message));
         let AccessArgs { tenant, target, .. } = self.access();
@@ -87,16 +87,16 @@ impl KeysCommand {
         match self {
             Self::Create { scopes, .. } => match scopes.iter().find(|scope| !is_scope(scope)) {
                 Some(scope) => wrong(format!(
-                    "--scope: there is no {scope:?}; there are {} and tools:<name>",
+                    "--scope: {scope:?} is not a scope; use one of {} or tools:<name>",
                     SCOPES.join(", ")
                 )),
                 None => Ok(()),
             },
             _ if tenant.is_some() && target.server().is_some() => {
-                wrong("--tenant: with --server the key decides whose keys are seen".to_owned())
+                wrong("--tenant: with --server the key determines the tenant".to_owned())
             }
             Self::Revoke { id, .. } if !is_id(id) => wrong(format!(
-                "{id:?} is not the id of a key: it is the part between tl_ and the secret"
+                "{id:?} is not a key id, which is the part between tl_ and the secret"
             )),
             _ => Ok(()),
         }
@@ -126,7 +126,7 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
                 print_json(&made)?;
             } else {
                 print(made.get("key").and_then(Value::as_str).unwrap_or_default())?;
-                tell("This is the only time that the key is shown.");
+                print_notice("This key is shown only once.");
             }
         }
         KeysCommand::List { .. } => {
@@ -140,9 +140,7 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
         KeysCommand::Revoke { id, .. } => {
             match client.delete(&format!("/keys/{id}")).await {
                 Err(error) if error.code() == Some("NOT_FOUND") => {
-                    bail!(
-                        "there is no key {id}\n  `toolloop keys list` shows those that there are"
-                    );
+                    bail!("there is no key {id}\n  `toolloop keys list` shows the existing keys");
                 }
                 deleted => deleted?,
             };
@@ -184,7 +182,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_table_of_keys() {
+    fn keys_are_shown_as_a_table() {
         let now = "2026-01-02T00:00:00Z".parse().unwrap();
         let key = |id: &str, expires: Option<&str>, revoked: Option<&str>| {
             json!({"id": id, "name": "ci", "created_at": "2026-01-01T00:00:00.123456Z", "expires_at": expires,

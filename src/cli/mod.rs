@@ -1,13 +1,14 @@
-//! The command line: what was typed, and which exit code it ends with.
+//! The command line: parses the arguments, runs the command and returns its exit code.
 //!
 //! `serve`, `check`, `migrate` and `doctor` work on the configured service in this process
-//! ([`crate::app`]); `invoke`, `runs` and `keys` speak to the API ([`client`]), here or over the
-//! network. Results go to standard output, everything else to standard error. Exit codes: 0 done,
-//! 1 failed, 2 wrong usage or configuration, 3 the run waits for somebody, 130 cancelled.
+//! ([`crate::app`]); `invoke`, `runs` and `keys` use the API ([`client`]), in this process or over
+//! the network. Results go to standard output, everything else to standard error. Exit codes:
+//! 0 success, 1 failure, 2 wrong usage or configuration, 3 the run waits for an answer,
+//! 130 cancelled.
 
 mod client;
 mod doctor;
-mod following;
+mod event_follower;
 mod invoke;
 mod keys;
 mod models;
@@ -16,7 +17,6 @@ mod progress;
 mod run_view;
 mod runs;
 mod schema;
-mod sse;
 mod table;
 
 use std::ffi::OsString;
@@ -34,14 +34,14 @@ use crate::telemetry::{LogFormat, Logs};
 
 const AFTER_HELP: &str = "\
 Settings come from toolloop.toml, then the environment (TOOLLOOP_SERVER__LISTEN=…, DATABASE_URL=…), then
-flags. Nothing is required: without any, agents are read from ./agents and runs are kept in ./toolloop.db.
+flags. All are optional: by default, agents are read from ./agents and runs are stored in ./toolloop.db.
 
-Begin here:
-  toolloop doctor                             what is set up, and what is missing
-  toolloop invoke repo-guide --input path=.   one run, without a server
-  toolloop serve                              the service; the first start prints an administrator's key
+Getting started:
+  toolloop doctor                             check the setup
+  toolloop invoke repo-guide --input path=.   run an agent without a server
+  toolloop serve                              start the service; the first start prints an admin key
 
-Exit codes: 0 done · 1 failed · 2 wrong usage or configuration · 3 the run waits for somebody · 130 cancelled";
+Exit codes: 0 success · 1 failure · 2 wrong usage or configuration · 3 the run waits for an answer · 130 cancelled";
 
 /// Runs LLM agents in governed tool-use loops and keeps a durable record of every run.
 #[derive(Debug, Parser)]
@@ -53,23 +53,23 @@ struct Cli {
     command: Option<Command>,
 }
 
-/// Flags that every command takes; they beat environment and file.
+/// Flags of every command; they override environment and file.
 #[derive(Debug, Args)]
 #[command(next_help_heading = "Settings")]
 struct SettingArgs {
-    /// Configuration file [default: toolloop.toml, if it is there]
+    /// Configuration file [default: toolloop.toml, if it exists]
     #[arg(long, value_name = "FILE", global = true)]
     config: Option<PathBuf>,
     /// Address and port to serve on
     #[arg(long, value_name = "ADDRESS", global = true)]
     listen: Option<String>,
-    /// sqlite://FILE or postgres://…
+    /// Database, as sqlite://FILE or postgres://…
     #[arg(long, value_name = "URL", global = true)]
     database_url: Option<String>,
     /// Directory of agent definitions
     #[arg(long, value_name = "DIR", global = true)]
     agents_dir: Option<String>,
-    /// How logs are written
+    /// Format of log lines
     #[arg(long, value_name = "FORMAT", global = true, default_value = "text")]
     log_format: LogFormat,
 }
@@ -80,29 +80,29 @@ enum Command {
     Serve,
     /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
-    /// List, show, watch and cancel runs; approve and deny what they ask for
+    /// List, show, watch and cancel runs; approve and deny their tool calls
     #[command(subcommand)]
     Runs(runs::RunsCommand),
-    /// Make, list and revoke API keys
+    /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
     /// Check configuration and agent definitions
     Check(JsonArg),
-    /// Tell what is set up and reachable, what is not, and what to do about it
+    /// Check the setup and the reachability of database and models, with advice for each problem
     Doctor(JsonArg),
-    /// Bring the store's schema up to date
+    /// Migrate the database schema to the current version
     Migrate(JsonArg),
-    /// Print a JSON Schema, for editors and checks
+    /// Print the JSON Schema of a file format, for editors and validators
     #[command(subcommand)]
     Schema(schema::SchemaCommand),
     /// Print the OpenAPI document
     Openapi,
-    /// Print completions for a shell
+    /// Print the completion script for a shell
     #[command(after_help = COMPLETION_EXAMPLES)]
     Completions {
-        /// Which
+        /// The shell
         shell: clap_complete::Shell,
     },
 }
@@ -120,28 +120,28 @@ struct JsonArg {
     json: bool,
 }
 
-/// Does what the arguments say. Prints errors for people, on standard error.
+/// Runs the command line. Errors are printed to standard error.
 pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
     let cli = match Cli::try_parse_from(arguments) {
         Ok(cli) => cli,
         Err(usage) => {
             let code = u8::try_from(usage.exit_code()).unwrap_or(2);
-            // Nothing can be told where neither output can be written to.
+            // If this fails there is nowhere to report it.
             let _ = usage.print();
             return code.into();
         }
     };
     execute(cli).await.unwrap_or_else(|error| {
         if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
-            return ExitCode::SUCCESS; // whoever closed it has read enough
+            return ExitCode::SUCCESS; // the reader has closed the pipe on purpose
         }
         let code = if error.is::<ConfigError>() || error.is::<UsageError>() { 2 } else { 1 };
-        output::tell(&format!("toolloop: {error:#}"));
+        output::print_notice(&format!("toolloop: {error:#}"));
         ExitCode::from(code)
     })
 }
 
-/// Arguments that are well-formed but make no sense.
+/// Arguments that parse but are invalid.
 #[derive(Debug, thiserror::Error)]
 #[error("{0}")]
 struct UsageError(String);
@@ -187,7 +187,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     Ok(ExitCode::SUCCESS)
 }
 
-/// The settings in force; what has no effect is said.
+/// The effective settings; logs a warning about those without effect.
 fn read_config(flags: &Flags) -> Result<Config, ConfigError> {
     let config = Config::read(flags)?;
     for notice in &config.notices {
@@ -218,7 +218,7 @@ fn check(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
             .as_ref()
             .map_or("built-in settings".into(), |file| file.display().to_string());
         output::print(&format!(
-            "{file} and the agents in {} are in order.",
+            "{file} and the agents in {} are valid.",
             config.agents_dir.display()
         ))?;
     } else {

@@ -12,7 +12,7 @@ fn the_definition_is_consistent() {
 }
 
 #[test]
-fn serving_is_the_default_and_flags_stand_anywhere() {
+fn serve_is_the_default_and_flags_are_global() {
     let bare = parse("toolloop --listen 127.0.0.1:1 --config c.toml").unwrap();
     assert!(bare.command.is_none());
     assert_eq!(bare.settings.listen.as_deref(), Some("127.0.0.1:1"));
@@ -27,7 +27,7 @@ fn serving_is_the_default_and_flags_stand_anywhere() {
 }
 
 #[test]
-fn what_is_no_command_line() {
+fn invalid_command_lines_are_rejected() {
     for line in [
         "toolloop nonsense",
         "toolloop serve --port 1",
@@ -51,7 +51,7 @@ fn what_is_no_command_line() {
 }
 
 #[test]
-fn keys_take_many_scopes() {
+fn keys_create_accepts_several_scopes() {
     let cli =
         parse("toolloop keys create --name ci --scope runs:read --scope tools:file_ops --json")
             .unwrap();
@@ -62,7 +62,7 @@ fn keys_take_many_scopes() {
 }
 
 #[test]
-fn inputs_are_merged() {
+fn single_inputs_override_the_object() {
     let pairs = |list: &[&str]| list.iter().map(|p| (*p).to_owned()).collect::<Vec<_>>();
     let inputs =
         invoke::parse_inputs(Some(r#"{"a": 1, "b": 2}"#), &pairs(&["b=3", "c:=[1]", "d=x=y"]))
@@ -82,9 +82,9 @@ fn inputs_are_merged() {
     }
 }
 
-/// What a newcomer reads. A change is meant to be seen.
+/// A snapshot, so that a change of the help is noticed.
 #[test]
-fn help() {
+fn the_help_texts() {
     let mut command = Cli::command();
     command.build();
     let mut pages = vec![command.render_help().to_string()];
@@ -93,7 +93,7 @@ fn help() {
     insta::assert_snapshot!(pages.join("\n\n=====\n\n"));
 }
 
-/// The pages of all subcommands, without the settings that every page repeats.
+/// The help of all subcommands, without the global settings.
 fn collect_help(command: &mut clap::Command, pages: &mut Vec<String>) {
     for subcommand in command.get_subcommands_mut().filter(|c| c.get_name() != "help") {
         let page = subcommand.render_help().to_string();
@@ -105,7 +105,7 @@ fn collect_help(command: &mut clap::Command, pages: &mut Vec<String>) {
 }
 
 #[test]
-fn shells_get_their_completions() {
+fn completions_exist_for_every_shell() {
     for shell in ["bash", "zsh", "fish", "powershell", "elvish"] {
         assert!(parse(&format!("toolloop completions {shell}")).is_ok(), "{shell}");
     }

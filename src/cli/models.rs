@@ -1,7 +1,7 @@
-//! `toolloop models`: the model providers that are configured, the models that agents use, what
-//! they cost and what they can be asked for.
+//! `toolloop models`: configured model providers; the models that agents use, with their prices and
+//! capabilities.
 //!
-//! Tells whether a key is set, never the key. Whether a provider answers is `doctor`'s to find out.
+//! Shows whether a key is set, never the key. Whether a provider responds is checked by `doctor`.
 
 use std::collections::BTreeMap;
 
@@ -56,7 +56,7 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// What is shown of what a model can be asked for; the names in JSON are in the same order.
+/// The columns of the capability table, in the order of the JSON fields.
 const CAPABILITIES: [&str; 11] = [
     "MODEL",
     "FORCED",
@@ -86,7 +86,7 @@ fn text(value: &Value) -> String {
     }
 }
 
-/// Dollars for a million tokens.
+/// US dollars per million tokens.
 fn dollars(micro: u64) -> f64 {
     Usd::from_micro(i64::try_from(micro).unwrap_or(i64::MAX)).dollars()
 }
@@ -108,7 +108,7 @@ fn model_row(router: &Router, model: &str, agents: &[String]) -> Vec<String> {
     vec![model.to_owned(), cell(|price| price.input), cell(|price| price.output), agents.join(" ")]
 }
 
-/// Whether calls carry a key: `set`, `not set` or `none` where none is configured.
+/// `set`, `not set`, or `none` if no key is configured.
 pub(super) fn key_state(model: &ModelServer) -> &'static str {
     match (&model.api_key, &model.api_key_env) {
         (Some(_), _) => "set",
@@ -122,7 +122,7 @@ fn provider_json(name: &str, model: &Model) -> Value {
         Model::Scripted { dir } => json!({"provider": name, "kind": "scripted", "dir": dir}),
         Model::Server(model) => json!({
             "provider": name,
-            "kind": model.api.as_str(),
+            "kind": model.kind.as_str(),
             "base_url": model.base_url,
             "key": key_state(model),
             "api_key_env": model.api_key_env,
@@ -158,7 +158,7 @@ fn provider_row(name: &str, model: &Model) -> Vec<String> {
                 (format!("{:?}", model.timeout), model.max_retries.to_string());
             vec![
                 name.to_owned(),
-                model.api.as_str().into(),
+                model.kind.as_str().into(),
                 key,
                 timeout,
                 retries,

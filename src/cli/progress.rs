@@ -1,8 +1,8 @@
-//! What a person sees of a run while it happens.
+//! The progress of a run on standard error.
 //!
-//! On a terminal one line that changes, and a line that stays for each tool call and each thing
-//! that went wrong; elsewhere plain lines. Events that this version does not know are passed over,
-//! so an older command line can watch a newer service.
+//! On a terminal, a status line that is updated in place, and a permanent line for each tool call and
+//! each error; otherwise plain lines. Unknown events are ignored, so that an older command line can
+//! watch a newer service.
 
 use std::io::IsTerminal as _;
 use std::time::Duration;
@@ -10,25 +10,23 @@ use std::time::Duration;
 use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
-use super::output::{harmless, one_line, tell};
+use super::output::{escape_control, one_line, print_notice};
 use crate::event::{ContextCompacted, Event, ModelResponded, RunEvent};
 use crate::message::Usage;
 
-/// How often the changing line is drawn.
+/// How often the status line is redrawn.
 const TICK: Duration = Duration::from_millis(100);
-/// Characters of a reason or message on one line at most.
+/// Maximum length of a reason or message on one line, in characters.
 const REASON: usize = 300;
 
 /// Shows a run on standard error.
 pub(super) enum Progress {
-    /// Plain lines.
     Lines,
-    /// One line that changes.
-    Live(ProgressBar, Standing),
+    Live(ProgressBar, StatusLine),
 }
 
 impl Progress {
-    /// As it suits whoever reads standard error.
+    /// A status line if standard error is a terminal, else plain lines.
     pub(super) fn start() -> Self {
         if !std::io::stderr().is_terminal() {
             return Self::Lines;
@@ -38,37 +36,35 @@ impl Progress {
             bar.set_style(style);
         }
         bar.enable_steady_tick(TICK);
-        Self::Live(bar, Standing::default())
+        Self::Live(bar, StatusLine::default())
     }
 
-    /// Shows one event.
     pub(super) fn show(&mut self, event: &Value) {
-        let Some(event) = known(event) else { return };
+        let Some(event) = parse_event(event) else { return };
         match self {
             Self::Lines => {
                 if let Some(line) = describe(&event) {
-                    tell(&line);
+                    print_notice(&line);
                 }
             }
-            Self::Live(bar, standing) => {
-                standing.apply(&event.what);
-                bar.set_message(standing.line());
-                if let Some(line) = describe(&event).filter(|_| stays(&event.what)) {
+            Self::Live(bar, status) => {
+                status.apply(&event.what);
+                bar.set_message(status.line());
+                if let Some(line) = describe(&event).filter(|_| is_permanent(&event.what)) {
                     bar.println(line);
                 }
             }
         }
     }
 
-    /// Says something that is no event.
-    pub(super) fn say(&self, text: &str) {
+    pub(super) fn print(&self, text: &str) {
         match self {
-            Self::Lines => tell(text),
+            Self::Lines => print_notice(text),
             Self::Live(bar, _) => bar.println(text),
         }
     }
 
-    /// Takes the changing line away.
+    /// Removes the status line.
     pub(super) fn finish(&self) {
         if let Self::Live(bar, _) = self {
             bar.finish_and_clear();
@@ -76,19 +72,19 @@ impl Progress {
     }
 }
 
-/// The event, if this version knows its kind.
-pub(super) fn known(event: &Value) -> Option<Event> {
+/// `None` if this version does not know the event's type.
+pub(super) fn parse_event(event: &Value) -> Option<Event> {
     serde::Deserialize::deserialize(event).ok()
 }
 
-/// Whether an event's line stays above the changing one.
-fn stays(what: &RunEvent) -> bool {
+/// Whether an event gets a permanent line on a terminal.
+fn is_permanent(what: &RunEvent) -> bool {
     !matches!(what, RunEvent::IterationStarted { .. } | RunEvent::ModelResponded(_))
 }
 
-/// Where a run stands, as far as its events tell.
+/// The content of the status line.
 #[derive(Debug, Default)]
-pub(super) struct Standing {
+pub(super) struct StatusLine {
     attempt: u32,
     iteration: u32,
     tool: Option<String>,
@@ -96,15 +92,15 @@ pub(super) struct Standing {
     cost_micro_usd: Option<i64>,
 }
 
-impl Standing {
+impl StatusLine {
     fn apply(&mut self, what: &RunEvent) {
         match what {
             RunEvent::IterationStarted { attempt, iteration, .. } => {
                 (self.attempt, self.iteration) = (*attempt, *iteration);
             }
-            RunEvent::ModelResponded(r) => self.took(&r.usage),
+            RunEvent::ModelResponded(r) => self.add_usage(&r.usage),
             RunEvent::ContextCompacted(compacted) => {
-                compacted.call.iter().for_each(|call| self.took(&call.usage));
+                compacted.call.iter().for_each(|call| self.add_usage(&call.usage));
             }
             RunEvent::ToolCallStarted(call) => self.tool = Some(one_line(&call.tool, 60)),
             RunEvent::ToolCallCompleted(_) | RunEvent::ToolCallBlocked(_) => self.tool = None,
@@ -134,7 +130,7 @@ impl Standing {
         }
     }
 
-    fn took(&mut self, usage: &Usage) {
+    fn add_usage(&mut self, usage: &Usage) {
         self.tokens += usage.total_tokens();
         if let Some(cost) = usage.cost_micro_usd {
             *self.cost_micro_usd.get_or_insert(0) += cost;
@@ -154,12 +150,13 @@ impl Standing {
     }
 }
 
-/// Millionths of a dollar as dollars.
+/// Formats millionths of a dollar.
 fn usd(micro: i64) -> String {
     format!("${}.{:06}", micro / 1_000_000, micro % 1_000_000)
 }
 
-/// What a person wants to know of an event while it happens; harmless for a terminal.
+/// A description of an event for people, with control characters escaped; `None` if the event is of
+/// no interest.
 pub(super) fn describe(event: &Event) -> Option<String> {
     Some(match &event.what {
         RunEvent::RunStarted { warnings, .. } => {
@@ -172,9 +169,9 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             format!("attempt {attempt}, iteration {iteration}")
         }
         RunEvent::ModelResponded(response) => answered(response),
-        RunEvent::AnswerBlank { .. } => "  empty answer: asked for once more".to_owned(),
+        RunEvent::AnswerBlank { .. } => "  empty answer: the model is prompted again".to_owned(),
         RunEvent::ToolChoiceUnmet { prompt, warning: why, .. } => match (prompt, why) {
-            (Some(_), _) => "  no tool call: asked for once more".to_owned(),
+            (Some(_), _) => "  no tool call: the model is prompted again".to_owned(),
             (None, Some(why)) => warning(why),
             (None, None) => return None,
         },
@@ -190,12 +187,12 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             format!("  {tool}: waits for {kind}, {}", one_line(&asked.reason, REASON))
         }
         RunEvent::ApprovalResolved(resolved) => {
-            let by = resolved.decided_by.as_deref().unwrap_or("nobody in time");
+            let by = resolved.decided_by.as_deref().unwrap_or("timeout");
             let why = because(resolved.reason.as_deref());
             format!("  {} answered by {}{why}", resolved.kind.as_str(), one_line(by, 60))
         }
         RunEvent::ValidationFailed { attempt, errors, .. } => {
-            let mut lines = vec![format!("attempt {attempt} was not accepted")];
+            let mut lines = vec![format!("attempt {attempt}: output rejected")];
             lines.extend(errors.iter().map(|e| {
                 format!("  {}", one_line(&format!("{} {}", e.pointer, e.message), REASON))
             }));
@@ -230,8 +227,8 @@ fn answered(response: &ModelResponded) -> String {
     let cost = usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
     let mut line = format!(
         "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
-        harmless(&response.provider),
-        harmless(&response.model),
+        escape_control(&response.provider),
+        escape_control(&response.model),
         if response.fallback { " (fallback)" } else { "" },
         usage.total_tokens(),
         response.latency_ms,

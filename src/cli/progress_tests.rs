@@ -23,8 +23,8 @@ fn completed(failure: Option<&str>) -> Value {
 }
 
 #[test]
-fn an_event_is_one_thing_to_say() {
-    let line = |event: &Value| describe(&known(event).unwrap_or_else(|| panic!("{event}")));
+fn events_are_described_in_one_line() {
+    let line = |event: &Value| describe(&parse_event(event).unwrap_or_else(|| panic!("{event}")));
     assert_eq!(
         line(&completed(Some("timeout"))).as_deref(),
         Some("  file_ops\\u{1b}[2J: failed, 12 ms")
@@ -36,17 +36,17 @@ fn an_event_is_one_thing_to_say() {
         "raw_response": "", "latency_ms": 7, "run": {"run_id": "x", "status": "cancelled"}});
     assert_eq!(line(&event("run.cancelled", &end)).as_deref(), Some("cancelled after 7 ms: Over."));
     assert!(
-        known(&event("run.teleported", &json!({}))).is_none(),
+        parse_event(&event("run.teleported", &json!({}))).is_none(),
         "a newer service's event is passed over"
     );
 }
 
 #[test]
-fn the_changing_line_tells_where_the_run_stands() {
-    let mut standing = Standing::default();
+fn the_status_line_shows_iteration_tool_tokens_and_cost() {
+    let mut status = StatusLine::default();
     let mut see = |event: &Value| {
-        standing.apply(&known(event).unwrap().what);
-        standing.line()
+        status.apply(&parse_event(event).unwrap().what);
+        status.line()
     };
     assert_eq!(see(&event("attempt.started", &json!({"attempt": 2}))), "starting");
     see(&event("iteration.started", &json!({"attempt": 2, "iteration": 3})));

@@ -1,14 +1,14 @@
-//! Runs as text for people: a table of many, a page of one.
+//! Runs as text for people: a table of several, the details of one.
 //!
-//! Made from the API's JSON alone. What is missing there is left out, so that an older command line
-//! can show a newer service's runs.
+//! Formats the API's JSON and omits missing fields, so that an older command line can show the runs
+//! of a newer service.
 
 use serde_json::Value;
 
-use super::output::{for_a_person, harmless, one_line};
+use super::output::{escape_control, human_readable, one_line};
 use super::table::table;
 
-/// Characters of arguments and results in a list of calls at most.
+/// Maximum length of arguments and results in a list of calls, in characters.
 const PAYLOAD: usize = 100;
 
 /// Many runs, one line each.
@@ -40,7 +40,7 @@ pub(super) fn run_text(run: &Value, iterations: &[Value], calls: &[Value]) -> St
         parts.push(format!("Tool calls\n{}", calls.join("\n")));
     }
     if let Some(output) = run.get("output").filter(|output| !output.is_null()) {
-        parts.push(format!("Output\n{}", for_a_person(output)));
+        parts.push(format!("Output\n{}", human_readable(output)));
     }
     parts.join("\n\n")
 }
@@ -97,7 +97,7 @@ fn fields(run: &Value) -> String {
     lines.join("\n")
 }
 
-/// What a run waits for, one line each, and how to answer; empty where it waits for nothing.
+/// The pending calls of a run and the commands to answer them; empty if it waits for nothing.
 pub(super) fn pending_text(run: &Value) -> String {
     let id = text(run, "/run_id");
     let mut lines: Vec<String> = Vec::new();
@@ -138,7 +138,7 @@ fn iteration_table(iterations: &[Value]) -> String {
     table(&head, &iterations.iter().map(row).collect::<Vec<_>>())
 }
 
-/// What was called, what became of it, and why.
+/// A call with its state, the decision on it and its result.
 fn call_text(call: &Value) -> String {
     let arguments = call.get("arguments").map(Value::to_string).unwrap_or_default();
     let place = format!("{}.{}", text(call, "/attempt"), text(call, "/iteration"));
@@ -163,16 +163,16 @@ fn call_text(call: &Value) -> String {
     lines.join("\n")
 }
 
-/// A text or a number; nothing where there is null.
+/// A string or a number; empty for null.
 fn text(value: &Value, pointer: &str) -> String {
     match value.pointer(pointer) {
         None | Some(Value::Null) => String::new(),
-        Some(Value::String(text)) => harmless(text).into_owned(),
+        Some(Value::String(text)) => escape_control(text).into_owned(),
         Some(other) => other.to_string(),
     }
 }
 
-/// An object that is not empty, as JSON.
+/// JSON; empty for an empty object.
 fn object(value: &Value, pointer: &str) -> String {
     let object = value
         .pointer(pointer)
@@ -190,7 +190,7 @@ fn time(value: &Value, pointer: &str) -> String {
     time.get(..19).map(|seconds| format!("{seconds}Z")).unwrap_or(time)
 }
 
-/// Milliseconds as a person reads them.
+/// Formats milliseconds.
 fn duration(value: &Value, pointer: &str) -> String {
     let Some(ms) = value.pointer(pointer).and_then(Value::as_u64) else { return String::new() };
     match ms {

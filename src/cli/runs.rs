@@ -1,6 +1,6 @@
-//! `toolloop runs`: the history, one run, watching and cancelling.
+//! `toolloop runs`: list, show, watch and cancel runs, and answer their approvals.
 //!
-//! Everything is asked of the API; nothing is decided here but how it looks.
+//! All data comes from the API; this only formats it.
 
 use std::process::ExitCode;
 
@@ -11,10 +11,10 @@ use url::form_urlencoded::Serializer;
 use uuid::Uuid;
 
 use super::client::{Client, TargetArgs};
-use super::following::Following;
+use super::event_follower::EventFollower;
 use super::invoke::exit_code;
 use super::output::{line, one_line, print, print_json};
-use super::progress::{describe, known};
+use super::progress::{describe, parse_event};
 use super::run_view::{pending_text, run_table, run_text};
 use super::{JsonArg, UsageError};
 use crate::config::{Flags, parse_duration};
@@ -24,23 +24,23 @@ use crate::runtime::keys::DEFAULT_TENANT;
 pub(super) enum RunsCommand {
     /// List runs, newest first
     List(Box<ListArgs>),
-    /// Show one run: how it went, its iterations and its tool calls
+    /// Show one run with its iterations and tool calls
     Show(RunArgs),
     /// Show a run's events as they happen, until it ends
     Watch(RunArgs),
-    /// Approve a tool call that a run waits for, or let it go on after a stop condition
+    /// Approve a pending tool call, or let a run continue after a stop condition
     Approve {
-        /// Other arguments for the call, as a JSON object
+        /// Arguments that replace the model's, as a JSON object
         #[arg(long, value_name = "JSON", value_parser = object)]
         arguments: Option<Value>,
         #[command(flatten)]
         decision: DecisionArgs,
     },
-    /// Deny a tool call that a run waits for, or end it after a stop condition
+    /// Deny a pending tool call, or end a run after a stop condition
     Deny(DecisionArgs),
-    /// Cancel a run, wherever it stands
+    /// Cancel a run in any status
     Cancel {
-        /// Told to whoever asks how the run ended
+        /// Recorded in the run's error
         #[arg(long)]
         reason: Option<String>,
         #[command(flatten)]
@@ -59,7 +59,7 @@ pub(super) struct ListArgs {
     /// Runs of this agent
     #[arg(long)]
     agent: Option<String>,
-    /// Runs that stand there: queued, running, completed, failed, cancelled …
+    /// Runs with this status: queued, running, completed, failed, cancelled …
     #[arg(long)]
     status: Option<String>,
     /// Runs of this session
@@ -68,19 +68,19 @@ pub(super) struct ListArgs {
     /// Runs that ended for this reason, e.g. max_iterations
     #[arg(long)]
     reason: Option<String>,
-    /// Runs that this run delegated to
+    /// Runs to which this run delegated
     #[arg(long, value_name = "ID")]
     parent: Option<Uuid>,
-    /// Runs with this label; may be repeated
+    /// Runs with this label; can be repeated
     #[arg(long, value_name = "KEY=VALUE")]
     metadata: Vec<String>,
-    /// Runs made after this: a time, or how long ago (30m, 24h, 7d)
+    /// Runs created after this: a time, or an age (30m, 24h, 7d)
     #[arg(long, value_name = "TIME", value_parser = instant)]
     since: Option<DateTime<Utc>>,
-    /// Runs made before this
+    /// Runs created before this: a time, or an age
     #[arg(long, value_name = "TIME", value_parser = instant)]
     until: Option<DateTime<Utc>>,
-    /// How many
+    /// Maximum number of runs
     #[arg(long, default_value = "50", value_parser = clap::value_parser!(u32).range(1..))]
     limit: u32,
     #[command(flatten)]
@@ -103,14 +103,13 @@ pub(super) struct RunArgs {
 pub(super) struct DecisionArgs {
     #[command(flatten)]
     run: RunArgs,
-    /// The call's id, as `runs show` tells it
+    /// The call's id, as shown by `runs show`
     call: Uuid,
-    /// Kept with the decision; told to the model where the call is denied
+    /// Recorded with the decision; sent to the model if the call is denied
     #[arg(long)]
     reason: Option<String>,
 }
 
-/// A JSON object.
 fn object(text: &str) -> Result<Value, String> {
     match serde_json::from_str(text) {
         Ok(object @ Value::Object(_)) => Ok(object),
@@ -119,7 +118,7 @@ fn object(text: &str) -> Result<Value, String> {
     }
 }
 
-/// A time as RFC 3339, or as how long ago it is.
+/// Parses an RFC 3339 time, or an age such as `24h`.
 fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
@@ -127,9 +126,7 @@ fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     let ago = parse_duration(text)
         .ok()
         .and_then(|ago| Utc::now().checked_sub_signed(chrono::Duration::from_std(ago).ok()?));
-    ago.ok_or_else(|| {
-        "write a time like 2026-01-31T08:00:00Z, or how long ago it is: 30m, 24h, 7d".to_owned()
-    })
+    ago.ok_or_else(|| "write a time like 2026-01-31T08:00:00Z, or an age: 30m, 24h, 7d".to_owned())
 }
 
 pub(super) async fn runs(flags: &Flags, command: RunsCommand) -> anyhow::Result<ExitCode> {
@@ -190,7 +187,7 @@ async fn list(client: &Client, args: &ListArgs, query: &str) -> anyhow::Result<E
     if args.output.json {
         print_json(&json!({"data": runs, "next_cursor": next_cursor}))?;
     } else if runs.is_empty() {
-        super::output::tell("There is no such run.");
+        super::output::print_notice("No runs match.");
     } else {
         print(&run_table(&runs))?;
     }
@@ -212,7 +209,7 @@ async fn show(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
 }
 
 async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
-    let mut following = Following::existing(client, args.id);
+    let mut following = EventFollower::existing(client, args.id);
     loop {
         let entry = following.next().await?;
         let shown = if args.output.json { entry.0.to_string() } else { event_line(&entry.0) };
@@ -223,13 +220,13 @@ async fn watch(client: &Client, args: &RunArgs) -> anyhow::Result<ExitCode> {
     }
 }
 
-/// Number, time, type, and what there is to say.
+/// Sequence number, time, type and description of an event.
 fn event_line(event: &Value) -> String {
     let text = |key: &str| event.get(key).and_then(Value::as_str).unwrap_or_default();
     let time =
         DateTime::parse_from_rfc3339(text("at")).map(|at| at.format("%H:%M:%S%.3f").to_string());
     let seq = event.get("seq").and_then(Value::as_i64).unwrap_or_default();
-    let said = known(event).and_then(|event| describe(&event)).unwrap_or_default();
+    let said = parse_event(event).and_then(|event| describe(&event)).unwrap_or_default();
     let said = said.trim().replace('\n', "; ");
     let shown = format!(
         "{seq:>4}  {}  {:<22}  {said}",
@@ -261,12 +258,14 @@ async fn decide(
     }
     let waiting = pending_text(&run);
     print(&match (waiting.is_empty(), client) {
-        (false, _) => format!("Taken. The run still waits:\n{waiting}"),
+        (false, _) => format!("Answer accepted. The run still waits:\n{waiting}"),
         (true, Client::Local(_)) => {
-            format!("Taken. Run {id} goes on when the service runs: `toolloop serve`.")
+            format!(
+                "Answer accepted. Run {id} continues when the service is started: `toolloop serve`."
+            )
         }
         (true, Client::Remote(_)) => {
-            format!("Taken. Run {id} goes on: `toolloop runs watch {id}`.")
+            format!("Answer accepted. Run {id} continues: `toolloop runs watch {id}`.")
         }
     })?;
     Ok(ExitCode::SUCCESS)
@@ -282,9 +281,9 @@ async fn cancel(client: &Client, args: &RunArgs, reason: Option<&str>) -> anyhow
     print(&match run.get("status").and_then(Value::as_str) {
         Some("cancelled") => format!("Run {} is cancelled.", args.id),
         Some(status @ ("completed" | "failed")) => {
-            format!("Run {} had ended already: {status}.", args.id)
+            format!("Run {} had already ended: {status}.", args.id)
         }
-        _ => format!("Run {} will end in a moment: `toolloop runs watch {}`.", args.id, args.id),
+        _ => format!("Run {} is being cancelled: `toolloop runs watch {}`.", args.id, args.id),
     })?;
     Ok(ExitCode::SUCCESS)
 }

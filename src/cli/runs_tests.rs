@@ -20,14 +20,14 @@ fn run() -> Value {
 }
 
 #[test]
-fn a_table_of_runs() {
+fn runs_are_shown_as_a_table() {
     let short = json!({"run_id": "0197f000-0000-7000-8000-000000000002", "agent": "a2", "status": "running",
         "termination_reason": null, "iterations": 0, "tokens_used": 0, "created_at": "2026-01-02T03:04:06Z"});
     insta::assert_snapshot!(run_table(&[run(), short]));
 }
 
 #[test]
-fn a_page_of_one_run() {
+fn a_run_is_shown_with_its_parts() {
     let iterations = [
         json!({"attempt": 1, "number": 1, "provider": "openai", "model": "gpt-4.1-mini",
         "finish_reason": "tool_calls", "usage": {"total_tokens": 620}, "latency_ms": 320, "retries": 1}),
@@ -45,7 +45,7 @@ fn a_page_of_one_run() {
 }
 
 #[test]
-fn a_line_of_an_event() {
+fn an_event_is_shown_on_one_line() {
     let event = json!({"seq": 12, "type": "iteration.started", "at": "2026-01-02T03:04:05.678901Z",
         "run_id": Uuid::nil(), "data": {"attempt": 1, "iteration": 2}});
     assert_eq!(

@@ -1,8 +1,8 @@
-//! `toolloop schema`: JSON Schemas of the files that people write.
+//! `toolloop schema`: JSON Schemas of agent definitions and of the configuration file.
 //!
-//! Both are made from the types that the files are parsed into, so they cannot name a key that does
-//! not exist or miss one that does. What a schema cannot say (whether a tool or a directory exists,
-//! contradictions between keys) is said by `toolloop check`.
+//! Both are generated from the types that the files are parsed into, so that they have exactly the
+//! accepted keys. `toolloop check` finds what a schema cannot express: tools and directories that do
+//! not exist, and contradictions between keys.
 
 use clap::Subcommand;
 use serde_json::Value;
@@ -18,14 +18,13 @@ and as the first line of agents/<name>.yaml:
 
 #[derive(Debug, Clone, Copy, Subcommand)]
 pub(super) enum SchemaCommand {
-    /// Of an agent definition, agents/<name>.yaml
+    /// Print the schema of an agent definition, agents/<name>.yaml
     #[command(after_help = AGENT_HELP)]
     Agent,
-    /// Of the configuration file, toolloop.toml
+    /// Print the schema of the configuration file, toolloop.toml
     Config,
 }
 
-/// The JSON Schema (2020-12).
 pub(super) fn schema(what: SchemaCommand) -> Value {
     match what {
         SchemaCommand::Agent => schemars::schema_for!(Definition).to_value(),

@@ -40,7 +40,7 @@ fn nested(path: &[String], value: i64) -> Value {
 }
 
 #[test]
-fn every_shipped_agent_fits_and_broken_ones_do_not() {
+fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
     let schema = validator(SchemaCommand::Agent);
     let agents = Path::new(env!("CARGO_MANIFEST_DIR")).join("agents");
     let mut fitting = 0;
@@ -82,7 +82,7 @@ fn every_shipped_agent_fits_and_broken_ones_do_not() {
 }
 
 #[test]
-fn the_bounds_of_an_agent_are_those_that_are_checked() {
+fn the_bounds_in_the_agent_schema_are_enforced() {
     let (document, schema) = (schema(SchemaCommand::Agent), validator(SchemaCommand::Agent));
     let mut found = Vec::new();
     bounded(&document, &document, &[], &mut found);
@@ -104,7 +104,7 @@ fn the_bounds_of_an_agent_are_those_that_are_checked() {
 }
 
 #[test]
-fn the_built_in_settings_fit_and_broken_ones_do_not() {
+fn built_in_settings_match_the_schema_and_invalid_ones_do_not() {
     let schema = validator(SchemaCommand::Config);
     let read =
         |text: &str| serde_json::to_value(toml::from_str::<toml::Value>(text).unwrap()).unwrap();
@@ -138,7 +138,7 @@ fn the_built_in_settings_fit_and_broken_ones_do_not() {
 }
 
 #[test]
-fn the_bounds_of_settings_are_those_that_are_checked() {
+fn the_bounds_in_the_settings_schema_are_enforced() {
     let (document, schema) = (schema(SchemaCommand::Config), validator(SchemaCommand::Config));
     let mut found = Vec::new();
     bounded(&document, &document, &[], &mut found);

@@ -1,4 +1,4 @@
-//! Columns for people: as wide as their widest cell, the last one free.
+//! Text tables: columns are as wide as their widest cell, the last one is not padded.
 //!
 //! Scripts get JSON instead; nothing here is meant to be parsed.
 
@@ -39,7 +39,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn columns_fit_their_cells() {
+    fn columns_are_as_wide_as_their_widest_cell() {
         let rows = [
             vec!["1".into(), "ä".into(), "x".repeat(70)],
             vec!["22".into(), "b\nc".into(), String::new()],

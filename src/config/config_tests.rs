@@ -16,7 +16,7 @@ fn from_env(env: &[(&str, &str)]) -> Result<Config, ConfigError> {
 }
 
 #[test]
-fn nothing_is_required() {
+fn every_setting_has_a_default() {
     let config = Config::load(None, std::iter::empty(), &Flags::default()).unwrap();
     assert_eq!(config.server.listen, "127.0.0.1:8080".parse().unwrap());
     assert_eq!(config.server.body_limit, 1_048_576);
@@ -38,7 +38,7 @@ fn nothing_is_required() {
 }
 
 #[test]
-fn a_provider_of_ones_own_has_the_documented_defaults() {
+fn a_configured_provider_has_the_documented_defaults() {
     let config =
         from_file("[models.own]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:1/v1/\"")
             .unwrap();
@@ -55,7 +55,7 @@ fn a_provider_of_ones_own_has_the_documented_defaults() {
 }
 
 #[test]
-fn every_setting_is_in_the_annotated_file() {
+fn every_setting_is_in_default_toml() {
     let sections = [
         "",
         "server",
@@ -86,7 +86,7 @@ fn every_setting_is_in_the_annotated_file() {
 }
 
 #[test]
-fn the_environment_beats_the_file_and_flags_beat_both() {
+fn the_environment_overrides_the_file_and_flags_override_both() {
     let file = "agents_dir = \"a\"\n[server]\nlisten = \"127.0.0.1:1\"\n[database]\nurl = \"sqlite://f.db\"";
     let env = [
         ("TOOLLOOP_SERVER__LISTEN", "127.0.0.1:2"),
@@ -118,7 +118,7 @@ fn the_environment_beats_the_file_and_flags_beat_both() {
 }
 
 #[test]
-fn paths_are_relative_to_what_names_them() {
+fn paths_are_relative_to_the_file_or_the_current_directory() {
     let config =
         from_file("[tools]\nworkspace = \"w\"\n[models.scripted]\ndir = \"/abs\"").unwrap();
     assert_eq!(config.tools.workspace, Path::new("conf/w"));
@@ -142,7 +142,7 @@ fn paths_are_relative_to_what_names_them() {
 }
 
 #[test]
-fn variables_find_their_keys() {
+fn variables_match_keys_in_any_case() {
     let file = "[models.my-llm]\nkind = \"openai\"\nbase_url = \"http://x/v1\"";
     let env = [
         ("TOOLLOOP_MODELS__MY_LLM__BASE_URL", "http://y/v1"),
@@ -159,7 +159,7 @@ fn variables_find_their_keys() {
 }
 
 #[test]
-fn names_that_are_no_settings_are_left_alone() {
+fn variables_that_are_not_settings_are_ignored() {
     let config = from_env(&[
         ("TOOLLOOP_ADMIN_KEY", "tl_a_b"),
         ("TOOLLOOP_LOG", "debug"),
@@ -184,7 +184,7 @@ fn secrets_do_not_print() {
 }
 
 #[test]
-fn settings_without_effect_are_noted() {
+fn settings_without_effect_are_noticed() {
     let config = from_file("tools_dir = \"s\"").unwrap();
     assert_eq!(config.notices, ["tools_dir is set to s, but this version does not read it"]);
 }
@@ -248,7 +248,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ("server = 1", "conf/toolloop.toml:1: server: invalid type"),
         (
             "[server]\nlisten = \"0.0.0.0:1\"\n[auth]\nmode = \"none\"",
-            "conf/toolloop.toml:4: auth.mode: \"none\" is for loopback addresses only, and server.listen is 0.0.0.0:1",
+            "conf/toolloop.toml:4: auth.mode: \"none\" is allowed only on loopback addresses, but server.listen is 0.0.0.0:1",
         ),
         (
             "[runtime]\nretention = \"10ms\"",
@@ -264,7 +264,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[models.anthropic]\nnum_ctx = 4096",
-            "conf/toolloop.toml:2: models.anthropic.num_ctx: has no meaning where kind is \"anthropic\"",
+            "conf/toolloop.toml:2: models.anthropic.num_ctx: is not a setting of kind \"anthropic\"",
         ),
         (
             "[models.x]\nbase_url = \"http://x\"",
@@ -277,7 +277,7 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[models.x]\nkind = \"openai\"\nbase_url = \"http://u:p@x\"",
-            "conf/toolloop.toml:3: models.x.base_url: must not hold credentials",
+            "conf/toolloop.toml:3: models.x.base_url: must not contain credentials",
         ),
         (
             "[models.x]\nkind = \"openai\"\nbase_url = \"x\"",
@@ -285,11 +285,11 @@ fn errors_in_the_file_name_file_line_and_key() {
         ),
         (
             "[models.openai]\ndir = \"x\"",
-            "conf/toolloop.toml:2: models.openai.dir: has no meaning where kind is \"openai\"",
+            "conf/toolloop.toml:2: models.openai.dir: is not a setting of kind \"openai\"",
         ),
         (
             "[models.scripted]\nbase_url = \"http://x\"",
-            "conf/toolloop.toml:2: models.scripted.base_url: has no meaning",
+            "conf/toolloop.toml:2: models.scripted.base_url: is not a setting",
         ),
         ("[models.x]\nkind = \"scripted\"", "conf/toolloop.toml:1: models.x.dir: is missing"),
         (
@@ -312,7 +312,7 @@ fn errors_in_the_file_name_file_line_and_key() {
 }
 
 #[test]
-fn errors_elsewhere_name_the_variable_or_the_flag() {
+fn errors_outside_the_file_name_the_variable_or_flag() {
     let table = [
         (
             ("TOOLLOOP_SERVER__LISTEN", "x"),
@@ -353,7 +353,7 @@ fn errors_elsewhere_name_the_variable_or_the_flag() {
 }
 
 #[test]
-fn directories_that_were_named_must_exist() {
+fn configured_directories_must_exist() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("toolloop.toml");
     let flags = Flags { config: Some(file.clone()), ..Flags::default() };
@@ -365,7 +365,11 @@ fn directories_that_were_named_must_exist() {
     let agents = dir.path().join("a");
     assert_eq!(
         error,
-        format!("{}:2: agents_dir: there is no directory {}", file.display(), agents.display())
+        format!(
+            "{}:2: agents_dir: the directory {} does not exist",
+            file.display(),
+            agents.display()
+        )
     );
 
     std::fs::create_dir(&agents).unwrap();
@@ -373,7 +377,7 @@ fn directories_that_were_named_must_exist() {
 }
 
 #[test]
-fn what_opentelemetry_itself_reads_counts_less_than_our_own_variables() {
+fn our_variables_override_those_of_opentelemetry() {
     let otel = ("OTEL_EXPORTER_OTLP_ENDPOINT", "http://collector:4318");
     let telemetry = from_env(&[otel, ("OTEL_SERVICE_NAME", "orders")]).unwrap().telemetry;
     assert_eq!(telemetry.otlp_endpoint, Some("http://collector:4318".parse().unwrap()));

@@ -1,7 +1,7 @@
-//! `[models.<name>]`: where models are asked, and how.
+//! `[models.<name>]`: model providers.
 //!
-//! What is written ([`ModelSettings`]) becomes what it means ([`Model`]); settings that do not
-//! belong to the provider's kind are refused.
+//! [`ModelSettings`] is validated and resolved to [`Model`]; settings that do not belong to the
+//! provider's kind are errors.
 
 use std::collections::{BTreeMap, HashMap};
 use std::path::PathBuf;
@@ -15,140 +15,89 @@ use url::Url;
 
 use super::sources::{ConfigError, Origin, Sources};
 use super::values::{some_count, some_duration};
+use crate::model::ProviderKind;
 
 /// `[models.<name>]`
 #[derive(Debug, Clone)]
 pub enum Model {
-    /// A server.
     Server(ModelServer),
-    /// Scenarios.
     Scripted {
         /// `scripted/<name>` plays `<dir>/<name>.yaml`.
         dir: PathBuf,
     },
 }
 
-/// What a model server speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum ModelApi {
-    /// OpenAI's Chat Completions.
-    Openai,
-    /// OpenAI's Responses.
-    OpenaiResponses,
-    /// Anthropic's Messages.
-    Anthropic,
-    /// Ollama's own.
-    Ollama {
-        /// The context window that models are loaded with, in tokens.
-        num_ctx: u32,
-    },
-}
-
-impl ModelApi {
-    /// The word for it in a configuration.
-    pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiResponses => "openai-responses",
-            Self::Anthropic => "anthropic",
-            Self::Ollama { .. } => "ollama",
-        }
-    }
-}
-
-/// Settings of a model server.
 #[derive(Debug, Clone)]
 pub struct ModelServer {
-    /// What it speaks.
-    pub api: ModelApi,
-    /// Without a slash at the end; the API's path is appended.
+    /// Never `scripted`.
+    pub kind: ProviderKind,
+    /// Of `ollama`: context window with which models are loaded, in tokens.
+    pub num_ctx: Option<u32>,
+    /// Without a trailing slash; the API's path is appended.
     pub base_url: String,
-    /// The variable that holds the key; absent where the server needs none.
+    /// The environment variable with the key.
     pub api_key_env: Option<String>,
-    /// Absent where none is configured or the variable is unset.
+    /// `None` if none is configured or the variable is unset.
     pub api_key: Option<SecretString>,
-    /// One call, from connecting to the last byte.
+    /// Timeout of one call, from connecting to the last byte.
     pub timeout: Duration,
-    /// Establishing a connection.
     pub connect_timeout: Duration,
-    /// From the request to the first byte of a streamed answer.
+    /// Timeout from the request to the first byte of a streamed response.
     pub first_byte_timeout: Duration,
-    /// Between two pieces of an answer.
+    /// Timeout between two chunks of a response.
     pub idle_timeout: Duration,
-    /// After the first try.
+    /// Retries after the first try.
     pub max_retries: u32,
-    /// Tries at once; absent: no limit.
+    /// Concurrent calls; `None`: no limit.
     pub max_concurrency: Option<usize>,
-    /// Sent with every call; names and values are valid.
+    /// Headers of every call; names and values are valid.
     pub headers: BTreeMap<String, SecretString>,
 }
 
 #[derive(Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub(super) struct ModelSettings {
-    /// What it speaks.
-    kind: ModelKind,
-    /// Of a server: http or https, without a slash at the end.
+    /// The API that the provider implements.
+    kind: ProviderKind,
+    /// Base URL of the server: http or https.
     #[schemars(with = "Option<String>", regex(pattern = "^https?://"))]
     base_url: Option<Url>,
-    /// The environment variable that holds the key.
+    /// The environment variable with the API key.
     api_key_env: Option<String>,
-    /// One call, from connecting to the last byte, 100ms to 1h.
+    /// Timeout of one call, from connecting to the last byte, 100ms to 1h.
     #[serde(default, deserialize_with = "some_duration::<100, 3_600, _>")]
     #[schemars(schema_with = "super::values::duration_schema")]
     timeout: Option<Duration>,
-    /// Establishing a connection, 10ms to 10m.
+    /// Timeout of connecting, 10ms to 10m.
     #[serde(default, deserialize_with = "some_duration::<10, 600, _>")]
     #[schemars(schema_with = "super::values::duration_schema")]
     connect_timeout: Option<Duration>,
-    /// From the request to the first byte of a streamed answer, 10ms to 1h.
+    /// Timeout from the request to the first byte of a streamed response, 10ms to 1h.
     #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
     #[schemars(schema_with = "super::values::duration_schema")]
     first_byte_timeout: Option<Duration>,
-    /// Between two pieces of an answer, 10ms to 1h.
+    /// Timeout between two chunks of a response, 10ms to 1h.
     #[serde(default, deserialize_with = "some_duration::<10, 3_600, _>")]
     #[schemars(schema_with = "super::values::duration_schema")]
     idle_timeout: Option<Duration>,
-    /// After the first try.
+    /// Retries after the first try.
     #[serde(default, deserialize_with = "some_count::<0, 20, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<0, 20>")]
     max_retries: Option<u32>,
-    /// Tries at once; more wait their turn.
+    /// Maximum number of concurrent calls; further calls wait.
     #[serde(default, deserialize_with = "some_count::<1, 100_000, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<1, 100_000>")]
     max_concurrency: Option<usize>,
-    /// Sent with every call.
+    /// Headers that are sent with every call.
     #[serde(default)]
     #[schemars(with = "BTreeMap<String, String>")]
     headers: BTreeMap<String, SecretString>,
-    /// Of `ollama`: the context window that models are loaded with, in tokens.
+    /// For `ollama`: the context window with which models are loaded, in tokens.
     #[serde(default, deserialize_with = "some_count::<512, 10_000_000, _, _>")]
     #[schemars(schema_with = "super::values::count_schema::<512, 10_000_000>")]
     num_ctx: Option<u32>,
-    /// Of `scripted`: where `<name>.yaml` scenarios lie.
+    /// For `scripted`: the directory of `<name>.yaml` scenarios.
     dir: Option<PathBuf>,
-}
-
-#[derive(Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "kebab-case")]
-enum ModelKind {
-    Openai,
-    OpenaiResponses,
-    Anthropic,
-    Ollama,
-    Scripted,
-}
-
-impl ModelKind {
-    fn as_str(self) -> &'static str {
-        match self {
-            Self::Openai => "openai",
-            Self::OpenaiResponses => "openai-responses",
-            Self::Anthropic => "anthropic",
-            Self::Ollama => "ollama",
-            Self::Scripted => "scripted",
-        }
-    }
 }
 
 pub(super) fn resolve(
@@ -160,49 +109,44 @@ pub(super) fn resolve(
     let key = |setting: &str| format!("models.{name}.{setting}");
     let written = |setting: &str| *sources.origin(&key(setting)) != Origin::BuiltIn;
     let kind = model.kind;
-    let refuse_foreign = |settings: &[(&str, bool)]| match settings
-        .iter()
-        .find(|(setting, is_set)| *is_set && written(setting))
-    {
-        Some((setting, _)) => Err(sources
-            .error(&key(setting), format!("has no meaning where kind is {:?}", kind.as_str()))),
-        None => Ok(()),
-    };
+    let refuse_foreign =
+        |settings: &[(&str, bool)]| match settings
+            .iter()
+            .find(|(setting, is_set)| *is_set && written(setting))
+        {
+            Some((setting, _)) => Err(sources
+                .error(&key(setting), format!("is not a setting of kind {:?}", kind.as_str()))),
+            None => Ok(()),
+        };
     let mut characters = name.chars();
     if !characters.next().is_some_and(|c| c.is_ascii_alphanumeric())
         || !characters.all(|c| c.is_ascii_alphanumeric() || c == '-' || c == '_')
     {
         return Err(sources.error(
             &format!("models.{name}"),
-            "a provider's name has letters, digits, - and _ only",
+            "a provider's name consists of letters, digits, - and _",
         ));
     }
-    let api = match model.kind {
-        ModelKind::Openai => ModelApi::Openai,
-        ModelKind::OpenaiResponses => ModelApi::OpenaiResponses,
-        ModelKind::Anthropic => ModelApi::Anthropic,
-        ModelKind::Ollama => ModelApi::Ollama { num_ctx: model.num_ctx.unwrap_or(16_384) },
-        ModelKind::Scripted => {
-            let foreign = [
-                ("base_url", model.base_url.is_some()),
-                ("api_key_env", model.api_key_env.is_some()),
-                ("timeout", model.timeout.is_some()),
-                ("connect_timeout", model.connect_timeout.is_some()),
-                ("first_byte_timeout", model.first_byte_timeout.is_some()),
-                ("idle_timeout", model.idle_timeout.is_some()),
-                ("max_retries", model.max_retries.is_some()),
-                ("max_concurrency", model.max_concurrency.is_some()),
-                ("headers", !model.headers.is_empty()),
-                ("num_ctx", model.num_ctx.is_some()),
-            ];
-            refuse_foreign(&foreign)?;
-            let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
-            return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
-        }
-    };
+    if kind == ProviderKind::Scripted {
+        let foreign = [
+            ("base_url", model.base_url.is_some()),
+            ("api_key_env", model.api_key_env.is_some()),
+            ("timeout", model.timeout.is_some()),
+            ("connect_timeout", model.connect_timeout.is_some()),
+            ("first_byte_timeout", model.first_byte_timeout.is_some()),
+            ("idle_timeout", model.idle_timeout.is_some()),
+            ("max_retries", model.max_retries.is_some()),
+            ("max_concurrency", model.max_concurrency.is_some()),
+            ("headers", !model.headers.is_empty()),
+            ("num_ctx", model.num_ctx.is_some()),
+        ];
+        refuse_foreign(&foreign)?;
+        let dir = model.dir.ok_or_else(|| sources.error(&key("dir"), "is missing"))?;
+        return Ok(Model::Scripted { dir: sources.resolve(&key("dir"), &dir) });
+    }
     let foreign = [
         ("dir", model.dir.is_some()),
-        ("num_ctx", model.num_ctx.is_some() && !matches!(api, ModelApi::Ollama { .. })),
+        ("num_ctx", model.num_ctx.is_some() && kind != ProviderKind::Ollama),
     ];
     refuse_foreign(&foreign)?;
     let base_url = model.base_url.ok_or_else(|| sources.error(&key("base_url"), "is missing"))?;
@@ -211,7 +155,7 @@ pub(super) fn resolve(
     }
     if !base_url.username().is_empty() || base_url.password().is_some() {
         return Err(sources
-            .error(&key("base_url"), "must not hold credentials; use api_key_env or headers"));
+            .error(&key("base_url"), "must not contain credentials; use api_key_env or headers"));
     }
     for (header, value) in &model.headers {
         let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
@@ -220,8 +164,10 @@ pub(super) fn resolve(
         }
     }
     let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));
+    let num_ctx = (kind == ProviderKind::Ollama).then_some(model.num_ctx.unwrap_or(16_384));
     Ok(Model::Server(ModelServer {
-        api,
+        kind,
+        num_ctx,
         base_url: base_url.as_str().trim_end_matches('/').to_owned(),
         api_key: api_key.map(|value| value.as_str().into()),
         api_key_env: model.api_key_env,

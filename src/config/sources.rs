@@ -1,7 +1,7 @@
-//! The layers that settings come from, and where each value was written.
+//! The layers of settings, and the origin of each value.
 //!
-//! Values are merged into one tree, and every key remembers its origin, so that a complaint can
-//! name file and line, variable or flag. What the keys mean is [`super`]'s.
+//! Values are merged into one tree, and the origin of every key is recorded, so that an error can name
+//! file and line, variable or flag.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
@@ -10,81 +10,64 @@ use serde::de::DeserializeOwned;
 use serde_json::{Map, Value};
 use toml::de::{DeTable, DeValue};
 
-/// Why the service cannot be configured. The text names the place and the key.
+/// A configuration error; its message names the origin and the key.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ConfigError {
-    /// The file cannot be read.
     #[error("{}: {message}", file.display())]
-    Unreadable {
-        /// The file.
-        file: PathBuf,
-        /// The system's reason.
-        message: String,
-    },
-    /// The file is not TOML.
+    Unreadable { file: PathBuf, message: String },
+    /// The file is not valid TOML.
     #[error("{}:{line}: {message}", file.display())]
     Syntax {
-        /// The file.
         file: PathBuf,
         /// 1-based.
         line: usize,
-        /// The parser's reason.
         message: String,
     },
-    /// A value that the file holds.
+    /// An invalid value in the file.
     #[error("{}:{line}: {key}: {message}", file.display())]
     File {
-        /// The file.
         file: PathBuf,
         /// 1-based.
         line: usize,
         /// E.g. `server.listen`.
         key: String,
-        /// What is wrong with it.
         message: String,
     },
-    /// A value of the environment.
+    /// An invalid environment variable.
     #[error("environment variable {variable}: {key}: {message}")]
     Variable {
-        /// The variable's name.
         variable: String,
         /// E.g. `server.listen`.
         key: String,
-        /// What is wrong with it.
         message: String,
     },
-    /// A value of the command line.
+    /// An invalid flag.
     #[error("{flag}: {message}")]
     Flag {
         /// E.g. `--listen`.
         flag: &'static str,
-        /// What is wrong with it.
         message: String,
     },
-    /// A value that nobody wrote down.
+    /// An invalid or missing value without an origin of its own.
     #[error("{key}: {message}")]
     BuiltIn {
         /// E.g. `server.listen`.
         key: String,
-        /// What is wrong with it.
         message: String,
     },
 }
 
-/// Where a value was written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) enum Origin {
-    /// Nowhere: a built-in value.
     BuiltIn,
-    /// In the file, at this line.
+    /// The line in the file.
     File(usize),
-    /// In this environment variable.
+    /// The environment variable.
     Variable(String),
-    /// In this flag.
     Flag(&'static str),
 }
 
-/// All values, and where they were written.
+/// All values and their origins.
 pub(super) struct Sources {
     root: Value,
     origins: BTreeMap<String, Origin>,
@@ -92,7 +75,7 @@ pub(super) struct Sources {
 }
 
 impl Sources {
-    /// Starts with the built-in values, `text` being TOML that lies in no file of the user's.
+    /// `text` is the TOML of the built-in values.
     pub(super) fn built_in(text: &str) -> Result<Self, ConfigError> {
         let mut sources = Self {
             root: Value::Object(Map::new()),
@@ -103,7 +86,7 @@ impl Sources {
         Ok(sources)
     }
 
-    /// Lays a file's values over what is there.
+    /// Overrides with the values of a file.
     pub(super) fn add_file(&mut self, file: &Path, text: &str) -> Result<(), ConfigError> {
         file.clone_into(&mut self.file);
         self.add(text, Origin::File)
@@ -140,8 +123,8 @@ impl Sources {
         }
     }
 
-    /// Lays one variable of the environment over what is there. `TOOLLOOP_A__B` is `a.b`; where a
-    /// key exists that differs in case or in `-` for `_` only, that one is meant.
+    /// Overrides with an environment variable. `TOOLLOOP_A__B` is `a.b`; an existing key that differs
+    /// only in case or in `-` for `_` has precedence.
     pub(super) fn add_variable(&mut self, name: &str, segments: &str, text: String) {
         let mut path: Vec<String> = Vec::new();
         let mut here = Some(&self.root);
@@ -156,15 +139,14 @@ impl Sources {
         self.set(&path, Value::String(text), Origin::Variable(name.to_owned()));
     }
 
-    /// Lays one flag over what is there.
+    /// Overrides with a flag.
     pub(super) fn add_flag(&mut self, flag: &'static str, path: [&str; 2], text: &str) {
         let path: Vec<String> =
             path.iter().filter(|p| !p.is_empty()).map(|p| (*p).to_owned()).collect();
         self.set(&path, Value::String(text.to_owned()), Origin::Flag(flag));
     }
 
-    /// Puts a value at its place. A table is merged into the table that is there; tables on the way
-    /// are made.
+    /// Sets a value. A table is merged into an existing table; missing parents are created.
     fn set(&mut self, path: &[String], value: Value, origin: Origin) {
         let mut node = &mut self.root;
         for (depth, segment) in path.iter().enumerate() {
@@ -184,8 +166,8 @@ impl Sources {
         self.origins.insert(path.join("."), origin);
     }
 
-    /// Reads the tree as `T`. Variables are text; where text does not fit, the variable is read as
-    /// a TOML value (a number, a list, a table) instead.
+    /// Deserializes the tree. A variable is a string; where another type is expected, it is parsed as
+    /// a TOML value (a number, a list, a table).
     pub(super) fn read<T: DeserializeOwned>(&mut self) -> Result<T, ConfigError> {
         let mut reinterpreted: Vec<String> = Vec::new();
         loop {
@@ -216,7 +198,7 @@ impl Sources {
         }
     }
 
-    /// Where the value of this key, or else the section around it, was written.
+    /// The origin of this key, or else of its section.
     pub(super) fn origin(&self, key: &str) -> &Origin {
         let mut key = key;
         loop {
@@ -230,7 +212,7 @@ impl Sources {
         }
     }
 
-    /// The variables and flags that set something, in order.
+    /// Sorted names of the variables and flags that are set.
     pub(super) fn overrides(&self) -> Vec<String> {
         let names = self.origins.values().filter_map(|origin| match origin {
             Origin::Variable(name) => Some(name.clone()),
@@ -240,7 +222,7 @@ impl Sources {
         names.collect::<BTreeSet<_>>().into_iter().collect()
     }
 
-    /// A complaint about the value of this key.
+    /// An error about the value of this key.
     pub(super) fn error(&self, key: &str, message: impl Into<String>) -> ConfigError {
         let (key, message) = (key.to_owned(), message.into());
         match self.origin(&key) {
@@ -255,7 +237,8 @@ impl Sources {
         }
     }
 
-    /// A path that was written as the value of this key, as seen from the current directory.
+    /// Resolves the path that is the value of this key: in the file, it is relative to the file's
+    /// directory.
     pub(super) fn resolve(&self, key: &str, path: &Path) -> PathBuf {
         match (self.origin(key), self.file.parent()) {
             (Origin::BuiltIn | Origin::File(_), Some(directory)) => directory.join(path),
@@ -264,7 +247,7 @@ impl Sources {
     }
 }
 
-/// TOML as JSON; a date stays text.
+/// TOML as JSON; a date becomes a string.
 fn to_json(value: &DeValue<'_>) -> Value {
     match value {
         DeValue::String(text) => Value::String(text.to_string()),

@@ -1,8 +1,8 @@
-//! `[prices]` and `[capabilities]`: what the operator knows of models.
+//! `[prices]` and `[capabilities]`.
 //!
-//! A key is `provider/model`, where the model may be a glob. Only the shape, the ranges and that
-//! the provider exists is checked here; what a row means, and which of several counts, is decided
-//! in `providers/`.
+//! A key is `provider/model`, where the model can be a glob. Only the shape, the ranges and the
+//! existence of the provider are checked here; precedence of overlapping keys is defined in
+//! `providers/`.
 
 use std::collections::BTreeMap;
 
@@ -14,100 +14,33 @@ use super::values::{self, some_count};
 use super::{ConfigError, Model};
 use crate::bounds::glob::Glob;
 
-/// `[prices."provider/model"]`: US dollars for a million tokens, 0 to 1000000.
+/// `[prices."provider/model"]`: US dollars per million tokens, 0 to 1000000.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct ModelPrice {
-    /// Input that no cache had.
+    /// Price of uncached input.
     #[serde(deserialize_with = "dollars")]
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub input: f64,
-    /// Input from the provider's cache; as `input` where absent.
+    /// Price of input read from the provider's cache; default: `input`.
     #[serde(default, deserialize_with = "some_dollars")]
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub cached_input: Option<f64>,
-    /// Input written to the provider's cache; as `input` where absent.
+    /// Price of input written to the provider's cache; default: `input`.
     #[serde(default, deserialize_with = "some_dollars")]
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub cache_write: Option<f64>,
-    /// Output.
+    /// Price of output.
     #[serde(deserialize_with = "dollars")]
     #[schemars(range(min = 0.0, max = 1_000_000.0))]
     pub output: f64,
-    /// Tokens of input and output together.
+    /// Maximum of input and output tokens together.
     #[serde(default, deserialize_with = "some_count::<256, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<256, 1_000_000_000>")]
     pub context_window: Option<u64>,
 }
 
-/// `[capabilities."provider/pattern"]`: what is absent stays as it ships.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(default, deny_unknown_fields)]
-pub struct ModelCapabilities {
-    /// Whether a tool call can be demanded.
-    pub forced_tool_choice: Option<ForcedToolChoice>,
-    /// Whether a call of one certain tool can be demanded.
-    pub named_tool_choice: Option<bool>,
-    /// Whether several calls in one answer can be switched off.
-    pub parallel_switch: Option<bool>,
-    /// Whether arguments can be held to a schema.
-    pub strict_schemas: Option<bool>,
-    /// Whether parts of a request can be marked for a cache.
-    pub prompt_caching: Option<bool>,
-    /// Whether an answer can be held to a JSON Schema.
-    pub structured_output: Option<bool>,
-    /// Tokens of input and output together.
-    #[serde(deserialize_with = "some_count::<256, 1_000_000_000, _, _>")]
-    #[schemars(schema_with = "values::count_schema::<256, 1_000_000_000>")]
-    pub context_window: Option<u64>,
-    /// The field that caps the output.
-    pub output_cap: Option<OutputCapField>,
-    /// Whether a temperature may be set.
-    pub temperature: Option<bool>,
-    /// How the model is asked to think.
-    pub thinking: Option<ThinkingStyleName>,
-}
-
-/// `true`, `false` or a word.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(untagged)]
-pub enum ForcedToolChoice {
-    /// Yes or no.
-    Switch(bool),
-    /// In a word.
-    Word(ForcedToolChoiceWord),
-}
-
-/// Whether a tool call can be demanded.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ForcedToolChoiceWord {
-    No,
-    WithoutThinking,
-    Yes,
-}
-
-/// The field that caps the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputCapField {
-    MaxTokens,
-    MaxCompletionTokens,
-}
-
-/// How a model is asked to think.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
-#[serde(rename_all = "snake_case")]
-pub enum ThinkingStyleName {
-    None,
-    Effort,
-    Budget,
-    BudgetOrAdaptive,
-    Adaptive,
-    Switch,
-}
-
-/// Checks the keys of a table: a provider that exists, and a model's name or a glob over such.
+/// Checks that every key is an existing provider and a model name or glob.
 pub(super) fn check_keys<'a>(
     table: &str,
     keys: impl Iterator<Item = &'a String>,
@@ -120,7 +53,7 @@ pub(super) fn check_keys<'a>(
                 format!("there is no provider {provider:?}")
             }
             Some((_, model)) if !model.is_empty() && Glob::of_names(model).is_ok() => continue,
-            _ => "is not of the form provider/model, where the model may be a glob".to_owned(),
+            _ => "is not of the form provider/model, where the model can be a glob".to_owned(),
         };
         return Err(sources.error(&format!("{table}.{key}"), wrong));
     }

@@ -1,7 +1,6 @@
-//! How single values are written: durations, sizes, bounded counts.
+//! Parsing of durations, sizes and bounded counts, and their JSON Schemas.
 //!
-//! Pure parsing with messages for the person who wrote the value. Which key a value belongs to, and
-//! where it was written, is known to [`super::sources`] only.
+//! Errors do not name the key; [`super::sources`] adds it.
 
 use std::time::Duration;
 
@@ -9,10 +8,10 @@ use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error as _};
 use serde_json::Value;
 
-/// Reads `500ms`, `15s`, `10m`, `24h`, `7d`.
+/// Parses `500ms`, `15s`, `10m`, `24h`, `7d`.
 ///
 /// # Errors
-/// What is wrong with it, for the person who wrote it.
+/// A message for the user.
 pub fn parse_duration(text: &str) -> Result<Duration, String> {
     let (number, unit) = split_unit(text);
     let unit_ms: u64 = match unit {
@@ -35,7 +34,7 @@ pub fn parse_duration(text: &str) -> Result<Duration, String> {
         .ok_or_else(|| format!("{text:?} is too long"))
 }
 
-/// Reads `64KiB`, `1MiB`, `1GiB`, `512B` or a plain number of bytes.
+/// Parses `64KiB`, `1MiB`, `1GiB`, `512B` or a plain number of bytes.
 pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     let (number, unit) = split_unit(text);
     let unit_bytes: u64 = match unit {
@@ -54,7 +53,6 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     number.checked_mul(unit_bytes).ok_or_else(|| format!("{text:?} is too large"))
 }
 
-/// Digits, and what follows them.
 fn split_unit(text: &str) -> (&str, &str) {
     let end = text.find(|c: char| !c.is_ascii_digit()).unwrap_or(text.len());
     let (number, unit) = text.split_at(end);
@@ -77,7 +75,7 @@ where
     Ok(value)
 }
 
-/// As [`duration`], for settings that may be absent.
+/// As [`duration`], for optional settings.
 pub(super) fn some_duration<'de, const MIN_MS: u64, const MAX_S: u64, D>(
     deserializer: D,
 ) -> Result<Option<Duration>, D::Error>
@@ -115,7 +113,7 @@ where
     within(u64::deserialize(deserializer)?, MIN, MAX)
 }
 
-/// As [`count`], for settings that may be absent.
+/// As [`count`], for optional settings.
 pub(super) fn some_count<'de, const MIN: u64, const MAX: u64, T, D>(
     deserializer: D,
 ) -> Result<Option<T>, D::Error>
@@ -133,7 +131,7 @@ fn within<T: TryFrom<u64>, E: serde::de::Error>(value: u64, min: u64, max: u64) 
         .ok_or_else(|| E::custom(format!("{value} is not between {min} and {max}")))
 }
 
-/// The JSON Schema of a [`duration`]; its bounds cannot be said in one.
+/// The JSON Schema of a [`duration`], which cannot express its bounds.
 pub(super) fn duration_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "pattern": "^[0-9]+ *(ms|s|m|h|d)$"})
 }
@@ -164,7 +162,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn durations() {
+    fn durations_are_whole_numbers_with_a_unit() {
         for (text, ms) in [
             ("500ms", 500),
             ("15s", 15_000),
@@ -189,7 +187,7 @@ mod tests {
     }
 
     #[test]
-    fn sizes() {
+    fn sizes_are_whole_numbers_with_an_optional_unit() {
         for (text, bytes) in
             [("0", 0), ("512B", 512), ("64KiB", 65_536), ("1MiB", 1_048_576), ("2 GiB", 1 << 31)]
         {

@@ -1,7 +1,8 @@
-//! Drivers: how a loop's step becomes a model request, and a completion an assistant message.
+//! Drivers turn a step of the loop into a model request, and a completion into an assistant
+//! message.
 //!
-//! Pure translation. A driver calls nobody, decides nothing about the run and keeps no state, so
-//! replaying a journal through it gives the same messages, call ids included.
+//! Pure translation: no I/O, no decisions about the run, no state. Replaying a journal through a
+//! driver gives the same messages, call ids included.
 
 mod native;
 mod react;
@@ -16,7 +17,7 @@ use crate::providers::{Completion, ModelRequest, ToolChoice};
 pub use native::Native;
 pub use react::React;
 
-/// The place of a model response within everything; call ids are made from it.
+/// Identifies a model response; call ids are derived from it.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Place {
     /// The run.
@@ -27,25 +28,24 @@ pub struct Place {
     pub iteration: u32,
 }
 
-/// What the loop wants of one model call.
+/// What the loop requires of one model call.
 #[derive(Debug, Clone)]
 pub struct Ask<'a> {
-    /// Where the answer will stand.
+    /// The place of the response.
     pub place: Place,
     /// Whether and which tool must be called.
     pub choice: ToolChoice,
-    /// Our name of the output tool, where the contract has one.
+    /// Our name of the output tool, if the contract has one.
     pub output_tool: Option<&'a str>,
-    /// Our name of the submit tool, where outputs are reflected before they are submitted.
+    /// Our name of the submit tool, if outputs are reflected before they are submitted.
     pub submit_tool: Option<&'a str>,
-    /// Whether nothing but the final answer is wanted.
+    /// Whether the model may only give its final answer.
     pub answer_only: bool,
-    /// The beginning of an answer that was cut off, where its rest is wanted.
+    /// The beginning of a truncated answer, if the model is to continue it.
     pub unfinished: Option<&'a str>,
 }
 
 impl Ask<'_> {
-    /// What a call of that name is addressed to.
     fn target(&self, name: &str) -> CallTarget {
         match name {
             name if self.output_tool == Some(name) => CallTarget::Output,
@@ -54,45 +54,43 @@ impl Ask<'_> {
         }
     }
 
-    /// The output tool where one call of it is the end, so that a final answer can stand for it.
+    /// The output tool, if a call of it ends the attempt: then a final answer is equivalent.
     fn final_output(&self) -> Option<&str> {
         self.output_tool.filter(|_| self.submit_tool.is_none())
     }
 }
 
-/// Says what is wrong with the arguments of a tool, by our name of it.
+/// Validates the arguments of a tool, given by our name.
 pub type Check<'a> = &'a dyn Fn(&str, &Value) -> Result<(), String>;
 
-/// What a model said, in our words.
+/// A model's answer as the loop reads it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Reading {
-    /// Its message; without calls where no decision could be made of it.
+    /// Without calls if the answer holds no valid decision.
     pub message: AssistantMessage,
-    /// Why there is no decision, where there had to be one.
+    /// Why the answer holds no valid decision, if the driver needs one.
     pub undecided: Option<Undecided>,
 }
 
-/// Why an answer holds no decision, in a clause for the model.
+/// Why an answer holds no valid decision, as a clause for the model.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Undecided {
-    /// None was found.
     NotFound(String),
-    /// One was found, and may not be.
     NotValid(String),
 }
 
-/// One way of letting a model act.
+/// A protocol by which a model calls tools.
 pub trait Driver: Send + Sync {
-    /// Completes a request whose conversation, offers and sampling are set. A conversation that has
-    /// to be told in other words is written into `retold`.
+    /// Completes a request whose conversation, offers and sampling are set. A rewritten
+    /// conversation is stored in `rewritten`.
     fn request<'a>(
         &self,
         base: ModelRequest<'a>,
         ask: &Ask<'a>,
-        retold: &'a mut Conversation,
+        rewritten: &'a mut Conversation,
     ) -> ModelRequest<'a>;
 
-    /// What the model said to the request that was made of `base`.
+    /// Reads the answer to the request that was built from `base`.
     fn parse(
         &self,
         completion: Completion,
@@ -102,7 +100,7 @@ pub trait Driver: Send + Sync {
     ) -> Reading;
 }
 
-/// Our id of a call: the same for the same place, so that recovery makes no new ones.
+/// Our id of a call, a function of its place, so that recovery gives the same ids.
 fn call_id(place: Place, index: usize) -> Uuid {
     let mut hash = Sha256::new();
     hash.update(place.run_id.as_bytes());
@@ -115,9 +113,9 @@ fn call_id(place: Place, index: usize) -> Uuid {
     uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
-/// The text beside calls; empty where it only repeats the arguments of one of them, as some models
+/// The text next to calls; empty if it only repeats the arguments of one of them, as some models
 /// do.
-fn beside(text: String, calls: &[ToolCall]) -> String {
+fn text_beside(text: String, calls: &[ToolCall]) -> String {
     if calls.is_empty() || !text.trim_start().starts_with('{') {
         return text;
     }
@@ -156,8 +154,8 @@ mod tests {
             ("", ""),
         ];
         for (text, kept) in table {
-            assert_eq!(beside(text.to_owned(), &calls), kept, "{text}");
+            assert_eq!(text_beside(text.to_owned(), &calls), kept, "{text}");
         }
-        assert_eq!(beside("{}".to_owned(), &[]), "{}", "a text answer is an answer");
+        assert_eq!(text_beside("{}".to_owned(), &[]), "{}", "a text answer is an answer");
     }
 }

@@ -1,10 +1,10 @@
 //! The provider's own function calling.
 
-use super::{Ask, Check, Driver, Reading, beside, call_id};
+use super::{Ask, Check, Driver, Reading, call_id, text_beside};
 use crate::message::{AssistantMessage, Conversation, ToolCall};
 use crate::providers::{Completion, ModelRequest};
 
-/// Tool calls as the provider's API has them.
+/// Tool calls through the provider's API.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct Native;
 
@@ -38,7 +38,7 @@ impl Driver for Native {
         });
         let tool_calls: Vec<ToolCall> = calls.collect();
         let message = AssistantMessage {
-            text: beside(completion.text, &tool_calls),
+            text: text_beside(completion.text, &tool_calls),
             thinking: completion.thinking,
             tool_calls,
             opaque: completion.opaque,

@@ -1,9 +1,9 @@
-//! Tool use for models without function calling: the model writes one JSON decision a response, and
-//! reads the result of a call as an observation.
+//! Tool use for models without function calling (ReAct): each response is one JSON decision, and
+//! the result of a call is sent as an observation.
 //!
-//! Nothing about tools goes over the wire. [`prompt`] tells the model what there is, [`extraction`]
-//! finds its decision, and this file checks that the decision is allowed. What a bad one means for
-//! the run, and how often it is asked for again, is the engine's business.
+//! The provider's tool parameters are not used. [`prompt`] describes the tools to the model,
+//! [`extraction`] finds its decision, and this file validates it. The engine decides what an
+//! invalid decision means for the run and how often another one is requested.
 
 mod extraction;
 mod prompt;
@@ -14,14 +14,14 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use self::extraction::{Decision, first_decision, first_object};
-use super::{Ask, Check, Driver, Place, Reading, Undecided, beside, call_id};
+use super::{Ask, Check, Driver, Place, Reading, Undecided, call_id, text_beside};
 use crate::message::{AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall};
 use crate::providers::{Completion, ModelRequest, ToolChoice, ToolOffer};
 
-/// Decisions in JSON, conversation in text.
 #[derive(Debug, Clone, Copy)]
 pub struct React {
-    /// Whether a final answer only ends the work, and is written in a model call of its own.
+    /// Whether a final decision only ends the work and the answer is written in a separate model
+    /// call.
     pub final_via_inference: bool,
 }
 
@@ -30,11 +30,11 @@ impl Driver for React {
         &self,
         base: ModelRequest<'a>,
         ask: &Ask<'a>,
-        retold: &'a mut Conversation,
+        rewritten: &'a mut Conversation,
     ) -> ModelRequest<'a> {
-        *retold = prompt::retold(&base, ask, self.final_via_inference);
+        *rewritten = prompt::rewritten(&base, ask, self.final_via_inference);
         ModelRequest {
-            conversation: retold,
+            conversation: rewritten,
             output_schema: output_schema(&base, ask).filter(|_| ask.answer_only),
             tools: &[],
             tool_choice: ToolChoice::Auto,
@@ -66,7 +66,7 @@ impl Driver for React {
             Ok((decision, act))
         });
         match decided {
-            // The rest of it is asked for, and then read together with this.
+            // The engine asks for the rest and parses both together.
             Ok((_, Act::Answer(_))) if completion.finish_reason == FinishReason::Length => {
                 Reading { message: plain(completion), undecided: None }
             }
@@ -88,7 +88,7 @@ impl Driver for React {
     }
 }
 
-/// A decision that is allowed.
+/// A valid decision.
 enum Act {
     Call {
         tool: String,
@@ -128,13 +128,13 @@ impl React {
             }
         };
         let tool_calls = vec![call];
-        let text = beside(thought, &tool_calls);
+        let text = text_beside(thought, &tool_calls);
         AssistantMessage { text, thinking, tool_calls, opaque: None, decision: decided }
     }
 }
 
 impl Undecided {
-    /// Error messages quote what the model wrote.
+    /// Error messages quote the model, so they may hold NUL.
     fn without_nul(self) -> Self {
         match self {
             Self::NotFound(why) => Self::NotFound(without_nul(&why)),
@@ -143,18 +143,18 @@ impl Undecided {
     }
 }
 
-/// The tools that a decision can name, which the output tool is not.
+/// The tools that a decision can call: all but the output tool.
 fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = &'a ToolOffer> {
     base.tools.iter().filter(move |tool| ask.final_output() != Some(tool.name.as_str()))
 }
 
-/// The schema of the final answer, where the contract has one.
+/// The schema of the final answer, if the contract has one.
 fn output_schema<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> Option<&'a Value> {
     let output = base.tools.iter().find(|tool| ask.final_output() == Some(tool.name.as_str()))?;
     Some(&output.input_schema)
 }
 
-/// What a decision is, if it may be.
+/// Validates a decision.
 fn act(
     decision: &Decision<'_>,
     base: &ModelRequest<'_>,
@@ -237,8 +237,8 @@ fn demand(tool: &str, ask: &Ask<'_>) -> String {
     }
 }
 
-/// What the model wrote when nothing but the answer was wanted: an output, or the text of a
-/// decision that it made all the same. Otherwise the text is what it is.
+/// Reads a text in which the model may only give its answer: an output, or the answer in a decision
+/// that it wrote nevertheless; `None` for plain text.
 fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<AssistantMessage> {
     if completion.finish_reason == FinishReason::Length
         || completion.finish_reason == FinishReason::Refusal
@@ -272,7 +272,8 @@ fn answer(text: &str, ask: &Ask<'_>, completion: &Completion) -> Option<Assistan
     })
 }
 
-/// What the model wrote, without a decision. Only a pause has to go back as the provider had it.
+/// The answer without a decision. Opaque blocks are kept only for a pause, which is sent back
+/// verbatim.
 fn plain(completion: Completion) -> AssistantMessage {
     AssistantMessage {
         opaque: completion.opaque.filter(|_| completion.finish_reason == FinishReason::Pause),
@@ -287,12 +288,12 @@ fn call(place: Place, name: String, arguments: String, target: CallTarget) -> To
     ToolCall { id, provider_id: format!("call_{}", id.simple()), name, arguments, target }
 }
 
-/// An answer as text: a string's content, other JSON as it is.
+/// An answer as text: the content of a JSON string, other JSON unchanged.
 fn text_of(answer: String) -> String {
     serde_json::from_str::<String>(&answer).map_or(answer, |text| without_nul(&text))
 }
 
-/// An answer as the arguments of the output tool. Some models put the object into a string.
+/// An answer as the arguments of the output tool; some models write the object as a string.
 fn object_in(answer: String) -> String {
     match serde_json::from_str::<String>(&answer) {
         Ok(text) if serde_json::from_str::<Value>(&text).is_ok_and(|value| value.is_object()) => {
@@ -302,7 +303,7 @@ fn object_in(answer: String) -> String {
     }
 }
 
-/// No store takes a NUL, and JSON can escape one.
+/// JSON can escape NUL, which PostgreSQL does not store.
 fn without_nul(text: &str) -> String {
     text.replace('\0', "")
 }

@@ -70,8 +70,8 @@ impl Agent {
 
     /// System prompt and turns as the model gets them.
     fn told(&self, driver: React, ask: &Ask<'_>) -> Conversation {
-        let mut retold = Conversation::default();
-        let request = driver.request(self.base(), ask, &mut retold);
+        let mut rewritten = Conversation::default();
+        let request = driver.request(self.base(), ask, &mut rewritten);
         assert!(request.tools.is_empty(), "nothing about tools goes over the wire");
         assert_eq!((&request.tool_choice, request.parallel_tool_calls), (&ToolChoice::Auto, None));
         request.conversation.clone()

@@ -108,7 +108,7 @@ mod tests {
     use std::sync::Arc;
 
     use super::*;
-    use crate::providers::ProviderKind;
+    use crate::model::ProviderKind;
     use crate::providers::capabilities::{CapabilityTable, ModelPattern};
     use crate::providers::prices::{Price, PriceTable};
     use crate::providers::router::ProviderEntry;

@@ -193,7 +193,9 @@ impl Plan {
         let mut warnings = unknown_tools(wanted.unwrap_or_default(), executor);
         let mut offers = match kind {
             RunKind::Single => Vec::new(),
-            _ => agent_tools(executor, wanted, &bounds, definition.skills.len() > active.len()),
+            RunKind::Iterative => {
+                agent_tools(executor, wanted, &bounds, definition.skills.len() > active.len())
+            }
         };
         let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
         let contract = contract(definition, overrides, single, &mut offers);

@@ -10,9 +10,10 @@ mod compact;
 mod sharing;
 mod waiting;
 
-use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, SubsecRound, Utc};
+use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -29,10 +30,7 @@ use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{
-    AuditRecord, Event, ModelDelta, ModelResponded, Piece, Resolved, RunEvent, ToolCallStarted,
-    WaitKind,
-};
+use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -86,11 +84,11 @@ impl RunControl {
 
     /// The run's state, while a call is executed that leaves work to another run.
     pub fn delegating(&self) -> Option<Arc<State>> {
-        self.delegating.lock().unwrap_or_else(PoisonError::into_inner).clone()
+        self.delegating.lock().clone()
     }
 
     fn set_delegating(&self, state: Option<State>) {
-        *self.delegating.lock().unwrap_or_else(PoisonError::into_inner) = state.map(Arc::new);
+        *self.delegating.lock() = state.map(Arc::new);
     }
 
     /// Resolves when cancelling is asked for.
@@ -196,10 +194,8 @@ impl Run {
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
-        if let RunEvent::ToolCallStarted(ToolCallStarted { call_id, .. })
-        | RunEvent::ApprovalResolved(Resolved { call_id, kind: WaitKind::Review, .. }) = &what
-        {
-            self.note_lost(*call_id);
+        if !matches!(what, RunEvent::ToolCallCompleted(_)) {
+            self.note_lost(&what);
         }
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.scope.run_id, what };
         self.state.apply(&event)?;
@@ -210,12 +206,8 @@ impl Run {
         Ok(())
     }
 
-    /// What the audit log keeps of a call whose end a crash has hidden, now that it is repeated,
-    /// looked into by a person, or answered with what is known.
-    fn note_lost(&mut self, call_id: Uuid) {
-        if self.state.is_dispatched(call_id) {
-            self.audit.extend(self.state.call(call_id).map(results::lost));
-        }
+    fn note_lost(&mut self, what: &RunEvent) {
+        self.audit.extend(self.state.settles(what).map(results::lost));
     }
 
     /// Hands over what is recorded and waits until all of it is durable.
@@ -248,8 +240,8 @@ impl Run {
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
         for event in events {
-            if let RunEvent::ToolCallCompleted(call) = &event {
-                self.note_lost(call.call_id); // what was executed here is recorded one by one
+            if matches!(event, RunEvent::ToolCallCompleted(_)) {
+                self.note_lost(&event); // results of what was executed here are recorded one by one
             }
             self.record(event)?;
         }

@@ -1,82 +1,82 @@
-//! What a parked run waits for, and what became of it.
+//! Pending requests of a parked run and their answers.
 //!
-//! A parked run has no owner. Whoever answers writes the answer beside the run; the replica that
-//! takes the run over turns it into events.
+//! A parked run has no owner. An answer is stored next to the run; the replica that claims the run
+//! turns it into events.
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-/// Who or what a parked run waits for.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize, Deserialize, ToSchema)]
+/// What a parked run waits for.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    PartialEq,
+    Eq,
+    Hash,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    IntoStaticStr,
+    EnumString,
+    VariantNames,
+)]
 #[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
 pub enum WaitKind {
-    /// Somebody who may approve a call.
+    /// Approval of a call.
     Approval,
-    /// The caller, who executes the tool.
+    /// The result of a tool that the caller executes.
     Client,
-    /// Somebody who finds out what became of a call that a crash left open.
+    /// A review of a call whose outcome is unknown after a crash.
     Review,
-    /// Somebody who lets the run go on after a stop condition was met.
+    /// Permission to continue after a stop condition was met.
     Escalation,
 }
 
 impl WaitKind {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Approval => "approval",
-            Self::Client => "client",
-            Self::Review => "review",
-            Self::Escalation => "escalation",
-        }
-    }
-
-    /// The kind of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        [Self::Approval, Self::Client, Self::Review, Self::Escalation]
-            .into_iter()
-            .find(|kind| kind.as_str() == name)
+        self.into()
     }
 }
 
-/// One thing that a parked run waits for.
+/// A pending request of a parked run.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Awaited {
     /// The call, or the escalation's own id.
     pub call_id: Uuid,
-    /// Who or what is waited for.
     pub kind: WaitKind,
-    /// The tool; empty for an escalation.
+    /// Empty for an escalation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tool: String,
-    /// The arguments that a decision is bound to.
+    /// A decision only applies to these arguments.
     pub arguments: Value,
-    /// Why, in words.
+    /// For the person who answers.
     pub reason: String,
-    /// When it is not waited for any longer; a review is waited for until it comes.
+    /// Absent for a review, which does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<DateTime<Utc>>,
-    /// The place of the stop condition in the definition, for an escalation.
+    /// Index of the stop condition in the definition, for an escalation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<usize>,
 }
 
-/// What became of something that was waited for.
+/// A resolved request.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Resolved {
     /// The call, or the escalation's own id.
     pub call_id: Uuid,
-    /// Who or what was waited for.
     pub kind: WaitKind,
-    /// The answer.
     #[serde(flatten)]
     pub resolution: Resolution,
-    /// Who answered: API key id or token subject; none where nobody did.
+    /// API key id or token subject; absent if the request expired.
     pub decided_by: Option<String>,
-    /// Why, in their words.
+    /// Given with the answer.
     pub reason: Option<String>,
 }
 
@@ -84,15 +84,14 @@ pub struct Resolved {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(tag = "resolution", rename_all = "snake_case")]
 pub enum Resolution {
-    /// The call may be executed, or the run go on.
+    /// The call may be executed, or the run continue.
     Approved {
-        /// Other arguments than those that were shown.
+        /// Replace the requested arguments.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         arguments: Option<Value>,
     },
-    /// It may not.
     Denied,
-    /// Nobody answered in time.
+    /// Not answered in time.
     Expired,
     /// The caller has executed its tool.
     Result {
@@ -101,12 +100,12 @@ pub enum Resolution {
         /// Whether the call failed.
         is_error: bool,
     },
-    /// The call that a crash left open took effect.
+    /// The call with the unknown outcome took effect.
     Happened {
-        /// What it brought, where that is known.
+        /// Its result, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         result: Option<String>,
     },
-    /// It did not, and is executed now.
+    /// The call did not take effect and is executed now.
     DidNotHappen,
 }

@@ -1,9 +1,8 @@
-//! Rule 3: how much the agent may do unasked.
+//! Rule 3: what the agent may do without approval.
 //!
-//! `read-only` blocks whatever changes something, `supervised` wants an approval before something
-//! that exists is lost, `full` leaves it to the other rules. A tool that declares no action is
-//! judged by the strongest effect it can have. Another agent may always be asked: it is held to the
-//! same bounds.
+//! `read-only` blocks every change, `supervised` requires approval of destructive actions, `full`
+//! leaves it to the other rules. A tool that declares no action is judged by its strongest possible
+//! effect. Delegation to another agent always passes: the same autonomy limits that agent.
 
 use super::gate::{Call, Question, Ruling};
 use super::{Action, ActionKind, Decision};
@@ -14,7 +13,6 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         .map_or(Ruling::NoObjection, |(decision, reason)| Ruling::Objection(decision, reason))
 }
 
-/// What this much autonomy has against a call.
 pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision, String)> {
     let changes = |action: &&Action| match action.what {
         ActionKind::Delegate(_) => false,

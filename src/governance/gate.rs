@@ -1,10 +1,10 @@
 //! The gate: every rule judges a call, the strictest decision wins, and what passes gets a permit.
 //!
-//! The order of [`RULES`] decides whose reason is told where two rules are equally strict, and
-//! nothing else. A new rule is one file with a `judge` function and one line in the list. A gate is
-//! made once for an agent definition, with every glob compiled, and is shared by all runs of it.
+//! The order of [`RULES`] only decides which reason is reported when two rules are equally strict.
+//! A new rule is one file with a `judge` function and one line in the list. There is one gate per
+//! agent definition, with every glob compiled, shared by all its runs.
 //!
-//! It does not look at the world: what a call would do is told by its actions.
+//! No I/O: the actions of a call describe what it would do.
 
 use std::sync::Arc;
 
@@ -25,7 +25,7 @@ const RULES: [(&str, Rule); 5] = [
 
 type Rule = fn(&Question<'_>) -> Ruling;
 
-/// What a rule is asked.
+/// The input of a rule.
 pub(super) struct Question<'a> {
     pub(super) policy: &'a CompiledPolicy,
     /// The scopes that the run was started with.
@@ -33,15 +33,13 @@ pub(super) struct Question<'a> {
     pub(super) call: &'a Call<'a>,
 }
 
-/// What a rule says to a call.
+/// A rule's judgement of a call.
 pub(super) enum Ruling {
-    /// It has nothing against it.
     NoObjection,
-    /// It has something against it: a clause that a person can decide on where it escalates, and
-    /// that a model can act on where it blocks. The gate puts the decision and the rule's name
-    /// before it.
+    /// With a clause that a person can decide on if it escalates, and that a model can act on if it
+    /// blocks. The gate puts the decision and the rule's name before it.
     Objection(Decision, String),
-    /// It cannot decide, for this reason. That denies.
+    /// The rule cannot decide, for this reason; the call is blocked.
     Undecided(String),
 }
 
@@ -52,49 +50,41 @@ pub(super) struct CompiledPolicy {
     pub(super) paths: Arc<PathRules>,
 }
 
-/// A pattern of a policy that means nothing.
+/// An invalid pattern of a policy.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: the pattern {pattern:?} {message}")]
 pub struct PolicyError {
-    /// Where it stands, e.g. `paths.read`.
+    /// The setting that holds it, e.g. `paths.read`.
     pub setting: &'static str,
-    /// The pattern.
     pub pattern: String,
-    /// What is wrong with it.
     pub message: String,
 }
 
 /// A tool call as the gate sees it.
 #[derive(Debug, Clone)]
 pub struct Call<'a> {
-    /// The tool's name.
     pub tool: &'a str,
-    /// The strongest effect that a call of the tool can have; judged where it declares no action.
+    /// The strongest effect that the tool can have; judged if the call declares no action.
     pub effect: Effect,
-    /// All that this call would do.
     pub actions: Vec<Action>,
-    /// Who approved it, where a decision was asked for: nothing needs another approval then.
+    /// Who approved an escalated call: it needs no further approval.
     pub approved_by: Option<&'a str>,
-    /// The skills that are active in its run.
+    /// The active skills of the run.
     pub skills: &'a [SkillActivated],
 }
 
-/// What the gate says to a call.
 #[derive(Debug)]
 pub enum Verdict {
-    /// It may be executed.
     Pass {
-        /// Without which no tool executes.
         permit: Permit,
-        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] where somebody
+        /// [`Decision::Allowed`] or [`Decision::Warned`]; [`Decision::Escalated`] if it was
         /// approved.
         decision: Decision,
-        /// The rule that warned or asked, else `none`.
+        /// The rule that warned or escalated, else `none`.
         rule: &'static str,
-        /// The warning, or what was asked for and who approved.
+        /// The warning, or the reason of the escalation and who approved.
         reason: Option<String>,
     },
-    /// It may not.
     Stop {
         /// [`Decision::Escalated`] or [`Decision::Blocked`].
         decision: Decision,
@@ -106,8 +96,8 @@ pub enum Verdict {
     },
 }
 
-/// Proof that the gate let these actions pass. Only the gate makes one; `Tool::execute` consumes
-/// it. A call that is repeated because it failed is the same call.
+/// Proof that the gate permitted these actions. Only the gate creates one; `Tool::execute` consumes
+/// it. A retry of a failed call uses the same permit.
 #[derive(Debug, Clone)]
 pub struct Permit {
     actions: Vec<Action>,
@@ -115,45 +105,43 @@ pub struct Permit {
 }
 
 impl Permit {
-    /// What was permitted, and nothing more.
+    /// The permitted actions.
     pub fn actions(&self) -> &[Action] {
         &self.actions
     }
 
-    /// Whether losing what exists was permitted.
+    /// Whether a destructive action was permitted.
     pub fn allows_destruction(&self) -> bool {
         self.actions.iter().any(|a| a.destructive)
     }
 
-    /// Whether a file that the execution comes upon, e.g. while it searches a permitted directory,
-    /// may be shown.
+    /// Whether the tool may show a file that it finds, e.g. while it searches a permitted
+    /// directory.
     pub fn may_read(&self, path: &str) -> bool {
         self.paths.may_read(path)
     }
 
-    /// Whether a directory that the execution comes upon may be looked into.
+    /// Whether the tool may enter a directory that it finds.
     pub fn may_enter(&self, path: &str) -> bool {
         self.paths.denied_by(path).is_none()
     }
 }
 
-/// The one place where calls are let through.
+/// Judges the calls of one agent definition.
 pub struct Gate {
     policy: CompiledPolicy,
 }
 
 impl Gate {
-    /// Compiles a policy.
-    ///
     /// # Errors
-    /// The first pattern that is no glob, or that can never match a path of a workspace.
+    /// The first pattern that is not a glob, or that cannot match a path of a workspace.
     pub fn new(policy: &Policy) -> Result<Self, PolicyError> {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
         let paths = Arc::new(PathRules::new(&policy.read, &policy.write, &policy.deny)?);
         Ok(Self { policy: CompiledPolicy { tools, autonomy: policy.autonomy, paths } })
     }
 
-    /// Lets a call of a run with these scopes pass, or stops it.
+    /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };
         let mut strictest: Option<(Decision, &'static str, String)> = None;

@@ -311,11 +311,11 @@ fn reasons_are_sentences_that_name_the_rule() {
         @r#"
     Blocked by the path rule: "src/a" may not be written; what may be written is ./out/** and tmp.
     Blocked by the path rule: ".env" may not be read, it is denied by **/.env; choose another path.
-    Blocked by the scope rule: whoever started this run holds neither the scope tools:execute nor tools:file_ops; answer without this tool.
+    Blocked by the scope rule: the caller who started this run has neither the scope tools:execute nor tools:file_ops; answer without this tool.
     Blocked by the path rule: it cannot decide: "a/../b" is not a normalised path.
     Blocked by the autonomy rule: this agent is read-only and may not write, move or delete "a".
     The autonomy rule asks for an approval: to write, move or delete "a" would lose what exists there.
-    The tool_policy rule asks for an approval: the policy for file_* asks before every call of file_ops; do without it.
+    The tool_policy rule asks for an approval: the policy for file_* has a person decide on every call of file_ops.
     "#
     );
 }

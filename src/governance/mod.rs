@@ -1,9 +1,9 @@
-//! What a tool call may do: actions in, one decision out.
+//! Governance of tool calls: actions in, one decision out.
 //!
 //! The gate knows no tool. A tool turns its validated arguments into [`Action`]s; every rule judges
 //! them; the strictest decision wins and a rule that cannot decide blocks. Rules are functions in
-//! one ordered list, one file each. The gate does no I/O and executes nothing; what it lets pass
-//! gets a [`Permit`], which nothing else can make and without which no tool executes.
+//! one ordered list, one file each. The gate does no I/O and executes nothing; a call that passes
+//! gets a [`Permit`], which only the gate creates and every tool requires.
 
 mod autonomy;
 mod gate;
@@ -14,10 +14,11 @@ mod tool_policy;
 
 use crate::event::SkillActivated;
 use crate::run::{Autonomy, Consumption, Effect};
+use strum::IntoStaticStr;
 
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
 
-/// Whether a skill leaves a tool to be called.
+/// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
     skill::allows(skill, tool)
 }
@@ -25,11 +26,9 @@ pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
 /// One thing that a tool call would do, with paths relative to the run's workspace.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Action {
-    /// What.
     pub what: ActionKind,
-    /// What it does to the world.
     pub effect: Effect,
-    /// Whether something that exists would be lost.
+    /// Whether existing data would be lost.
     pub destructive: bool,
     /// Lines that it would write or replace.
     pub lines: u64,
@@ -37,20 +36,19 @@ pub struct Action {
     pub makes: Vec<String>,
 }
 
-/// The kinds of actions.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ActionKind {
-    /// Reads a file or lists a directory, at the normalised path beneath the workspace.
+    /// Reads a file or lists a directory, at a normalised path inside the workspace.
     Read(String),
-    /// Writes, creates, moves or deletes at the normalised path beneath the workspace.
+    /// Writes, creates, moves or deletes at a normalised path inside the workspace.
     Write(String),
-    /// Calls something that only has a name.
+    /// Calls something known only by name.
     Call(String),
-    /// Has another agent do something; whatever that does is judged in its own run.
+    /// Delegates to another agent, whose actions are judged in its own run.
     Delegate(String),
 }
 
-/// What actions take of a run's budget.
+/// What actions consume of a run's budget.
 pub fn consumption(actions: &[Action]) -> Consumption {
     let mut consumed = Consumption::default();
     for Action { what, lines, makes, .. } in actions {
@@ -71,11 +69,9 @@ pub fn consumption(actions: &[Action]) -> Consumption {
 /// How a definition treats a tool.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolPolicy {
-    /// Other rules decide.
+    /// The other rules decide.
     Allow,
-    /// Needs approval.
     Ask,
-    /// Never.
     Deny,
 }
 
@@ -84,38 +80,31 @@ pub enum ToolPolicy {
 pub struct Policy {
     /// Globs on tool names; the strictest match wins.
     pub tool_policies: Vec<(String, ToolPolicy)>,
-    /// How much may be done unasked.
     pub autonomy: Autonomy,
     /// Globs of paths that may be read.
     pub read: Vec<String>,
     /// Globs of paths that may be written.
     pub write: Vec<String>,
-    /// Globs of paths that may be neither.
+    /// Globs of paths that may be neither read nor written.
     pub deny: Vec<String>,
 }
 
-/// A decision, from the mildest to the strictest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
+/// A decision of the gate, from the mildest to the strictest.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum Decision {
-    /// Go on.
     Allowed,
-    /// Go on; the reason is recorded.
+    /// The call is executed and the reason recorded.
     Warned,
-    /// Somebody must approve.
+    /// The call needs approval.
     Escalated,
-    /// No.
     Blocked,
 }
 
 impl Decision {
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Allowed => "allowed",
-            Self::Warned => "warned",
-            Self::Escalated => "escalated",
-            Self::Blocked => "blocked",
-        }
+        self.into()
     }
 }
 

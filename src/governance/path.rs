@@ -1,9 +1,9 @@
 //! Rule 7: which paths of the workspace may be read and written.
 //!
-//! `deny` beats everything and covers what lies beneath a denied directory. Reading needs a `read`
+//! `deny` beats everything and covers everything below a denied directory. Reading needs a `read`
 //! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and
-//! normalised, relative to the workspace (`.` is its root); one that is not is a fault of the tool
-//! and is denied. The rule matches names and never looks at a disk.
+//! normalised, relative to the workspace (`.` is its root); any other path is a bug of the tool and
+//! is denied. The rule matches names without touching the file system.
 
 use super::gate::{PolicyError, Question, Ruling};
 use super::{ActionKind, Decision};
@@ -17,7 +17,7 @@ pub(super) struct PathRules {
     deny: Patterns,
 }
 
-/// A list of globs as the operator wrote them, and one or two compiled ones for each.
+/// Globs as written, and one or two compiled ones for each.
 #[derive(Debug)]
 struct Patterns {
     written: Vec<String>,
@@ -72,7 +72,7 @@ impl Patterns {
         self.written.get(*index).map(String::as_str)
     }
 
-    /// For a reason: what would have been fine.
+    /// The allowed patterns, for a reason.
     fn listed(&self) -> String {
         match self.written.as_slice() {
             [] => "nothing".to_owned(),
@@ -82,7 +82,7 @@ impl Patterns {
     }
 }
 
-/// The globs that a written pattern stands for. `dir/**`, and `dir/` for short, include `dir`
+/// The globs of a written pattern. `dir/**`, and `dir/` for short, include `dir`
 /// itself.
 fn globs(pattern: &str) -> Result<Vec<String>, &'static str> {
     let mut relative = pattern;

@@ -1,4 +1,4 @@
-//! Rule 4: whether whoever started the run may have tools executed at all.
+//! Rule 4: whether the caller who started the run may execute tools.
 //!
 //! The scopes are those that the run was started with; they hold for the whole run.
 
@@ -18,7 +18,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     Ruling::Objection(
         Decision::Blocked,
         format!(
-            "whoever started this run holds neither the scope tools:execute nor tools:{tool}; answer without this tool"
+            "the caller who started this run has neither the scope tools:execute nor tools:{tool}; answer without this tool"
         ),
     )
 }

@@ -1,7 +1,7 @@
-//! Rule 5: what active skills leave of the tools, and how much may be done unasked meanwhile.
+//! Rule 5: the tools and the autonomy that active skills allow.
 //!
-//! Skills only narrow: a tool must be allowed by all of them and disallowed by none, the strictest
-//! autonomy holds. `use_skill` itself is never taken away.
+//! Skills only narrow: a tool must be allowed by all of them and disallowed by none, and the
+//! strictest autonomy applies. `use_skill` itself is always allowed.
 
 use super::Decision;
 use super::autonomy::objection;
@@ -9,7 +9,7 @@ use super::gate::{Question, Ruling};
 use crate::bounds::glob::means;
 use crate::event::SkillActivated;
 
-/// What reads skills, which no skill may forbid.
+/// The tool that activates skills, which no skill may forbid.
 const USE_SKILL: &str = "use_skill";
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
@@ -43,7 +43,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
     strictest.map_or(Ruling::NoObjection, |(decision, reason)| Ruling::Objection(decision, reason))
 }
 
-/// Whether a skill leaves a tool to be called.
+/// Whether a skill allows a tool.
 pub(super) fn allows(skill: &SkillActivated, tool: &str) -> bool {
     skill.allowed_tools.as_ref().is_none_or(|allowed| any(allowed, tool))
         && !denies(&skill.disallowed_tools, tool)
@@ -53,7 +53,7 @@ fn any(globs: &[String], tool: &str) -> bool {
     globs.iter().any(|glob| means(glob, tool) == Some(true))
 }
 
-/// What is no glob denies.
+/// Whether a list denies a tool; an invalid glob denies.
 fn denies(globs: &[String], tool: &str) -> bool {
     globs.iter().any(|glob| means(glob, tool).unwrap_or(true))
 }

@@ -1,4 +1,4 @@
-//! Rule 1: what the definition says of a tool by name: deny, ask or allow.
+//! Rule 1: the definition's policy for a tool by name: deny, ask or allow.
 //!
 //! `allow` is not a grant, only the absence of an objection: the other rules still judge.
 
@@ -6,8 +6,7 @@ use super::gate::{PolicyError, Question, Ruling};
 use super::{Decision, ToolPolicy};
 use crate::bounds::glob::Glob;
 
-/// Globs on tool names. Names are no paths: `*` matches a `/` too, so that `"*": deny` forgets no
-/// tool.
+/// Globs on tool names. `*` matches `/` too, so that `"*": deny` covers every tool.
 pub(super) struct ToolPolicies(Vec<(Glob, ToolPolicy)>);
 
 impl ToolPolicies {

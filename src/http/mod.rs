@@ -1,9 +1,9 @@
-//! The HTTP API: one route table, one file a resource.
+//! The HTTP API: one route table, one file per resource.
 //!
-//! A request passes [`edge`], is refused by an extractor ([`auth`], [`extract`]) or reaches a
-//! handler of at most 25 lines, which commands [`Runtime`] or reads [`Store`], [`Catalogue`] or the
-//! tools. Errors become HTTP in [`problem`] and nowhere else. The same registration yields the
-//! routes and the OpenAPI document. Nothing is decided here about runs.
+//! A request passes the middleware in [`edge`], is rejected by an extractor or reaches a handler of
+//! at most 25 lines, which sends a command to the runtime or reads the store, the catalogue or the
+//! tools. Errors become HTTP only in [`edge::problem`]. The same registration yields the routes and
+//! the OpenAPI document. Nothing about the course of a run is decided here.
 
 mod console;
 mod document;
@@ -20,20 +20,20 @@ use utoipa_axum::routes;
 
 use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
-use self::edge::{key_ring, layer, metrics};
+use self::edge::{key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, events, health, invoke, keys, run_parts, runs, sessions, stats, tools,
 };
 use self::state::{App, Shared};
 
-pub use self::edge::key_ring::Auth;
-pub use self::edge::meters::Meters;
+pub use self::edge::key_cache::Auth;
+pub use self::edge::metrics_sink::MetricsSink;
 pub use self::edge::server::{Limits, serve};
 pub use self::state::{Exposed, HttpSettings, HttpState};
 
-/// Every route, under `/v1` and without a prefix.
+/// All routes, each under `/v1` and without a prefix.
 pub fn router(state: HttpState, settings: HttpSettings) -> Router {
-    let app: App = Arc::new(Shared { state, settings, keys: key_ring::KeyRing::new() });
+    let app: App = Arc::new(Shared { state, settings, keys: key_cache::KeyCache::new() });
     let (routes, _) = table().split_for_parts();
     let routes = routes.method_not_allowed_fallback(wrong_method);
     Router::new()
@@ -50,12 +50,11 @@ pub fn openapi() -> Value {
     openapi::document(table().into_openapi())
 }
 
-/// The document as indented text, as it is served and committed.
+/// The OpenAPI document as indented JSON, as it is served and committed.
 pub fn openapi_json() -> String {
     serde_json::to_string_pretty(&openapi()).unwrap_or_default()
 }
 
-/// The route table.
 fn table() -> OpenApiRouter<App> {
     OpenApiRouter::default()
         .routes(routes!(agents::list_agents))
@@ -91,7 +90,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(openapi::openapi_json))
 }
 
-/// What people look at; it is no part of the API.
+/// The web pages; they are not part of the API.
 fn pages(expose: Exposed) -> Router<App> {
     let docs = if expose.docs { docs::routes() } else { Router::new() };
     let console = if expose.console { console::routes() } else { Router::new() };
@@ -105,7 +104,7 @@ async fn unknown_path() -> Problem {
 async fn wrong_method() -> Problem {
     Problem::new(
         Code::MethodNotAllowed,
-        "This path does not take that method; `Allow` lists those it takes.",
+        "This path does not support that method; the header `Allow` lists those that it supports.",
     )
 }
 

@@ -1,220 +1,28 @@
-//! The routes in process, with a store that is away: who is let in, what is refused, and how.
+//! The router without a server, on a store that is unavailable: authentication and rejections.
 
 use std::time::Duration;
 
-use async_trait::async_trait;
 use axum::body::{Body, to_bytes};
 use axum::http::{HeaderMap, Request, StatusCode};
 use axum::routing::get;
-use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 use tower::ServiceExt;
+
 use uuid::Uuid;
 
 use super::*;
 use crate::agents::Catalogue;
-use crate::event::Event;
-use crate::run::{Amounts, Caps, Reserved};
 use crate::runtime::{self, Runtime};
-use crate::store::*;
+use crate::store::{RateLimit, Store, open};
 use crate::tools::ToolInfo;
 
-/// A store that cannot be reached.
-struct Away;
-
-fn away<T>() -> Result<T, StoreError> {
-    Err(StoreError::Unavailable("nobody is there".into()))
-}
-
-#[async_trait]
-impl Store for Away {
-    fn kind(&self) -> &'static str {
-        "away"
-    }
-    async fn migrate(&self) -> Result<(), StoreError> {
-        away()
-    }
-    async fn about(&self) -> Result<DatabaseInfo, StoreError> {
-        away()
-    }
-    fn wakeups(&self) -> tokio::sync::broadcast::Receiver<Wakeup> {
-        tokio::sync::broadcast::channel(1).1
-    }
-    async fn close(&self) {}
-    async fn commit(&self, _: &str, _: &[RunWrite]) -> Result<Vec<WriteOutcome>, StoreError> {
-        away()
-    }
-    async fn queued(&self) -> Result<u64, StoreError> {
-        away()
-    }
-    async fn claim(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
-        away()
-    }
-    async fn claim_run(&self, _: &str, _: Uuid) -> Result<Option<ClaimedRun>, StoreError> {
-        away()
-    }
-    async fn claim_cancelled(&self, _: &str, _: u32) -> Result<Vec<ClaimedRun>, StoreError> {
-        away()
-    }
-    async fn request_cancel(
-        &self,
-        _: &str,
-        _: Uuid,
-        _: Option<&str>,
-    ) -> Result<Option<CancelOutcome>, StoreError> {
-        away()
-    }
-    async fn cancel_requests(&self, _: &str) -> Result<Vec<(Uuid, Option<String>)>, StoreError> {
-        away()
-    }
-    async fn delete_ended(&self, _: DateTime<Utc>, _: u32) -> Result<u64, StoreError> {
-        away()
-    }
-    async fn release(&self, _: &str) -> Result<u64, StoreError> {
-        away()
-    }
-    async fn owned_runs(&self, _: &str) -> Result<Vec<(Uuid, i64)>, StoreError> {
-        away()
-    }
-    async fn give_back(&self, _: &str, _: Uuid, _: i64, _: bool) -> Result<bool, StoreError> {
-        away()
-    }
-    async fn answer(
-        &self,
-        _: &str,
-        _: Uuid,
-        _: Uuid,
-        _: &Answer,
-    ) -> Result<Option<RunRecord>, StoreError> {
-        away()
-    }
-    async fn expire_approvals(&self) -> Result<u64, StoreError> {
-        away()
-    }
-    async fn approvals(
-        &self,
-        _: &str,
-        _: &ApprovalFilter,
-        _: &Page<RunCursor>,
-    ) -> Result<Vec<ApprovalRecord>, StoreError> {
-        away()
-    }
-    async fn definition(&self, _: &str) -> Result<Option<String>, StoreError> {
-        away()
-    }
-    async fn register_replica(&self, _: &str) -> Result<(), StoreError> {
-        away()
-    }
-    async fn heartbeat(&self, _: &str) -> Result<bool, StoreError> {
-        away()
-    }
-    async fn sweep(&self, _: &str, _: Duration) -> Result<Swept, StoreError> {
-        away()
-    }
-    async fn run(&self, _: &str, _: Uuid) -> Result<Option<RunRecord>, StoreError> {
-        away()
-    }
-    async fn idempotent_run(&self, _: &str, _: &str) -> Result<Option<IdempotentRun>, StoreError> {
-        away()
-    }
-    async fn forget_idempotency_key(
-        &self,
-        _: &str,
-        _: &str,
-        _: DateTime<Utc>,
-    ) -> Result<(), StoreError> {
-        away()
-    }
-    async fn runs(
-        &self,
-        _: &str,
-        _: &RunFilter,
-        _: &Page<RunCursor>,
-    ) -> Result<Vec<RunRecord>, StoreError> {
-        away()
-    }
-    async fn events(&self, _: &str, _: Uuid, _: i64, _: u32) -> Result<Vec<Event>, StoreError> {
-        away()
-    }
-    async fn journals(&self, _: &str, _: &[Uuid]) -> Result<Vec<Event>, StoreError> {
-        away()
-    }
-    async fn session(&self, _: &str, _: &str, _: u32) -> Result<Option<SessionRecord>, StoreError> {
-        away()
-    }
-    async fn recall(
-        &self,
-        _: &str,
-        _: &str,
-        _: Uuid,
-        _: &str,
-        _: u32,
-    ) -> Result<Vec<Observation>, StoreError> {
-        away()
-    }
-    async fn delete_session(&self, _: &str, _: &str) -> Result<SessionDeleted, StoreError> {
-        away()
-    }
-    async fn iterations(
-        &self,
-        _: &str,
-        _: Uuid,
-        _: &Page<i64>,
-    ) -> Result<Vec<IterationRecord>, StoreError> {
-        away()
-    }
-    async fn tool_calls(
-        &self,
-        _: &str,
-        _: Uuid,
-        _: &Page<i64>,
-    ) -> Result<Vec<ToolCallRecord>, StoreError> {
-        away()
-    }
-    async fn tool_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<ToolStats>, StoreError> {
-        away()
-    }
-    async fn usage_stats(&self, _: &str, _: &StatsFilter) -> Result<Vec<UsageStats>, StoreError> {
-        away()
-    }
-    async fn audit(
-        &self,
-        _: &str,
-        _: &AuditFilter,
-        _: &Page<RunCursor>,
-    ) -> Result<Vec<AuditRow>, StoreError> {
-        away()
-    }
-    async fn insert_key(&self, _: &ApiKeyRecord) -> Result<bool, StoreError> {
-        away()
-    }
-    async fn has_keys(&self) -> Result<bool, StoreError> {
-        away()
-    }
-    async fn key(&self, _: &str) -> Result<Option<ApiKeyRecord>, StoreError> {
-        away()
-    }
-    async fn keys(&self, _: &str, _: &Page<RunCursor>) -> Result<Vec<ApiKeyRecord>, StoreError> {
-        away()
-    }
-    async fn revoke_key(&self, _: &str, _: &str) -> Result<bool, StoreError> {
-        away()
-    }
-    async fn open_budget(&self, _: Uuid, _: Caps, _: Amounts) -> Result<(), StoreError> {
-        away()
-    }
-    async fn reserve(&self, _: Uuid, _: Uuid, _: Amounts) -> Result<Reserved, StoreError> {
-        away()
-    }
-    async fn settle(&self, _: Uuid, _: Uuid, _: Amounts, _: bool) -> Result<(), StoreError> {
-        away()
-    }
-    async fn shared_budget(&self, _: Uuid) -> Result<Option<SharedBudget>, StoreError> {
-        away()
-    }
-    async fn take_tokens(&self, _: &str, _: RateLimit, _: u32) -> Result<Taken, StoreError> {
-        away()
-    }
+/// A store that cannot be reached: its file is closed.
+async fn away() -> Arc<Store> {
+    let dir = tempfile::tempdir().unwrap();
+    let url = format!("sqlite://{}", dir.path().join("away.db").display());
+    let store = open(&url, 1).await.unwrap();
+    store.close().await;
+    store
 }
 
 const SETTINGS: HttpSettings = HttpSettings {
@@ -225,7 +33,7 @@ const SETTINGS: HttpSettings = HttpSettings {
     rate_limit: RateLimit { per_minute: 60, burst: 10 },
 };
 
-fn state(auth: Auth) -> HttpState {
+async fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {
         name: "mcp:time/now".into(),
         description: String::new(),
@@ -235,7 +43,7 @@ fn state(auth: Auth) -> HttpState {
         concurrent: true,
         source: "mcp:time".into(),
     };
-    let store: Arc<dyn Store> = Arc::new(Away);
+    let store = away().await;
     let catalogue = Arc::new(Catalogue::load(
         std::path::Path::new("/nonexistent"),
         Arc::default(),
@@ -267,8 +75,8 @@ fn state(auth: Auth) -> HttpState {
         catalogue,
         tools: Arc::new(vec![tool]),
         auth,
-        meters: Meters {
-            on_answer: Box::new(|_, _, _| ()),
+        metrics: MetricsSink {
+            on_response: Box::new(|_, _, _| ()),
             scrape: Box::new(|queued, in_flight| format!("{queued:?} {in_flight}")),
         },
     }
@@ -289,7 +97,7 @@ fn request(method: &str, path: &str, body: impl Into<Body>) -> Request<Body> {
 /// Status and code of a request by the local administrator.
 async fn refusal(method: &str, path: &str, body: impl Into<Body>) -> (u16, String) {
     let (status, headers, body) =
-        ask(router(state(Auth::None), SETTINGS), request(method, path, body)).await;
+        ask(router(state(Auth::None).await, SETTINGS), request(method, path, body)).await;
     assert_eq!(headers["content-type"], "application/problem+json", "{method} {path}");
     assert_eq!(body["status"], status.as_u16());
     assert_eq!(body["instance"], path.split('?').next().unwrap());
@@ -312,7 +120,7 @@ fn secured() -> Vec<(String, String)> {
 }
 
 #[tokio::test]
-async fn no_secured_route_lets_a_stranger_in() {
+async fn secured_routes_reject_unauthenticated_requests() {
     assert!(secured().len() >= 16);
     for (method, path) in secured() {
         for prefix in ["", "/v1"] {
@@ -322,7 +130,7 @@ async fn no_secured_route_lets_a_stranger_in() {
                     request.headers_mut().insert("authorization", token.parse().unwrap());
                 }
                 let (status, headers, body) =
-                    ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
+                    ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
                 assert_eq!(
                     (status.as_u16(), &body["code"]),
                     (401, &json!("UNAUTHENTICATED")),
@@ -335,13 +143,14 @@ async fn no_secured_route_lets_a_stranger_in() {
 }
 
 #[tokio::test]
-async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
+async fn an_unavailable_store_is_answered_503_with_retry_after() {
     for (method, path) in secured() {
         let mut request = request(&method, &path, "");
         request
             .headers_mut()
             .insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
-        let (status, headers, body) = ask(router(state(Auth::ApiKeys), SETTINGS), request).await;
+        let (status, headers, body) =
+            ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
         assert_eq!(
             (status.as_u16(), &body["code"]),
             (503, &json!("STORE_UNAVAILABLE")),
@@ -350,15 +159,15 @@ async fn a_store_that_is_away_is_said_to_be_and_when_to_ask_again() {
         assert_eq!(headers["retry-after"], "2");
     }
     let (status, _, body) =
-        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/readyz", "")).await;
+        ask(router(state(Auth::None).await, SETTINGS), request("GET", "/v1/readyz", "")).await;
     assert_eq!((status.as_u16(), &body["checks"]["store"]), (503, &json!("unavailable")));
     let (status, ..) =
-        ask(router(state(Auth::None), SETTINGS), request("GET", "/healthz", "")).await;
+        ask(router(state(Auth::None).await, SETTINGS), request("GET", "/healthz", "")).await;
     assert_eq!(status, StatusCode::OK);
 }
 
 #[tokio::test]
-async fn what_is_not_there_is_not_found() {
+async fn unknown_paths_and_ids_are_answered_404() {
     let run = Uuid::nil();
     let paths = [
         "/",
@@ -377,7 +186,7 @@ async fn what_is_not_there_is_not_found() {
 }
 
 #[tokio::test]
-async fn a_wrong_method_is_told_the_right_ones() {
+async fn an_unsupported_method_is_answered_405_with_allow() {
     for (method, path, allowed) in [
         ("PUT", "/v1/runs", "GET,HEAD"),
         ("GET", "/v1/agents/a/invoke", "POST"),
@@ -385,7 +194,7 @@ async fn a_wrong_method_is_told_the_right_ones() {
         ("OPTIONS", "/keys/abc", "DELETE"),
     ] {
         let (status, headers, body) =
-            ask(router(state(Auth::None), SETTINGS), request(method, path, "")).await;
+            ask(router(state(Auth::None).await, SETTINGS), request(method, path, "")).await;
         assert_eq!(
             (status.as_u16(), &body["code"]),
             (405, &json!("METHOD_NOT_ALLOWED")),
@@ -396,7 +205,7 @@ async fn a_wrong_method_is_told_the_right_ones() {
 }
 
 #[tokio::test]
-async fn bodies_are_refused_before_anything_is_started() {
+async fn invalid_bodies_are_rejected_before_a_run_is_started() {
     let path = "/v1/agents/a/invoke-iterative";
     for (body, expected) in [
         ("{", (400, "MALFORMED_JSON")),
@@ -414,12 +223,12 @@ async fn bodies_are_refused_before_anything_is_started() {
     assert_eq!(refusal("POST", "/v1/keys", "{}").await, (422, "INVALID_INPUTS".into()));
     let mut request = request("POST", path, "{}");
     request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
-    let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+    let (status, _, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
     assert_eq!((status.as_u16(), &body["code"]), (415, &json!("UNSUPPORTED_MEDIA_TYPE")));
 }
 
 #[tokio::test]
-async fn parameters_and_accept_are_checked() {
+async fn invalid_parameters_and_accept_headers_are_rejected() {
     for path in [
         "/v1/runs?colour=red",
         "/v1/runs?limit=0",
@@ -435,16 +244,18 @@ async fn parameters_and_accept_are_checked() {
     ] {
         let mut request = request(method, path, "");
         request.headers_mut().insert("accept", "text/html".parse().unwrap());
-        let (status, _, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+        let (status, _, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
         assert_eq!((status.as_u16(), &body["code"]), (406, &json!("NOT_ACCEPTABLE")), "{path}");
     }
 }
 
 #[tokio::test]
 async fn a_tool_is_found_by_its_encoded_name() {
-    let (status, _, tool) =
-        ask(router(state(Auth::None), SETTINGS), request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""))
-            .await;
+    let (status, _, tool) = ask(
+        router(state(Auth::None).await, SETTINGS),
+        request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""),
+    )
+    .await;
     assert_eq!(
         (status, &tool["name"], &tool["allowed"]),
         (StatusCode::OK, &json!("mcp:time/now"), &json!(true))
@@ -452,7 +263,7 @@ async fn a_tool_is_found_by_its_encoded_name() {
 }
 
 #[tokio::test]
-async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
+async fn a_safe_request_id_is_kept_and_any_other_replaced() {
     for (given, kept) in
         [(Some("abc-1.2_3:4"), true), (Some("a b"), false), (Some(""), false), (None, false)]
     {
@@ -460,7 +271,7 @@ async fn a_request_id_is_kept_where_it_is_plain_and_made_where_it_is_not() {
         if let Some(id) = given {
             request.headers_mut().insert("x-request-id", id.parse().unwrap());
         }
-        let (_, headers, body) = ask(router(state(Auth::None), SETTINGS), request).await;
+        let (_, headers, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
         let id = headers["x-request-id"].to_str().unwrap();
         assert_eq!(Some(id) == given, kept, "{given:?}");
         assert!(!id.is_empty());
@@ -473,9 +284,12 @@ async fn broken() -> &'static str {
 }
 
 #[tokio::test]
-async fn a_panic_and_an_endless_wait_are_answered() {
-    let shared =
-        Shared { state: state(Auth::None), settings: SETTINGS, keys: key_ring::KeyRing::new() };
+async fn a_panic_is_answered_500_and_a_timeout_504() {
+    let shared = Shared {
+        state: state(Auth::None).await,
+        settings: SETTINGS,
+        keys: key_cache::KeyCache::new(),
+    };
     let app: App = Arc::new(shared);
     let routes = Router::new()
         .route("/panic", get(broken))

@@ -1,65 +1,57 @@
-//! What handlers share: the runtime, the store, the agents, and the operator's settings.
+//! The state that all handlers share.
 
 use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::edge::key_ring::{Auth, KeyRing};
-use super::edge::meters::Meters;
+use super::edge::key_cache::{Auth, KeyCache};
+use super::edge::metrics_sink::MetricsSink;
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
 use crate::tools::ToolInfo;
 
-/// What the handlers work with.
+/// What the HTTP API needs of the other modules.
 pub struct HttpState {
-    /// Takes commands.
+    /// For commands.
     pub runtime: Runtime,
-    /// Answers reads.
-    pub store: Arc<dyn Store>,
-    /// The agents.
+    /// For reads.
+    pub store: Arc<Store>,
     pub catalogue: Arc<Catalogue>,
-    /// The tools, by name.
+    /// Sorted by name.
     pub tools: Arc<Vec<ToolInfo>>,
-    /// How callers prove who they are.
     pub auth: Auth,
-    /// Where answers are counted and metrics come from.
-    pub meters: Meters,
+    pub metrics: MetricsSink,
 }
 
-/// What the operator sets.
+/// Settings of the HTTP API.
 #[derive(Debug, Clone, Copy)]
 pub struct HttpSettings {
-    /// The largest body that is read, in bytes.
+    /// Maximum size of a request body, in bytes.
     pub body_limit: usize,
-    /// How long a body may take to arrive.
+    /// Time to receive a request body.
     pub body_timeout: Duration,
-    /// How long a caller may wait for an answer. A run that takes longer goes on.
+    /// Maximum time to a response. A run that takes longer continues without the caller.
     pub request_timeout: Duration,
-    /// Which pages for operators are served.
     pub expose: Exposed,
-    /// How often a key may invoke that has no limits of its own.
+    /// The limit of keys that have none of their own.
     pub rate_limit: RateLimit,
 }
 
-/// The pages that are served to everybody, or else to nobody.
+/// Which routes are served without authentication; the others answer 404.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Exposed {
-    /// `/metrics`
     pub metrics: bool,
-    /// `/docs`
     pub docs: bool,
-    /// `/console`
     pub console: bool,
 }
 
-/// The state of the routes.
 pub(super) type App = Arc<Shared>;
 
 pub(super) struct Shared {
     pub(super) state: HttpState,
     pub(super) settings: HttpSettings,
-    pub(super) keys: KeyRing,
+    pub(super) keys: KeyCache,
 }
 
 impl Deref for Shared {

@@ -1,28 +1,24 @@
 //! Tool arguments for APIs that take nothing but a JSON object.
 //!
-//! What the model wrote goes back as it wrote it, byte for byte. Where that is not an object, its
-//! text goes back inside one, so that the model sees its mistake beside the error that it was
-//! answered with.
+//! The arguments are sent back byte for byte as the model wrote them. If they are not an object,
+//! their text is wrapped in one, so that the model sees its mistake next to the error result.
 
 use serde::Serialize;
 use serde_json::value::RawValue;
 use serde_json::{Map, Value};
 
-/// Arguments as an object.
 #[derive(Debug, Serialize)]
 #[serde(untagged)]
 pub(super) enum ArgumentsObject<'a> {
-    /// An object.
     Object(&'a RawValue),
     /// Anything else.
     Malformed {
-        /// The text that is not an object.
         malformed_json: &'a str,
     },
 }
 
 impl<'a> ArgumentsObject<'a> {
-    /// Nothing at all counts as `{}`.
+    /// Empty text counts as `{}`.
     pub(super) fn new(arguments: &'a str) -> Self {
         let text = if arguments.trim().is_empty() { "{}" } else { arguments };
         let is_object = !text.contains("\\u0000") // which not every server reads

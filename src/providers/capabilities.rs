@@ -1,107 +1,49 @@
-//! What models can be asked for: one table for all providers, shipped here and overridable in the
+//! Capabilities of models: one table for all providers, shipped here and overridable in the
 //! configuration.
 //!
-//! A row says what a provider's API takes for the models whose names match a pattern; the first row
-//! that matches counts, the last one of each kind matches all. An answer that the table gets wrong
-//! is a 400 from the provider, so it errs on the side of what works everywhere. What is done where
-//! a model cannot do something is decided in [`super::router`] and by the engine.
+//! A row holds what a provider's API accepts for the models whose names match a pattern; the first
+//! match wins, and the last row of each kind matches all. A wrong entry is a 400 from the provider,
+//! so the table errs on the side of what works everywhere. [`super::router`] and the engine decide
+//! what happens when a model lacks a capability.
 //!
 //! Sources: the models' pages on platform.claude.com and developers.openai.com, Ollama's API
 //! document.
 
-use crate::bounds::glob::Glob;
 use serde::Serialize;
 
+use crate::bounds::glob::Glob;
+use crate::model::{CapabilityOverrides, ForcedToolChoice, OutputCap, ProviderKind, ThinkingStyle};
 use crate::run::Thinking;
 
-/// Which API a provider speaks.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, Serialize)]
-#[serde(rename_all = "kebab-case")]
-pub enum ProviderKind {
-    /// OpenAI's Chat Completions, there or elsewhere.
-    Openai,
-    /// OpenAI's Responses.
-    OpenaiResponses,
-    /// Anthropic's Messages.
-    Anthropic,
-    /// Ollama's `/api/chat`.
-    Ollama,
-    /// Scenarios.
-    Scripted,
-}
-
-/// Whether a model takes a `tool_choice` that demands a call.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum Forcing {
-    /// It refuses or ignores one.
-    No,
-    /// Only where it does not think within a fixed budget.
-    WithoutThinking,
-    /// Always.
-    Yes,
-}
-
-/// How a model is asked to think.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum ThinkingStyle {
-    /// Not at all.
-    None,
-    /// `reasoning_effort`: a level.
-    Effort,
-    /// Anthropic's `enabled`: a budget in tokens.
-    Budget,
-    /// Anthropic's `enabled` where there is a budget, else `adaptive`.
-    BudgetOrAdaptive,
-    /// Anthropic's `adaptive`, with a level; never a budget.
-    Adaptive,
-    /// Ollama's `think`: on, or a level.
-    Switch,
-}
-
-/// The field that caps the output.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
-#[serde(rename_all = "snake_case")]
-pub enum OutputCap {
-    /// `max_tokens`
-    MaxTokens,
-    /// `max_completion_tokens`
-    MaxCompletionTokens,
-}
-
-/// What one model can be asked for.
+/// What a model supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[expect(clippy::struct_excessive_bools, reason = "a row of a table of yes and no")]
 pub struct Capabilities {
-    /// Whether a call can be demanded.
-    pub forced_tool_choice: Forcing,
-    /// Whether a call of one certain tool can be demanded.
+    /// Whether a tool call can be required.
+    pub forced_tool_choice: ForcedToolChoice,
+    /// Whether a call of a specific tool can be required.
     pub named_tool_choice: bool,
     /// Whether several calls in one answer can be switched off.
     pub parallel_switch: bool,
-    /// Whether arguments can be held to a schema (`strict`).
+    /// Whether arguments can be constrained to a schema (`strict`).
     pub strict_schemas: bool,
-    /// Whether parts of the request can be marked for a cache; where the provider caches by itself:
-    /// no.
+    /// Whether parts of the request can be marked for a cache; false if the provider caches on its
+    /// own.
     pub prompt_caching: bool,
-    /// Whether an answer can be held to a JSON Schema.
+    /// Whether an answer can be constrained to a JSON Schema.
     pub structured_output: bool,
-    /// Tokens of input and output together; absent where nothing is known.
+    /// Tokens of input and output together, if known.
     pub context_window: Option<u64>,
-    /// How the output is capped.
     pub output_cap: OutputCap,
     /// Whether a temperature may be set while the model does not think.
     pub temperature: bool,
-    /// How it is asked to think.
     pub thinking: ThinkingStyle,
 }
 
 impl Capabilities {
-    /// What Chat Completions servers have in common, as far as one can tell without knowing the
-    /// model.
+    /// The common denominator of Chat Completions servers, for unknown models.
     pub const OPENAI: Self = Self {
-        forced_tool_choice: Forcing::Yes,
+        forced_tool_choice: ForcedToolChoice::Yes,
         named_tool_choice: true,
         parallel_switch: true,
         strict_schemas: false,
@@ -112,23 +54,23 @@ impl Capabilities {
         temperature: true,
         thinking: ThinkingStyle::Effort,
     };
-    /// OpenAI's models that answer at once.
+    /// OpenAI's models without reasoning.
     const GPT: Self = Self {
         strict_schemas: true,
         context_window: Some(128_000),
         thinking: ThinkingStyle::None,
         ..Self::OPENAI
     };
-    /// OpenAI's models that reason first; they take no temperature but 1.
+    /// OpenAI's reasoning models, which accept no temperature but 1.
     const REASONING: Self = Self {
         context_window: Some(400_000),
         temperature: false,
         thinking: ThinkingStyle::Effort,
         ..Self::GPT
     };
-    /// Claude models that think within a budget.
+    /// Claude models with a thinking budget.
     pub const ANTHROPIC: Self = Self {
-        forced_tool_choice: Forcing::WithoutThinking,
+        forced_tool_choice: ForcedToolChoice::WithoutThinking,
         named_tool_choice: true,
         parallel_switch: true,
         strict_schemas: false,
@@ -139,7 +81,7 @@ impl Capabilities {
         temperature: true,
         thinking: ThinkingStyle::Budget,
     };
-    /// Claude models that decide by themselves how much to think; their sampling cannot be set.
+    /// Claude models with adaptive thinking; they accept no sampling parameters.
     const ADAPTIVE: Self = Self {
         strict_schemas: true,
         structured_output: true,
@@ -148,9 +90,9 @@ impl Capabilities {
         thinking: ThinkingStyle::Adaptive,
         ..Self::ANTHROPIC
     };
-    /// Models behind Ollama; the window is what we ask it to set up (`num_ctx`).
+    /// Models behind Ollama; the window is the `num_ctx` that we request.
     pub const OLLAMA: Self = Self {
-        forced_tool_choice: Forcing::No,
+        forced_tool_choice: ForcedToolChoice::No,
         named_tool_choice: false,
         parallel_switch: false,
         strict_schemas: false,
@@ -161,10 +103,24 @@ impl Capabilities {
         temperature: true,
         thinking: ThinkingStyle::Switch,
     };
-    /// Scenarios do what they say.
     pub const SCRIPTED: Self = Self { strict_schemas: true, prompt_caching: true, ..Self::OPENAI };
 
-    /// Whether a call can be demanded of a model that is to think so.
+    fn overridden_by(self, row: &CapabilityOverrides) -> Self {
+        Self {
+            forced_tool_choice: row.forced_tool_choice.unwrap_or(self.forced_tool_choice),
+            named_tool_choice: row.named_tool_choice.unwrap_or(self.named_tool_choice),
+            parallel_switch: row.parallel_switch.unwrap_or(self.parallel_switch),
+            strict_schemas: row.strict_schemas.unwrap_or(self.strict_schemas),
+            prompt_caching: row.prompt_caching.unwrap_or(self.prompt_caching),
+            structured_output: row.structured_output.unwrap_or(self.structured_output),
+            context_window: row.context_window.or(self.context_window),
+            output_cap: row.output_cap.unwrap_or(self.output_cap),
+            temperature: row.temperature.unwrap_or(self.temperature),
+            thinking: row.thinking.unwrap_or(self.thinking),
+        }
+    }
+
+    /// Whether a call can be required of a model with this thinking.
     pub fn can_force(&self, thinking: Option<Thinking>) -> bool {
         let has_budget = |thinking: Thinking| match self.thinking {
             ThinkingStyle::None | ThinkingStyle::Adaptive => false,
@@ -172,14 +128,13 @@ impl Capabilities {
             ThinkingStyle::Budget | ThinkingStyle::Effort | ThinkingStyle::Switch => true,
         };
         match self.forced_tool_choice {
-            Forcing::No => false,
-            Forcing::Yes => true,
-            Forcing::WithoutThinking => !thinking.is_some_and(has_budget),
+            ForcedToolChoice::No => false,
+            ForcedToolChoice::Yes => true,
+            ForcedToolChoice::WithoutThinking => !thinking.is_some_and(has_budget),
         }
     }
 }
 
-/// The table as it ships.
 const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     use ProviderKind::{Anthropic, Ollama, Openai, OpenaiResponses, Scripted};
     const GPT: Capabilities = Capabilities::GPT;
@@ -188,11 +143,12 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     const ANTHROPIC: Capabilities = Capabilities::ANTHROPIC;
     const EITHER: Capabilities =
         Capabilities { temperature: true, thinking: ThinkingStyle::BudgetOrAdaptive, ..ADAPTIVE };
-    const UNFORCED: Capabilities = Capabilities { forced_tool_choice: Forcing::No, ..ADAPTIVE };
+    const UNFORCED: Capabilities =
+        Capabilities { forced_tool_choice: ForcedToolChoice::No, ..ADAPTIVE };
     const PLAIN: Capabilities = Capabilities { thinking: ThinkingStyle::None, ..ANTHROPIC };
     const WITH_STRICT: Capabilities =
         Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
-    /// The o series answers a parallel switch with a 400.
+    /// The o series rejects a parallel switch.
     const O_SERIES: Capabilities =
         Capabilities { parallel_switch: false, context_window: Some(200_000), ..REASONING };
     &[
@@ -244,44 +200,12 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     ]
 };
 
-/// What an operator knows better about the models that a pattern names; the rest stays as it ships.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
-pub struct Corrections {
-    pub forced_tool_choice: Option<Forcing>,
-    pub named_tool_choice: Option<bool>,
-    pub parallel_switch: Option<bool>,
-    pub strict_schemas: Option<bool>,
-    pub prompt_caching: Option<bool>,
-    pub structured_output: Option<bool>,
-    pub context_window: Option<u64>,
-    pub output_cap: Option<OutputCap>,
-    pub temperature: Option<bool>,
-    pub thinking: Option<ThinkingStyle>,
-}
-
-impl Corrections {
-    fn applied_to(&self, shipped: Capabilities) -> Capabilities {
-        Capabilities {
-            forced_tool_choice: self.forced_tool_choice.unwrap_or(shipped.forced_tool_choice),
-            named_tool_choice: self.named_tool_choice.unwrap_or(shipped.named_tool_choice),
-            parallel_switch: self.parallel_switch.unwrap_or(shipped.parallel_switch),
-            strict_schemas: self.strict_schemas.unwrap_or(shipped.strict_schemas),
-            prompt_caching: self.prompt_caching.unwrap_or(shipped.prompt_caching),
-            structured_output: self.structured_output.unwrap_or(shipped.structured_output),
-            context_window: self.context_window.or(shipped.context_window),
-            output_cap: self.output_cap.unwrap_or(shipped.output_cap),
-            temperature: self.temperature.unwrap_or(shipped.temperature),
-            thinking: self.thinking.unwrap_or(shipped.thinking),
-        }
-    }
-}
-
-/// What is shipped, and what the operator knows better.
+/// The shipped capabilities with the operator's overrides.
 #[derive(Debug, Clone)]
 pub struct CapabilityTable {
     shipped: Vec<(ProviderKind, Glob, Capabilities)>,
-    /// The more specific the pattern, the later.
-    corrections: Vec<(ModelPattern, Corrections)>,
+    /// Sorted by length of the pattern, so that more specific ones come later.
+    overrides: Vec<(ModelPattern, CapabilityOverrides)>,
 }
 
 impl Default for CapabilityTable {
@@ -291,26 +215,23 @@ impl Default for CapabilityTable {
 }
 
 impl CapabilityTable {
-    /// The shipped table, corrected. Where several patterns name a model, the longer one counts,
-    /// setting by setting.
-    pub fn new(mut corrections: Vec<(ModelPattern, Corrections)>) -> Self {
-        corrections.sort_by_key(|(pattern, _)| pattern.length());
+    /// If several patterns match a model, the longest one wins, field by field.
+    pub fn new(mut overrides: Vec<(ModelPattern, CapabilityOverrides)>) -> Self {
+        overrides.sort_by_key(|(pattern, _)| pattern.length());
         let compiled = |row: &(ProviderKind, &str, Capabilities)| {
             let (kind, pattern, capabilities) = *row;
             Some((kind, Glob::of_names(pattern).ok()?, capabilities))
         };
-        Self { shipped: SHIPPED.iter().filter_map(compiled).collect(), corrections }
+        Self { shipped: SHIPPED.iter().filter_map(compiled).collect(), overrides }
     }
 
-    /// What a model can be asked for.
     pub fn of(&self, kind: ProviderKind, provider: &str, model: &str) -> Capabilities {
         let row =
             self.shipped.iter().find(|(of, pattern, _)| *of == kind && pattern.is_match(model));
         let shipped = row.map_or(Capabilities::OPENAI, |(_, _, capabilities)| *capabilities);
-        let corrections =
-            self.corrections.iter().filter(|(pattern, _)| pattern.matches(provider, model));
-        corrections
-            .fold(shipped, |capabilities, (_, correction)| correction.applied_to(capabilities))
+        let overrides =
+            self.overrides.iter().filter(|(pattern, _)| pattern.matches(provider, model));
+        overrides.fold(shipped, |capabilities, (_, row)| capabilities.overridden_by(row))
     }
 }
 
@@ -327,18 +248,17 @@ pub struct ModelPattern {
 }
 
 impl ModelPattern {
-    /// Reads `provider/pattern`; `None` where it is neither that nor a glob.
+    /// Reads `provider/pattern`; `None` if it has no slash or the pattern is not a glob.
     pub fn parse(text: &str) -> Option<Self> {
         let (provider, model) = text.split_once('/')?;
         Some(Self { provider: provider.to_owned(), model: Glob::of_names(model).ok()? })
     }
 
-    /// Whether it names this model.
     pub fn matches(&self, provider: &str, model: &str) -> bool {
         self.provider == provider && (self.model.written() == model || self.model.is_match(model))
     }
 
-    /// The longer, the more specific.
+    /// A longer pattern is more specific.
     pub(super) fn length(&self) -> usize {
         self.model.written().len()
     }
@@ -363,23 +283,30 @@ mod tests {
     }
 
     #[test]
-    fn families() {
+    fn capabilities_of_model_families() {
         use ProviderKind::{Anthropic, Ollama, Openai, OpenaiResponses};
         use ThinkingStyle::{Adaptive, Budget, BudgetOrAdaptive, Effort, None, Switch};
         let table = [
-            (Openai, "gpt-4.1-mini", Forcing::Yes, true, None, Some(1_047_576)),
-            (Openai, "gpt-4o-2024-08-06", Forcing::Yes, true, None, Some(128_000)),
-            (Openai, "gpt-5.2", Forcing::Yes, false, Effort, Some(400_000)),
-            (Openai, "gpt-5.6-luna", Forcing::Yes, false, None, Some(400_000)),
-            (OpenaiResponses, "gpt-5.6-luna", Forcing::Yes, false, Effort, Some(400_000)),
-            (Openai, "o4-mini", Forcing::Yes, false, Effort, Some(200_000)),
-            (Openai, "meta-llama/llama-4", Forcing::Yes, true, Effort, Option::None),
-            (Anthropic, "claude-fable-5", Forcing::No, false, Adaptive, Some(1_000_000)),
-            (Anthropic, "claude-mythos-preview", Forcing::No, false, Adaptive, Some(1_000_000)),
+            (Openai, "gpt-4.1-mini", ForcedToolChoice::Yes, true, None, Some(1_047_576)),
+            (Openai, "gpt-4o-2024-08-06", ForcedToolChoice::Yes, true, None, Some(128_000)),
+            (Openai, "gpt-5.2", ForcedToolChoice::Yes, false, Effort, Some(400_000)),
+            (Openai, "gpt-5.6-luna", ForcedToolChoice::Yes, false, None, Some(400_000)),
+            (OpenaiResponses, "gpt-5.6-luna", ForcedToolChoice::Yes, false, Effort, Some(400_000)),
+            (Openai, "o4-mini", ForcedToolChoice::Yes, false, Effort, Some(200_000)),
+            (Openai, "meta-llama/llama-4", ForcedToolChoice::Yes, true, Effort, Option::None),
+            (Anthropic, "claude-fable-5", ForcedToolChoice::No, false, Adaptive, Some(1_000_000)),
+            (
+                Anthropic,
+                "claude-mythos-preview",
+                ForcedToolChoice::No,
+                false,
+                Adaptive,
+                Some(1_000_000),
+            ),
             (
                 Anthropic,
                 "claude-opus-4-8",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 false,
                 Adaptive,
                 Some(1_000_000),
@@ -387,7 +314,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-opus-5-5",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 false,
                 Adaptive,
                 Some(1_000_000),
@@ -395,7 +322,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-sonnet-4-6",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 BudgetOrAdaptive,
                 Some(1_000_000),
@@ -403,7 +330,7 @@ mod tests {
             (
                 Anthropic,
                 "claude-haiku-4-5-20251001",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 Budget,
                 Some(200_000),
@@ -411,12 +338,12 @@ mod tests {
             (
                 Anthropic,
                 "claude-3-5-haiku-latest",
-                Forcing::WithoutThinking,
+                ForcedToolChoice::WithoutThinking,
                 true,
                 None,
                 Some(200_000),
             ),
-            (Ollama, "qwen3:4b", Forcing::No, true, Switch, Some(16_384)),
+            (Ollama, "qwen3:4b", ForcedToolChoice::No, true, Switch, Some(16_384)),
         ];
         for (kind, model, forcing, temperature, thinking, window) in table {
             let found = of(kind, model);
@@ -451,10 +378,13 @@ mod tests {
     }
 
     #[test]
-    fn the_longer_pattern_corrects_last() {
-        let window =
-            |tokens| Corrections { context_window: Some(tokens), ..Corrections::default() };
-        let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..window(1) };
+    fn the_longest_pattern_wins_field_by_field() {
+        let window = |tokens| CapabilityOverrides {
+            context_window: Some(tokens),
+            ..CapabilityOverrides::default()
+        };
+        let unforced =
+            CapabilityOverrides { forced_tool_choice: Some(ForcedToolChoice::No), ..window(1) };
         let rows = [
             ("p/my-model", window(3)),
             ("p/*", unforced),
@@ -467,7 +397,7 @@ mod tests {
             let found = table.of(ProviderKind::Openai, "p", model);
             assert_eq!(
                 (found.context_window, found.forced_tool_choice),
-                (Some(tokens), Forcing::No),
+                (Some(tokens), ForcedToolChoice::No),
                 "{model}"
             );
         }

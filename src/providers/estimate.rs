@@ -1,12 +1,11 @@
-//! Tokens of what nobody has counted: four bytes are one.
+//! Token estimates: four bytes count as one token.
 //!
-//! Used before a call, to reserve what it may take, and after one whose provider reported nothing.
-//! An estimate is never mixed with a report without being marked.
+//! Used before a call to reserve its budget, and after a call whose provider reported no usage.
+//! Estimated usage is marked as such.
 
 use super::{Completion, RawToolCall, ToolOffer};
 use crate::message::{Conversation, Turn, Usage};
 
-/// Tokens of so many bytes.
 pub fn tokens(bytes: usize) -> u64 {
     u64::try_from(bytes.div_ceil(4)).unwrap_or(u64::MAX)
 }
@@ -21,7 +20,6 @@ pub fn bytes(conversation: &Conversation) -> usize {
     conversation.system().len() + conversation.turns().iter().map(turn_bytes).sum::<usize>()
 }
 
-/// Tokens of the tools that are offered.
 pub fn of_tools(offers: &[ToolOffer]) -> u64 {
     let len = |offer: &ToolOffer| {
         offer.name.len() + offer.description.len() + offer.input_schema.to_string().len()
@@ -29,7 +27,6 @@ pub fn of_tools(offers: &[ToolOffer]) -> u64 {
     tokens(offers.iter().map(len).sum())
 }
 
-/// Tokens of an answer.
 pub(super) fn of_answer(text: &str, calls: &[RawToolCall]) -> u64 {
     tokens(
         text.len()
@@ -37,7 +34,7 @@ pub(super) fn of_answer(text: &str, calls: &[RawToolCall]) -> u64 {
     )
 }
 
-/// What a call took whose provider did not say.
+/// The estimated usage of a call.
 pub(super) fn usage(
     conversation: &Conversation,
     tools: &[ToolOffer],
@@ -52,7 +49,7 @@ pub(super) fn usage(
     }
 }
 
-/// Bytes of a turn: text, calls and results, not what only its provider can read.
+/// Bytes of a turn: text, calls and results, without opaque blocks.
 pub fn turn_bytes(turn: &Turn) -> usize {
     match turn {
         Turn::User(text) => text.len(),

@@ -1,9 +1,8 @@
-//! What a refused or broken model call means: its kind, the wait it asks for, a message fit to
-//! keep.
+//! Classifies failed model calls: the kind, the requested delay and a message that may be stored.
 //!
-//! One table for every provider that answers with HTTP statuses, and for scenarios that pretend to.
-//! Messages come from outside: they are capped, and secrets that a provider echoes are taken out.
-//! Whether and when to try again is the router's decision.
+//! One table for all providers that answer with HTTP statuses, and for scenarios that simulate
+//! them. Messages are untrusted: they are capped, and secrets that a provider echoes are redacted.
+//! The router decides whether and when to retry.
 
 use std::time::Duration;
 
@@ -16,12 +15,12 @@ use serde_json::value::RawValue;
 
 use super::FailureKind;
 
-/// Bytes of an error that are read as values.
+/// Largest error body that is parsed, in bytes.
 const MAX_READ: usize = 64 * 1024;
-/// Longest message that is kept, in bytes.
+/// Longest stored message, in bytes.
 const MESSAGE_CAP: usize = 1024;
 
-/// Phrases by which servers without an error code say that the input is too long.
+/// Phrases of servers without error codes for an input that is too long.
 const CONTEXT_PHRASES: [&str; 8] = [
     "maximum context length",
     "context window",
@@ -33,21 +32,21 @@ const CONTEXT_PHRASES: [&str; 8] = [
     "prompt is too long",
 ];
 
-/// Phrases by which a refusal says that a filter, not the form of the request, is the reason.
+/// Phrases for a request that a content filter rejected.
 const FILTER_PHRASES: [&str; 1] = ["content filtering policy"];
 
-/// Phrases by which a refusal says that waiting will not help.
+/// Phrases for an exhausted quota, which waiting does not restore.
 const QUOTA_PHRASES: [&str; 4] =
     ["exceeded your current quota", "spend limit", "spending limit", "credit balance"];
 
-/// What an error body says, in whichever of the usual shapes.
+/// The content of an error body.
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(super) struct Reported {
-    /// The provider's code, or the type where it has no code.
+    /// The provider's code, or the type if it has no code.
     pub(super) code: Option<String>,
-    /// A status that the body itself carries.
+    /// A status in the body.
     pub(super) status: Option<u16>,
-    /// The message; empty where there is none.
+    /// Empty if there is none.
     pub(super) message: String,
 }
 
@@ -58,13 +57,13 @@ struct Envelope<'a> {
 }
 
 /// Reads `{"error": {message, code, type}}`, `{"error": "…"}`, `{message, code, type}`, `{"detail":
-/// …}` and, failing all, the text itself.
+/// …}`, or else takes the text as the message.
 pub(super) fn read_body(body: &[u8]) -> Reported {
     let short;
     let body = if body.len() <= MAX_READ {
         body
     } else {
-        // What stands around the error may be a whole answer.
+        // The error may be embedded in a whole answer.
         let whole = serde_json::from_slice::<Envelope>(body).ok();
         let error = whole.and_then(|whole| whole.error).map(RawValue::get);
         short =
@@ -94,7 +93,7 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
 }
 
 /// The kind of a failure from its status, the provider's code and, for servers without codes, its
-/// words.
+/// message.
 pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> FailureKind {
     match code {
         Some(
@@ -134,8 +133,8 @@ pub(super) fn classify(status: u16, code: Option<&str>, message: &str) -> Failur
     }
 }
 
-/// The wait that a server asks for: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP
-/// date. Garbage, negative waits and dates in the past are no wish at all.
+/// The delay that a server requests: `retry-after-ms`, else `Retry-After` in seconds or as an HTTP
+/// date. Invalid or negative values and dates in the past are ignored.
 pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Duration> {
     let text = |name| headers.get(name).and_then(|value| value.to_str().ok()).map(str::trim);
     let duration =
@@ -146,17 +145,17 @@ pub(super) fn retry_after(headers: &HeaderMap, now: DateTime<Utc>) -> Option<Dur
     {
         return Some(wait);
     }
-    let wish = text("retry-after")?;
-    match wish.parse::<f64>() {
+    let value = text("retry-after")?;
+    match value.parse::<f64>() {
         Ok(seconds) => duration(seconds),
-        Err(_) => (DateTime::parse_from_rfc2822(wish).ok()?.to_utc() - now)
+        Err(_) => (DateTime::parse_from_rfc2822(value).ok()?.to_utc() - now)
             .to_std()
             .ok()
             .filter(|w| !w.is_zero()),
     }
 }
 
-/// What a server says of repeating the call, where it says so.
+/// The `x-should-retry` header, if it is `true` or `false`.
 pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     match headers.get("x-should-retry")?.to_str().ok()?.trim() {
         said if said.eq_ignore_ascii_case("true") => Some(true),
@@ -165,8 +164,8 @@ pub(super) fn should_retry(headers: &HeaderMap) -> Option<bool> {
     }
 }
 
-/// A message fit to keep: without our secrets, without NUL, capped.
-pub(super) fn presentable(message: &str, secrets: &[SecretString]) -> String {
+/// The message without our secrets and NUL, capped.
+pub(super) fn sanitised(message: &str, secrets: &[SecretString]) -> String {
     let mut message = message.replace('\0', "");
     for secret in secrets.iter().map(ExposeSecret::expose_secret).filter(|s| !s.is_empty()) {
         if message.contains(secret) {
@@ -265,7 +264,7 @@ mod tests {
     }
 
     #[test]
-    fn what_is_said_of_repeating_is_read_or_nothing() {
+    fn x_should_retry_is_true_false_or_ignored() {
         let table = [
             ("true", Some(true)),
             (" False ", Some(false)),
@@ -307,10 +306,10 @@ mod tests {
     #[test]
     fn messages_are_capped_and_tell_no_secret() {
         let secrets = [SecretString::from("sk-very-secret")];
-        assert_eq!(presentable("bad key sk-very-secret\0!", &secrets), "bad key [redacted]!");
+        assert_eq!(sanitised("bad key sk-very-secret\0!", &secrets), "bad key [redacted]!");
         let long = "é".repeat(2000);
-        assert_eq!(presentable(&long, &[]).len(), 1024);
+        assert_eq!(sanitised(&long, &[]).len(), 1024);
         let across_the_cap = "x".repeat(1020) + "sk-very-secret";
-        assert!(!presentable(&across_the_cap, &secrets).contains("sk-"));
+        assert!(!sanitised(&across_the_cap, &secrets).contains("sk-"));
     }
 }

@@ -1,15 +1,15 @@
 //! Model providers: one request type, one completion type, one error type.
 //!
-//! An adapter translates between these and one wire format and makes exactly one HTTP call; it
-//! never retries. Retrying, fallback and health are the [`router`]'s, and nobody else's. What to
-//! ask a model, and what its answer means for the run, is decided in `drivers/` and `engine/`.
+//! An adapter translates between these and one wire format and makes exactly one HTTP call; only
+//! the [`router`] retries, falls back and tracks health. `drivers/` and `engine/` decide what to
+//! ask a model and what its answer means for the run.
 
+pub mod adapter;
 pub mod anthropic;
 mod arguments;
 pub mod capabilities;
 pub mod estimate;
 mod failure;
-mod frames;
 pub mod names;
 pub mod ollama;
 pub mod openai;
@@ -29,156 +29,144 @@ use serde_json::Value;
 
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
 use crate::run::{Thinking, TraceSpan};
+use strum::IntoStaticStr;
 
-pub use capabilities::{Capabilities, ProviderKind};
+pub use capabilities::Capabilities;
 pub use names::WireNames;
 
-/// A tool as a model sees it.
+/// A tool that is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ToolOffer {
-    /// Our name.
     pub name: String,
-    /// What it does, for the model.
+    /// For the model.
     pub description: String,
     /// JSON Schema 2020-12 of the arguments; `type: object`.
     pub input_schema: Arc<Value>,
 }
 
-/// Whether and which tool the model must call.
+/// Whether the model must call a tool.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum ToolChoice {
     /// The model decides.
     Auto,
-    /// No call.
+    /// The model must not call any.
     None,
-    /// Any call.
+    /// The model must call one.
     Required,
-    /// This tool (our name).
+    /// The model must call this one (our name).
     Tool(String),
 }
 
 /// One model call.
 #[derive(Debug, Clone)]
 pub struct ModelRequest<'a> {
-    /// The model, without the provider.
+    /// Without the provider.
     pub model: &'a str,
-    /// What the model can be asked for. The router sets it, and has taken out of this request what
-    /// the model cannot do.
+    /// Set by the router, which has removed from this request what the model does not support.
     pub capabilities: &'a Capabilities,
-    /// System prompt and turns.
     pub conversation: &'a Conversation,
-    /// Offered tools, in stable order.
+    /// In stable order.
     pub tools: &'a [ToolOffer],
-    /// How our tool names read on the wire, and back.
     pub names: &'a WireNames,
-    /// Whether the model must call.
     pub tool_choice: ToolChoice,
-    /// Passed through where the provider has the switch.
+    /// Ignored if the provider has no such switch.
     pub parallel_tool_calls: Option<bool>,
-    /// 0..=2; left to the provider where absent.
+    /// 0..=2; the provider's default if absent.
     pub temperature: Option<f64>,
-    /// Output cap in tokens; the provider's default where absent.
+    /// In tokens; the provider's default if absent.
     pub max_output_tokens: Option<u32>,
-    /// Whether and how much the model thinks before it answers, where it can.
+    /// Ignored if the model cannot think.
     pub thinking: Option<Thinking>,
     /// Whether the stable prefix (tools, system prompt, turns so far) is marked for the provider's
     /// cache.
     pub prompt_caching: bool,
-    /// Who follows the answer while it is written; where nobody does, it may be fetched in one
-    /// piece.
+    /// Receives the answer while it is written; without a receiver nothing is streamed.
     pub deltas: Deltas<'a>,
-    /// Structured output of a single shot, where the provider has it.
+    /// Structured output of a single-shot run, if the provider supports it.
     pub output_schema: Option<&'a Value>,
-    /// The run's inputs. Only `scripted` reads them.
+    /// The run's inputs, for `scripted` only.
     pub inputs: &'a Value,
-    /// 1-based number of this call within the run, failed tries included. Only `scripted` reads it;
-    /// the router raises it with every retry.
+    /// 1-based number of this call within the run, failed tries included: the router increments it
+    /// with every retry. Part of generated call ids, and the step of a scenario.
     pub step: u32,
-    /// The call's place in a trace, told to providers that are called over HTTP.
+    /// The span that is sent to HTTP providers as `traceparent`.
     pub trace: Option<TraceSpan>,
 }
 
-/// A piece of an answer that is still being written. Pieces of one kind are to be put together in
-/// order; what counts is the [`Completion`].
+/// A piece of a streamed answer. Pieces of one kind are concatenated in order; the [`Completion`]
+/// is authoritative.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Delta {
-    /// Visible text.
     Text(String),
-    /// Thinking that the provider shows.
     Thinking(String),
-    /// A tool call: its name comes with the first piece, its arguments' JSON text in pieces.
     ToolCall {
-        /// 0-based place among the calls of the answer.
+        /// 0-based index among the calls of the answer.
         index: usize,
-        /// The name on the wire, with the first piece.
+        /// Only with the first piece of a call.
         wire_name: Option<String>,
-        /// The next piece of the arguments; may be empty.
+        /// The next piece of the arguments' JSON text; may be empty.
         arguments: String,
     },
-    /// The try failed and is repeated: what came so far does not count. Sent by the router.
+    /// The try failed and is retried: discard what came so far. Sent by the router.
     Restarted,
 }
 
-/// Who follows an answer, if anybody does. Never blocks.
+/// An optional receiver of deltas, which must not block.
 #[derive(Clone, Copy, Default)]
 pub struct Deltas<'a>(pub Option<&'a (dyn Fn(Delta) + Send + Sync)>);
 
 impl Deltas<'_> {
-    /// Whether an answer should be streamed.
-    pub fn are_followed(self) -> bool {
+    pub fn are_wanted(self) -> bool {
         self.0.is_some()
     }
 
-    /// Passes a piece on.
     pub fn send(self, delta: Delta) {
-        if let Some(follower) = self.0 {
-            follower(delta);
+        if let Some(receive) = self.0 {
+            receive(delta);
         }
     }
 }
 
 impl fmt::Debug for Deltas<'_> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Deltas(followed: {})", self.are_followed())
+        write!(f, "Deltas(wanted: {})", self.are_wanted())
     }
 }
 
 /// A tool call as a provider sent it.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct RawToolCall {
-    /// The provider's id; adapters synthesise one where it is missing or repeated.
+    /// The provider's id; adapters generate one if it is missing or repeated.
     pub id: String,
-    /// The name on the wire.
     pub wire_name: String,
-    /// The arguments' JSON text, as it came; a NUL character is escaped.
+    /// JSON text as the model wrote it; NUL is escaped.
     pub arguments: String,
 }
 
 /// A model's complete answer. Text and arguments hold no NUL characters.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Completion {
-    /// The visible text; empty where there is none.
+    /// Empty if there is none.
     pub text: String,
-    /// Thinking shown in plain text.
+    /// In plain text.
     pub thinking: Option<String>,
-    /// Tool calls in order.
     pub tool_calls: Vec<RawToolCall>,
-    /// Blocks that the provider wants back.
+    /// Blocks that the provider needs back.
     pub opaque: Option<OpaqueBlocks>,
-    /// Why it stopped.
     pub finish_reason: FinishReason,
-    /// Tokens as reported, normalised; `None` where nothing was reported.
+    /// In our convention; `None` if nothing was reported.
     pub usage: Option<Usage>,
 }
 
-/// What kind of failure, and so what may be done about it.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+/// Decides how a failure is handled.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, IntoStaticStr)]
+#[strum(serialize_all = "snake_case")]
 pub enum FailureKind {
     /// Connection, timeout, 408/409/425/5xx/529, truncated or unparsable answer: may be retried.
     Transient,
     /// 429 with or without Retry-After: may be retried after it.
     RateLimited,
-    /// Spend limit or quota: will not go away soon.
+    /// Spend limit or quota: a retry does not help.
     QuotaExhausted,
     /// 401 or 403.
     Unauthorized,
@@ -193,18 +181,8 @@ pub enum FailureKind {
 }
 
 impl FailureKind {
-    /// The name used in metrics and traces.
     pub fn as_str(self) -> &'static str {
-        match self {
-            Self::Transient => "transient",
-            Self::RateLimited => "rate_limited",
-            Self::QuotaExhausted => "quota_exhausted",
-            Self::Unauthorized => "unauthorized",
-            Self::NotFound => "not_found",
-            Self::BadRequest => "bad_request",
-            Self::ContextLength => "context_length",
-            Self::ContentFilter => "content_filter",
-        }
+        self.into()
     }
 }
 
@@ -212,24 +190,22 @@ impl FailureKind {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{provider}: {message}")]
 pub struct ProviderError {
-    /// Which provider.
     pub provider: String,
-    /// What kind of failure.
     pub kind: FailureKind,
-    /// HTTP status, where there was an answer.
+    /// HTTP status, if there was an answer.
     pub status: Option<u16>,
     /// The provider's own error code or type.
     pub code: Option<String>,
-    /// The provider's own message, capped at 1 KiB, free of our secrets.
+    /// The provider's message, capped at 1 KiB, without our secrets.
     pub message: String,
-    /// How long it asked us to wait.
+    /// The provider's Retry-After.
     pub retry_after: Option<Duration>,
-    /// Whether it said that repeating the call helps, or does not (`x-should-retry`).
+    /// The provider's `x-should-retry`.
     pub should_retry: Option<bool>,
 }
 
 impl ProviderError {
-    /// Whether the same call may succeed when repeated: as the provider says, else by its kind.
+    /// Whether a retry may succeed, by `should_retry`, else by the kind.
     pub fn is_retryable(&self) -> bool {
         let by_kind = matches!(self.kind, FailureKind::Transient | FailureKind::RateLimited);
         self.should_retry.unwrap_or(by_kind)
@@ -239,6 +215,5 @@ impl ProviderError {
 /// One model provider. Dropping the future of [`Provider::complete`] closes the connection.
 #[async_trait]
 pub trait Provider: Send + Sync {
-    /// Makes one model call.
     async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError>;
 }

@@ -6,13 +6,12 @@
 
 use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 
 use sha2::{Digest, Sha256};
 
 const MAX: usize = 64;
 
-/// Our names of a definition's tools and how they read on the wire.
+/// A two-way mapping between our tool names and the names on the wire.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub struct WireNames {
     to_wire: BTreeMap<String, String>,
@@ -20,7 +19,6 @@ pub struct WireNames {
 }
 
 impl WireNames {
-    /// Maps every name of a definition.
     pub fn new<'a>(names: impl IntoIterator<Item = &'a str>) -> Self {
         let mut names: Vec<&str> = names.into_iter().collect();
         names.sort_unstable();
@@ -37,8 +35,8 @@ impl WireNames {
         map
     }
 
-    /// The wire name. Names outside the definition (a call of an unknown tool that goes back in the
-    /// history) are sanitised the same way.
+    /// The wire name. A name outside the definition (an unknown tool called earlier in the
+    /// conversation) is sanitised the same way.
     pub fn to_wire(&self, name: &str) -> Cow<'_, str> {
         if let Some(wire) = self.to_wire.get(name) {
             return Cow::Borrowed(wire);
@@ -47,7 +45,7 @@ impl WireNames {
         Cow::Owned(if wire.len() > MAX || wire.is_empty() { with_hash(name, &wire) } else { wire })
     }
 
-    /// Our name; a wire name that nobody offered is returned as it is.
+    /// Our name; an unknown wire name is returned unchanged.
     pub fn to_ours(&self, wire: &str) -> String {
         self.to_ours.get(wire).map_or_else(|| wire.to_owned(), Clone::clone)
     }
@@ -66,15 +64,11 @@ fn sanitise(name: &str) -> String {
     wire
 }
 
-/// Cut to size, `_` and six hex digits of the full name's SHA-256.
+/// Truncated, with `_` and six hex digits of the full name's SHA-256.
 fn with_hash(name: &str, wire: &str) -> String {
-    let digest = Sha256::digest(name.as_bytes());
-    let mut short: String = wire.chars().take(MAX - 7).collect();
-    short.push('_');
-    for byte in digest.iter().take(3) {
-        let _ = write!(short, "{byte:02x}");
-    }
-    short
+    let short: String = wire.chars().take(MAX - 7).collect();
+    let digest: Vec<u8> = Sha256::digest(name.as_bytes()).into_iter().take(3).collect();
+    format!("{short}_{}", hex::encode(digest))
 }
 
 #[cfg(test)]

@@ -1,32 +1,32 @@
-//! What models cost, and what an answer has cost.
+//! Prices of models, and the cost of an answer.
 //!
-//! Prices are the operator's, in the configuration; none ships, because they change and because a
-//! wrong one is worse than none. Money is counted in whole millionths of a dollar. What a run may
-//! spend is checked by the engine, with these figures.
+//! Prices come from the configuration; none ships, because they change and a wrong one is worse
+//! than none. Money is counted in whole millionths of a dollar. The engine checks what a run may
+//! spend.
 
 use serde::{Deserialize, Serialize};
 
 use super::capabilities::ModelPattern;
 use crate::message::Usage;
 
-/// Tokens that a price is for.
+/// A price is for this many tokens.
 const PER: u128 = 1_000_000;
 
-/// Millionths of a dollar for a million tokens.
+/// Millionths of a dollar per million tokens.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Price {
-    /// Input that no cache had.
+    /// Uncached input.
     pub input: u64,
-    /// Input that came from the provider's cache.
+    /// Input read from the provider's cache.
     pub cached_input: u64,
-    /// Input that was written to the provider's cache.
+    /// Input written to the provider's cache.
     pub cache_write: u64,
     /// Output, reasoning included.
     pub output: u64,
 }
 
 impl Price {
-    /// What tokens cost, in millionths of a dollar, rounded to the nearest.
+    /// Cost in millionths of a dollar, rounded to the nearest.
     pub fn of(&self, usage: &Usage) -> i64 {
         let fresh = usage
             .input_tokens
@@ -41,8 +41,8 @@ impl Price {
         i64::try_from(costs.fold(PER / 2, u128::saturating_add) / PER).unwrap_or(i64::MAX)
     }
 
-    /// Tokens of output that can be paid for after `input` tokens were, with `left` millionths of a
-    /// dollar; `None` where not even the input can. The dearest kind of input is assumed.
+    /// Output tokens that `left` millionths of a dollar pay for after `input` tokens; `None` if
+    /// they do not even pay for the input. The most expensive kind of input is assumed.
     pub fn affordable_output(&self, input: u64, left: i64) -> Option<u64> {
         let dearest = self.input.max(self.cached_input).max(self.cache_write);
         let left = u128::try_from(left).ok()? * PER;
@@ -53,7 +53,8 @@ impl Price {
         }
     }
 
-    /// What a call costs at most, in millionths of a dollar: the dearest kind of input is assumed.
+    /// The highest cost of a call in millionths of a dollar: the most expensive kind of input is
+    /// assumed.
     pub fn at_most(&self, input: u64, output: u64) -> u64 {
         let dearest = self.input.max(self.cached_input).max(self.cache_write);
         let read = u128::from(input) * u128::from(dearest);
@@ -61,7 +62,7 @@ impl Price {
         u64::try_from(cost.div_ceil(PER)).unwrap_or(u64::MAX)
     }
 
-    /// The dearer of two, kind by kind.
+    /// The higher price of two, field by field.
     #[must_use]
     pub fn dearest(self, other: Self) -> Self {
         Self {
@@ -73,21 +74,20 @@ impl Price {
     }
 }
 
-/// All prices that are known.
 #[derive(Debug, Clone, Default)]
 pub struct PriceTable {
-    /// The more specific the pattern, the later.
+    /// Sorted by length of the pattern, so that more specific ones come later.
     rows: Vec<(ModelPattern, Price)>,
 }
 
 impl PriceTable {
-    /// These prices; where several patterns name a model, the longest counts.
+    /// If several patterns match a model, the longest wins.
     pub fn new(mut rows: Vec<(ModelPattern, Price)>) -> Self {
         rows.sort_by_key(|(pattern, _)| pattern.length());
         Self { rows }
     }
 
-    /// What a model costs, where that is known.
+    /// The price of a model, if known.
     pub fn of(&self, provider: &str, model: &str) -> Option<Price> {
         self.rows
             .iter()

@@ -1,8 +1,7 @@
-//! What every adapter does with what it received before it hands it on: NUL characters, which no
-//! store keeps, are taken out of texts and escaped in calls, and every tool call gets arguments and
-//! an id of its own.
+//! Normalises what every adapter receives: NUL characters, which PostgreSQL does not store, are
+//! removed from texts and escaped in calls, and every tool call gets arguments and a unique id.
 //!
-//! What is made up is made up deterministically. Whether arguments are JSON is not looked at here.
+//! Generated values are deterministic. Arguments are not parsed here.
 
 use serde_json::value::RawValue;
 
@@ -10,28 +9,28 @@ use super::failure::Reported;
 use super::{Completion, RawToolCall};
 use crate::bounds::json;
 
-/// Why a 2xx answer is of no use.
+/// Why a 2xx answer cannot be used.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Unusable {
-    /// It is not what the API answers, or it has no end.
+    /// It does not follow the API, or is incomplete.
     Malformed(String),
-    /// It is an error that came with a success status.
+    /// It holds an error in spite of the success status.
     Error(Reported),
 }
 
-/// Most tool calls of one answer that are read.
+/// Most tool calls of one answer.
 pub(super) const MAX_CALLS: usize = 1024;
-/// Largest arguments of one tool call that are read, in bytes.
+/// Largest arguments of one tool call, in bytes.
 pub(super) const MAX_ARGUMENTS: usize = 1 << 20;
 
-/// Entries of any other list of an answer that are read, and what is read of tool calls: one too
-/// many.
+/// Most entries of any other list of an answer.
 pub(super) const MAX_PARTS: usize = 4096;
+/// Tool calls that are read: one too many, to notice that there are more.
 pub(super) const CALLS_READ: usize = MAX_CALLS + 1;
-/// Tokens that one answer can have taken; a server that reports more is mistaken.
+/// Most tokens of one answer; larger numbers are capped.
 const MAX_TOKENS: u64 = 1_000_000_000;
 
-/// An answer within what can be counted and kept.
+/// Caps the usage of an answer and rejects opaque blocks that are nested too deeply to be stored.
 pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable> {
     if let Some(usage) = &mut completion.usage {
         for tokens in [
@@ -52,19 +51,17 @@ pub(super) fn bounded(mut completion: Completion) -> Result<Completion, Unusable
 }
 
 impl Unusable {
-    /// More calls than anybody asks for.
     pub(super) fn too_many_calls() -> Self {
         Self::Malformed(format!("the answer has more than {MAX_CALLS} tool calls"))
     }
 
-    /// More arguments than anybody reads.
     pub(super) fn too_large_arguments() -> Self {
         Self::Malformed("the arguments of a tool call are larger than 1 MiB".into())
     }
 }
 
-/// A call with an id that none of the `earlier` ones has: the provider's own, or one made up of
-/// `step` and place. Arguments that were left out are an empty object.
+/// A call with an id that none of the `earlier` ones has: the provider's own, or one generated from
+/// `step` and place. Missing arguments become an empty object.
 pub(super) fn tool_call(
     id: String,
     wire_name: String,
@@ -81,17 +78,17 @@ pub(super) fn tool_call(
         }
     }
     let arguments =
-        if arguments.trim().is_empty() { "{}".into() } else { marked(arguments, "\\u0000") };
-    RawToolCall { id, wire_name: marked(wire_name, "\u{FFFD}"), arguments }
+        if arguments.trim().is_empty() { "{}".into() } else { replace_nul(arguments, "\\u0000") };
+    RawToolCall { id, wire_name: replace_nul(wire_name, "\u{FFFD}"), arguments }
 }
 
-/// The value of a JSON string; nothing where it is something else.
+/// The value of a JSON string; `None` for other JSON.
 pub(super) fn string(raw: &RawValue) -> Option<String> {
     serde_json::from_str(raw.get()).ok()
 }
 
-/// Text in which something else stands for NUL: what a call says is not made into another call.
-fn marked(text: String, mark: &str) -> String {
+/// Replaces NUL, so that a call does not silently become a different call.
+fn replace_nul(text: String, mark: &str) -> String {
     if text.contains('\0') { text.replace('\0', mark) } else { text }
 }
 

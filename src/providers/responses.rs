@@ -1,10 +1,9 @@
 //! OpenAI's Responses API, for models that reason between tool calls and for those that speak
 //! nothing else.
 //!
-//! Stateless: nothing is stored at the provider, and what it wants to see again (encrypted
-//! reasoning) goes back with the conversation, byte for byte. The body is [`request`]'s, the
-//! meaning of an answer [`response`]'s, how a streamed one is followed [`stream`]'s; the connection
-//! is [`wire`](super::wire)'s, repeating is the router's.
+//! Stateless: nothing is stored at the provider; encrypted reasoning, which it needs to see again,
+//! is sent back with the conversation, byte for byte. [`request`] writes the body, [`response`]
+//! reads a whole answer and [`stream`] a streamed one; [`adapter`](super::adapter) makes the call.
 //!
 //! The API: <https://platform.openai.com/docs/api-reference/responses>.
 
@@ -12,69 +11,70 @@ mod request;
 mod response;
 mod stream;
 
-use async_trait::async_trait;
-
-use super::frames::Framing;
-use super::wire::{Api, Frames, KeyHeader, Streamed, Wire, WireSettings, WireSettingsError};
-use super::{Completion, FailureKind, ModelRequest, Provider, ProviderError};
+use super::adapter::{Call, Dialect, HttpProvider, StreamedAnswer};
+use super::received::Unusable;
+use super::wire::{Api, KeyHeader, WireSettings, WireSettingsError};
+use super::{Completion, ModelRequest};
+use crate::bounds::frames::Framing;
 
 const API: Api =
     Api { path: &["responses"], key: KeyHeader::Bearer, headers: &[], framing: Framing::Sse };
 
+struct Responses;
+
 /// A server that speaks Responses.
-#[derive(Debug)]
-pub struct Responses {
-    wire: Wire,
-}
-
-impl Responses {
-    /// Prepares the connection pool; nothing is sent yet.
-    ///
-    /// # Errors
-    /// [`WireSettingsError`] where the settings cannot be sent.
-    pub fn new(settings: WireSettings) -> Result<Self, WireSettingsError> {
-        Ok(Self { wire: Wire::new(settings, &API)? })
-    }
-
-    /// Follows a stream to the event that ends it.
-    async fn follow(
-        &self,
-        mut frames: Frames<'_>,
-        request: &ModelRequest<'_>,
-    ) -> Result<Completion, ProviderError> {
-        let mut answer = stream::Answer::default();
-        while let Some(frame) = frames.next().await? {
-            let whole = answer.take(&frame.data, request.deltas, self.wire.name(), request.step);
-            if let Some(completion) = whole.map_err(|unusable| self.wire.unusable(unusable))? {
-                return Ok(completion);
-            }
-        }
-        Err(self.wire.malformed("the stream broke off before the response was complete"))
-    }
+///
+/// # Errors
+/// [`WireSettingsError`] if no request can be sent with these settings.
+pub fn provider(settings: WireSettings) -> Result<HttpProvider, WireSettingsError> {
+    HttpProvider::new(settings, &Responses)
 }
 
 /// The JSON text that a request is sent as, for a provider of this name.
 ///
 /// # Errors
-/// The request cannot be written down as JSON.
+/// The request cannot be serialised.
 pub fn body(request: &ModelRequest<'_>, provider: &str) -> Result<Vec<u8>, serde_json::Error> {
     request::body(request, provider)
 }
 
-#[async_trait]
-impl Provider for Responses {
-    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
-        let body = body(request, self.wire.name());
-        let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
-        let answer = if request.deltas.are_followed() {
-            match self.wire.stream(body, request.trace).await? {
-                Streamed::Frames(frames) => return self.follow(frames, request).await,
-                Streamed::Whole(answer) => answer,
-            }
-        } else {
-            self.wire.json(body, request.trace).await?
-        };
-        response::parse(&answer, self.wire.name(), request.step)
-            .map_err(|unusable| self.wire.unusable(unusable))
+impl Dialect for Responses {
+    fn api(&self) -> &'static Api {
+        &API
+    }
+
+    fn body(
+        &self,
+        request: &ModelRequest<'_>,
+        provider: &str,
+    ) -> Result<Vec<u8>, serde_json::Error> {
+        body(request, provider)
+    }
+
+    fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable> {
+        response::parse(answer, call.provider, call.step)
+    }
+
+    fn stream(&self) -> Box<dyn StreamedAnswer> {
+        Box::<Stream>::default()
+    }
+}
+
+#[derive(Default)]
+struct Stream {
+    answer: stream::Answer,
+    completion: Option<Completion>,
+}
+
+impl StreamedAnswer for Stream {
+    fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable> {
+        self.completion = self.answer.take(frame, call.deltas, call.provider, call.step)?;
+        Ok(self.completion.is_some())
+    }
+
+    fn finish(self: Box<Self>, _: Call<'_>) -> Result<Completion, Unusable> {
+        self.completion.ok_or_else(|| {
+            Unusable::Malformed("the stream broke off before the response was complete".into())
+        })
     }
 }

@@ -1,15 +1,14 @@
-//! Finds the provider of a model, and is the one place that repeats a failed call or goes to
-//! another model.
+//! Resolves models to providers; the only place with retries and fallbacks.
 //!
-//! A try goes out when the provider has a free slot and the model's [`breaker`] lets it; what the
-//! model cannot do is taken out first ([`fit`]). Passing faults are repeated ([`patience`]); when
-//! that does not help, the next fallback model is asked, unless our own request or key was refused.
-//! Providers never retry. The run's deadline and cancellation are the caller's, who drops the
-//! future; that a fallback stays for the rest of a run is the engine's.
+//! A try is made when the provider has a free slot and the model's [`breaker`] is closed, after
+//! [`adapt`] removed what the model does not support. Transient failures are retried ([`retry`]);
+//! when that does not help, the next fallback model is tried, unless our request or key was
+//! rejected. Providers never retry. The caller enforces the run's deadline and cancellation by
+//! dropping the future; the engine keeps using a fallback for the rest of a run.
 
+mod adapt;
 mod breaker;
-mod fit;
-mod patience;
+mod retry;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -19,48 +18,47 @@ use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep, timeout};
 
 use self::breaker::Breakers;
-use super::capabilities::{Capabilities, CapabilityTable, ProviderKind};
+use super::capabilities::{Capabilities, CapabilityTable};
 use super::prices::{Price, PriceTable};
 use super::received::{self, Unusable};
 use super::{
     Completion, Delta, FailureKind, ModelRequest, Provider, ProviderError, ToolChoice, estimate,
 };
 use crate::message::Usage;
+use crate::model::ProviderKind;
 use crate::run::TraceSpan;
 
-/// A provider and how patient we are with it.
+/// A provider with its retry settings.
 #[derive(Clone)]
 pub struct ProviderEntry {
-    /// Who answers.
     pub provider: Arc<dyn Provider>,
-    /// What it speaks.
     pub kind: ProviderKind,
-    /// Tries after the first one.
+    /// Tries after the first one, per model.
     pub max_retries: u32,
-    /// For one try, from the request to the end of the answer.
+    /// Of one try, from the request to the end of the answer.
     pub timeout: Duration,
-    /// Tries at once; more wait their turn. Absent: no limit.
+    /// Concurrent tries; further ones wait in order. Absent: no limit.
     pub max_concurrency: Option<usize>,
 }
 
 impl ProviderEntry {
-    /// Chat Completions, two retries, ten minutes a try, any number of tries at once.
+    /// Chat Completions, two retries, ten minutes per try, no concurrency limit.
     pub fn new(provider: Arc<dyn Provider>) -> Self {
         let (kind, timeout) = (ProviderKind::Openai, Duration::from_mins(10));
         Self { provider, kind, max_retries: 2, timeout, max_concurrency: None }
     }
 }
 
-/// All configured providers, by name, and what is known of their models.
+/// All configured providers by name, with the tables of their models.
 #[derive(Default)]
 pub struct Router {
-    providers: BTreeMap<String, Lane>,
+    providers: BTreeMap<String, ProviderState>,
     capabilities: CapabilityTable,
     prices: PriceTable,
     on_try: Option<OnTry>,
 }
 
-/// One try of a model call, as it ended.
+/// One finished try of a model call.
 #[derive(Debug, Clone, Copy)]
 pub struct Try<'a> {
     /// The provider's name.
@@ -69,41 +67,33 @@ pub struct Try<'a> {
     pub model: &'a str,
     /// The call's place in a trace.
     pub trace: Option<TraceSpan>,
-    /// How long the try took; nothing where the breaker refused it.
+    /// Duration of the try; zero if the breaker rejected it.
     pub took: Duration,
-    /// How long the call has taken so far, earlier tries and waits included.
+    /// Duration of the call so far, earlier tries and delays included.
     pub call_took: Duration,
-    /// Why it failed, if it did.
     pub error: Option<&'a ProviderError>,
-    /// Whether the call is over.
+    /// Whether no further try follows.
     pub is_last: bool,
 }
 
-/// Told of every try. Must not block.
+/// Called after every try. Must not block.
 pub type OnTry = Arc<dyn Fn(&Try<'_>) + Send + Sync>;
 
-/// A provider and what goes on there.
-struct Lane {
+/// A provider with its concurrency slots and breakers.
+struct ProviderState {
     entry: ProviderEntry,
-    /// First come, first served.
+    /// Fair: first come, first served.
     slots: Option<Semaphore>,
     breakers: Breakers,
 }
 
-/// A model name that leads nowhere.
+/// A model name that cannot be resolved.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum UnknownModel {
-    /// Not of the form `provider/model`.
     #[error("{0:?} is not a model name of the form provider/model")]
     Malformed(String),
-    /// No such provider.
     #[error("there is no provider {provider:?}; configured: {}", .configured.join(", "))]
-    Provider {
-        /// The part before the slash.
-        provider: String,
-        /// The names there are.
-        configured: Vec<String>,
-    },
+    Provider { provider: String, configured: Vec<String> },
 }
 
 /// A resolved model name.
@@ -113,32 +103,27 @@ pub struct Route<'a> {
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
-    /// What it can be asked for.
     pub capabilities: Capabilities,
-    /// What it costs, where that is known.
     pub price: Option<Price>,
-    lane: &'a Lane,
+    state: &'a ProviderState,
 }
 
-/// What a model call brought.
+/// The result of a model call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
-    /// The model's answer.
     pub completion: Completion,
-    /// What it took, estimated where the provider did not say, with the cost where there is a
-    /// price.
+    /// Estimated if the provider reported none; with the cost if there is a price.
     pub usage: Usage,
-    /// Who answered.
     pub provider: String,
     /// The model, without the provider.
     pub model: String,
-    /// Failed tries before it, of all models.
+    /// Failed tries before the answer, of all models.
     pub retries: u32,
-    /// Milliseconds from the first try to the answer, waits included.
+    /// Milliseconds from the first try to the answer, delays included.
     pub latency_ms: u64,
     /// Whether a fallback model answered.
     pub fallback: bool,
-    /// What the caller should know: a tool choice that could not be sent.
+    /// For the caller: a tool choice that could not be sent.
     pub warnings: Vec<String>,
 }
 
@@ -146,70 +131,67 @@ pub struct Answer {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{provider}/{model} failed after {attempts} attempt(s): {}", .error.message)]
 pub struct ModelFailure {
-    /// The provider that was asked last.
     pub provider: String,
     /// The model, without the provider.
     pub model: String,
-    /// Its place among the models that were given.
+    /// Index of the last model among the given ones.
     pub place: usize,
-    /// Tries made, of all models; 0 where nobody could be asked.
+    /// Tries made, of all models; 0 if none was possible.
     pub attempts: u32,
-    /// The last try's error.
+    /// Of the last try.
     pub error: ProviderError,
 }
 
 impl Router {
-    /// A router over these providers, with the shipped capabilities and without prices.
+    /// With the shipped capabilities and without prices.
     pub fn new(providers: BTreeMap<String, ProviderEntry>) -> Self {
-        let lane = |entry: ProviderEntry| Lane {
+        let state = |entry: ProviderEntry| ProviderState {
             slots: entry
                 .max_concurrency
                 .map(|slots| Semaphore::new(slots.clamp(1, Semaphore::MAX_PERMITS))),
             breakers: Breakers::default(),
             entry,
         };
-        let providers = providers.into_iter().map(|(name, entry)| (name, lane(entry))).collect();
+        let providers = providers.into_iter().map(|(name, entry)| (name, state(entry))).collect();
         Self { providers, ..Self::default() }
     }
 
-    /// The same with what the operator knows of the models.
     #[must_use]
     pub fn with_tables(self, capabilities: CapabilityTable, prices: PriceTable) -> Self {
         Self { capabilities, prices, ..self }
     }
 
-    /// Tells somebody of every try.
     #[must_use]
     pub fn observed_by(self, on_try: OnTry) -> Self {
         Self { on_try: Some(on_try), ..self }
     }
 
-    /// Finds the provider of a `provider/model`. Whether the provider has the model shows only when
-    /// it is called.
+    /// Finds the provider of a `provider/model`. Whether the provider has the model is not known
+    /// before a call.
     ///
     /// # Errors
-    /// [`UnknownModel`] where the name is malformed or names no configured provider.
+    /// [`UnknownModel`] if the name is malformed or the provider not configured.
     pub fn resolve<'a>(&'a self, model: &'a str) -> Result<Route<'a>, UnknownModel> {
         let (provider, model) = match model.split_once('/') {
             Some((provider, name)) if !provider.is_empty() && !name.is_empty() => (provider, name),
             _ => return Err(UnknownModel::Malformed(model.to_owned())),
         };
-        let Some(lane) = self.providers.get(provider) else {
+        let Some(state) = self.providers.get(provider) else {
             let configured = self.providers.keys().cloned().collect();
             return Err(UnknownModel::Provider { provider: provider.to_owned(), configured });
         };
-        let capabilities = self.capabilities.of(lane.entry.kind, provider, model);
-        Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), lane })
+        let capabilities = self.capabilities.of(state.entry.kind, provider, model);
+        Ok(Route { provider, model, capabilities, price: self.prices.of(provider, model), state })
     }
 
-    /// Makes one model call, repeated where that may help. The models are asked in order, beginning
-    /// with the one at `first`; any other than the one at 0 is a fallback. `request.model` and
-    /// `request.capabilities` are filled in; `request.step` counts up with every try. No wait
-    /// reaches past `deadline`, but a try that is under way is not cut short by it. Dropping the
-    /// future closes the connection.
+    /// Makes one model call, with retries and fallbacks. The models are tried in order from index
+    /// `first`; any but the one at 0 is a fallback. Sets `request.model` and
+    /// `request.capabilities`; `request.step` increases with every try. No delay reaches past
+    /// `deadline`, but a running try is not aborted by it. Cancel-safe: dropping the future closes
+    /// the connection.
     ///
     /// # Errors
-    /// [`ModelFailure`] with the last error, when neither repeating nor another model helps.
+    /// [`ModelFailure`] with the last error, when retries and fallbacks are exhausted.
     pub async fn complete(
         &self,
         models: &[String],
@@ -217,7 +199,7 @@ impl Router {
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, ModelFailure> {
-        let mut ask = Ask {
+        let mut call = CallState {
             request,
             deadline,
             on_try: self.on_try.as_ref(),
@@ -229,26 +211,26 @@ impl Router {
             let model = models.get(place).map_or("", String::as_str);
             let next = models.get(place + 1);
             let error = match self.resolve(model) {
-                Ok(route) => match ask.of(&route, next.is_none()).await {
-                    Ok(completion) => return Ok(route.answer(completion, &ask, place > 0)),
+                Ok(route) => match call.try_model(&route, next.is_none()).await {
+                    Ok(completion) => return Ok(route.answer(completion, &call, place > 0)),
                     Err(error) => error,
                 },
                 Err(unknown) => unresolved(model, &unknown),
             };
-            let Some(next) = next.filter(|_| leaves_hope_elsewhere(error.kind)) else {
+            let Some(next) = next.filter(|_| may_fall_back(error.kind)) else {
                 let (provider, model) = model.split_once('/').unwrap_or(("", model));
                 let (provider, model) = (provider.to_owned(), model.to_owned());
-                return Err(ModelFailure { provider, model, place, attempts: ask.failed, error });
+                return Err(ModelFailure { provider, model, place, attempts: call.failed, error });
             };
-            tracing::warn!(run_id = ask.run_id(), model, next, %error, "a fallback model takes over");
+            tracing::warn!(run_id = call.run_id(), model, next, %error, "a fallback model takes over");
             request.deltas.send(Delta::Restarted);
             place += 1;
         }
     }
 }
 
-/// One model call under way.
-struct Ask<'a, 'r> {
+/// A model call in progress.
+struct CallState<'a, 'r> {
     request: &'a ModelRequest<'r>,
     deadline: Option<Instant>,
     on_try: Option<&'a OnTry>,
@@ -257,32 +239,32 @@ struct Ask<'a, 'r> {
     failed: u32,
 }
 
-impl Ask<'_, '_> {
-    /// Asks one model, again and again where that may help. After the last model nobody is asked.
-    async fn of(
+impl CallState<'_, '_> {
+    /// Tries one model, with retries.
+    async fn try_model(
         &mut self,
         route: &Route<'_>,
         is_last_model: bool,
     ) -> Result<Completion, ProviderError> {
-        let call = route.lane.breakers.call(route.model);
-        let mut request = fit::fitted(self.request, route.model, &route.capabilities);
+        let breaker = route.state.breakers.call(route.model);
+        let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
         let mut retries = 0;
         loop {
             request.step = self.request.step + self.failed;
-            let slot = match &route.lane.slots {
+            let slot = match &route.state.slots {
                 Some(slots) => slots.acquire().await.ok(),
                 None => None,
             };
             let tried = Instant::now();
-            let over = |error: &ProviderError| is_last_model || !leaves_hope_elsewhere(error.kind);
-            let admission = match call.admit(tried) {
+            let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
+            let admission = match breaker.admit(tried) {
                 Ok(admission) => admission,
                 Err(refusal) => {
-                    self.tell(route, tried, Some(&refusal), over(&refusal));
+                    self.report(route, tried, Some(&refusal), is_final(&refusal));
                     return Err(refusal);
                 }
             };
-            let entry = &route.lane.entry;
+            let entry = &route.state.entry;
             let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
             let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
             let outcome = outcome.and_then(|completion| route.bounded(completion));
@@ -290,7 +272,7 @@ impl Ask<'_, '_> {
             drop(slot);
             let error = match outcome {
                 Ok(completion) => {
-                    self.tell(route, tried, None, true);
+                    self.report(route, tried, None, true);
                     return Ok(completion);
                 }
                 Err(error) => error,
@@ -299,9 +281,8 @@ impl Ask<'_, '_> {
             let left =
                 self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let may_repeat = retries < entry.max_retries;
-            let wait =
-                may_repeat.then(|| patience::wait_before_retry(&error, retries, left)).flatten();
-            self.tell(route, tried, Some(&error), wait.is_none() && over(&error));
+            let wait = may_repeat.then(|| retry::delay(&error, retries, left)).flatten();
+            self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
             let (run_id, provider, model) = (self.run_id(), route.provider, route.model);
             let Some(wait) = wait else {
                 tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
@@ -314,7 +295,7 @@ impl Ask<'_, '_> {
         }
     }
 
-    fn tell(
+    fn report(
         &self,
         route: &Route<'_>,
         tried: Instant,
@@ -333,8 +314,8 @@ impl Ask<'_, '_> {
 }
 
 impl Route<'_> {
-    fn answer(&self, completion: Completion, ask: &Ask<'_, '_>, fallback: bool) -> Answer {
-        let request = ask.request;
+    fn answer(&self, completion: Completion, call: &CallState<'_, '_>, fallback: bool) -> Answer {
+        let request = call.request;
         let reported = completion.usage;
         let usage = reported
             .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
@@ -344,10 +325,10 @@ impl Route<'_> {
             usage: Usage { cost_micro_usd, ..usage },
             provider: self.provider.to_owned(),
             model: self.model.to_owned(),
-            retries: ask.failed,
-            latency_ms: u64::try_from(ask.started.elapsed().as_millis()).unwrap_or(u64::MAX),
+            retries: call.failed,
+            latency_ms: u64::try_from(call.started.elapsed().as_millis()).unwrap_or(u64::MAX),
             fallback,
-            warnings: fit::loses_choice(request, &self.capabilities)
+            warnings: adapt::loses_choice(request, &self.capabilities)
                 .then(|| self.lost_choice(&request.tool_choice))
                 .into_iter()
                 .collect(),
@@ -355,29 +336,29 @@ impl Route<'_> {
     }
 
     fn lost_choice(&self, choice: &ToolChoice) -> String {
-        let wish = match choice {
+        let required = match choice {
             ToolChoice::Tool(name) => format!("a call of {name}"),
             _ => "a tool call".to_owned(),
         };
         let (provider, model) = (self.provider, self.model);
         format!(
-            "{provider}/{model} cannot be made to answer with {wish}: its answer is checked instead."
+            "{provider}/{model} cannot be made to answer with {required}: its answer is checked instead."
         )
     }
 
     fn timed_out(&self) -> ProviderError {
-        let seconds = self.lane.entry.timeout.as_secs_f64();
-        self.passing(format!("no complete answer within {seconds} s"))
+        let seconds = self.state.entry.timeout.as_secs_f64();
+        self.transient(format!("no complete answer within {seconds} s"))
     }
 
     fn bounded(&self, completion: Completion) -> Result<Completion, ProviderError> {
         received::bounded(completion).map_err(|unusable| match unusable {
-            Unusable::Malformed(message) => self.passing(message),
-            Unusable::Error(reported) => self.passing(reported.message),
+            Unusable::Malformed(message) => self.transient(message),
+            Unusable::Error(reported) => self.transient(reported.message),
         })
     }
 
-    fn passing(&self, message: String) -> ProviderError {
+    fn transient(&self, message: String) -> ProviderError {
         ProviderError {
             provider: self.provider.to_owned(),
             kind: FailureKind::Transient,
@@ -390,9 +371,9 @@ impl Route<'_> {
     }
 }
 
-/// Whether another model may answer what this one did not: not where our own request or key was
-/// refused, nor where the request was refused for what it says.
-fn leaves_hope_elsewhere(kind: FailureKind) -> bool {
+/// Whether a fallback model may succeed: not if our request or key was rejected, nor if a content
+/// filter rejected the request.
+fn may_fall_back(kind: FailureKind) -> bool {
     match kind {
         FailureKind::Transient
         | FailureKind::RateLimited

@@ -9,7 +9,8 @@ use tokio::sync::Notify;
 
 use super::*;
 use crate::message::{Conversation, FinishReason};
-use crate::providers::capabilities::{Corrections, Forcing, ModelPattern};
+use crate::model::{CapabilityOverrides, ForcedToolChoice};
+use crate::providers::capabilities::ModelPattern;
 use crate::providers::{Deltas, WireNames};
 
 type Said = Result<Completion, ProviderError>;
@@ -310,7 +311,10 @@ async fn an_answer_is_priced_and_what_was_not_reported_estimated() {
 #[tokio::test]
 async fn a_choice_that_could_not_be_sent_is_told() {
     let provider = queue(vec![Ok(completion()), Ok(completion())]);
-    let unforced = Corrections { forced_tool_choice: Some(Forcing::No), ..Corrections::default() };
+    let unforced = CapabilityOverrides {
+        forced_tool_choice: Some(ForcedToolChoice::No),
+        ..CapabilityOverrides::default()
+    };
     let table = CapabilityTable::new(vec![(ModelPattern::parse("p/weak").unwrap(), unforced)]);
     let router =
         router(vec![("p", ProviderEntry::new(provider))]).with_tables(table, PriceTable::default());

@@ -1,20 +1,20 @@
-//! A deterministic model for demos, tests and examples: it answers what `scenarios/<name>.yaml`
-//! says.
+//! A deterministic model for demos, tests and examples: it answers from `scenarios/<name>.yaml`.
 //!
-//! The model name is the scenario's. Call number *n* of a run gets step *n*; the last step repeats.
-//! Files are read when used and again when they change, so editing one and trying again just works.
-//! Like a real model it calls nothing when it has no tools or may not use them; unlike one it
-//! refuses, with a 400 that says why, when a forced choice meets a step that does something else.
+//! The model's name is the scenario's. Call number *n* of a run gets step *n*; the last step
+//! repeats. Files are read when used and again when they change. Like a real model it calls nothing
+//! when it has no tools or may not use them; unlike one it answers 400, with the reason, when the
+//! step does not fit a forced tool choice.
 
 mod render;
 mod scenario;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use async_trait::async_trait;
+use parking_lot::Mutex;
 
 use self::render::Renderer;
 use self::scenario::{ErrorStep, Scenario, Step};
@@ -42,12 +42,12 @@ struct Loaded {
 }
 
 impl Scripted {
-    /// Scenarios are files `<name>.yaml` of this directory; it is not looked at yet.
+    /// Scenarios are the files `<name>.yaml` of this directory, which is not read yet.
     pub fn new(dir: PathBuf) -> Self {
         Self { dir, loaded: Mutex::default() }
     }
 
-    /// A file that has not changed is parsed once.
+    /// Parses a file only when it has changed.
     fn scenario(&self, name: &str) -> Result<Arc<Scenario>, ProviderError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');
         if name.starts_with('.') || !name.chars().all(plain) {
@@ -61,7 +61,7 @@ impl Scripted {
         if size > MAX_FILE {
             return Err(bad(&format!("{file}: larger than 1 MiB")));
         }
-        let mut loaded = self.loaded.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut loaded = self.loaded.lock();
         if let Some(known) = loaded.get(name)
             && (known.modified, known.size) == (modified, size)
         {
@@ -77,7 +77,7 @@ impl Scripted {
     }
 }
 
-/// Characters of a tool call's arguments in one piece of a streamed answer.
+/// Characters of a tool call's arguments per delta.
 const PIECE: usize = 16;
 
 #[async_trait]
@@ -89,13 +89,13 @@ impl Provider for Scripted {
         let answer = match &step.error {
             Some(error) => Renderer::new(request)
                 .text(&error.message)
-                .map(|message| Err(pretended(error, &message))),
+                .map(|message| Err(simulated(error, &message))),
             None => completion(step, request).map(Ok),
         };
         let answer = answer.map_err(|problem| broken(format!("{key}: {problem}")))?;
         let delay = Duration::from_millis(step.delay_ms);
         match &answer {
-            Ok(completion) if request.deltas.are_followed() => {
+            Ok(completion) if request.deltas.are_wanted() => {
                 write_out(completion, request.deltas, delay).await;
             }
             _ if delay.is_zero() => {}
@@ -105,7 +105,7 @@ impl Provider for Scripted {
     }
 }
 
-/// Writes an answer piece by piece, as a model does, in the time that it takes.
+/// Sends an answer as deltas, spread over `delay`.
 async fn write_out(completion: &Completion, deltas: Deltas<'_>, delay: Duration) {
     let words = completion.text.split_inclusive(' ').map(|word| Delta::Text(word.to_owned()));
     let calls = completion.tool_calls.iter().enumerate().flat_map(|(index, call)| {
@@ -126,7 +126,7 @@ async fn write_out(completion: &Completion, deltas: Deltas<'_>, delay: Duration)
     }
 }
 
-/// What the step answers; a message where it cannot, or where the request forbids it.
+/// The answer of a step; a message if the step cannot be rendered or the request forbids it.
 fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, String> {
     let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
     let calls = if may_call { step.tool_calls.as_slice() } else { &[] };
@@ -164,15 +164,15 @@ fn completion(step: &Step, request: &ModelRequest<'_>) -> Result<Completion, Str
     })
 }
 
-/// So that budgets and totals have something to count; offered tools do not.
+/// An estimate, so that budgets and totals have something to count; offered tools do not count.
 fn estimated(conversation: &Conversation, text: &str, calls: &[RawToolCall]) -> Usage {
     let (input_tokens, output_tokens) =
         (estimate::of_conversation(conversation), estimate::of_answer(text, calls));
     Usage { input_tokens, output_tokens, estimated: true, ..Usage::default() }
 }
 
-/// The error that a real server's answer of this kind would be.
-fn pretended(error: &ErrorStep, message: &str) -> ProviderError {
+/// The error that a real server's answer would become.
+fn simulated(error: &ErrorStep, message: &str) -> ProviderError {
     ProviderError {
         code: error.code.clone(),
         retry_after: error.retry_after,
@@ -198,7 +198,7 @@ fn refusal(kind: FailureKind, status: u16, message: &str) -> ProviderError {
         kind,
         status: Some(status),
         code: None,
-        message: failure::presentable(message, &[]),
+        message: failure::sanitised(message, &[]),
         retry_after: None,
         should_retry: None,
     }

@@ -1,11 +1,10 @@
-//! The HTTP wire that all model servers share: a JSON body goes out, an answer comes back in one
-//! piece or as a stream of frames.
+//! HTTP for all model servers: a JSON body goes out, an answer comes back in one piece or as a
+//! stream of frames.
 //!
-//! Decides what is sent along (keys, headers), how much is read (4 MiB an answer, 16 MiB a stream), how long
-//! silence is borne while an answer streams, and what a failure on this level is reported as. What
-//! the bodies and frames mean is the adapter's; how long a call may take as a whole, and whether it
-//! is repeated, is the router's. Nothing that leaves this file as a message holds a key or a
-//! configured header's value.
+//! Responsible for keys and headers, size limits (4 MiB an answer, 16 MiB a stream), timeouts while
+//! an answer streams, and transport errors. A dialect interprets bodies and frames; the router has
+//! the timeout of the whole call and retries. Error messages never hold a key or a configured
+//! header's value.
 
 use std::fmt;
 use std::time::Duration;
@@ -20,65 +19,61 @@ use tokio::time::{Instant, timeout_at};
 use url::{Host, Url};
 
 use super::failure::{self, Reported};
-use super::frames::{Frame, Framing, Splitter};
 use super::received::Unusable;
 use super::{FailureKind, ProviderError};
+use crate::bounds::frames::{Frame, Framing, Splitter};
 use crate::run::TraceSpan;
 
 /// W3C Trace Context.
 const TRACEPARENT: HeaderName = HeaderName::from_static("traceparent");
-/// Largest streamed answer that is read, in bytes, what frames it included.
+/// Largest streamed answer that is read, in bytes, framing included.
 const MAX_STREAM: usize = 16 << 20;
 /// Largest answer in one piece that is read, in bytes.
 const MAX_ANSWER: usize = 4 << 20;
-/// Largest error body that is read, in bytes; the rest is not looked at.
+/// Largest frame of a streamed answer, in bytes.
+pub(super) const MAX_FRAME: usize = 1 << 20;
+/// Largest error body that is read, in bytes; the rest is ignored.
 const MAX_ERROR: usize = 64 << 10;
 
-/// Where a model server is, how to be let in, and how long it may be silent.
+/// The address, credentials and timeouts of a model server.
 pub struct WireSettings {
     /// The provider's name in our configuration.
     pub name: String,
-    /// What the API's paths are appended to, e.g. `https://api.openai.com/v1`; a query stays.
+    /// The API's paths are appended to it, e.g. `https://api.openai.com/v1`; a query is kept.
     pub base_url: Url,
-    /// Absent where the server needs none.
+    /// Absent if the server needs none.
     pub api_key: Option<SecretString>,
     /// Sent with every request; their values are treated as secrets.
     pub headers: Vec<(String, String)>,
     /// For TCP and TLS together.
     pub connect_timeout: Duration,
-    /// From the request to the first byte of a streamed answer. An answer in one piece may take as
-    /// long as the whole call.
+    /// From the request to the first byte of a streamed answer. Only the timeout of the whole call
+    /// limits an answer in one piece.
     pub first_byte_timeout: Duration,
-    /// Between two pieces of an answer.
+    /// Between two chunks of an answer.
     pub idle_timeout: Duration,
 }
 
-/// Settings that no request can be sent with.
+/// Invalid settings of a model server.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum WireSettingsError {
-    /// Not an HTTP URL.
     #[error("base_url is not an http or https URL")]
     BaseUrl,
-    /// The key holds characters that no header can.
     #[error("the API key holds characters that cannot be sent")]
     ApiKey,
-    /// A header that HTTP does not allow.
     #[error("the header {0:?} cannot be sent")]
     Header(String),
-    /// The HTTP client could not be built.
     #[error("no HTTP client: {0}")]
     Client(String),
 }
 
-/// What is fixed about one API.
+/// The constants of one API.
 pub(super) struct Api {
     /// Segments below the base URL.
     pub(super) path: &'static [&'static str],
-    /// Where the key goes.
     pub(super) key: KeyHeader,
-    /// Sent with every request, unless the settings have a header of that name.
+    /// Sent with every request, unless the settings have a header of the same name.
     pub(super) headers: &'static [(&'static str, &'static str)],
-    /// How a streamed answer is cut.
     pub(super) framing: Framing,
 }
 
@@ -91,7 +86,7 @@ pub(super) enum KeyHeader {
     XApiKey,
 }
 
-/// One API of one server, and the connections to it.
+/// One API of one server, with its connection pool.
 pub(super) struct Wire {
     name: String,
     endpoint: Url,
@@ -105,9 +100,8 @@ pub(super) struct Wire {
 /// A successful answer to a request for a stream.
 #[expect(clippy::large_enum_variant, reason = "made once a call, and taken apart at once")]
 pub(super) enum Streamed<'a> {
-    /// A stream, as asked for.
     Frames(Frames<'a>),
-    /// A JSON object where events were asked for: the server does not stream.
+    /// A JSON object: the server does not stream.
     Whole(Bytes),
 }
 
@@ -165,7 +159,7 @@ impl Wire {
         &self.name
     }
 
-    /// Sends a body and reads the successful answer to its end.
+    /// Sends a body and reads the whole answer.
     pub(super) async fn json(
         &self,
         body: Vec<u8>,
@@ -175,14 +169,14 @@ impl Wire {
         Reader { wire: self, response, received: 0 }.rest(Vec::new()).await
     }
 
-    /// Sends a body and begins to read the successful answer as it comes.
+    /// Sends a body and starts to read the streamed answer.
     pub(super) async fn stream(
         &self,
         body: Vec<u8>,
         trace: Option<TraceSpan>,
     ) -> Result<Streamed<'_>, ProviderError> {
         let deadline = Instant::now() + self.first_byte_timeout;
-        let silent = |_| self.silence(self.first_byte_timeout);
+        let silent = |_| self.timed_out(self.first_byte_timeout);
         let response = timeout_at(deadline, self.send(body, trace)).await.map_err(silent)??;
         let mut reader = Reader { wire: self, response, received: 0 };
         let first =
@@ -190,7 +184,7 @@ impl Wire {
         if self.framing == Framing::Sse && first.trim_ascii_start().starts_with(b"{") {
             return Ok(Streamed::Whole(reader.rest(first.into()).await?));
         }
-        let mut splitter = Splitter::new(self.framing);
+        let mut splitter = Splitter::new(self.framing, MAX_FRAME);
         splitter.push(&first).map_err(|error| self.malformed(&error.to_string()))?;
         Ok(Streamed::Frames(Frames { reader, splitter }))
     }
@@ -228,8 +222,7 @@ impl Wire {
         ProviderError { retry_after, should_retry, ..self.reported(status, &reported) }
     }
 
-    /// An error in the server's own words. Its status is the one that the words carry, else
-    /// `status`, of which classes are made alike.
+    /// An error that the server reported, with its own status if the body has one.
     pub(super) fn reported(&self, status: u16, reported: &Reported) -> ProviderError {
         let status = reported.status.unwrap_or(status);
         let kind = failure::classify(status, reported.code.as_deref(), &reported.message);
@@ -240,12 +233,12 @@ impl Wire {
         };
         ProviderError {
             status: Some(status),
-            code: reported.code.as_deref().map(|code| failure::presentable(code, &self.secrets)),
+            code: reported.code.as_deref().map(|code| failure::sanitised(code, &self.secrets)),
             ..self.error(kind, &message)
         }
     }
 
-    /// An answer that came with a success status and is none.
+    /// The error for an unusable answer with a success status.
     pub(super) fn unusable(&self, unusable: Unusable) -> ProviderError {
         match unusable {
             Unusable::Malformed(message) => self.malformed(&message),
@@ -253,25 +246,25 @@ impl Wire {
         }
     }
 
-    /// A successful answer that is not what the API answers, or that has no end: may be retried.
+    /// The error for an answer that does not follow the API or is incomplete; may be retried.
     pub(super) fn malformed(&self, message: &str) -> ProviderError {
         ProviderError { status: Some(200), ..self.error(FailureKind::Transient, message) }
     }
 
-    /// An error that no answer of the server told.
+    /// An error that the server did not report.
     pub(super) fn error(&self, kind: FailureKind, message: &str) -> ProviderError {
         ProviderError {
             provider: self.name.clone(),
             kind,
             status: None,
             code: None,
-            message: failure::presentable(message, &self.secrets),
+            message: failure::sanitised(message, &self.secrets),
             retry_after: None,
             should_retry: None,
         }
     }
 
-    /// A connection that failed before or during the answer.
+    /// The error for a connection that failed before or during the answer.
     fn broken(&self, error: reqwest::Error) -> ProviderError {
         let error = error.without_url();
         let mut message = error.to_string();
@@ -283,10 +276,10 @@ impl Wire {
         self.error(FailureKind::Transient, &message)
     }
 
-    fn silence(&self, patience: Duration) -> ProviderError {
+    fn timed_out(&self, limit: Duration) -> ProviderError {
         self.error(
             FailureKind::Transient,
-            &format!("the server was silent for {} s", patience.as_secs_f64()),
+            &format!("the server was silent for {} s", limit.as_secs_f64()),
         )
     }
 }
@@ -304,8 +297,7 @@ pub(super) struct Frames<'a> {
 }
 
 impl Frames<'_> {
-    /// The next frame; `None` where the bytes have ended, which by itself never makes an answer
-    /// complete.
+    /// The next frame; `None` at the end of the bytes, which does not make an answer complete.
     pub(super) async fn next(&mut self) -> Result<Option<Frame>, ProviderError> {
         let wire = self.reader.wire;
         loop {
@@ -318,7 +310,7 @@ impl Frames<'_> {
     }
 }
 
-/// The body of a successful answer, capped.
+/// Reads the body of a successful answer up to the size limit.
 struct Reader<'a> {
     wire: &'a Wire,
     response: Response,
@@ -336,14 +328,14 @@ impl Reader<'_> {
     }
 
     async fn next_chunk(&mut self) -> Result<Option<Bytes>, ProviderError> {
-        let patience = self.wire.idle_timeout;
-        let silence = |_| self.wire.silence(patience);
-        timeout_at(Instant::now() + patience, self.chunk())
+        let limit = self.wire.idle_timeout;
+        let timed_out = |_| self.wire.timed_out(limit);
+        timeout_at(Instant::now() + limit, self.chunk())
             .await
-            .unwrap_or_else(|elapsed| Err(silence(elapsed)))
+            .unwrap_or_else(|elapsed| Err(timed_out(elapsed)))
     }
 
-    /// Everything that is still to come, behind what has come.
+    /// Reads the rest and appends it to `body`.
     async fn rest(mut self, mut body: Vec<u8>) -> Result<Bytes, ProviderError> {
         let mut chunk =
             if body.is_empty() { self.chunk().await? } else { self.next_chunk().await? };
@@ -358,7 +350,7 @@ impl Reader<'_> {
     }
 }
 
-/// The API's path below the base URL; a query, as Azure wants one, stays.
+/// The API's path below the base URL; a query, which Azure needs, is kept.
 fn endpoint(mut base_url: Url, path: &[&str]) -> Result<Url, WireSettingsError> {
     if !matches!(base_url.scheme(), "http" | "https") {
         return Err(WireSettingsError::BaseUrl);

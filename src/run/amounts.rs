@@ -1,8 +1,8 @@
-//! What runs take of a budget that several of them share, and its caps.
+//! Amounts and caps of a budget that a tree of runs shares.
 
 use super::{Budget, Totals, Usd};
 
-/// So much of everything that a shared budget caps.
+/// Amounts of everything that a shared budget caps.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub struct Amounts {
     /// Input plus output of model calls.
@@ -18,9 +18,9 @@ pub struct Amounts {
 /// The caps of a shared budget.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Caps {
-    /// Tokens, where they are capped.
+    /// Absent: no cap.
     pub tokens: Option<u64>,
-    /// Millionths of a dollar, where they are capped.
+    /// Millionths of a dollar; absent: no cap.
     pub micro_usd: Option<u64>,
     /// Calls of tools.
     pub tool_calls: u64,
@@ -28,28 +28,26 @@ pub struct Caps {
     pub iterations: u64,
 }
 
-/// What came of asking for a part of a shared budget.
+/// The result of a reservation.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Reserved {
-    /// It is reserved.
     Granted,
-    /// There is not so much left; nothing is reserved.
+    /// Not enough is left; nothing is reserved.
     Refused(Refusal),
 }
 
-/// The cap that stands in the way.
+/// The cap that a reservation would exceed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Refusal {
-    /// As a budget names it, e.g. `max_total_tokens`.
+    /// The name of the setting, e.g. `max_total_tokens`.
     pub limit: &'static str,
-    /// What is spent and reserved; cost in millionths of a dollar.
+    /// Spent and reserved; cost in millionths of a dollar.
     pub used: u64,
     /// The cap.
     pub max: u64,
 }
 
 impl Amounts {
-    /// What a run has consumed so far.
     pub fn of(totals: &Totals) -> Self {
         Self {
             tokens: totals.usage.total_tokens(),
@@ -59,7 +57,6 @@ impl Amounts {
         }
     }
 
-    /// Both together.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
         Self {
@@ -72,7 +69,7 @@ impl Amounts {
 }
 
 impl Caps {
-    /// Those of a run's budget that its children share.
+    /// The caps of a run's budget that its children share.
     pub fn of(budget: &Budget) -> Self {
         Self {
             tokens: budget.max_total_tokens,
@@ -82,7 +79,7 @@ impl Caps {
         }
     }
 
-    /// The first cap that does not allow so much more. What is not asked for is not judged.
+    /// The first cap that `wanted` would exceed; amounts of zero are not checked.
     pub fn refuses(&self, used: Amounts, wanted: Amounts) -> Option<Refusal> {
         let caps = [
             ("max_total_tokens", used.tokens, wanted.tokens, self.tokens),
@@ -102,7 +99,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn caps() {
+    fn the_first_exceeded_cap_refuses() {
         let caps = Caps { tokens: Some(100), micro_usd: None, tool_calls: 2, iterations: 3 };
         let used = Amounts { tokens: 90, micro_usd: 1_000, tool_calls: 2, iterations: 2 };
         let none = Amounts::default();

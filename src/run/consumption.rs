@@ -1,11 +1,11 @@
-//! What tool calls take of a run's budget, beside tokens, money and time.
+//! Consumption of tool calls: files, commands, network requests, lines.
 
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
 
-/// What tools did: of one call, or of a whole run. Counted when a call is dispatched, whatever
-/// becomes of it.
+/// Consumption of one call or of a whole run. Counted when a call is dispatched, whatever its
+/// outcome.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
 pub struct Consumption {
@@ -30,12 +30,10 @@ pub struct Consumption {
 }
 
 impl Consumption {
-    /// Whether nothing was consumed.
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
     }
 
-    /// Adds another call's.
     pub fn add(&mut self, other: &Self) {
         self.files_read = self.files_read.saturating_add(other.files_read);
         self.files_written = self.files_written.saturating_add(other.files_written);

@@ -1,25 +1,24 @@
-//! The names under which an agent is a tool of another one.
+//! Names of the tools that delegate to another agent.
 //!
-//! `agent:<name>` gives it a task and takes its output back; `transfer_to_<name>` hands it the
-//! conversation. Both start a child run. What that run may do is decided in `runtime`.
+//! `agent:<name>` gives the agent a task and returns its output; `transfer_to_<name>` hands over
+//! the conversation. Both start a child run; `runtime` decides what that run may do.
 
-/// How one agent leaves work to another.
+/// How one agent delegates to another.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Delegation<'a> {
-    /// It has a task of its own: `agent:<name>`.
+    /// A task of its own: `agent:<name>`.
     Subagent(&'a str),
-    /// It goes on with the conversation: `transfer_to_<name>`.
+    /// Takes over the conversation: `transfer_to_<name>`.
     Handoff(&'a str),
 }
 
 impl<'a> Delegation<'a> {
-    /// What a tool's name says; nothing for other tools.
+    /// Parses a tool's name; `None` for other tools.
     pub fn of_tool(name: &'a str) -> Option<Self> {
         let subagent = name.strip_prefix("agent:").map(Self::Subagent);
         subagent.or_else(|| name.strip_prefix("transfer_to_").map(Self::Handoff))
     }
 
-    /// The agent that does the work.
     pub fn agent(self) -> &'a str {
         match self {
             Self::Subagent(agent) | Self::Handoff(agent) => agent,

@@ -16,12 +16,10 @@ pub struct Usd {
 }
 
 impl Usd {
-    /// So many millionths of a dollar.
     pub const fn from_micro(micro: i64) -> Self {
         Self { micro }
     }
 
-    /// In millionths of a dollar.
     pub const fn micro(self) -> i64 {
         self.micro
     }

@@ -1,4 +1,4 @@
-//! A length of time in a definition: whole seconds, written as `90s`, `15m`, `24h`, `7d` or a
+//! Durations in definitions: whole seconds, written as `90s`, `15m`, `24h`, `7d` or a
 //! number of seconds.
 
 use std::borrow::Cow;
@@ -13,25 +13,24 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema as OpenApiSchema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-/// The longest: ten years.
-const MOST_SECONDS: u32 = 10 * 365 * 86_400;
+/// Ten years.
+const MAX_SECONDS: u32 = 10 * 365 * 86_400;
 
 /// 1 second to ten years.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub struct Period(u32);
 
-/// Text that is no period.
+/// A text that is not a period.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not a period such as 90s, 15m, 24h or 7d, from 1s to 3650d")]
 pub struct NoPeriod(String);
 
 impl Period {
-    /// That many seconds, kept within the range.
+    /// Clamps to the range.
     pub fn seconds(seconds: u32) -> Self {
-        Self(seconds.clamp(1, MOST_SECONDS))
+        Self(seconds.clamp(1, MAX_SECONDS))
     }
 
-    /// As a difference of times.
     pub fn delta(self) -> TimeDelta {
         TimeDelta::seconds(i64::from(self.0))
     }
@@ -51,7 +50,7 @@ impl FromStr for Period {
         };
         let seconds = number.parse::<u32>().ok().and_then(|number| number.checked_mul(unit));
         seconds
-            .filter(|s| (1..=MOST_SECONDS).contains(s))
+            .filter(|s| (1..=MAX_SECONDS).contains(s))
             .map(Self)
             .ok_or_else(|| NoPeriod(text.to_owned()))
     }
@@ -100,7 +99,7 @@ impl JsonSchema for Period {
             "description": "A length of time, e.g. 90s, 15m, 24h or 7d; a number is seconds.",
             "anyOf": [
                 {"type": "string", "pattern": "^[1-9][0-9]*[smhd]?$"},
-                {"type": "integer", "minimum": 1, "maximum": MOST_SECONDS}
+                {"type": "integer", "minimum": 1, "maximum": MAX_SECONDS}
             ]
         })
     }

@@ -1,12 +1,11 @@
-//! What becomes of a run at its bounds: stop conditions, limits, a busy session; and the tools of a
-//! caller.
+//! Policies for stop conditions, limits, unknown outcomes and busy sessions; and client tools.
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
-/// An expression over `usage`, `counters` and `elapsed` that is looked at before every iteration.
+/// An expression over `usage`, `counters` and `elapsed`, evaluated before every iteration.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct StopCondition {
@@ -15,73 +14,72 @@ pub struct StopCondition {
     /// `counters.{iterations, attempts, tool_calls, files_read, files_written, files_modified,
     /// lines_changed, commands, network_requests}`, `elapsed` in seconds.
     pub when: String,
-    /// What happens then; once.
+    /// What happens when the condition is first met.
     #[serde(default)]
     pub action: StopAction,
 }
 
-/// What a stop condition does.
+/// The action of a stop condition.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum StopAction {
-    /// The run ends.
+    /// End the run.
     #[default]
     Stop,
-    /// Somebody decides whether it goes on.
+    /// Park the run until it is decided whether it continues.
     Escalate,
-    /// The caller is warned.
+    /// Add a warning for the caller.
     Warn,
 }
 
-/// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
+/// What happens to a call that must not be repeated and whose outcome is unknown after a crash.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum OnUnknownOutcome {
-    /// The run is parked until somebody finds out.
+    /// Park the run for a review.
     #[default]
     Review,
-    /// The model is told that it is unknown.
+    /// Report the unknown outcome to the model.
     Report,
-    /// It is executed again.
+    /// Execute the call again.
     Retry,
 }
 
 impl OnUnknownOutcome {
-    /// Whether the run waits for somebody to find out.
     pub fn is_review(&self) -> bool {
         *self == Self::Review
     }
 }
 
-/// What becomes of a run that reached a limit of iterations, calls, tokens or dollars.
+/// What happens to a run at a limit of iterations, calls, tokens or dollars.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum OnLimit {
-    /// It fails.
+    /// The run fails.
     #[default]
     Fail,
     /// The model is asked once more, without tools, and its text is a partial output.
     Answer,
 }
 
-/// What becomes of a run whose session has another run under way.
+/// What happens to a run whose session has another unfinished run.
 #[derive(
     Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
 )]
 #[serde(rename_all = "snake_case")]
 pub enum OnSessionBusy {
-    /// It is refused.
+    /// The new run is rejected.
     #[default]
     Reject,
-    /// It waits for the other one.
+    /// The new run waits for the other one.
     Enqueue,
-    /// It takes the place of the other one, which is cancelled.
+    /// The other run is cancelled and the new one takes its place.
     Interrupt,
 }
 
@@ -91,9 +89,9 @@ pub enum OnSessionBusy {
 pub struct ClientTool {
     /// `^[A-Za-z0-9_-]{1,64}$`, and no tool of the agent.
     pub name: String,
-    /// For the model.
+    /// Description for the model.
     #[serde(default)]
     pub description: String,
-    /// JSON Schema 2020-12 of the arguments; an object's.
+    /// JSON Schema 2020-12 of the arguments, of type object.
     pub input_schema: Value,
 }

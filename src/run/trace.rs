@@ -1,8 +1,7 @@
-//! Where a run and its parts stand in a distributed trace, in the words of W3C Trace Context.
+//! The place of a run and its parts in a distributed trace (W3C Trace Context).
 //!
-//! Ids are functions of the run's id and of the place in the run, so nothing has to be remembered
-//! between a call and its span, and a replica that takes over continues the same trace. What spans
-//! say, and where they go, is `telemetry`'s.
+//! Ids are functions of the run's id and the place in the run, so they need no storage, and another
+//! replica continues the same trace. `telemetry` builds and exports the spans.
 
 use std::fmt;
 
@@ -10,34 +9,29 @@ use chrono::{DateTime, Utc};
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-/// Bytes that a later version of `traceparent` may put behind what we know.
+/// Longest suffix that a later version of `traceparent` may append, in bytes.
 const LONGEST_REST: usize = 128;
 
-/// What those who hear of a run's writes know of it from its first moment.
+/// Constant properties of a run, for observers of its writes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunOrigin {
-    /// The agent.
     pub agent: String,
-    /// Its version.
     pub agent_version: String,
-    /// The session, where the caller named one.
     pub session_id: Option<String>,
-    /// When the run was accepted.
+    /// Time of acceptance.
     pub created_at: DateTime<Utc>,
-    /// Whether later runs may recall what happens in it.
+    /// Whether later runs may recall its events.
     pub is_observed: bool,
-    /// Its place in a trace.
     pub trace: TraceContext,
 }
 
 /// The trace that a run belongs to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceContext {
-    /// The run.
     pub run_id: Uuid,
-    /// The trace; never 0.
+    /// Never 0.
     pub trace_id: u128,
-    /// The caller's span, where the trace began at the caller.
+    /// The caller's span, if the caller sent a `traceparent`.
     pub parent: Option<u64>,
     /// Whether the trace is recorded.
     pub sampled: bool,
@@ -48,14 +42,14 @@ pub struct TraceContext {
 pub enum SpanPlace {
     /// The whole run.
     Run,
-    /// A model call, however often it is tried.
+    /// A model call, all tries included.
     Chat {
         /// The attempt, 1-based.
         attempt: u32,
         /// The iteration within the attempt, 1-based.
         iteration: u32,
     },
-    /// The model call that writes a summary before the one of an iteration.
+    /// The model call that writes a summary before an iteration.
     Summary {
         /// The attempt, 1-based.
         attempt: u32,
@@ -66,39 +60,37 @@ pub enum SpanPlace {
     Tool(Uuid),
 }
 
-/// A span as it is told to the next service; shown as a `traceparent`.
+/// A span; displayed as the `traceparent` for the next service.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct TraceSpan {
-    /// The run's trace.
     pub run: TraceContext,
-    /// The span; never 0.
+    /// Never 0.
     pub span_id: u64,
 }
 
 impl TraceContext {
-    /// Continues the caller's trace. Without a valid `traceparent` the trace is the run's own, and
-    /// recorded for this share of all runs.
+    /// Continues the caller's trace. Without a valid `traceparent` it starts a new trace, which is
+    /// sampled for this share of all runs.
     pub fn of_run(run_id: Uuid, traceparent: Option<&str>, sample_ratio: f64) -> Self {
         if let Some((trace_id, parent, sampled)) = traceparent.and_then(parse) {
             return Self { run_id, trace_id, parent: Some(parent), sampled };
         }
         let trace_id = run_id.as_u128().max(1);
         #[expect(clippy::cast_precision_loss, reason = "a share needs no more than 53 bits")]
-        let lot = (spread(run_id, &[]) >> 11) as f64 / (1_u64 << 53) as f64;
-        Self { run_id, trace_id, parent: None, sampled: lot < sample_ratio }
+        let position = (hash(run_id, &[]) >> 11) as f64 / (1_u64 << 53) as f64;
+        Self { run_id, trace_id, parent: None, sampled: position < sample_ratio }
     }
 
-    /// The span of a part of the run.
     pub fn span(self, place: SpanPlace) -> TraceSpan {
         let span_id = match place {
-            SpanPlace::Run => spread(self.run_id, b"run"),
+            SpanPlace::Run => hash(self.run_id, b"run"),
             SpanPlace::Chat { attempt, iteration } => {
-                spread(self.run_id, &place_of(attempt, iteration))
+                hash(self.run_id, &place_of(attempt, iteration))
             }
             SpanPlace::Summary { attempt, iteration } => {
-                spread(self.run_id, &[&b"summary"[..], &place_of(attempt, iteration)].concat())
+                hash(self.run_id, &[&b"summary"[..], &place_of(attempt, iteration)].concat())
             }
-            SpanPlace::Tool(call) => spread(self.run_id, call.as_bytes()),
+            SpanPlace::Tool(call) => hash(self.run_id, call.as_bytes()),
         };
         TraceSpan { run: self, span_id: span_id.max(1) }
     }
@@ -120,20 +112,18 @@ fn place_of(attempt: u32, iteration: u32) -> [u8; 8] {
     (u64::from(attempt) << 32 | u64::from(iteration)).to_be_bytes()
 }
 
-/// A number that looks random and is always the same.
-fn spread(run: Uuid, place: &[u8]) -> u64 {
-    let hash = Sha256::new().chain_update(run.as_bytes()).chain_update(place).finalize();
-    hash.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
+/// A deterministic pseudo-random number.
+fn hash(run: Uuid, place: &[u8]) -> u64 {
+    let digest = Sha256::new().chain_update(run.as_bytes()).chain_update(place).finalize();
+    digest.iter().take(8).fold(0, |number, byte| number << 8 | u64::from(*byte))
 }
 
-/// Whether this is a `traceparent` that can be continued.
 pub fn is_traceparent(header: &str) -> bool {
     parse(header).is_some()
 }
 
-/// Trace, parent span and whether it is recorded. What a later version puts behind is ignored,
-/// within reason
-/// (W3C Trace Context, sections 3.2 and 4).
+/// Trace, parent span and the sampled flag. The suffix of a later version is ignored up to
+/// [`LONGEST_REST`] (W3C Trace Context, sections 3.2 and 4).
 fn parse(header: &str) -> Option<(u128, u64, bool)> {
     let (known, rest) = header.split_at_checked(55)?;
     let mut fields = known.split('-');
@@ -233,10 +223,10 @@ mod tests {
         }
 
         #[test]
-        fn what_is_told_is_understood(run in any::<u128>(), trace_id in 1..u128::MAX, span_id in 1..u64::MAX, sampled: bool) {
+        fn a_written_traceparent_is_read_back(run in any::<u128>(), trace_id in 1..u128::MAX, span_id in 1..u64::MAX, sampled: bool) {
             let run = TraceContext { run_id: Uuid::from_u128(run), trace_id, parent: None, sampled };
-            let told = TraceSpan { run, span_id }.to_string();
-            prop_assert_eq!(parse(&told), Some((trace_id, span_id, sampled)));
+            let header = TraceSpan { run, span_id }.to_string();
+            prop_assert_eq!(parse(&header), Some((trace_id, span_id, sampled)));
         }
     }
 }

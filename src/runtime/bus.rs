@@ -6,10 +6,11 @@
 //! a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
 use bytes::Bytes;
 use chrono::{DateTime, Utc};
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, broadcast};
 use uuid::Uuid;
 
@@ -145,5 +146,5 @@ impl Drop for Channel {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

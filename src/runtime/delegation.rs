@@ -10,11 +10,12 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
 use chrono::Utc;
+use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -74,7 +75,7 @@ pub(super) struct Known {
 
 impl Parents {
     fn lock(&self) -> MutexGuard<'_, HashMap<Uuid, Arc<Parent>>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 }
 
@@ -446,7 +447,7 @@ impl Runtime {
                         self.take_child(parent, id).await;
                     }
                     let has_ended =
-                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq))
+                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq()))
                             .await;
                     if has_ended == Ok(true) {
                         continue;

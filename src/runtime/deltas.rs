@@ -4,8 +4,10 @@
 //! that comes before an answer may still be on its way to the disk: the pieces wait for it, and if
 //! the whole answer is there first, nobody needs them. Pieces are never kept and never waited for.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::{Mutex, MutexGuard};
 
 use super::bus::Channel;
 use crate::engine::Pieces;
@@ -78,7 +80,7 @@ impl Batch {
     }
 
     fn lock(&self) -> MutexGuard<'_, Gathered> {
-        self.gathered.lock().unwrap_or_else(PoisonError::into_inner)
+        self.gathered.lock()
     }
 }
 

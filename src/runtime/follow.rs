@@ -89,7 +89,7 @@ impl Runtime {
                 return Ok(Some(record));
             }
             let follower =
-                follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq));
+                follower.get_or_insert_with(|| self.follow(tenant, run, record.last_seq()));
             if follower.over {
                 return Ok(Some(record)); // the service is stopping
             }

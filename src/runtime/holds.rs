@@ -6,8 +6,9 @@
 //! as after a crash, so that one which cannot go on ends.
 
 use std::collections::{BTreeSet, HashMap};
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
@@ -68,7 +69,7 @@ impl Reclaimed {
 
 impl Holds {
     fn lock(&self) -> MutexGuard<'_, Holding> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.lock()
     }
 
     pub(super) fn hold(self: &Arc<Self>, run: Uuid, epoch: i64) -> Hold {

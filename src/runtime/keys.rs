@@ -80,9 +80,7 @@ impl NewKey {
 /// # Errors
 /// [`KeyError::Random`].
 pub fn generate() -> Result<NewKey, KeyError> {
-    let id =
-        random::<ID_BYTES>()?.iter().fold(String::new(), |id, byte| id + &format!("{byte:02x}"));
-    NewKey::with_id(id)
+    NewKey::with_id(hex::encode(random::<ID_BYTES>()?))
 }
 
 fn random<const N: usize>() -> Result<[u8; N], KeyError> {
@@ -136,7 +134,7 @@ pub fn is_tenant(name: &str) -> bool {
 /// # Errors
 /// The given token is malformed or contradicts a stored key; the store failed.
 pub async fn bootstrap(
-    store: &dyn Store,
+    store: &Store,
     admin_key: Option<&SecretString>,
 ) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {

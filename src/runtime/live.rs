@@ -1,8 +1,9 @@
 //! The runs that this replica drives now, by id.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::holds::Hold;
@@ -69,5 +70,5 @@ impl Live {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+    mutex.lock()
 }

@@ -5,8 +5,10 @@
 //! of the catalogue.
 
 use std::collections::{BTreeMap, HashMap};
-use std::sync::{Arc, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
+
+use parking_lot::RwLock;
 
 use crate::agents::definition::{
     Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
@@ -86,7 +88,7 @@ impl LoadedAgents {
             let now = self.catalogue.agent(name);
             before.as_ref().map(|agent| &agent.hash) == now.as_ref().map(|agent| &agent.hash)
         };
-        let by_hash = self.by_hash.read().unwrap_or_else(PoisonError::into_inner);
+        let by_hash = self.by_hash.read();
         by_hash.get(hash).filter(|loaded| loaded.delegates.iter().all(is_current)).cloned()
     }
 
@@ -113,7 +115,7 @@ impl LoadedAgents {
         let snapshot =
             Arc::new(DefinitionSnapshot { hash: agent.hash.clone(), json: agent.json.clone() });
         let loaded = LoadedAgent { agent, executor, snapshot, delegates };
-        let mut by_hash = self.by_hash.write().unwrap_or_else(PoisonError::into_inner);
+        let mut by_hash = self.by_hash.write();
         if by_hash.len() >= KEPT {
             by_hash.clear();
         }

@@ -32,7 +32,7 @@ impl Runtime {
 }
 
 /// What the tool `recall` asks.
-pub fn recollection(store: Arc<dyn Store>) -> Recollect {
+pub fn recollection(store: Arc<Store>) -> Recollect {
     Arc::new(move |Question { tenant, agent, run_id, query, top_k }| {
         let store = Arc::clone(&store);
         Box::pin(async move {
@@ -64,6 +64,6 @@ fn tell(value: &Value, text: &mut String) {
 }
 
 fn note(observation: &Observation) -> String {
-    let Observation { at, kind, content } = observation;
+    let Observation { at, kind, content, .. } = observation;
     format!("[{} {kind}] {}", at.format("%Y-%m-%d"), content.replace('\n', "\n  "))
 }

@@ -90,7 +90,7 @@ pub struct Settings {
 }
 
 struct Inner {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     writer: Writer,
     catalogue: Arc<Catalogue>,
     router: Arc<Router>,
@@ -124,7 +124,7 @@ impl Runtime {
     /// Puts the parts together; [`Runtime::join`] makes this process a replica. `observer` is told
     /// of what this replica writes once it is durable.
     pub fn new(
-        store: Arc<dyn Store>,
+        store: Arc<Store>,
         catalogue: Arc<Catalogue>,
         router: Arc<Router>,
         registry: Arc<Registry>,

@@ -4,8 +4,9 @@
 //! to those that it started and waits for, to one at a time: the run that goes on has a place, and a
 //! tree of runs needs no more than its first run has.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, Weak};
+use std::sync::{Arc, Weak};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 
 /// All of them.
@@ -85,7 +86,7 @@ impl Place {
     }
 
     fn taken(&self) -> MutexGuard<'_, Option<Taken>> {
-        self.0.taken.lock().unwrap_or_else(PoisonError::into_inner)
+        self.0.taken.lock()
     }
 
     pub(super) fn lender(&self) -> Lender {

@@ -3,8 +3,9 @@
 //! The one that is guilty is alone then when the next crash comes. A run makes room for the next
 //! one as soon as a model has answered it.
 
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use uuid::Uuid;
 
@@ -49,6 +50,6 @@ impl Probation {
     }
 
     fn lock(&self) -> MutexGuard<'_, Option<(Uuid, OwnedSemaphorePermit)>> {
-        self.holder.lock().unwrap_or_else(PoisonError::into_inner)
+        self.holder.lock()
     }
 }

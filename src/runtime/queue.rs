@@ -4,9 +4,9 @@
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::Runtime;
@@ -35,7 +35,7 @@ struct Counted {
 
 impl Queue {
     fn counted(&self) -> MutexGuard<'_, Option<Counted>> {
-        self.counted.lock().unwrap_or_else(PoisonError::into_inner)
+        self.counted.lock()
     }
 
     /// A run was put in.

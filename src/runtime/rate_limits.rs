@@ -8,10 +8,11 @@
 //! is a token.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::Runtime;
@@ -83,7 +84,7 @@ struct Bucket {
 
 impl RateLimits {
     fn bucket(&self, key: &str) -> Arc<Bucket> {
-        let mut buckets = self.buckets.lock().unwrap_or_else(PoisonError::into_inner);
+        let mut buckets = self.buckets.lock();
         if let Some(bucket) = buckets.get(key) {
             return Arc::clone(bucket);
         }

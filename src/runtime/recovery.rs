@@ -26,6 +26,7 @@ use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
 use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, StoreError};
 use crate::tools::Workspace;
+use crate::tools::results::lost;
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
@@ -50,6 +51,7 @@ struct Recovered {
 impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
         let at = Utc::now().trunc_subsecs(6);
+        self.audit.extend(self.state.settles(&what).map(lost));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
         self.state.apply(&event)?;
         self.events.push(event);
@@ -268,7 +270,7 @@ impl Runtime {
             Err(error) => return self.not_ended(&hold, error.to_string()).await,
         };
         let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
-        let end = Event { seq: row.last_seq + 1, at: Utc::now(), run_id: id, what };
+        let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
         let entry =
             Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
         match self.inner.writer.append(write(head, None, entry)).await {
@@ -362,12 +364,12 @@ fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
         session_id: row.session_id.clone(),
         session_place: None, // written once, with the row
         parent_run_id: row.parent_run_id,
-        metadata: row.metadata.clone(),
+        metadata: row.metadata.0.clone(),
         created_at: row.created_at,
         idempotency: None, // the same
         traceparent: row.traceparent.clone(),
     };
-    let scopes = claimed.scopes.clone();
+    let scopes = row.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
     Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }

@@ -24,7 +24,7 @@ const RECONCILE: Duration = Duration::from_secs(2);
 
 /// Opens the store that the heartbeat thread uses, on that thread.
 pub type HeartbeatStore =
-    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<dyn Store>, StoreError>> + Send>;
+    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
 
 impl Runtime {
     /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
@@ -213,7 +213,7 @@ impl Runtime {
 
 /// Registers again after others declared this replica dead. What it took since then goes back
 /// first: nobody drives it any more.
-async fn return_to_life(store: &dyn Store, owner: &str) -> Result<(), StoreError> {
+async fn return_to_life(store: &Store, owner: &str) -> Result<(), StoreError> {
     store.release(owner).await?;
     store.register_replica(owner).await
 }

@@ -211,7 +211,7 @@ impl Runtime {
             return Ok(None);
         }
         if known.request_hash == idempotency.request_hash {
-            Ok(Some(known.run_id))
+            Ok(Some(known.id))
         } else {
             Err(StartError::IdempotencyMismatch)
         }

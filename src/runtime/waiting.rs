@@ -215,7 +215,7 @@ impl Runtime {
             return Ok((run, asked));
         }
         let calls = store.tool_calls(tenant, place.run, &Page { limit: ALL, after: None }).await?;
-        let is_known = is_known || calls.iter().any(|call| call.id == place.call);
+        let is_known = is_known || calls.iter().any(|call| call.call_id == place.call);
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 

@@ -10,7 +10,6 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
-use serde_json::Value;
 use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
@@ -21,6 +20,7 @@ use super::places::Place;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
+use crate::event::{Event, RunEvent};
 use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{NewRun, RunRecord, RunWrite};
@@ -302,46 +302,11 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
 
 /// The ended run as the store has it, without asking the store.
 fn record(head: &Head, state: &State) -> Option<RunRecord> {
-    let (ending, finished_at) = state.ending()?;
-    let (new, totals, outcome) = (&head.new, state.totals(), &ending.outcome);
-    Some(RunRecord {
-        id: new.id,
-        tenant: head.caller.tenant.clone(),
-        agent: new.agent.clone(),
-        agent_version: new.agent_version.clone(),
-        definition_hash: new.definition.hash.clone(),
-        kind: new.kind,
-        status: outcome.status(),
-        subject: head.caller.subject.clone(),
-        inputs: Value::clone(&new.inputs),
-        overrides: new.overrides.clone(),
-        session_id: new.session_id.clone(),
-        parent_run_id: new.parent_run_id,
-        metadata: new.metadata.clone(),
-        output: outcome.output().cloned(),
-        raw_response: Some(outcome.raw_response().to_owned()),
-        error: outcome.error().cloned(),
-        termination_reason: Some(outcome.reason().as_str().to_owned()),
-        partial: outcome.is_partial(),
-        latency_ms: i64::try_from(ending.latency_ms).ok(),
-        model: totals.model.clone(),
-        attempts: totals.attempts,
-        iterations: totals.iterations,
-        tool_calls_made: totals.tool_calls_made,
-        tools_used: totals.tools_used.iter().cloned().collect(),
-        usage: totals.usage,
-        warnings: totals.warnings.clone(),
-        callback_errors: totals.callback_errors.clone(),
-        consumption: totals.consumption.clone(),
-        created_at: new.created_at,
-        started_at: state.started_at(),
-        finished_at: Some(finished_at),
-        traceparent: new.traceparent.clone(),
-        owner: None,
-        epoch: head.epoch,
-        last_seq: state.last_seq(),
-        crash_count: 0,
-        cancel_requested_at: None,
-        cancel_reason: None,
-    })
+    let (ending, at) = state.ending()?;
+    let what = RunEvent::ended(ending.outcome.clone(), ending.latency_ms);
+    let end = Event { seq: state.last_seq(), at, run_id: head.new.id, what };
+    let totals = state.totals().clone();
+    let entry = Entry { events: vec![end], audit: Vec::new(), totals, park: None };
+    let record = RunRecord::after("", &write(head, Some(Arc::clone(&head.new)), entry)).ok()?;
+    Some(RunRecord { started_at: state.started_at(), ..record })
 }

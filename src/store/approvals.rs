@@ -1,16 +1,26 @@
 //! What parked runs wait for: the rows, the answers to them, and what becomes of an answer.
 //!
-//! No SQL here. A row is written with the event that asks and consumed once; a run whose last row
-//! is answered goes back to the queue in the same transaction.
+//! A row is written with the event that asks and consumed once; a run whose last row is answered
+//! goes back to the queue in the same transaction. The run's row is locked first, then the rows that
+//! it waits for are looked at by another statement: so of two answers to the last two of them, one
+//! sees the other and queues the run, and an answer that comes while the run is being parked is seen
+//! by one side or the other.
 
-use chrono::{DateTime, Utc};
-use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
+use super::backend::{Transaction, Work};
+use super::projection::audit_row;
+use super::runs::one_run;
+use super::sessions::ids;
+use super::sql::Query;
+use super::tables::{ApprovalRecord, Record};
+use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 
 /// Where something that was asked for stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
+#[strum(serialize_all = "snake_case")]
 pub enum ApprovalStatus {
     /// Nobody has answered.
     Pending,
@@ -29,25 +39,9 @@ pub enum ApprovalStatus {
 }
 
 impl ApprovalStatus {
-    /// All there are, by the names used in JSON and SQL.
-    const NAMES: [(Self, &'static str); 7] = [
-        (Self::Pending, "pending"),
-        (Self::Approved, "approved"),
-        (Self::Denied, "denied"),
-        (Self::Expired, "expired"),
-        (Self::Answered, "answered"),
-        (Self::Resolved, "resolved"),
-        (Self::Void, "void"),
-    ];
-
     /// The name used in JSON and SQL.
     pub fn as_str(self) -> &'static str {
-        Self::NAMES.iter().find(|(status, _)| *status == self).map_or("", |(_, name)| name)
-    }
-
-    /// The status of that name.
-    pub fn parse(name: &str) -> Option<Self> {
-        Self::NAMES.iter().find(|(_, known)| *known == name).map(|(status, _)| *status)
+        self.into()
     }
 
     /// Where an answer leads.
@@ -60,41 +54,6 @@ impl ApprovalStatus {
             Resolution::Happened { .. } | Resolution::DidNotHappen => Self::Resolved,
         }
     }
-}
-
-/// One thing that a run waits for, or waited for.
-#[derive(Debug, Clone, PartialEq)]
-pub struct ApprovalRecord {
-    /// The run.
-    pub run_id: Uuid,
-    /// Its agent.
-    pub agent: String,
-    /// The number of the event that asks.
-    pub seq: i64,
-    /// The call, or the escalation's own id.
-    pub call_id: Uuid,
-    /// Who or what is waited for.
-    pub kind: WaitKind,
-    /// The tool; empty for an escalation.
-    pub tool: String,
-    /// What a decision is bound to.
-    pub arguments: Value,
-    /// Why, in words.
-    pub reason: String,
-    /// When it was asked for.
-    pub at: DateTime<Utc>,
-    /// When it is not waited for any longer.
-    pub expires_at: Option<DateTime<Utc>>,
-    /// Where it stands.
-    pub status: ApprovalStatus,
-    /// When it was answered.
-    pub decided_at: Option<DateTime<Utc>>,
-    /// Who answered.
-    pub decided_by: Option<String>,
-    /// Why, in their words.
-    pub decision_reason: Option<String>,
-    /// The answer.
-    pub resolution: Option<Resolution>,
 }
 
 impl ApprovalRecord {
@@ -132,4 +91,109 @@ pub struct Answer {
     pub reason: Option<String>,
     /// Written with it, where it is a decision.
     pub audit: Option<AuditRecord>,
+}
+
+/// Runs that are looked at for what has expired, in one transaction.
+const CHUNK: i64 = 256;
+
+impl Store {
+    /// Takes an answer to something that is still waited for, once; where it was the last, the run
+    /// is queued. The run as it is then; `None` where nothing of these kinds is waited for, not any
+    /// more or not yet.
+    pub async fn answer(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        call: Uuid,
+        answer: &Answer,
+    ) -> Result<Option<RunRecord>, StoreError> {
+        let mut tx = self.backend.begin(Work::Control).await?;
+        if tx.run(one_run(tenant, run).push("{for_update}")).await?.is_empty() {
+            tx.commit().await?;
+            return Ok(None);
+        }
+        let kinds: Vec<String> = answer.kinds.iter().map(|kind| kind.as_str().into()).collect();
+        let take = Query::new(
+            "UPDATE approvals SET status = :status, decided_at = {now}, decided_by = :by, \
+             decision_reason = :reason, resolution = :resolution \
+             WHERE run_id = :run AND call_id = :call AND kind IN :kinds AND status = 'pending' \
+             AND (expires_at IS NULL OR expires_at > {now}) RETURNING run_id",
+        );
+        let take = take
+            .bind("status", ApprovalStatus::after(&answer.resolution))
+            .bind("by", &answer.decided_by)
+            .bind("reason", answer.reason.as_ref())
+            .bind("resolution", answer.resolution.clone())
+            .bind("run", run)
+            .bind("call", call)
+            .bind("kinds", &*kinds);
+        if tx.run(take).await?.is_empty() {
+            tx.commit().await?;
+            return Ok(None);
+        }
+        if let Some(record) = &answer.audit {
+            let row = audit_row(tenant, &answer.decided_by, run, record);
+            tx.run(Query::insert("audit_log", row)).await?;
+        }
+        requeue_answered(&mut *tx, &[run]).await?;
+        let rows = tx.run(one_run(tenant, run)).await?;
+        tx.commit().await?;
+        self.backend.hint(Wakeup::Queue).await;
+        rows.first().map(Record::read).transpose()
+    }
+
+    /// Gives up on what has been waited for long enough, of all tenants, and queues the runs that
+    /// waited for nothing else; how many things were given up on.
+    pub async fn expire_approvals(&self) -> Result<u64, StoreError> {
+        let due = Query::new(
+            "SELECT DISTINCT run_id AS id FROM approvals \
+             WHERE status = 'pending' AND expires_at <= {now} LIMIT :limit",
+        );
+        let due = ids(&self.backend.read(Work::Control, due.bind("limit", CHUNK)).await?)?;
+        if due.is_empty() {
+            return Ok(0); // and nothing is written
+        }
+        let mut tx = self.backend.begin(Work::Control).await?;
+        let lock = Query::new("SELECT id FROM runs WHERE id IN :runs ORDER BY id{skip_locked}");
+        let runs = ids(&tx.run(lock.bind("runs", &*due)).await?)?;
+        let expire = Query::new(
+            "UPDATE approvals SET status = 'expired', decided_at = {now}, \
+             resolution = :resolution WHERE run_id IN :runs AND status = 'pending' \
+             AND expires_at <= {now} RETURNING run_id",
+        );
+        let expire = expire.bind("resolution", Resolution::Expired).bind("runs", &*runs);
+        let expired = tx.run(expire).await?.len() as u64;
+        requeue_answered(&mut *tx, &runs).await?;
+        tx.commit().await?;
+        self.backend.hint(Wakeup::Queue).await;
+        Ok(expired)
+    }
+}
+
+/// Queues those of these parked runs that wait for nothing any more, or are to be cancelled; their
+/// rows are locked. One that still waits is in the status of what it waits for: a review before a
+/// decision before a result.
+pub(super) async fn requeue_answered(
+    tx: &mut dyn Transaction,
+    runs: &[Uuid],
+) -> Result<(), StoreError> {
+    let waiting = Query::new(
+        "UPDATE runs SET status = (SELECT CASE min(\
+         CASE a.kind WHEN 'review' THEN 0 WHEN 'client' THEN 2 ELSE 1 END) \
+         WHEN 0 THEN 'needs_review' WHEN 1 THEN 'awaiting_approval' \
+         ELSE 'awaiting_tool_results' END \
+         FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending') \
+         WHERE id IN :runs \
+         AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
+         AND EXISTS (SELECT 1 FROM approvals w WHERE w.run_id = runs.id AND w.status = 'pending')",
+    );
+    tx.run(waiting.bind("runs", runs)).await?;
+    let queue = Query::new(
+        "UPDATE runs SET status = 'queued', available_at = {now} WHERE id IN :runs \
+         AND status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
+         AND (cancel_requested_at IS NOT NULL OR NOT EXISTS \
+         (SELECT 1 FROM approvals a WHERE a.run_id = runs.id AND a.status = 'pending'))",
+    );
+    tx.run(queue.bind("runs", runs)).await?;
+    Ok(())
 }

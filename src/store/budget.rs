@@ -3,71 +3,15 @@
 //!
 //! A budget has a row from the moment when its root starts another run; a run that starts none
 //! never comes here. A hold says what one run has reserved and, in all, spent: settling states the
-//! run's totals, so that doing it twice, or after a crash, changes nothing. The statements are the
-//! same for both databases but for the type of ids. What is asked for, and when, is the engine's.
+//! run's totals, so that doing it twice, or after a crash, changes nothing. A transaction takes the
+//! budget's row before any hold. What is asked for, and when, is the engine's.
 
-use crate::run::{Amounts, Caps};
+use uuid::Uuid;
 
-/// `$1`: the root; `$2`..`$5`: the caps; `$6`..`$9`: what the root has spent.
-pub(super) const OPEN: &str = "INSERT INTO budgets (root_run_id, max_tokens, max_micro_usd, max_tool_calls, \
-     max_iterations, spent_tokens, spent_micro_usd, spent_tool_calls, spent_iterations) \
-     VALUES ($1, $2, $3, $4, $5, $6, $7, $8, $9) ON CONFLICT (root_run_id) DO NOTHING";
-
-/// The root's own hold; `$2`..`$5`: what it has spent. Written only with its budget.
-pub(super) const OPEN_HOLD: &str = "INSERT INTO budget_holds (run_id, root_run_id, spent_tokens, spent_micro_usd, \
-     spent_tool_calls, spent_iterations) VALUES ($1, $1, $2, $3, $4, $5) ON CONFLICT (run_id) DO NOTHING";
-
-/// `$2`..`$5`: what is wanted. No row: refused, or there is no such budget.
-pub(super) const RESERVE: &str = "UPDATE budgets SET reserved_tokens = reserved_tokens + $2, \
-     reserved_micro_usd = reserved_micro_usd + $3, reserved_tool_calls = reserved_tool_calls + $4, \
-     reserved_iterations = reserved_iterations + $5 WHERE root_run_id = $1 \
-     AND ($2 = 0 OR max_tokens IS NULL OR reserved_tokens + spent_tokens + $2 <= max_tokens) \
-     AND ($3 = 0 OR max_micro_usd IS NULL OR reserved_micro_usd + spent_micro_usd + $3 <= max_micro_usd) \
-     AND ($4 = 0 OR reserved_tool_calls + spent_tool_calls + $4 <= max_tool_calls) \
-     AND ($5 = 0 OR reserved_iterations + spent_iterations + $5 <= max_iterations)";
-
-/// `$1`: the run, `$2`: the root, `$3`..`$6`: what was reserved.
-pub(super) const HOLD: &str = "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, reserved_micro_usd, \
-     reserved_tool_calls, reserved_iterations) VALUES ($1, $2, $3, $4, $5, $6) ON CONFLICT (run_id) DO UPDATE SET \
-     reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
-     reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
-     reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
-     reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations";
-
-/// `$1`: the run, `$2`: the root. A run that reserved nothing yet has spent something all the same.
-pub(super) const SETTLE_HOLD: &str = "INSERT INTO budget_holds (run_id, root_run_id) \
-     SELECT $1, root_run_id FROM budgets WHERE root_run_id = $2 ON CONFLICT (run_id) DO NOTHING";
-
-/// `$1`: the run; `$2`..`$5`: all that it has spent.
-pub(super) const SETTLE: &str = "UPDATE budgets SET reserved_tokens = budgets.reserved_tokens - h.reserved_tokens, \
-     reserved_micro_usd = budgets.reserved_micro_usd - h.reserved_micro_usd, \
-     reserved_tool_calls = budgets.reserved_tool_calls - h.reserved_tool_calls, \
-     reserved_iterations = budgets.reserved_iterations - h.reserved_iterations, \
-     spent_tokens = budgets.spent_tokens + $2 - h.spent_tokens, \
-     spent_micro_usd = budgets.spent_micro_usd + $3 - h.spent_micro_usd, \
-     spent_tool_calls = budgets.spent_tool_calls + $4 - h.spent_tool_calls, \
-     spent_iterations = budgets.spent_iterations + $5 - h.spent_iterations \
-     FROM budget_holds h WHERE h.run_id = $1 AND budgets.root_run_id = h.root_run_id";
-
-/// `$2`..`$5`: all that the run has spent; `$6`: 1 where it spends no more.
-pub(super) const RELEASE_HOLD: &str = "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
-     reserved_tool_calls = 0, reserved_iterations = 0, spent_tokens = $2, spent_micro_usd = $3, spent_tool_calls = $4, \
-     spent_iterations = $5, ended = CASE WHEN $6 = 1 THEN 1 ELSE ended END WHERE run_id = $1";
-
-pub(super) const BUDGET: &str = "SELECT max_tokens, max_micro_usd, max_tool_calls, max_iterations, spent_tokens, \
-     spent_micro_usd, spent_tool_calls, spent_iterations, reserved_tokens, reserved_micro_usd, reserved_tool_calls, \
-     reserved_iterations FROM budgets WHERE root_run_id = $1";
-
-/// Holds of runs that ended, or that nobody drives any more, before they were settled; `$1`: how
-/// many.
-pub(super) const UNSETTLED: &str = "SELECT CAST(h.run_id AS text) AS run_id, CAST(h.root_run_id AS text) AS root_run_id, \
-     CAST(r.input_tokens + r.output_tokens AS bigint) AS spent_tokens, \
-     CAST(COALESCE(r.cost_micro_usd, 0) AS bigint) AS spent_micro_usd, \
-     CAST(r.tool_calls_made AS bigint) AS spent_tool_calls, CAST(r.iterations AS bigint) AS spent_iterations, \
-     CAST(CASE WHEN r.finished_at IS NULL THEN 0 ELSE 1 END AS bigint) AS ended \
-     FROM budget_holds h JOIN runs r ON r.id = h.run_id WHERE h.ended = 0 AND (r.finished_at IS NOT NULL \
-     OR (r.status <> 'running' AND h.reserved_tokens + h.reserved_micro_usd + h.reserved_tool_calls \
-     + h.reserved_iterations > 0)) LIMIT $1";
+use super::backend::{Transaction, Work};
+use super::sql::{Query, Row};
+use super::{Store, StoreError};
+use crate::run::{Amounts, Caps, Reserved};
 
 /// Holds that one sweep settles.
 pub(super) const CHUNK: i64 = 256;
@@ -83,17 +27,216 @@ pub struct SharedBudget {
     pub reserved: Amounts,
 }
 
-/// A hold that nobody has settled, with what its run's row says.
-#[derive(Debug)]
-pub(super) struct Unsettled {
-    pub(super) run: uuid::Uuid,
-    pub(super) root: uuid::Uuid,
-    pub(super) spent: Amounts,
-    pub(super) ended: bool,
+impl SharedBudget {
+    fn read(row: &Row) -> Result<Self, StoreError> {
+        let caps = Caps {
+            tokens: row.read("max_tokens")?,
+            micro_usd: row.read("max_micro_usd")?,
+            tool_calls: row.read("max_tool_calls")?,
+            iterations: row.read("max_iterations")?,
+        };
+        let reserved = Amounts {
+            tokens: row.read("reserved_tokens")?,
+            micro_usd: row.read("reserved_micro_usd")?,
+            tool_calls: row.read("reserved_tool_calls")?,
+            iterations: row.read("reserved_iterations")?,
+        };
+        Ok(Self { caps, spent: spent(row)?, reserved })
+    }
 }
 
-/// As databases hold them: tokens, millionths of a dollar, calls, iterations.
-pub(super) fn columns(amounts: Amounts) -> [i64; 4] {
-    let Amounts { tokens, micro_usd, tool_calls, iterations } = amounts;
-    [tokens, micro_usd, tool_calls, iterations].map(super::changes::int)
+fn spent(row: &Row) -> Result<Amounts, StoreError> {
+    Ok(Amounts {
+        tokens: row.read("spent_tokens")?,
+        micro_usd: row.read("spent_micro_usd")?,
+        tool_calls: row.read("spent_tool_calls")?,
+        iterations: row.read("spent_iterations")?,
+    })
+}
+
+/// Binds `:tokens`, `:micro_usd`, `:tool_calls` and `:iterations`.
+fn amounts(query: Query, amounts: Amounts) -> Query {
+    query
+        .bind("tokens", amounts.tokens)
+        .bind("micro_usd", amounts.micro_usd)
+        .bind("tool_calls", amounts.tool_calls)
+        .bind("iterations", amounts.iterations)
+}
+
+impl Store {
+    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps,
+    /// and what the run itself has spent.
+    pub async fn open_budget(
+        &self,
+        root: Uuid,
+        caps: Caps,
+        spent: Amounts,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let open = Query::new(
+            "INSERT INTO budgets (root_run_id, max_tokens, max_micro_usd, max_tool_calls, \
+             max_iterations, spent_tokens, spent_micro_usd, spent_tool_calls, spent_iterations) \
+             VALUES (:root, :max_tokens, :max_micro_usd, :max_tool_calls, :max_iterations, \
+             :tokens, :micro_usd, :tool_calls, :iterations) \
+             ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id",
+        );
+        let open = open
+            .bind("root", root)
+            .bind("max_tokens", caps.tokens)
+            .bind("max_micro_usd", caps.micro_usd)
+            .bind("max_tool_calls", caps.tool_calls)
+            .bind("max_iterations", caps.iterations);
+        if !tx.run(amounts(open, spent)).await?.is_empty() {
+            let hold = Query::new(
+                "INSERT INTO budget_holds (run_id, root_run_id, spent_tokens, spent_micro_usd, \
+                 spent_tool_calls, spent_iterations) \
+                 VALUES (:root, :root, :tokens, :micro_usd, :tool_calls, :iterations) \
+                 ON CONFLICT (run_id) DO NOTHING",
+            );
+            tx.run(amounts(hold.bind("root", root), spent)).await?;
+        }
+        tx.commit().await
+    }
+
+    /// Reserves so much of the root's budget for a run. Where there is no such budget, everything
+    /// is granted.
+    pub async fn reserve(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        wanted: Amounts,
+    ) -> Result<Reserved, StoreError> {
+        loop {
+            if self.try_to_reserve(root, run, wanted).await? {
+                return Ok(Reserved::Granted);
+            }
+            let Some(budget) = self.shared_budget(root).await? else {
+                return Ok(Reserved::Granted);
+            };
+            let taken = budget.spent.and(budget.reserved);
+            if let Some(refusal) = budget.caps.refuses(taken, wanted) {
+                return Ok(Reserved::Refused(refusal));
+            }
+            // What stood in the way was settled in between.
+        }
+    }
+
+    async fn try_to_reserve(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        wanted: Amounts,
+    ) -> Result<bool, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let reserve = Query::new(
+            "UPDATE budgets SET reserved_tokens = reserved_tokens + :tokens, \
+             reserved_micro_usd = reserved_micro_usd + :micro_usd, \
+             reserved_tool_calls = reserved_tool_calls + :tool_calls, \
+             reserved_iterations = reserved_iterations + :iterations WHERE root_run_id = :root \
+             AND (:tokens = 0 OR max_tokens IS NULL \
+             OR reserved_tokens + spent_tokens + :tokens <= max_tokens) \
+             AND (:micro_usd = 0 OR max_micro_usd IS NULL \
+             OR reserved_micro_usd + spent_micro_usd + :micro_usd <= max_micro_usd) \
+             AND (:tool_calls = 0 \
+             OR reserved_tool_calls + spent_tool_calls + :tool_calls <= max_tool_calls) \
+             AND (:iterations = 0 \
+             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) \
+             RETURNING root_run_id",
+        );
+        let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
+        if granted {
+            let hold = Query::new(
+                "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
+                 reserved_micro_usd, reserved_tool_calls, reserved_iterations) \
+                 VALUES (:run, :root, :tokens, :micro_usd, :tool_calls, :iterations) \
+                 ON CONFLICT (run_id) DO UPDATE SET \
+                 reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
+                 reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
+                 reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
+                 reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations",
+            );
+            tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
+        }
+        tx.commit().await?;
+        Ok(granted)
+    }
+
+    /// States all that a run has spent so far, and gives back what it has reserved; `ended` where
+    /// it spends no more.
+    pub async fn settle(
+        &self,
+        root: Uuid,
+        run: Uuid,
+        spent: Amounts,
+        ended: bool,
+    ) -> Result<(), StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        settle(&mut *tx, (root, run), spent, ended).await?;
+        tx.commit().await
+    }
+
+    /// The budget of a root.
+    pub async fn shared_budget(&self, root: Uuid) -> Result<Option<SharedBudget>, StoreError> {
+        let look = Query::new("SELECT * FROM budgets WHERE root_run_id = :root");
+        let rows = self.backend.read(Work::Data, look.bind("root", root)).await?;
+        rows.first().map(SharedBudget::read).transpose()
+    }
+
+    /// Settles the holds of runs that ended, or are not driven any more, before they were settled:
+    /// by what their rows say.
+    pub(super) async fn settle_rest(&self) -> Result<(), StoreError> {
+        let unsettled = Query::new(
+            "SELECT h.run_id, h.root_run_id, r.input_tokens + r.output_tokens AS spent_tokens, \
+             COALESCE(r.cost_micro_usd, 0) AS spent_micro_usd, \
+             r.tool_calls_made AS spent_tool_calls, r.iterations AS spent_iterations, \
+             r.finished_at IS NOT NULL AS is_over \
+             FROM budget_holds h JOIN runs r ON r.id = h.run_id \
+             WHERE h.ended = 0 AND (r.finished_at IS NOT NULL OR (r.status <> 'running' \
+             AND h.reserved_tokens + h.reserved_micro_usd + h.reserved_tool_calls \
+             + h.reserved_iterations > 0)) LIMIT :limit",
+        );
+        for row in self.backend.read(Work::Data, unsettled.bind("limit", CHUNK)).await? {
+            let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
+            self.settle(root, run, spent(&row)?, row.read("is_over")?).await?;
+        }
+        Ok(())
+    }
+}
+
+async fn settle(
+    tx: &mut dyn Transaction,
+    (root, run): (Uuid, Uuid),
+    spent: Amounts,
+    ended: bool,
+) -> Result<(), StoreError> {
+    let lock = Query::new("SELECT 1 FROM budgets WHERE root_run_id = :root{for_update}");
+    tx.run(lock.bind("root", root)).await?;
+    // A run that reserved nothing yet has spent something all the same.
+    let hold = Query::new(
+        "INSERT INTO budget_holds (run_id, root_run_id) SELECT :run, root_run_id FROM budgets \
+         WHERE root_run_id = :root ON CONFLICT (run_id) DO NOTHING",
+    );
+    tx.run(hold.bind("run", run).bind("root", root)).await?;
+    let state = Query::new(
+        "UPDATE budgets SET reserved_tokens = budgets.reserved_tokens - h.reserved_tokens, \
+         reserved_micro_usd = budgets.reserved_micro_usd - h.reserved_micro_usd, \
+         reserved_tool_calls = budgets.reserved_tool_calls - h.reserved_tool_calls, \
+         reserved_iterations = budgets.reserved_iterations - h.reserved_iterations, \
+         spent_tokens = budgets.spent_tokens + :tokens - h.spent_tokens, \
+         spent_micro_usd = budgets.spent_micro_usd + :micro_usd - h.spent_micro_usd, \
+         spent_tool_calls = budgets.spent_tool_calls + :tool_calls - h.spent_tool_calls, \
+         spent_iterations = budgets.spent_iterations + :iterations - h.spent_iterations \
+         FROM budget_holds h WHERE h.run_id = :run AND budgets.root_run_id = h.root_run_id",
+    );
+    tx.run(amounts(state.bind("run", run), spent)).await?;
+    let release = Query::new(
+        "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
+         reserved_tool_calls = 0, reserved_iterations = 0, spent_tokens = :tokens, \
+         spent_micro_usd = :micro_usd, spent_tool_calls = :tool_calls, \
+         spent_iterations = :iterations, ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
+         WHERE run_id = :run",
+    );
+    let release = release.bind("run", run).bind("ended", i64::from(ended));
+    tx.run(amounts(release, spent)).await?;
+    Ok(())
 }

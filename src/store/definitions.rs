@@ -5,10 +5,10 @@
 //! in use: only what was left alone for [`SPARED`] may be deleted, so what is known here exists.
 
 use std::collections::HashMap;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use chrono::TimeDelta;
+use parking_lot::Mutex;
 
 use super::{DefinitionSnapshot, RunWrite};
 
@@ -27,7 +27,7 @@ impl Definitions {
     /// What must be stored before this batch: each once, in one order everywhere, so that two
     /// replicas that store the same ones never wait for each other.
     pub(super) fn missing<'b>(&self, batch: &'b [RunWrite]) -> Vec<&'b DefinitionSnapshot> {
-        let stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+        let stored = self.stored.lock();
         let is_known = |hash: &str| stored.get(hash).is_some_and(|at| at.elapsed() < KNOWN);
         let new = batch.iter().filter_map(|write| write.new.as_ref());
         let mut missing: Vec<_> =
@@ -40,7 +40,7 @@ impl Definitions {
     /// Notes that these are stored.
     pub(super) fn note(&self, definitions: &[&DefinitionSnapshot]) {
         if !definitions.is_empty() {
-            let mut stored = self.stored.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut stored = self.stored.lock();
             stored.retain(|_, at| at.elapsed() < KNOWN);
             stored.extend(
                 definitions.iter().map(|definition| (definition.hash.clone(), Instant::now())),

@@ -1,183 +1,161 @@
-//! The lists with filters: one place composes their conditions for both dialects.
+//! The lists with filters: conditions for what is asked, and pages that are keysets, so that rows
+//! which arrive between two pages neither repeat nor hide a row.
 //!
-//! Only fragments written here become SQL; every value of a caller is bound. Pages are keysets, so
-//! that rows which arrive while somebody pages neither repeat nor hide a row.
+//! Only text written here becomes SQL; every value of a caller is bound.
 
-use chrono::{DateTime, Utc};
-use sqlx::{Database, Encode, QueryBuilder, Type};
 use uuid::Uuid;
 
-use super::{ApprovalFilter, ApprovalStatus, AuditFilter, Page, RunCursor, RunFilter};
+use super::backend::Work;
+use super::sql::{Dialect, Query, Row};
+use super::tables::Record;
+use super::{
+    ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Page, RunCursor,
+    RunFilter, RunRecord, Store, StoreError,
+};
 
-/// How a dialect writes what the other writes differently: text around a bound value.
-pub(super) struct Dialect {
-    /// `SELECT … FROM runs`.
-    pub(super) runs: &'static str,
-    /// `SELECT … FROM audit_log`.
-    pub(super) audit: &'static str,
-    /// `SELECT … FROM approvals`, each call's id as `id`.
-    pub(super) approvals: &'static str,
-    /// `SELECT … FROM api_keys`.
-    pub(super) keys: &'static str,
-    /// Around microseconds, to make a time.
-    pub(super) time: (&'static str, &'static str),
-    /// Around text, to make an id.
-    pub(super) uuid: (&'static str, &'static str),
-    /// Before, between and after key and value of a label that must be there.
-    pub(super) label: (&'static str, &'static str, &'static str),
+/// By what a list is sorted, newest first: the columns of an index.
+struct Order {
+    time: &'static str,
+    id: &'static str,
+    id_is_uuid: bool,
 }
 
-/// A query under construction; its first condition is the tenant.
-struct List<'d, DB: Database> {
-    dialect: &'d Dialect,
-    query: QueryBuilder<DB>,
-}
+const RUNS: Order = Order { time: "runs.created_at", id: "runs.id", id_is_uuid: true };
+const AUDIT: Order = Order { time: "audit_log.at", id: "audit_log.id", id_is_uuid: true };
+const APPROVALS: Order = Order { time: "approvals.at", id: "approvals.call_id", id_is_uuid: true };
+const KEYS: Order = Order { time: "api_keys.created_at", id: "api_keys.id", id_is_uuid: false };
 
-impl<DB: Database> List<'_, DB>
-where
-    for<'q> String: Encode<'q, DB> + Type<DB>,
-    for<'q> i64: Encode<'q, DB> + Type<DB>,
-    DB::Arguments: Default,
-{
-    fn of<'d>(dialect: &'d Dialect, select: &'static str, tenant: &str) -> List<'d, DB> {
-        let mut query = QueryBuilder::new(select);
-        query.push(" WHERE tenant = ").push_bind(tenant.to_owned());
-        List { dialect, query }
-    }
-
-    fn text(&mut self, column: &str, value: Option<&str>) {
-        if let Some(value) = value {
-            self.query.push(" AND ").push(column).push(" = ").push_bind(value.to_owned());
+impl Store {
+    /// Runs, newest first.
+    pub async fn runs(
+        &self,
+        tenant: &str,
+        filter: &RunFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<RunRecord>, StoreError> {
+        let mut query = Query::new("SELECT * FROM runs WHERE runs.tenant = :tenant");
+        query = query.bind("tenant", tenant);
+        if let Some(status) = filter.status {
+            // A constant, so that the planner can see which partial index it implies.
+            query = query.push(" AND status = '").push(status.as_str()).push("'");
         }
-    }
-
-    fn uuid(&mut self, column: &str, value: Option<Uuid>) {
-        if let Some(value) = value {
-            let (before, after) = self.dialect.uuid;
-            self.query.push(" AND ").push(column).push(" = ").push(before);
-            self.query.push_bind(value.to_string()).push(after);
+        if filter.termination_reason.as_ref().is_some_and(|reason| reason != "completed") {
+            query = query.push(" AND termination_reason <> 'completed'");
         }
-    }
-
-    fn time(&mut self, condition: &str, value: Option<DateTime<Utc>>) {
-        if let Some(value) = value {
-            let (before, after) = self.dialect.time;
-            self.query.push(" AND ").push(condition).push(before);
-            self.query.push_bind(value.timestamp_micros()).push(after);
+        let reason = filter.termination_reason.as_deref();
+        query = query
+            .and("termination_reason = :reason", "reason", reason)
+            .and("agent = :agent", "agent", filter.agent.as_deref())
+            .and("session_id = :session", "session", filter.session_id.as_deref())
+            .and("parent_run_id = :parent", "parent", filter.parent_run_id)
+            .and("runs.created_at > :since", "since", filter.created_after)
+            .and("runs.created_at < :until", "until", filter.created_before);
+        for (number, (key, value)) in filter.metadata.iter().enumerate() {
+            let (key_name, value_name) = (format!("key{number}"), format!("label{number}"));
+            query = query.push(" AND ").push(&match self.backend.dialect() {
+                Dialect::Postgres => format!(
+                    "metadata <> '{{}}' AND metadata @> jsonb_build_object(:{key_name}::text, :{value_name}::text)"
+                ),
+                Dialect::Sqlite => format!(
+                    "EXISTS (SELECT 1 FROM json_each(metadata) AS m \
+                     WHERE m.key = :{key_name} AND m.value = :{value_name})"
+                ),
+            });
+            query = query.bind(key_name, key).bind(value_name, value);
         }
+        self.list(query, &RUNS, page).await
     }
 
-    /// Ids in a cursor come from callers: one that is no UUID stands at the end of its instant.
-    fn page(mut self, time: &str, id_is_uuid: bool, page: &Page<RunCursor>) -> QueryBuilder<DB> {
-        if let Some(RunCursor { at, id }) = &page.after {
-            let (before, after) = self.dialect.time;
-            self.query.push(" AND (").push(time).push(", id) < (").push(before);
-            self.query.push_bind(at.timestamp_micros()).push(after).push(", ");
-            if id_is_uuid {
-                let (before, after) = self.dialect.uuid;
-                let id = Uuid::parse_str(id).unwrap_or_default();
-                self.query.push(before).push_bind(id.to_string()).push(after);
+    /// Audit records, newest first.
+    pub async fn audit(
+        &self,
+        tenant: &str,
+        filter: &AuditFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<AuditRow>, StoreError> {
+        let mut query = Query::new("SELECT * FROM audit_log WHERE audit_log.tenant = :tenant");
+        query = query.bind("tenant", tenant);
+        if filter.decision.as_ref().is_some_and(|decision| decision != "allowed") {
+            query = query.push(" AND decision <> 'allowed'");
+        }
+        query = query
+            .and("run_id = :run", "run", filter.run_id)
+            .and("tool = :tool", "tool", filter.tool.as_deref())
+            .and("decision = :decision", "decision", filter.decision.as_deref())
+            .and("subject = :subject", "subject", filter.subject.as_deref())
+            .and("outcome = :outcome", "outcome", filter.outcome.as_deref())
+            .and("at > :since", "since", filter.created_after)
+            .and("at < :until", "until", filter.created_before);
+        self.list(query, &AUDIT, page).await
+    }
+
+    /// What runs of a tenant wait for or waited for, newest first.
+    pub async fn approvals(
+        &self,
+        tenant: &str,
+        filter: &ApprovalFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApprovalRecord>, StoreError> {
+        let query = Query::new(
+            "SELECT approvals.*, (SELECT agent FROM runs WHERE runs.id = approvals.run_id) AS agent \
+             FROM approvals WHERE approvals.tenant = :tenant",
+        );
+        let query = query
+            .bind("tenant", tenant)
+            .and("status = :status", "status", filter.status)
+            .and("run_id = :run", "run", filter.run_id)
+            .and("call_id = :call", "call", filter.call_id);
+        self.list(query, &APPROVALS, page).await
+    }
+
+    /// A tenant's keys, newest first.
+    pub async fn keys(
+        &self,
+        tenant: &str,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ApiKeyRecord>, StoreError> {
+        let query = Query::new("SELECT * FROM api_keys WHERE api_keys.tenant = :tenant");
+        self.list(query.bind("tenant", tenant), &KEYS, page).await
+    }
+
+    /// One page. A row that cannot be read is left out, and one more is asked for in its place.
+    async fn list<T: Record>(
+        &self,
+        mut query: Query,
+        order: &Order,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<T>, StoreError> {
+        let Order { time, id, id_is_uuid } = order;
+        if let Some(cursor) = &page.after {
+            query = query.push(&format!(" AND ({time}, {id}) < (:after, :after_id)"));
+            query = query.bind("after", cursor.at);
+            // Ids in a cursor come from callers: one that is no UUID stands at the end of its time.
+            query = if *id_is_uuid {
+                query.bind("after_id", Uuid::parse_str(&cursor.id).unwrap_or_default())
             } else {
-                self.query.push_bind(id.clone());
-            }
-            self.query.push(")");
+                query.bind("after_id", &cursor.id)
+            };
         }
-        self.query
-            .push(" ORDER BY ")
-            .push(time)
-            .push(" DESC, id DESC LIMIT ")
-            .push_bind(i64::from(page.limit));
-        self.query
+        query = query.push(&format!(" ORDER BY {time} DESC, {id} DESC LIMIT :limit"));
+        let mut limit = page.limit;
+        loop {
+            let rows = self.backend.read(Work::Data, query.clone().bind("limit", limit)).await?;
+            let records: Vec<T> = readable(&rows).collect();
+            if records.len() >= page.limit as usize || rows.len() < limit as usize {
+                return Ok(records);
+            }
+            limit += page.limit - u32::try_from(records.len()).unwrap_or(page.limit);
+        }
     }
 }
 
-pub(super) fn runs<DB: Database>(
-    dialect: &Dialect,
-    tenant: &str,
-    filter: &RunFilter,
-    page: &Page<RunCursor>,
-) -> QueryBuilder<DB>
-where
-    for<'q> String: Encode<'q, DB> + Type<DB>,
-    for<'q> i64: Encode<'q, DB> + Type<DB>,
-    DB::Arguments: Default,
-{
-    let mut list = List::<DB>::of(dialect, dialect.runs, tenant);
-    if let Some(status) = filter.status {
-        // A constant, so that the planner can see which partial index it implies.
-        list.query.push(" AND status = '").push(status.as_str()).push("'");
-    }
-    if let Some(reason) = &filter.termination_reason
-        && reason != "completed"
-    {
-        list.query.push(" AND termination_reason <> 'completed'");
-    }
-    list.text("termination_reason", filter.termination_reason.as_deref());
-    list.text("agent", filter.agent.as_deref());
-    list.text("session_id", filter.session_id.as_deref());
-    list.uuid("parent_run_id", filter.parent_run_id);
-    list.time("created_at > ", filter.created_after);
-    list.time("created_at < ", filter.created_before);
-    for (key, value) in &filter.metadata {
-        let (before, between, after) = dialect.label;
-        list.query.push(" AND ").push(before).push_bind(key.clone()).push(between);
-        list.query.push_bind(value.clone()).push(after);
-    }
-    list.page("created_at", true, page)
-}
-
-pub(super) fn audit<DB: Database>(
-    dialect: &Dialect,
-    tenant: &str,
-    filter: &AuditFilter,
-    page: &Page<RunCursor>,
-) -> QueryBuilder<DB>
-where
-    for<'q> String: Encode<'q, DB> + Type<DB>,
-    for<'q> i64: Encode<'q, DB> + Type<DB>,
-    DB::Arguments: Default,
-{
-    let mut list = List::<DB>::of(dialect, dialect.audit, tenant);
-    if filter.decision.as_ref().is_some_and(|decision| decision != "allowed") {
-        list.query.push(" AND decision <> 'allowed'");
-    }
-    list.uuid("run_id", filter.run_id);
-    list.text("tool", filter.tool.as_deref());
-    list.text("decision", filter.decision.as_deref());
-    list.text("subject", filter.subject.as_deref());
-    list.text("outcome", filter.outcome.as_deref());
-    list.time("at > ", filter.created_after);
-    list.time("at < ", filter.created_before);
-    list.page("at", true, page)
-}
-
-pub(super) fn approvals<DB: Database>(
-    dialect: &Dialect,
-    tenant: &str,
-    filter: &ApprovalFilter,
-    page: &Page<RunCursor>,
-) -> QueryBuilder<DB>
-where
-    for<'q> String: Encode<'q, DB> + Type<DB>,
-    for<'q> i64: Encode<'q, DB> + Type<DB>,
-    DB::Arguments: Default,
-{
-    let mut list = List::<DB>::of(dialect, dialect.approvals, tenant);
-    list.text("status", filter.status.map(ApprovalStatus::as_str));
-    list.uuid("run_id", filter.run_id);
-    list.uuid("call_id", filter.call_id);
-    list.page("at", true, page)
-}
-
-pub(super) fn keys<DB: Database>(
-    dialect: &Dialect,
-    tenant: &str,
-    page: &Page<RunCursor>,
-) -> QueryBuilder<DB>
-where
-    for<'q> String: Encode<'q, DB> + Type<DB>,
-    for<'q> i64: Encode<'q, DB> + Type<DB>,
-    DB::Arguments: Default,
-{
-    List::<DB>::of(dialect, dialect.keys, tenant).page("created_at", false, page)
+/// The rows that can be read; the others are reported.
+pub(super) fn readable<T: Record>(rows: &[Row]) -> impl Iterator<Item = T> {
+    rows.iter().filter_map(|row| match T::read(row) {
+        Ok(record) => Some(record),
+        Err(error) => {
+            tracing::error!(%error, "a row is left out");
+            None
+        }
+    })
 }

@@ -21,11 +21,5 @@ macro_rules! embedded {
     };
 }
 
-pub(super) static POSTGRES: LazyLock<Migrator> = embedded!("postgres":
-    1 "runs", 2 "callers", 3 "rate_limits", 4 "definitions_in_use", 5 "consumption",
-    6 "sessions", 7 "observations", 8 "budgets", 9 "approvals",
-);
-pub(super) static SQLITE: LazyLock<Migrator> = embedded!("sqlite":
-    1 "runs", 2 "callers", 3 "rate_limits", 4 "definitions_in_use", 5 "consumption",
-    6 "sessions", 7 "observations", 8 "budgets", 9 "approvals",
-);
+pub(super) static POSTGRES: LazyLock<Migrator> = embedded!("postgres": 1 "schema");
+pub(super) static SQLITE: LazyLock<Migrator> = embedded!("sqlite": 1 "schema");

@@ -1,6 +1,6 @@
 //! What later runs may recall of a run: its events in a few words each.
 //!
-//! Pure. Text that the model or a tool marked as private is left out, values of names that look
+//! Text that the model or a tool marked as private is left out, values of names that look
 //! like secrets are removed, and what is left is cut to size. Words of a query are taken from it
 //! one by one, so that nothing in a text is ever syntax. Whether a run is observed at all is
 //! decided where it is started.
@@ -8,10 +8,14 @@
 use std::collections::HashSet;
 use std::sync::LazyLock;
 
-use super::RunWrite;
-use super::changes::ObservationInsert;
+use uuid::Uuid;
+
+use super::backend::Work;
+use super::sql::{Dialect, Query};
+use super::tables::{Observation, Record};
+use super::{RunWrite, Store, StoreError};
 use crate::bounds::pattern::{Author, Pattern};
-use crate::event::{Event, RunEvent, ToolCallCompleted};
+use crate::event::{Event, RunEvent, SECRET_NAMES, ToolCallCompleted};
 use crate::message::CallTarget;
 
 /// Bytes of an observation.
@@ -39,17 +43,14 @@ const CLOSING: &str = "</private>";
 /// The value behind a name that looks like that of a secret.
 #[expect(clippy::unwrap_used, reason = "a constant that a test compiles")]
 static SECRET: LazyLock<Pattern> = LazyLock::new(|| {
-    let name = r"token|password|passwd|secret|api[_-]?key|authorization|private[_-]?key";
+    let name = SECRET_NAMES.join("|");
     let value = r#"(?:bearer\s+|basic\s+)?(?:"[^"]*"|'[^']*'|[^\s,;}\])]+)"#;
     let whole = format!(r#"(?i)([\w-]*(?:{name})[\w-]*["']?\s*[:=]\s*){value}"#);
     Pattern::compile(&whole, Author::Operator).unwrap()
 });
 
 /// What is kept of an event of an observed run, if anything.
-pub(super) fn observation<'w>(
-    write: &'w RunWrite,
-    event: &'w Event,
-) -> Option<ObservationInsert<'w>> {
+pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
     let origin = write.origin.as_deref().filter(|origin| origin.is_observed)?;
     let (kind, text) = match &event.what {
         RunEvent::ModelResponded(response) => ("model_response", response.message.text.clone()),
@@ -100,14 +101,14 @@ pub(super) fn observation<'w>(
         | RunEvent::RunCancelled(_) => return None,
     };
     let content = presentable(&text);
-    (!content.is_empty()).then(|| ObservationInsert {
+    (!content.is_empty()).then(|| Observation {
         run_id: write.run_id,
         seq: event.seq,
-        tenant: &write.caller.tenant,
-        agent: &origin.agent,
-        session_id: origin.session_id.as_deref(),
+        tenant: write.caller.tenant.clone(),
+        agent: origin.agent.clone(),
+        session_id: origin.session_id.clone(),
         at: event.at,
-        kind,
+        kind: kind.to_owned(),
         content,
     })
 }
@@ -160,6 +161,43 @@ pub(super) fn words(text: &str) -> Vec<String> {
     let words = words.filter(|word| word.len() <= MAX_WORD).map(str::to_lowercase);
     let words = words.filter(|word| !STOP_WORDS.contains(&word.as_str()));
     words.filter(|word| seen.insert(word.clone())).take(MAX_WORDS).collect()
+}
+
+impl Store {
+    /// What other runs of this tenant's agent left that has most in common with a text: at most
+    /// `limit`, the most relevant first.
+    pub async fn recall(
+        &self,
+        tenant: &str,
+        agent: &str,
+        except: Uuid,
+        text: &str,
+        limit: u32,
+    ) -> Result<Vec<Observation>, StoreError> {
+        let words = words(text);
+        if words.is_empty() {
+            return Ok(Vec::new());
+        }
+        let (look, words) = match self.backend.dialect() {
+            Dialect::Postgres => (
+                "SELECT o.* FROM observations o, to_tsquery('english', :words) q \
+                 WHERE o.words @@ q AND o.tenant = :tenant AND o.agent = :agent \
+                 AND o.run_id <> :except ORDER BY ts_rank(o.words, q) DESC, o.at DESC, o.seq \
+                 LIMIT :limit",
+                words.iter().map(|word| format!("'{word}'")).collect::<Vec<_>>().join(" | "),
+            ),
+            Dialect::Sqlite => (
+                "SELECT o.* FROM observation_words w JOIN observations o ON o.id = w.rowid \
+                 WHERE observation_words MATCH :words AND o.tenant = :tenant AND o.agent = :agent \
+                 AND o.run_id <> :except ORDER BY bm25(observation_words), o.at DESC, o.seq \
+                 LIMIT :limit",
+                words.iter().map(|word| format!("\"{word}\"")).collect::<Vec<_>>().join(" OR "),
+            ),
+        };
+        let look = Query::new(look).bind("tenant", tenant).bind("agent", agent);
+        let look = look.bind("except", except).bind("words", words).bind("limit", limit);
+        self.backend.read(Work::Data, look).await?.iter().map(Record::read).collect()
+    }
 }
 
 #[cfg(test)]

@@ -8,227 +8,297 @@
 
 use std::borrow::Cow;
 use std::collections::HashMap;
+use std::fmt::Write;
 
 use chrono::{DateTime, TimeDelta, Utc};
-use serde::Serialize;
+use serde::Deserialize;
 use serde_json::Value;
+use serde_json::value::RawValue;
 use uuid::Uuid;
 
-use super::changes::{
-    ApprovalInsert, AuditInsert, CallChange, CallProposed, Changes, EndColumns, EventInsert,
-    IterationInsert, NewColumns, RunChange, VoidedRun, int,
-};
 use super::observations::observation;
-use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError, ToolCallRecord};
-use crate::event::{
-    AuditRecord, Awaited, CallFailure, Ending, Event, ModelResponded, RunEvent, WaitKind,
+use super::sql::{Labels, json};
+use super::tables::{
+    ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, Observation,
+    RunOpening, RunProgress, RunRecord, ToolCallRecord,
 };
+use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError};
+use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
-use crate::run::{Caller, Outcome, RunStatus};
+use crate::run::{Caller, Outcome, RunStatus, Totals};
+
+/// Every row that a batch of writes inserts or changes.
+#[derive(Debug, Default, PartialEq)]
+pub struct Changes {
+    /// One per write, in the order of the batch.
+    pub runs: Vec<RunChange>,
+    /// The journal, one per write.
+    pub journal: Vec<JournalRow>,
+    /// One per model response.
+    pub iterations: Vec<IterationRecord>,
+    /// Calls of tools: inserted where the proposal is there, else changed.
+    pub calls: Vec<CallChange>,
+    /// The audit log.
+    pub audit: Vec<AuditRow>,
+    /// What later runs may recall.
+    pub observations: Vec<Observation>,
+    /// What is asked for.
+    pub approvals: Vec<ApprovalRequest>,
+    /// Runs that end while they may be waiting for something: their unanswered requests are void.
+    pub voided: Vec<Uuid>,
+}
+
+/// A run's row as a write leaves it.
+#[derive(Debug, PartialEq)]
+pub struct RunChange {
+    /// The fence: the stored `next_seq`.
+    pub first_seq: i64,
+    /// What this write says.
+    pub progress: RunProgress,
+    /// What never changes, where this is the run's first write.
+    pub opening: Option<RunOpening>,
+}
+
+/// A call's row as a write leaves it.
+#[derive(Debug, PartialEq)]
+pub struct CallChange {
+    /// Where it comes from, if it was proposed in the same write.
+    pub proposal: Option<CallProposal>,
+    /// Where it stands; what is absent stays as it is.
+    pub state: CallState,
+}
 
 /// The rows that a batch changes. Writing a whole journal as one write gives the rows as rebuilt.
 ///
 /// # Errors
 /// [`StoreError::Failed`] for a write without events, and where a value cannot be written as JSON.
-pub fn project(batch: &[RunWrite]) -> Result<Changes<'_>, StoreError> {
+pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
     let mut changes = Changes::default();
     for write in batch {
-        changes.runs.push(run_change(write)?);
+        changes.runs.push(run_change(owner, write)?);
+        changes.journal.push(journal_row(write)?);
         let first = changes.calls.len();
         let mut calls = RunCalls { run_id: write.run_id, rows: &mut changes.calls, first };
         for event in &write.events {
-            changes.events.push(EventInsert {
-                run_id: write.run_id,
-                seq: event.seq,
-                epoch: write.epoch,
-                at: event.at,
-                kind: event.what.type_name(),
-                data: event_data(&event.what)?,
-            });
             if let RunEvent::ModelResponded(response) = &event.what {
                 changes.iterations.push(iteration(event, response));
             }
             calls.apply(event);
         }
-        changes.audit.extend(write.audit.iter().map(|record| audit(write, record)));
+        changes.audit.extend(write.audit.iter().map(|record| {
+            audit_row(&write.caller.tenant, &write.caller.subject, write.run_id, record)
+        }));
         changes
             .observations
             .extend(write.events.iter().filter_map(|event| observation(write, event)));
-        wait(write, &mut changes)?;
+        wait(write, &mut changes);
     }
     Ok(changes)
 }
 
-fn run_change(write: &RunWrite) -> Result<RunChange<'_>, StoreError> {
+impl RunRecord {
+    /// The row as the first and only write of a run leaves it.
+    ///
+    /// # Errors
+    /// [`StoreError::Failed`] for a write without events or that is not a run's first.
+    pub fn after(owner: &str, write: &RunWrite) -> Result<Self, StoreError> {
+        let change = run_change(owner, write)?;
+        let opening = change.opening.ok_or_else(|| StoreError::Failed("not the first".into()))?;
+        let mut record = Self::from((opening, change.progress));
+        record.take_ending(write.events.last());
+        Ok(record)
+    }
+
+    /// Fills in what the last event has, where that is the end.
+    pub(super) fn take_ending(&mut self, last: Option<&Event>) {
+        let outcome = last.and_then(|event| event.what.ending()).map(|ending| &ending.outcome);
+        self.output = outcome.and_then(Outcome::output).cloned();
+        self.raw_response = outcome.map(|outcome| outcome.raw_response().to_owned());
+    }
+
+    /// The number of the newest event.
+    pub fn last_seq(&self) -> i64 {
+        self.next_seq - 1
+    }
+
+    /// What the run has consumed, as far as its row says.
+    pub fn totals(&self) -> Totals {
+        Totals {
+            attempts: self.attempts,
+            iterations: self.iterations,
+            tool_calls_made: self.tool_calls_made,
+            tools_used: self.tools_used.iter().cloned().collect(),
+            usage: self.usage,
+            retries: 0, // not a column
+            warnings: self.warnings.clone(),
+            callback_errors: self.callback_errors.clone(),
+            model: self.model.clone(),
+            consumption: self.consumption.clone(),
+        }
+    }
+}
+
+fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
     let totals = &write.totals;
     let (Some(first), Some(last)) = (write.events.first(), write.events.last()) else {
         return Err(StoreError::Failed(format!("a write of run {} has no events", write.run_id)));
     };
-    let ending = last.what.ending().map(|ending| (last.at, ending));
-    let status = match (ending, write.park, &write.new) {
-        (Some((_, ending)), ..) => ending.outcome.status(),
+    let ending = last.what.ending();
+    let outcome = ending.map(|ending| &ending.outcome);
+    let status = match (outcome, write.park, &write.new) {
+        (Some(outcome), ..) => outcome.status(),
         (None, Some(parked), _) => parked,
         (None, None, Some(new)) => new.status,
         (None, None, None) => RunStatus::Running,
     };
     let started =
         |event: &Event| matches!(event.what, RunEvent::RunStarted { .. }).then_some(event.at);
-    Ok(RunChange {
+    let progress = RunProgress {
         id: write.run_id,
         epoch: write.epoch,
-        first_seq: first.seq,
         next_seq: last.seq + 1,
-        status: status.as_str(),
+        status,
+        owner: (status == RunStatus::Running).then(|| owner.to_owned()),
         started_at: write.events.iter().find_map(started),
         attempts: totals.attempts,
         iterations: totals.iterations,
         tool_calls_made: totals.tool_calls_made,
-        usage: totals.usage.into(),
-        model: totals.model.as_deref(),
-        tools_used: list(totals.tools_used.len(), &totals.tools_used)?,
-        warnings: list(totals.warnings.len(), &totals.warnings)?,
-        callback_errors: list(totals.callback_errors.len(), &totals.callback_errors)?,
-        consumption: (!totals.consumption.is_nothing())
-            .then(|| json(&totals.consumption))
-            .transpose()?,
-        end: ending.map(|(at, ending)| end_columns(at, ending)).transpose()?,
-        tenant: &write.caller.tenant,
-        subject: &write.caller.subject,
-        new: write.new.as_deref().map(|new| new_columns(new, &write.caller)).transpose()?,
-    })
+        model: totals.model.clone(),
+        tools_used: totals.tools_used.iter().cloned().collect(),
+        warnings: totals.warnings.clone(),
+        callback_errors: totals.callback_errors.clone(),
+        consumption: totals.consumption.clone(),
+        error: outcome.and_then(Outcome::error).cloned(),
+        termination_reason: outcome.map(|outcome| outcome.reason().as_str().to_owned()),
+        partial: matches!(outcome, Some(Outcome::Completed { partial: true, .. })),
+        latency_ms: ending.map(|ending| i64::try_from(ending.latency_ms).unwrap_or(i64::MAX)),
+        finished_at: ending.map(|_| last.at),
+        usage: totals.usage,
+    };
+    let opening = write.new.as_deref().map(|new| opening(new, &write.caller));
+    Ok(RunChange { first_seq: first.seq, progress, opening })
+}
+
+fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
+    RunOpening {
+        created_at: new.created_at,
+        parent_run_id: new.parent_run_id,
+        tenant: caller.tenant.clone(),
+        subject: caller.subject.clone(),
+        scopes: caller.scopes.clone(),
+        agent: new.agent.clone(),
+        agent_version: new.agent_version.clone(),
+        definition_hash: new.definition.hash.clone(),
+        kind: new.kind,
+        session_id: new.session_id.clone(),
+        session_place: new.session_place.map(|place| place.as_str().to_owned()),
+        session_turn: match new.session_place {
+            Some(SessionPlace::Holds { turn }) => Some(turn),
+            _ => None,
+        },
+        inputs: Value::clone(&new.inputs),
+        overrides: new.overrides.clone(),
+        metadata: Labels(new.metadata.clone()),
+        idempotency_key: new.idempotency.as_ref().map(|idempotency| idempotency.key.clone()),
+        request_hash: new.idempotency.as_ref().map(|idempotency| idempotency.request_hash.clone()),
+        traceparent: new.traceparent.clone(),
+        available_at: (new.status == RunStatus::Queued).then(Utc::now),
+    }
 }
 
 /// What a write asks for. A run that completes has nothing left to wait for; any other end makes
 /// void what is open.
-fn wait<'w>(write: &'w RunWrite, changes: &mut Changes<'w>) -> Result<(), StoreError> {
+fn wait(write: &RunWrite, changes: &mut Changes) {
     let ending = write.events.last().and_then(|event| event.what.ending());
     let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
     for event in &write.events {
         if let RunEvent::ApprovalRequested(awaited) | RunEvent::ToolCallAwaitingClient(awaited) =
             &event.what
         {
-            changes.approvals.push(ApprovalInsert {
+            changes.approvals.push(ApprovalRequest {
                 run_id: write.run_id,
                 seq: event.seq,
                 call_id: awaited.call_id,
-                tenant: &write.caller.tenant,
+                tenant: write.caller.tenant.clone(),
+                kind: awaited.kind,
+                tool: awaited.tool.clone(),
+                arguments: awaited.arguments.clone(),
+                reason: awaited.reason.clone(),
                 at: event.at,
                 expires_at: awaited.expires_at,
-                kind: awaited.kind.as_str(),
-                tool: clean(&awaited.tool),
-                reason: clean(&awaited.reason),
-                arguments: json(&awaited.arguments)?,
-                status: status.as_str(),
+                status,
             });
         }
     }
     if ending.is_some_and(|ending| ending.outcome.status() != RunStatus::Completed) {
-        changes.voided.push(VoidedRun { run_id: write.run_id });
+        changes.voided.push(write.run_id);
     }
-    Ok(())
 }
 
-fn end_columns(at: DateTime<Utc>, ending: &Ending) -> Result<EndColumns<'_>, StoreError> {
-    let outcome = &ending.outcome;
-    Ok(EndColumns {
-        output: outcome.output().map(json).transpose()?,
-        raw_response: clean(outcome.raw_response()),
-        error: outcome.error().map(json).transpose()?,
-        termination_reason: outcome.reason().as_str(),
-        partial: matches!(outcome, Outcome::Completed { partial: true, .. }),
-        latency_ms: int(ending.latency_ms),
-        finished_at: at,
-    })
-}
-
-fn new_columns<'w>(new: &'w NewRun, caller: &Caller) -> Result<NewColumns<'w>, StoreError> {
-    Ok(NewColumns {
-        agent: &new.agent,
-        agent_version: &new.agent_version,
-        definition_hash: &new.definition.hash,
-        kind: new.kind.as_str(),
-        scopes: json(&caller.scopes)?,
-        inputs: json(&new.inputs)?,
-        overrides: json(&new.overrides)?,
-        session_id: new.session_id.as_deref(),
-        session_place: new.session_place.map(SessionPlace::as_str),
-        session_turn: match new.session_place {
-            Some(SessionPlace::Holds { turn }) => Some(turn),
-            _ => None,
-        },
-        parent_run_id: new.parent_run_id,
-        metadata: json(&new.metadata)?,
-        created_at: new.created_at,
-        idempotency_key: new.idempotency.as_ref().map(|idempotency| idempotency.key.as_str()),
-        request_hash: new.idempotency.as_ref().map(|idempotency| idempotency.request_hash.as_str()),
-        traceparent: new.traceparent.as_deref(),
-    })
-}
-
-fn iteration<'w>(event: &Event, response: &'w ModelResponded) -> IterationInsert<'w> {
-    let latency_ms = int(response.latency_ms);
-    IterationInsert {
+fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
+    let latency = i64::try_from(response.latency_ms).ok().and_then(TimeDelta::try_milliseconds);
+    IterationRecord {
         run_id: event.run_id,
         attempt: response.attempt,
         number: response.iteration,
         seq: event.seq,
-        started_at: TimeDelta::try_milliseconds(latency_ms)
-            .map_or(event.at, |latency| event.at - latency),
-        latency_ms,
+        started_at: latency.map_or(event.at, |latency| event.at - latency),
+        latency_ms: response.latency_ms,
         retries: response.retries,
-        usage: response.usage.into(),
         fallback: response.fallback,
-        provider: clean(&response.provider),
-        model: clean(&response.model),
-        finish_reason: response.finish_reason.as_str(),
+        provider: response.provider.clone(),
+        model: response.model.clone(),
+        finish_reason: response.finish_reason.as_str().to_owned(),
+        usage: response.usage,
     }
 }
 
 /// The changed calls of one run, at the end of a batch's list.
-struct RunCalls<'a, 'w> {
+struct RunCalls<'a> {
     run_id: Uuid,
-    rows: &'a mut Vec<CallChange<'w>>,
+    rows: &'a mut Vec<CallChange>,
     first: usize,
 }
 
-impl<'w> RunCalls<'_, 'w> {
-    fn apply(&mut self, event: &'w Event) {
+impl RunCalls<'_> {
+    fn apply(&mut self, event: &Event) {
         match &event.what {
             RunEvent::ModelResponded(response) => self.propose(event.seq, response),
             RunEvent::ToolCallStarted(call) => {
                 let row = self.row(call.call_id);
-                row.state = "dispatched";
-                row.effect = Some(call.effect.as_str());
-                row.decision = Some(&call.decision);
-                row.reason = call.reason.as_deref().map(clean);
+                row.state = "dispatched".into();
+                row.effect = Some(call.effect.as_str().into());
+                row.decision = Some(call.decision.clone());
+                row.reason.clone_from(&call.reason);
                 row.started_at = Some(event.at);
             }
             RunEvent::ApprovalRequested(awaited) => self.ask(awaited),
             RunEvent::ToolCallAwaitingClient(awaited) => {
-                self.row(awaited.call_id).state = "awaiting_client";
+                self.row(awaited.call_id).state = "awaiting_client".into();
             }
             RunEvent::ToolCallCompleted(call) => {
                 if call.target != CallTarget::Tool {
                     return;
                 }
                 let row = self.row(call.call_id);
-                row.state = match call.failure {
+                let state = match call.failure {
                     None => "succeeded",
                     Some(CallFailure::Cancelled | CallFailure::NotExecuted) => "cancelled",
                     Some(CallFailure::UnknownOutcome) => "unknown",
                     Some(_) => "failed",
                 };
+                row.state = state.into();
                 row.is_error = call.failure.is_some();
                 row.cached = call.cached;
                 row.finished_at = Some(event.at);
-                row.duration_ms = Some(int(call.duration_ms));
+                row.duration_ms = Some(call.duration_ms);
                 row.result_seq = Some(event.seq);
             }
             RunEvent::ToolCallBlocked(call) => {
                 let row = self.row(call.call_id);
-                row.state = "denied";
-                row.decision = Some(&call.decision);
-                row.reason = Some(clean(&call.reason));
+                row.state = "denied".into();
+                row.decision = Some(call.decision.clone());
+                row.reason = Some(call.reason.clone());
                 row.is_error = true;
                 row.finished_at = Some(event.at);
                 row.result_seq = Some(event.seq);
@@ -259,65 +329,74 @@ impl<'w> RunCalls<'_, 'w> {
         }
     }
 
-    fn ask(&mut self, awaited: &'w Awaited) {
+    fn ask(&mut self, awaited: &Awaited) {
         match awaited.kind {
             WaitKind::Approval => {
                 let row = self.row(awaited.call_id);
-                row.state = "awaiting_approval";
-                row.decision = Some("escalated");
-                row.reason = Some(clean(&awaited.reason));
+                row.state = "awaiting_approval".into();
+                row.decision = Some("escalated".into());
+                row.reason = Some(awaited.reason.clone());
             }
-            WaitKind::Review => self.row(awaited.call_id).state = "unknown",
+            WaitKind::Review => self.row(awaited.call_id).state = "unknown".into(),
             WaitKind::Client | WaitKind::Escalation => {} // no call, or an event of its own
         }
     }
 
-    fn propose(&mut self, seq: i64, response: &'w ModelResponded) {
+    fn propose(&mut self, seq: i64, response: &ModelResponded) {
         for (ordinal, call) in (1..).zip(&response.message.tool_calls) {
             if call.target == CallTarget::Tool {
-                let (attempt, iteration, tool) =
-                    (response.attempt, response.iteration, clean(&call.name));
-                self.row(call.id).proposed =
-                    Some(CallProposed { attempt, iteration, ordinal, tool, seq });
+                self.change(call.id).proposal = Some(CallProposal {
+                    attempt: response.attempt,
+                    iteration: response.iteration,
+                    ordinal,
+                    tool: call.name.clone(),
+                    proposed_seq: seq,
+                });
             }
         }
     }
 
-    fn row(&mut self, call_id: Uuid) -> &mut CallChange<'w> {
-        let known = self.rows[self.first..].iter().position(|row| row.call_id == call_id);
+    fn row(&mut self, call_id: Uuid) -> &mut CallState {
+        &mut self.change(call_id).state
+    }
+
+    fn change(&mut self, call_id: Uuid) -> &mut CallChange {
+        let known = self.rows[self.first..].iter().position(|row| row.state.call_id == call_id);
         let index = known.map_or(self.rows.len(), |position| self.first + position);
         if known.is_none() {
-            self.rows.push(CallChange::of(self.run_id, call_id));
+            let state = CallState {
+                run_id: self.run_id,
+                call_id,
+                state: "proposed".into(),
+                effect: None,
+                decision: None,
+                reason: None,
+                is_error: false,
+                cached: false,
+                started_at: None,
+                finished_at: None,
+                duration_ms: None,
+                result_seq: None,
+            };
+            self.rows.push(CallChange { proposal: None, state });
         }
         &mut self.rows[index]
     }
 }
 
-fn audit<'w>(write: &'w RunWrite, record: &'w AuditRecord) -> AuditInsert<'w> {
-    audit_of(&write.caller.tenant, &write.caller.subject, write.run_id, record)
-}
-
 /// An audit record as a row: of this tenant, on behalf of this subject.
-pub(super) fn audit_of<'w>(
-    tenant: &'w str,
-    subject: &'w str,
+pub(super) fn audit_row(
+    tenant: &str,
+    subject: &str,
     run_id: Uuid,
-    record: &'w AuditRecord,
-) -> AuditInsert<'w> {
-    AuditInsert {
-        tenant,
-        at: record.at,
+    record: &AuditRecord,
+) -> AuditRow {
+    AuditRow {
+        tenant: tenant.to_owned(),
         id: audit_id(record),
         run_id,
-        call_id: record.call_id,
-        duration_ms: record.duration_ms.map(int),
-        subject,
-        tool: clean(&record.tool),
-        rule: &record.rule,
-        decision: &record.decision,
-        reason: record.reason.as_deref().map(clean),
-        outcome: &record.outcome,
-        arguments: clean(&record.arguments),
+        subject: subject.to_owned(),
+        record: record.clone(),
     }
 }
 
@@ -331,42 +410,29 @@ fn audit_id(record: &AuditRecord) -> Uuid {
     uuid::Builder::from_unix_timestamp_millis(micros / 1000, &random).into_uuid()
 }
 
-/// A call's row before its payloads are attached.
-#[derive(Debug)]
-pub struct StoredCall {
-    /// The row; `arguments` and `result` are still empty.
-    pub record: ToolCallRecord,
-    /// The event that has the arguments.
-    pub proposed_seq: i64,
-    /// The event that has the result.
-    pub result_seq: Option<i64>,
-}
-
-impl StoredCall {
+impl ToolCallRecord {
     /// The numbers of the events that have its payloads.
-    pub fn sources(&self) -> impl Iterator<Item = i64> + use<> {
+    pub(super) fn sources(&self) -> impl Iterator<Item = i64> + use<> {
         std::iter::once(self.proposed_seq).chain(self.result_seq)
     }
 }
 
 /// Fills in the arguments and results of calls from the events that have them.
-pub fn attach_payloads(calls: Vec<StoredCall>, events: Vec<Event>) -> Vec<ToolCallRecord> {
+pub fn attach_payloads(calls: &mut [ToolCallRecord], events: Vec<Event>) {
     let events: HashMap<i64, RunEvent> =
         events.into_iter().map(|event| (event.seq, event.what)).collect();
-    let fill = |StoredCall { mut record, proposed_seq, result_seq }| {
-        if let Some(RunEvent::ModelResponded(response)) = events.get(&proposed_seq) {
-            let position = usize::try_from(record.ordinal).unwrap_or_default().saturating_sub(1);
-            record.arguments =
+    for call in calls {
+        if let Some(RunEvent::ModelResponded(response)) = events.get(&call.proposed_seq) {
+            let position = usize::try_from(call.ordinal).unwrap_or_default().saturating_sub(1);
+            call.arguments =
                 response.message.tool_calls.get(position).map(arguments).unwrap_or_default();
         }
-        record.result = match result_seq.and_then(|seq| events.get(&seq)) {
-            Some(RunEvent::ToolCallCompleted(call)) => Some(call.told().into_owned()),
-            Some(RunEvent::ToolCallBlocked(call)) => Some(call.content.clone()),
+        call.result = match call.result_seq.and_then(|seq| events.get(&seq)) {
+            Some(RunEvent::ToolCallCompleted(done)) => Some(done.model_text().into_owned()),
+            Some(RunEvent::ToolCallBlocked(blocked)) => Some(blocked.content.clone()),
             _ => None,
         };
-        record
-    };
-    calls.into_iter().map(fill).collect()
+    }
 }
 
 /// What a call was made with: a text where that is no JSON.
@@ -374,42 +440,60 @@ fn arguments(call: &ToolCall) -> Value {
     serde_json::from_str(&call.arguments).unwrap_or_else(|_| Value::String(call.arguments.clone()))
 }
 
-/// An event's `data` as JSON text.
-fn event_data(event: &RunEvent) -> Result<String, StoreError> {
-    let mut text = json(event)?;
-    let head = r#"{"type":"","data":"#.len() + event.type_name().len();
-    text.pop();
-    text.drain(..head);
-    Ok(text)
-}
-
-/// The event of a journal row; the opposite of [`event_data`].
-///
-/// # Errors
-/// [`StoreError::Failed`] where the row is not an event that this version knows.
-pub fn event_from(kind: &str, data: &str) -> Result<RunEvent, StoreError> {
-    serde_json::from_str(&format!(r#"{{"type":"{kind}","data":{data}}}"#)).map_err(|error| {
-        StoreError::Failed(format!("a journal entry of type {kind:?} cannot be read: {error}"))
+/// The row of a write's events.
+fn journal_row(write: &RunWrite) -> Result<JournalRow, StoreError> {
+    let (Some(first), Some(last)) = (write.events.first(), write.events.last()) else {
+        return Err(StoreError::Failed(format!("a write of run {} has no events", write.run_id)));
+    };
+    Ok(JournalRow {
+        run_id: write.run_id,
+        seq: last.seq,
+        first_seq: first.seq,
+        epoch: write.epoch,
+        at: last.at,
+        events: events_text(&write.events)?,
     })
 }
 
-pub(super) fn json<T: Serialize + ?Sized>(value: &T) -> Result<String, StoreError> {
-    serde_json::to_string(value)
-        .map_err(|error| StoreError::Failed(format!("a value is not JSON: {error}")))
-}
-
-/// A list as JSON text; nothing where it is empty.
-fn list<T: Serialize>(len: usize, items: &T) -> Result<Option<String>, StoreError> {
-    (len > 0).then(|| json(items)).transpose()
-}
-
-/// Text columns cannot hold NUL, and a model may write one; the journal keeps what it wrote.
-pub(super) fn clean(text: &str) -> Cow<'_, str> {
-    if text.contains('\0') {
-        Cow::Owned(text.replace('\0', "\u{FFFD}"))
-    } else {
-        Cow::Borrowed(text)
+/// Events as a JSON array of `{"at": microseconds, "type": …, "data": …}`.
+fn events_text(events: &[Event]) -> Result<String, StoreError> {
+    let mut text = String::from("[");
+    for (index, event) in events.iter().enumerate() {
+        let comma = if index > 0 { "," } else { "" };
+        let what = json(&event.what)?;
+        let what = what.strip_prefix('{').unwrap_or(&what);
+        let _ = write!(text, "{comma}{{\"at\":{},{what}", event.at.timestamp_micros());
     }
+    text.push(']');
+    Ok(text)
+}
+
+/// An event as it stands in the journal.
+#[derive(Deserialize)]
+struct StoredEvent<'t> {
+    at: i64,
+    r#type: Cow<'t, str>,
+    #[serde(borrow)]
+    data: &'t RawValue,
+}
+
+/// The events of a row of the journal.
+///
+/// # Errors
+/// [`StoreError::Failed`] where an entry is not an event that this version knows.
+pub(super) fn events_of(row: &JournalRow) -> Result<Vec<Event>, StoreError> {
+    let damaged = |what: &str, error: serde_json::Error| {
+        StoreError::Failed(format!("the journal of run {}: {what}: {error}", row.run_id))
+    };
+    let stored: Vec<StoredEvent<'_>> = serde_json::from_str(&row.events)
+        .map_err(|error| damaged("a row cannot be read", error))?;
+    let event = |(seq, StoredEvent { at, r#type, data })| {
+        let what = serde_json::from_str(&format!(r#"{{"type":"{}","data":{data}}}"#, r#type))
+            .map_err(|error| damaged(&format!("an entry of type {:?}", r#type), error))?;
+        let at = DateTime::from_timestamp_micros(at).unwrap_or(row.at);
+        Ok(Event { seq, at, run_id: row.run_id, what })
+    };
+    (row.first_seq..).zip(stored).map(event).collect()
 }
 
 #[cfg(test)]

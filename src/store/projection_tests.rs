@@ -3,6 +3,8 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use serde_json::json;
 
+use chrono::DateTime;
+
 use super::*;
 use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
 use crate::message::FinishReason;
@@ -127,18 +129,20 @@ fn every_event_survives_the_journal() {
         RunEvent::interrupted("i"),
         RunEvent::cancelled("queued", Some("r"), String::new(), 0),
     ];
-    for event in events {
-        let data = event_data(&event).unwrap();
-        assert_eq!(event_from(event.type_name(), &data).unwrap(), event, "{data}");
-    }
-    assert!(event_from("run.unheard_of", "{}").is_err());
+    let write = write(events.to_vec());
+    let row = journal_row(&write).unwrap();
+    assert_eq!((row.first_seq, row.seq), (5, 4 + i64::try_from(events.len()).unwrap()));
+    assert_eq!(events_of(&row).unwrap(), write.events, "{}", row.events);
+    let unknown = r#"[{"at":1,"type":"run.unheard_of","data":{}}]"#.to_owned();
+    assert!(events_of(&JournalRow { events: unknown, ..row }).is_err());
 }
 
 proptest! {
     #[test]
     fn any_text_survives_the_journal(text in any::<String>()) {
-        let event = RunEvent::ConfirmationRequested { prompt: text };
-        prop_assert_eq!(event_from(event.type_name(), &event_data(&event).unwrap()).unwrap(), event);
+        let write = write(vec![RunEvent::ConfirmationRequested { prompt: text }]);
+        let row = journal_row(&write).unwrap();
+        prop_assert_eq!(events_of(&row).unwrap(), write.events);
     }
 }
 
@@ -157,24 +161,25 @@ fn a_whole_iteration_is_one_insert_a_row() {
         blocked(&denied),
         answered(&output, None),
     ])];
-    let changes = project(&batch).unwrap();
-    assert_eq!((changes.runs[0].first_seq, changes.runs[0].next_seq), (5, 10));
-    assert_eq!(changes.runs[0].status, "running");
-    assert_eq!((changes.events.len(), changes.iterations.len(), changes.calls.len()), (5, 1, 2));
+    let changes = project("me", &batch).unwrap();
+    assert_eq!((changes.runs[0].first_seq, changes.runs[0].progress.next_seq), (5, 10));
+    assert_eq!(changes.runs[0].progress.status, RunStatus::Running);
+    assert_eq!((changes.journal.len(), changes.iterations.len(), changes.calls.len()), (1, 1, 2));
 
     let iteration = &changes.iterations[0];
-    assert_eq!(iteration.started_at + TimeDelta::milliseconds(1500), changes.events[0].at);
-    assert_eq!(iteration.usage.input_tokens, i64::MAX, "what no database can hold is capped");
+    assert_eq!(iteration.started_at + TimeDelta::milliseconds(1500), changes.journal[0].at);
 
     let [read, shell] = &changes.calls[..] else { panic!("{:?}", changes.calls) };
-    let place = |row: &CallChange| row.proposed.as_ref().map(|p| (p.iteration, p.ordinal, p.seq));
+    let place =
+        |row: &CallChange| row.proposal.as_ref().map(|p| (p.iteration, p.ordinal, p.proposed_seq));
     assert_eq!((place(read), place(shell)), (Some((2, 2, 5)), Some((2, 3, 5))));
+    let (read, shell) = (&read.state, &shell.state);
     assert_eq!(
-        (read.state, read.decision, read.reason.as_deref()),
+        (&*read.state, read.decision.as_deref(), read.reason.as_deref()),
         ("succeeded", Some("warned"), Some("slow"))
     );
-    assert_eq!((read.result_seq, read.effect), (Some(7), Some("read")));
-    assert_eq!((shell.state, shell.is_error, shell.result_seq), ("denied", true, Some(8)));
+    assert_eq!((read.result_seq, read.effect.as_deref()), (Some(7), Some("read")));
+    assert_eq!((&*shell.state, shell.is_error, shell.result_seq), ("denied", true, Some(8)));
 }
 
 #[test]
@@ -191,15 +196,15 @@ fn a_call_that_was_proposed_earlier_is_changed() {
     ];
     for (event, state) in cases {
         let batch = [write(vec![event])];
-        let changes = project(&batch).unwrap();
-        assert_eq!((changes.calls.len(), changes.calls[0].state), (1, state));
-        assert!(changes.calls[0].proposed.is_none());
+        let changes = project("me", &batch).unwrap();
+        assert_eq!((changes.calls.len(), &*changes.calls[0].state.state), (1, state));
+        assert!(changes.calls[0].proposal.is_none());
     }
 }
 
 #[test]
 fn a_write_without_events_is_refused() {
-    assert!(project(&[write(Vec::new())]).is_err());
+    assert!(project("me", &[write(Vec::new())]).is_err());
 }
 
 #[test]

@@ -7,6 +7,10 @@
 
 use std::time::Duration;
 
+use super::backend::Work;
+use super::sql::Query;
+use super::{Store, StoreError};
+
 /// The time in which a bucket of any limit fills, at most: a hundred years.
 const LONGEST: i64 = 100 * 365 * 86_400 * 1_000_000_000;
 
@@ -63,6 +67,56 @@ impl Taken {
             retry_after: Duration::from_nanos(wait.max(0).unsigned_abs()),
             reset: Duration::from_nanos(missing.unsigned_abs()),
         }
+    }
+}
+
+/// When a bucket will be full if nothing is taken now. What is further than any clock or wait
+/// explains, because the limit was changed or a clock set back, is brought near again.
+macro_rules! full {
+    () => {
+        "{greatest}({least}(l.tat, excluded.at + :window + 10000000000), excluded.at)"
+    };
+}
+
+/// What it gives of the tokens asked for.
+macro_rules! given {
+    () => {
+        concat!(
+            "{least}(:tokens, {greatest}(0, (:window - (",
+            full!(),
+            " - excluded.at)) / :interval))"
+        )
+    };
+}
+
+impl Store {
+    /// Takes up to that many tokens from a bucket that all replicas share. A bucket that was never
+    /// taken from is full.
+    pub async fn take_tokens(
+        &self,
+        bucket: &str,
+        limit: RateLimit,
+        tokens: u32,
+    ) -> Result<Taken, StoreError> {
+        let take = Query::new(concat!(
+            "INSERT INTO rate_limits AS l (key, at, granted, tat) \
+             SELECT :bucket, clock.at, {least}(:tokens, :window / :interval), \
+             clock.at + {least}(:tokens, :window / :interval) * :interval \
+             FROM (SELECT {nanos} AS at) AS clock WHERE true \
+             ON CONFLICT (key) DO UPDATE SET at = excluded.at, granted = ",
+            given!(),
+            ", tat = ",
+            full!(),
+            " + :interval * ",
+            given!(),
+            " RETURNING at, tat, granted"
+        ));
+        let take = take.bind("bucket", bucket).bind("tokens", tokens);
+        let take = take.bind("interval", limit.interval()).bind("window", limit.window());
+        let rows = self.backend.write(Work::Data, take).await?;
+        let row =
+            rows.first().ok_or_else(|| StoreError::Failed("a bucket gave no answer".to_owned()))?;
+        Ok(Taken::read(limit, row.read("at")?, row.read("tat")?, row.read("granted")?))
     }
 }
 

@@ -89,7 +89,7 @@ struct Waiting {
 impl Writer {
     /// Starts the task. `patience`: how long a transient failure is retried before it is reported.
     pub fn spawn(
-        store: Arc<dyn Store>,
+        store: Arc<Store>,
         owner: Arc<str>,
         patience: Duration,
         on_durable: OnDurable,
@@ -281,7 +281,7 @@ impl Waiting {
 
 /// What every commit needs.
 struct Committer {
-    store: Arc<dyn Store>,
+    store: Arc<Store>,
     owner: Arc<str>,
     patience: Duration,
     available: Arc<AtomicBool>,

@@ -1,41 +1,39 @@
-//! Log lines on their way to standard error, which may be slow, stuck or gone.
+//! Non-blocking logging to standard error, which may be slow, blocked or closed.
 //!
 //! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …). Nothing that a caller sent
-//! and no secret is logged at `info` or above. Whoever logs copies the line into a bounded buffer
-//! and goes on; a thread of its own writes. Lines that do not fit are dropped and counted.
+//! and no secret is logged at `info` or above. Lines are copied into a bounded buffer, which a
+//! dedicated thread writes. Lines that do not fit are dropped and counted.
 
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::os::fd::AsFd as _;
-use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::thread;
 use std::time::Duration;
 
+use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing_subscriber::EnvFilter;
 
-/// The variable that filters logs.
 const FILTER_VARIABLE: &str = "TOOLLOOP_LOG";
-/// What OpenTelemetry says about itself is said by [`super::traces`], and less often.
+/// OpenTelemetry's own errors are reported by [`super::traces`], less often.
 const QUIET: &str = "opentelemetry=off";
-/// Bytes that may wait for the reader.
-const MOST: usize = 4 << 20;
-/// How long the end of the process waits for the reader.
-const LAST_PATIENCE: Duration = Duration::from_secs(1);
-/// How long to leave a reader alone that takes nothing at the moment.
-const PAUSE: Duration = Duration::from_millis(10);
+/// Capacity of the buffer, in bytes.
+const CAPACITY: usize = 4 << 20;
+/// How long the process waits at exit for the buffer to be written.
+const FLUSH_TIMEOUT: Duration = Duration::from_secs(1);
+/// Delay before writing again when the reader would block.
+const RETRY_DELAY: Duration = Duration::from_millis(10);
 
-/// How logs are written.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, clap::ValueEnum)]
 pub enum LogFormat {
-    /// For people.
+    /// Plain text
     #[default]
     Text,
-    /// One JSON object a line, for machines.
+    /// One JSON object per line
     Json,
 }
 
-/// Sends logs to standard error for as long as it lives; what is left is written when it is
-/// dropped.
+/// Logging to standard error; flushes the buffer when dropped.
 pub struct Logs {
     buffer: Arc<Buffer>,
 }
@@ -43,29 +41,29 @@ pub struct Logs {
 #[derive(Default)]
 struct Buffer {
     pending: Mutex<Pending>,
-    /// Told when there is something to write.
+    /// Notified when the buffer is no longer empty.
     filled: Condvar,
-    /// Told when everything has been written.
+    /// Notified when everything has been written.
     emptied: Condvar,
 }
 
 #[derive(Default)]
 struct Pending {
     text: Vec<u8>,
-    /// Lines that did not fit since this was last told.
+    /// Lines dropped since this was last reported.
     dropped: u64,
-    /// Whether the thread has taken text that it has not written yet.
+    /// Whether the thread is writing text taken from the buffer.
     writing: bool,
 }
 
-/// Takes one line at a time.
-struct Lines(Arc<Buffer>);
+/// Writes one line per call of `write`.
+struct LineWriter(Arc<Buffer>);
 
 impl Logs {
-    /// Starts logging. `default` is the filter where the variable is unset. Panics are logged, too.
+    /// `default` is the filter if `TOOLLOOP_LOG` is unset. Panics are logged, too.
     ///
     /// # Errors
-    /// The filter in the variable cannot be understood, or logging was started before.
+    /// The filter is invalid, or logging was started before.
     pub fn start(
         format: LogFormat,
         default: &str,
@@ -75,13 +73,13 @@ impl Logs {
                 .map_err(|e| format!("environment variable {FILTER_VARIABLE}: {e}"))?,
             _ => EnvFilter::try_new(format!("{default},{QUIET}"))?,
         };
-        // Not std's handle: its lock would be held for as long as the reader is stuck.
+        // Not std's handle, whose lock would be held while the reader is blocked.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let buffer = Buffer::drained_to(stderr)?;
         let lines = Arc::clone(&buffer);
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(move || Lines(Arc::clone(&lines)));
+            .with_writer(move || LineWriter(Arc::clone(&lines)));
         match format {
             LogFormat::Text => subscriber.with_ansi(io::stderr().is_terminal()).try_init()?,
             LogFormat::Json => {
@@ -98,12 +96,12 @@ impl Logs {
 
 impl Drop for Logs {
     fn drop(&mut self) {
-        self.buffer.flush(LAST_PATIENCE);
+        self.buffer.flush(FLUSH_TIMEOUT);
     }
 }
 
 impl Buffer {
-    /// Starts the thread that writes.
+    /// Starts the writer thread.
     fn drained_to(mut reader: impl Write + Send + 'static) -> io::Result<Arc<Self>> {
         let buffer = Arc::<Self>::default();
         let drained = Arc::clone(&buffer);
@@ -111,21 +109,21 @@ impl Buffer {
             let mut text = Vec::new();
             loop {
                 let dropped = drained.take(&mut text);
-                deliver(&mut reader, &text);
+                write_all(&mut reader, &text);
                 text.clear();
-                text.shrink_to(MOST / 64); // the buffer of a burst is not kept
+                text.shrink_to(CAPACITY / 64); // release the memory of a burst
                 if dropped > 0 {
-                    tracing::warn!(dropped, "log lines were dropped: nobody read them in time");
+                    tracing::warn!(dropped, "log lines were dropped: standard error is too slow");
                 }
             }
         })?;
         Ok(buffer)
     }
 
-    /// Never waits for the reader.
+    /// Never blocks on the reader.
     fn add(&self, line: &[u8]) {
         let mut pending = self.lock();
-        if pending.text.len() + line.len() > MOST {
+        if pending.text.len() + line.len() > CAPACITY {
             pending.dropped += 1;
             return;
         }
@@ -137,7 +135,7 @@ impl Buffer {
         }
     }
 
-    /// Waits for text and swaps it for the empty `text`; answers how many lines did not fit.
+    /// Waits for text, swaps it with the empty `text`, and returns the number of dropped lines.
     fn take(&self, text: &mut Vec<u8>) -> u64 {
         let mut pending = self.lock();
         pending.writing = false;
@@ -145,36 +143,38 @@ impl Buffer {
             self.emptied.notify_all();
         }
         let has_none = |pending: &mut Pending| pending.text.is_empty();
-        pending = self.filled.wait_while(pending, has_none).unwrap_or_else(PoisonError::into_inner);
+        self.filled.wait_while(&mut pending, has_none);
         std::mem::swap(&mut pending.text, text);
         pending.writing = true;
         std::mem::take(&mut pending.dropped)
     }
 
-    /// Waits until everything is written, or no longer.
+    /// Waits until everything is written, or for `patience`.
     fn flush(&self, patience: Duration) {
         let is_busy = |pending: &mut Pending| pending.writing || !pending.text.is_empty();
-        drop(self.emptied.wait_timeout_while(self.lock(), patience, is_busy));
+        self.emptied.wait_while_for(&mut self.lock(), is_busy, patience);
     }
 
     fn lock(&self) -> MutexGuard<'_, Pending> {
-        self.pending.lock().unwrap_or_else(PoisonError::into_inner)
+        self.pending.lock()
     }
 }
 
-/// Writes all of it, unless the reader is gone.
-fn deliver(reader: &mut impl Write, mut text: &[u8]) {
+/// Writes everything, unless the reader has closed the pipe.
+fn write_all(reader: &mut impl Write, mut text: &[u8]) {
     while !text.is_empty() {
         match reader.write(text) {
             Ok(written) if written > 0 => text = text.get(written..).unwrap_or_default(),
             Err(error) if error.kind() == ErrorKind::Interrupted => {}
-            Err(error) if error.kind() == ErrorKind::WouldBlock => thread::park_timeout(PAUSE),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                thread::park_timeout(RETRY_DELAY)
+            }
             Ok(_) | Err(_) => return,
         }
     }
 }
 
-impl Write for Lines {
+impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         self.0.add(line);
         Ok(line.len())
@@ -191,7 +191,7 @@ mod tests {
 
     use super::*;
 
-    /// A reader that takes one write for each time that it is told to.
+    /// A reader that accepts one write per message on its channel.
     struct Stuck(Receiver<()>, Sender<Vec<u8>>);
 
     impl Write for Stuck {
@@ -207,7 +207,7 @@ mod tests {
     }
 
     #[test]
-    fn a_stuck_reader_costs_lines_and_nothing_else() {
+    fn a_blocked_reader_loses_lines_but_does_not_block() {
         let (go_on, told) = channel();
         let (written, read) = channel();
         let buffer = Buffer::drained_to(Stuck(told, written)).unwrap();
@@ -216,7 +216,7 @@ mod tests {
             buffer.add(&line); // at most a buffer's worth is on its way, and another one waits
         }
         assert!(buffer.lock().dropped >= 12);
-        assert!(buffer.lock().text.len() <= MOST);
+        assert!(buffer.lock().text.len() <= CAPACITY);
 
         (0..20).for_each(|_| go_on.send(()).unwrap());
         buffer.flush(Duration::from_secs(10));
@@ -228,7 +228,7 @@ mod tests {
     }
 
     #[test]
-    fn a_reader_that_is_gone_costs_nothing() {
+    fn a_closed_reader_is_ignored() {
         let (gone, told) = channel();
         let buffer = Buffer::drained_to(Stuck(told, channel().0)).unwrap();
         drop(gone);

@@ -1,16 +1,15 @@
 //! Metrics for Prometheus: their names, labels and buckets, and what each event adds to them.
 //!
-//! A handle is made once for every set of labels and kept. Labels that callers or models can choose
-//! freely (a model that a request names) are bounded: beyond [`MOST_SETS`] sets they are counted as
-//! `other`. When to scrape, and who may, is not decided here.
+//! A handle is created once per set of labels and kept. Labels whose values callers or models choose
+//! (a model named in a request) are bounded: beyond [`MAX_LABEL_SETS`] they are counted as `other`.
 
 use std::collections::HashMap;
 use std::hash::Hash;
-use std::sync::{PoisonError, RwLock};
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
+use parking_lot::RwLock;
 
 use super::{ModelTry, Observed, TelemetryError, began};
 use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
@@ -33,31 +32,30 @@ const GATE_DECISIONS: &str = "toolloop_gate_decisions_total";
 const STORE_COMMIT: &str = "toolloop_store_commit_seconds";
 const HTTP_REQUESTS: &str = "toolloop_http_requests_total";
 
-/// Sets of labels of one metric.
-const MOST_SETS: usize = 1000;
-/// The label of what is not counted by its own name.
+/// Maximum number of label sets per metric.
+const MAX_LABEL_SETS: usize = 1000;
+/// The label value beyond [`MAX_LABEL_SETS`].
 const OTHER: &str = "other";
 
-/// Seconds. Runs and model calls take milliseconds to many minutes.
+/// Histogram buckets in seconds, for runs and model calls.
 const LONG: [f64; 14] =
     [0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 15.0, 60.0, 300.0, 1800.0];
-/// Seconds. Tool calls begin with reading a small file.
+/// Histogram buckets in seconds, for tool calls; the shortest read a small file.
 const TOOL: [f64; 13] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.05, 0.1, 0.5, 1.0, 5.0, 15.0, 60.0, 300.0];
-/// Seconds. A commit is a write to a disk or a round trip or two.
+/// Histogram buckets in seconds, for commits.
 const COMMIT: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// What is not counted but looked up when metrics are scraped.
+/// Gauges that are read when metrics are scraped.
 #[derive(Debug, Clone, Copy)]
 pub struct Sampled {
-    /// Runs that wait for a replica, whichever; `None` where the store could not tell.
+    /// Queued runs of all replicas; `None` if the store is unavailable.
     pub queued: Option<u64>,
-    /// Runs that this replica drives.
+    /// Runs in progress on this replica.
     pub in_flight: usize,
 }
 
-/// Every metric of the service.
 pub(super) struct Metrics {
     exposition: PrometheusHandle,
     runs: Family<(&'static str, &'static str)>,
@@ -85,14 +83,14 @@ struct Tokens {
     reasoning: Counter,
 }
 
-/// Counters of one name: by a name that is only known at run time, and by what else there is.
+/// A counter with one label whose values are known only at run time, and further labels `Rest`.
 struct Family<Rest> {
     made: RwLock<HashMap<String, HashMap<Rest, Counter>>>,
     make: fn(&str, &Rest) -> Counter,
 }
 
 impl Metrics {
-    /// Becomes the process's recorder.
+    /// Installs the process-wide recorder.
     pub(super) fn install() -> Result<Self, TelemetryError> {
         let exposition = recorder().map_err(|error| TelemetryError::Metrics(error.to_string()))?;
         describe();
@@ -150,10 +148,10 @@ impl Metrics {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
                     self.iterations.increment(1);
-                    self.took(&response.usage);
+                    self.add_usage(&response.usage);
                 }
                 RunEvent::ContextCompacted(compacted) => {
-                    compacted.call.iter().for_each(|call| self.took(&call.usage));
+                    compacted.call.iter().for_each(|call| self.add_usage(&call.usage));
                 }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
                 RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
@@ -186,7 +184,7 @@ impl Metrics {
         }
         for AuditRecord { rule, decision, outcome, .. } in audit {
             if decision == "escalated" && outcome != "not_executed" {
-                continue; // an approved call was counted when it was asked for
+                continue; // was counted when the approval was requested
             }
             self.gate_decisions.add(rule, decision_label(decision));
         }
@@ -199,19 +197,19 @@ impl Metrics {
         self.run_duration.record(Duration::from_millis(ending.latency_ms));
     }
 
-    fn took(&self, usage: &Usage) {
+    fn add_usage(&self, usage: &Usage) {
         self.tokens.add(usage);
         self.cost.increment(usage.cost_micro_usd.unwrap_or(0).unsigned_abs());
     }
 
-    /// A call that a limit kept from being tried is none.
+    /// A call that a limit prevented is not counted.
     fn tool_completed(&self, events: &[Event], at: usize, call: &ToolCallCompleted) {
         let (tool, outcome) = match call.failure {
             _ if call.target != CallTarget::Tool => return,
             None => (call.tool.as_str(), "succeeded"),
             Some(CallFailure::NotExecuted) => return,
             Some(CallFailure::Cancelled) => (call.tool.as_str(), "cancelled"),
-            Some(CallFailure::UnknownTool) => (OTHER, "failed"), // a name that the model made up
+            Some(CallFailure::UnknownTool) => (OTHER, "failed"), // the name is the model's invention
             Some(_) => (call.tool.as_str(), "failed"),
         };
         self.tool_calls.add(tool, outcome);
@@ -239,7 +237,7 @@ impl Metrics {
         self.exposition.render()
     }
 
-    /// Sorts the samples of histograms into their buckets; until then each takes memory.
+    /// Aggregates histogram samples into buckets, which frees their memory.
     pub(super) fn upkeep(&self) {
         self.exposition.run_upkeep();
     }
@@ -261,15 +259,15 @@ impl<Rest: Eq + Hash + Copy> Family<Rest> {
     }
 
     fn add(&self, name: &str, rest: Rest) {
-        let made = self.made.read().unwrap_or_else(PoisonError::into_inner);
+        let made = self.made.read();
         if let Some(counter) = made.get(name).and_then(|by_rest| by_rest.get(&rest)) {
             counter.increment(1);
             return;
         }
-        let has_room = made.values().map(HashMap::len).sum::<usize>() < MOST_SETS;
+        let has_room = made.values().map(HashMap::len).sum::<usize>() < MAX_LABEL_SETS;
         drop(made);
         let name = if has_room { name } else { OTHER };
-        let mut made = self.made.write().unwrap_or_else(PoisonError::into_inner);
+        let mut made = self.made.write();
         let by_rest = made.entry(name.to_owned()).or_default();
         by_rest.entry(rest).or_insert_with(|| (self.make)(name, &rest)).increment(1);
     }
@@ -323,13 +321,13 @@ fn describe() {
             "Cost of model calls in millionths of a US dollar, as far as prices are configured.",
         ),
         (GATE_DECISIONS, "Decisions on tool calls, by the rule that decided."),
-        (HTTP_REQUESTS, "Answered requests by route template, method and status."),
+        (HTTP_REQUESTS, "HTTP responses by route template, method and status."),
     ] {
         metrics::describe_counter!(name, text);
     }
     for (name, text) in [
-        (RUNS_IN_FLIGHT, "Runs that this replica drives now."),
-        (QUEUE_DEPTH, "Runs of the whole service that wait for a replica."),
+        (RUNS_IN_FLIGHT, "Runs in progress on this replica."),
+        (QUEUE_DEPTH, "Queued runs of all replicas."),
     ] {
         metrics::describe_gauge!(name, text);
     }

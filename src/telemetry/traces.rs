@@ -1,15 +1,14 @@
 //! Spans for an OpenTelemetry collector, with the names of the GenAI semantic conventions:
 //! `invoke_agent {agent}` around `chat {model}` and `execute_tool {tool}`.
 //!
-//! Spans are made from durable events, whole and with their times, so nothing is open in between: a
-//! run that crashes and is resumed elsewhere has one trace. They say what happened, never what was
-//! said: no arguments, results or messages. They wait in a bounded queue for a thread that sends
-//! them over OTLP/HTTP; what does not fit, or is not taken, is dropped.
+//! Spans are created from committed events when they have ended, with explicit timestamps, so that a
+//! run that crashes and resumes on another replica has one trace. They contain no arguments, results
+//! or messages. A thread exports them over OTLP/HTTP from a bounded queue; what does not fit, or
+//! cannot be delivered, is dropped.
 //!
 //! Names: open-telemetry/semantic-conventions-genai, gen-ai-spans and gen-ai-agent-spans.
 
 use std::borrow::Cow;
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant, SystemTime};
 
 use chrono::{DateTime, Utc};
@@ -22,31 +21,31 @@ use opentelemetry_sdk::trace::{
     BatchConfigBuilder, BatchSpanProcessor, SpanData, SpanEvents, SpanExporter, SpanLinks,
     SpanProcessor as _,
 };
+use parking_lot::Mutex;
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
 use crate::event::{CallFailure, Ending, Event, RunEvent};
 use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
 
-/// Spans that may wait, of about a kilobyte each.
-const MOST: usize = 16 * 1024;
-/// Spans sent at once.
+/// Capacity of the queue, in spans of about a kilobyte.
+const QUEUE_CAPACITY: usize = 16 * 1024;
+/// Spans per export.
 const BATCH: usize = 1024;
-/// How long spans wait for company.
-const GATHER: Duration = Duration::from_secs(1);
-/// How long the collector may take for a batch.
-const COLLECTOR_PATIENCE: Duration = Duration::from_secs(5);
-/// How often lost spans are mentioned.
+/// Maximum delay of an export.
+const EXPORT_DELAY: Duration = Duration::from_secs(1);
+/// Timeout of one export.
+const EXPORT_TIMEOUT: Duration = Duration::from_secs(5);
+/// Minimum interval between warnings about lost spans.
 const WARN_EVERY: Duration = Duration::from_mins(1);
 
-/// The way to the collector.
 pub(super) struct Traces {
     processor: BatchSpanProcessor,
     scope: InstrumentationScope,
 }
 
-/// What is said of a span beside its place.
-struct Said {
+/// The content of a span, without its ids.
+struct SpanContent {
     name: Cow<'static, str>,
     kind: SpanKind,
     began: DateTime<Utc>,
@@ -56,20 +55,20 @@ struct Said {
 }
 
 impl Traces {
-    /// Starts the thread that sends. The collector need not answer yet.
+    /// Starts the export thread. The collector need not be reachable yet.
     pub(super) fn start(settings: &TraceSettings) -> Result<Self, TelemetryError> {
         let endpoint = format!("{}/v1/traces", settings.endpoint.as_str().trim_end_matches('/'));
         let otlp = Otlp::builder()
             .with_http()
             .with_protocol(Protocol::HttpBinary)
             .with_endpoint(endpoint)
-            .with_timeout(COLLECTOR_PATIENCE)
+            .with_timeout(EXPORT_TIMEOUT)
             .build()
             .map_err(|error| TelemetryError::Traces(error.to_string()))?;
         let batches = BatchConfigBuilder::default()
-            .with_max_queue_size(MOST)
+            .with_max_queue_size(QUEUE_CAPACITY)
             .with_max_export_batch_size(BATCH)
-            .with_scheduled_delay(GATHER)
+            .with_scheduled_delay(EXPORT_DELAY)
             .build();
         let exporter = Tolerant { otlp, lost: Mutex::default() };
         let mut processor =
@@ -95,27 +94,27 @@ impl Traces {
                         iteration: response.iteration,
                     };
                     let model = (response.provider.as_str(), response.model.as_str());
-                    let mut said =
+                    let mut content =
                         chat(origin, event.at, model, &response.usage, response.latency_ms);
                     let reasons = Array::String(vec![response.finish_reason.as_str().into()]);
-                    said.attributes.push(KeyValue::new(
+                    content.attributes.push(KeyValue::new(
                         "gen_ai.response.finish_reasons",
                         Value::Array(reasons),
                     ));
-                    self.child(origin.trace.span(place), said);
+                    self.child(origin.trace.span(place), content);
                 }
                 RunEvent::ContextCompacted(compacted) => {
                     let Some(call) = &compacted.call else { continue };
                     let (attempt, iteration) = (compacted.attempt, compacted.iteration);
                     let place = SpanPlace::Summary { attempt, iteration };
-                    let said = chat(
+                    let content = chat(
                         origin,
                         event.at,
                         (&call.provider, &call.model),
                         &call.usage,
                         call.latency_ms,
                     );
-                    self.child(origin.trace.span(place), said);
+                    self.child(origin.trace.span(place), content);
                 }
                 RunEvent::ToolCallCompleted(call) if call.target == CallTarget::Tool => {
                     let began = began(events, at, call.call_id, call.duration_ms);
@@ -143,8 +142,8 @@ impl Traces {
                 | RunEvent::RunFailed(ending)
                 | RunEvent::RunCancelled(ending) => {
                     let parent = origin.trace.parent;
-                    let said = invoke_agent(origin, event, ending, totals);
-                    self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), said);
+                    let content = invoke_agent(origin, event, ending, totals);
+                    self.send(origin.trace.span(SpanPlace::Run), parent, parent.is_some(), content);
                 }
                 RunEvent::RunQueued {}
                 | RunEvent::RunStarted { .. }
@@ -173,7 +172,7 @@ impl Traces {
         }
     }
 
-    /// A model call that failed for good is no event of its own.
+    /// A failed model call has no event, so its span is created here.
     pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
         let (Some((span, took)), Some(failure)) = (tried.given_up, tried.failure) else { return };
         if !span.run.sampled {
@@ -182,7 +181,7 @@ impl Traces {
         let ended = Utc::now();
         let mut attributes = about_model("chat", tried.provider, tried.model);
         attributes.push(KeyValue::new("toolloop.run_id", span.run.run_id.to_string()));
-        let said = Said {
+        let content = SpanContent {
             name: format!("chat {}", tried.model).into(),
             kind: SpanKind::Client,
             began: earlier(ended, u64::try_from(took.as_millis()).unwrap_or(u64::MAX)),
@@ -190,23 +189,29 @@ impl Traces {
             attributes,
             error: Some(failure.into()),
         };
-        self.child(span, said);
+        self.child(span, content);
     }
 
-    /// Sends what is waiting, for as long as `patience` lasts.
+    /// Exports the queued spans, blocking for at most `patience`.
     pub(super) fn finish(&self, patience: Duration) {
         if let Err(error) = self.processor.shutdown_with_timeout(patience) {
             tracing::warn!(%error, "the last traces could not be sent");
         }
     }
 
-    fn child(&self, span: TraceSpan, said: Said) {
+    fn child(&self, span: TraceSpan, content: SpanContent) {
         let run = span.run.span(SpanPlace::Run).span_id;
-        self.send(span, Some(run), false, said);
+        self.send(span, Some(run), false, content);
     }
 
-    fn send(&self, span: TraceSpan, parent: Option<u64>, parent_is_remote: bool, said: Said) {
-        let Said { name, kind, began, ended, mut attributes, error } = said;
+    fn send(
+        &self,
+        span: TraceSpan,
+        parent: Option<u64>,
+        parent_is_remote: bool,
+        content: SpanContent,
+    ) {
+        let SpanContent { name, kind, began, ended, mut attributes, error } = content;
         let status = match error {
             Some(error) => {
                 attributes.push(KeyValue::new("error.type", error));
@@ -246,7 +251,7 @@ fn about_model(operation: &'static str, provider: &str, model: &str) -> Vec<KeyV
     ]
 }
 
-/// What every span of a run carries.
+/// Attributes of every span of a run.
 fn about_run(attributes: &mut Vec<KeyValue>, origin: &RunOrigin) {
     attributes.push(KeyValue::new("toolloop.run_id", origin.trace.run_id.to_string()));
     if let Some(session) = &origin.session_id {
@@ -264,7 +269,7 @@ fn chat(
     (provider, model): (&str, &str),
     usage: &Usage,
     latency_ms: u64,
-) -> Said {
+) -> SpanContent {
     let mut attributes = about_model("chat", provider, model);
     attributes.extend([
         KeyValue::new("gen_ai.response.model", model.to_owned()),
@@ -274,7 +279,7 @@ fn chat(
         KeyValue::new("gen_ai.usage.cache_creation.input_tokens", tokens(usage.cache_write_tokens)),
     ]);
     about_run(&mut attributes, origin);
-    Said {
+    SpanContent {
         name: format!("chat {model}").into(),
         kind: SpanKind::Client,
         began: earlier(ended, latency_ms),
@@ -290,7 +295,7 @@ fn execute_tool(
     call: uuid::Uuid,
     (began, ended): (DateTime<Utc>, DateTime<Utc>),
     error: Option<&'static str>,
-) -> Said {
+) -> SpanContent {
     let mut attributes = vec![
         KeyValue::new("gen_ai.operation.name", "execute_tool"),
         KeyValue::new("gen_ai.tool.name", tool.to_owned()),
@@ -298,7 +303,7 @@ fn execute_tool(
     ];
     about_run(&mut attributes, origin);
     let name = format!("execute_tool {tool}").into();
-    Said {
+    SpanContent {
         name,
         kind: SpanKind::Internal,
         began,
@@ -308,9 +313,14 @@ fn execute_tool(
     }
 }
 
-/// The tokens of the whole run have a name of their own: those who sum up `gen_ai.usage.*` would
-/// count every call twice.
-fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Totals) -> Said {
+/// The token totals have attributes of their own: a sum over `gen_ai.usage.*` would count every call
+/// twice.
+fn invoke_agent(
+    origin: &RunOrigin,
+    event: &Event,
+    ending: &Ending,
+    totals: &Totals,
+) -> SpanContent {
     let (provider, model) =
         totals.model.as_deref().and_then(|name| name.split_once('/')).unwrap_or_default();
     let mut attributes = vec![KeyValue::new("gen_ai.operation.name", "invoke_agent")];
@@ -326,7 +336,7 @@ fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Tot
     ]);
     about_run(&mut attributes, origin);
     let began = began_of_run(origin.created_at, event.at, ending.latency_ms);
-    Said {
+    SpanContent {
         name: format!("invoke_agent {}", origin.agent).into(),
         kind: SpanKind::Internal,
         began,
@@ -336,9 +346,8 @@ fn invoke_agent(origin: &RunOrigin, event: &Event, ending: &Ending, totals: &Tot
     }
 }
 
-/// When a run's span begins. Latencies are whole milliseconds, rounded down: one more is taken, so
-/// that no part of a run begins before the run. Without a latency (whoever ended the run did not
-/// know it) it is when it was accepted.
+/// The start of a run's span. Latencies are rounded down to milliseconds, so one is added, lest a
+/// child span begin before its parent. Without a known latency it is when the run was accepted.
 fn began_of_run(accepted: DateTime<Utc>, ended: DateTime<Utc>, latency_ms: u64) -> DateTime<Utc> {
     let began =
         if latency_ms == 0 { accepted } else { earlier(ended, latency_ms + 1).max(accepted) };
@@ -360,11 +369,11 @@ fn error_type(failure: CallFailure) -> &'static str {
     }
 }
 
-/// Sends batches, and mentions now and then that some were lost.
+/// Exports batches, and warns at intervals about lost spans.
 #[derive(Debug)]
 struct Tolerant {
     otlp: Otlp,
-    /// When that was mentioned last, and how many spans have been lost since.
+    /// The time of the last warning, and the spans lost since.
     lost: Mutex<(Option<Instant>, usize)>,
 }
 
@@ -373,10 +382,10 @@ impl SpanExporter for Tolerant {
         let spans = batch.len();
         let sent = self.otlp.export(batch).await;
         if let Err(error) = &sent {
-            let mut lost = self.lost.lock().unwrap_or_else(PoisonError::into_inner);
+            let mut lost = self.lost.lock();
             lost.1 += spans;
             if lost.0.is_none_or(|mentioned| mentioned.elapsed() >= WARN_EVERY) {
-                tracing::warn!(%error, spans = lost.1, "traces are lost: the collector does not take them");
+                tracing::warn!(%error, spans = lost.1, "traces are lost: the collector rejects them or is unreachable");
                 *lost = (Some(Instant::now()), 0);
             }
         }
@@ -403,12 +412,12 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_run_begins_before_its_parts() {
+    fn a_run_starts_before_its_child_spans() {
         let accepted = DateTime::from_timestamp_micros(1_800_000_000_000_000).unwrap();
         let micros = |micros| accepted + TimeDelta::microseconds(micros);
         let table = [
             ("no latency is known", 9_000, 0, 0),
-            ("started at 400 us, told as 8 ms though it was 8.6", 9_000, 8, 0),
+            ("started at 400 us, reported as 8 ms instead of 8.6", 9_000, 8, 0),
             ("waited in the queue for 50 ms", 60_000, 9, 50_000),
             ("the clock went back", -5, 0, -5),
         ];

@@ -7,7 +7,6 @@
 //! deciding what happens next, is the engine's.
 
 use std::collections::BTreeSet;
-use std::fmt::Write as _;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -278,14 +277,8 @@ impl Executor {
         scope: &RunScope,
         approval: Option<Granted<'_>>,
     ) -> Result<Prepared, FatalToolError> {
-        let offered = |(_, offered): &(usize, &Offered)| offered.tool.info().name == call.name;
-        let known = self
-            .tools
-            .iter()
-            .enumerate()
-            .find(offered)
-            .filter(|_| scope.tools.contains(&call.name));
-        let Some((index, Offered { tool, arguments: validator, options })) = known else {
+        let offered = self.offered(&call.name, scope);
+        let Some((index, Offered { tool, arguments: validator, options })) = offered else {
             return Ok(answered(
                 call,
                 CallFailure::UnknownTool,
@@ -364,6 +357,12 @@ impl Executor {
                 Prepared::Answered(blocked(call, rule, reason, shown_arguments))
             }
         })
+    }
+
+    /// A tool that the run may use, and its place.
+    fn offered(&self, name: &str, scope: &RunScope) -> Option<(usize, &Offered)> {
+        let mut tools = self.tools.iter().enumerate();
+        tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))
     }
 
     /// The arguments as they are judged and executed, or the call's result.
@@ -531,10 +530,7 @@ async fn guarded<T>(
 fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {
     let Slot { attempt, iteration, index } = slot;
     let key = format!("{run_id}\0{attempt}\0{iteration}\0{index}\0{tool}\0{canonical_arguments}");
-    Sha256::digest(key).iter().fold(String::with_capacity(64), |mut hex, byte| {
-        let _ = write!(hex, "{byte:02x}");
-        hex
-    })
+    hex::encode(Sha256::digest(key))
 }
 
 #[cfg(test)]

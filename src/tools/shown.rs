@@ -3,21 +3,10 @@
 
 use serde_json::Value;
 
+use crate::event::SECRET_NAMES;
+
 /// Bytes of arguments in the audit log.
 const MAX_AUDITED: usize = 4096;
-/// Parts of names of arguments that the audit log does not keep.
-const SECRETS: [&str; 9] = [
-    "token",
-    "password",
-    "passwd",
-    "secret",
-    "api_key",
-    "apikey",
-    "api-key",
-    "authorization",
-    "private_key",
-];
-
 /// The arguments as the audit log keeps them: without what looks like a secret by its name, and
 /// capped.
 pub(super) fn shown(arguments: &Value, canonical: String) -> String {
@@ -37,7 +26,7 @@ pub(super) fn shown(arguments: &Value, canonical: String) -> String {
 
 fn is_secret(key: &str) -> bool {
     let key = key.to_ascii_lowercase();
-    SECRETS.iter().any(|secret| key.contains(secret))
+    SECRET_NAMES.iter().any(|secret| key.contains(secret))
 }
 
 fn names_secret(value: &Value) -> bool {

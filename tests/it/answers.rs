@@ -294,8 +294,8 @@ instructions: |
         text(&part(&service, &run, "messages").await[0], "content").to_owned()
     };
     let first = system("pelicans").await;
-    assert!(first.contains("[reviewing: When to use reviewing. false]"), "{first}");
-    assert!(first.contains("[writing: When to use writing. true]"), "{first}");
+    assert!(first.contains("[reviewing: When to use reviewing. False]"), "{first}");
+    assert!(first.contains("[writing: When to use writing. True]"), "{first}");
     assert!(first.contains("Nothing remembered."), "{first}");
     let second = system("where do pelicans nest").await;
     assert!(second.contains("Remembered 1.") && !second.contains("Nothing"), "{second}");

@@ -9,16 +9,16 @@ use serde_json::{Value, json};
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    every_route_needs_its_scope_and_names_it,
-    answers_are_what_the_document_says,
-    documented_parameters_are_taken_and_others_refused,
+    every_route_requires_its_scope_and_names_it,
+    responses_match_the_document,
+    documented_parameters_are_accepted_and_others_rejected,
     keys_are_shown_once_and_stop_working_when_revoked,
-    nobody_makes_a_key_beyond_their_own,
-    agents_and_tools_are_shown,
-    bodies_are_refused_with_the_connection_alive,
-    a_request_id_and_a_run_id_are_on_every_answer,
-    health_and_document_are_open,
-    audit_filters_and_pages,
+    a_caller_cannot_grant_scopes_that_it_does_not_have,
+    agents_and_tools_are_listed_and_found_by_name,
+    a_rejected_body_keeps_the_connection_open,
+    responses_have_a_request_id_and_a_run_id,
+    health_and_document_need_no_key,
+    the_audit_log_is_filtered_and_paginated,
 }
 
 const READER: &str = "
@@ -91,7 +91,7 @@ async fn key(service: &Service, scopes: &[&str]) -> String {
     made.body["key"].as_str().unwrap().to_owned()
 }
 
-async fn every_route_needs_its_scope_and_names_it(db: Db) {
+async fn every_route_requires_its_scope_and_names_it(db: Db) {
     let service = reader().start(db).await;
     let run = uuid::Uuid::from_u128(5).to_string();
     let poor = key(&service, &["tools:execute"]).await;
@@ -124,7 +124,7 @@ async fn every_route_needs_its_scope_and_names_it(db: Db) {
 }
 
 /// Every successful read, checked against the schema that the document gives for it.
-async fn answers_are_what_the_document_says(db: Db) {
+async fn responses_match_the_document(db: Db) {
     let service = reader().start(db).await;
     let id = uuid::Uuid::from_u128(4).to_string();
     let body =
@@ -165,7 +165,7 @@ async fn answers_are_what_the_document_says(db: Db) {
     assert_eq!(checked, 24);
 }
 
-async fn documented_parameters_are_taken_and_others_refused(db: Db) {
+async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
     let service = reader().start(db).await;
     let run = uuid::Uuid::from_u128(4).to_string();
     service
@@ -271,7 +271,7 @@ async fn keys_are_shown_once_and_stop_working_when_revoked(db: Db) {
     assert_eq!(last, 401, "an expired key is refused");
 }
 
-async fn nobody_makes_a_key_beyond_their_own(db: Db) {
+async fn a_caller_cannot_grant_scopes_that_it_does_not_have(db: Db) {
     let mut service = reader().start(db).await;
     let faulty = [
         (json!({"scopes": ["runs:read"]}), "/name"),
@@ -310,7 +310,7 @@ async fn nobody_makes_a_key_beyond_their_own(db: Db) {
     }
 }
 
-async fn agents_and_tools_are_shown(db: Db) {
+async fn agents_and_tools_are_listed_and_found_by_name(db: Db) {
     let mut service = reader().agent("another", READER).start(db).await;
     let list = service.get("/v1/agents").await.body;
     let names: Vec<&Value> = list["data"].as_array().unwrap().iter().map(|a| &a["name"]).collect();
@@ -349,7 +349,7 @@ async fn agents_and_tools_are_shown(db: Db) {
     assert_eq!(service.get("/v1/agents").await.status, 200);
 }
 
-async fn bodies_are_refused_with_the_connection_alive(db: Db) {
+async fn a_rejected_body_keeps_the_connection_open(db: Db) {
     let service = reader().config("[server]\nbody_limit = \"64KiB\"").start(db).await;
     let path = "/v1/agents/reader/invoke-iterative";
     let send = async |body: reqwest::Body, kind: &str| {
@@ -389,7 +389,7 @@ async fn bodies_are_refused_with_the_connection_alive(db: Db) {
     assert_eq!(literal.status, 200, "a backslash and the text u0000 are no NUL: {literal:?}");
 }
 
-async fn a_request_id_and_a_run_id_are_on_every_answer(db: Db) {
+async fn responses_have_a_request_id_and_a_run_id(db: Db) {
     let service = reader().start(db).await;
     let body = json!({"inputs": {"task": "x"}});
     for (path, status) in
@@ -419,7 +419,7 @@ async fn a_request_id_and_a_run_id_are_on_every_answer(db: Db) {
     assert!(!service.get("/v1/nowhere").await.headers["x-request-id"].is_empty());
 }
 
-async fn health_and_document_are_open(db: Db) {
+async fn health_and_document_need_no_key(db: Db) {
     let service = reader().agent("broken", "model: nowhere/at-all").start(db).await;
     let open = async |path: &str| answer(service.http.get(service.url(path))).await;
     assert_eq!(open("/healthz").await.body, json!({"status": "ok"}));
@@ -438,7 +438,7 @@ async fn health_and_document_are_open(db: Db) {
     assert_eq!(service.http.head(service.url("/healthz")).send().await.unwrap().status(), 200);
 }
 
-async fn audit_filters_and_pages(db: Db) {
+async fn the_audit_log_is_filtered_and_paginated(db: Db) {
     let service = reader().start(db).await;
     let run = service.run("reader", &json!({"inputs": {"task": "x"}})).await["run_id"]
         .as_str()

@@ -185,7 +185,7 @@ async fn a_denied_call_is_told_to_the_model(db: Db) {
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
-        json!({"result": "Error: testadmin denied this call: not today."}),
+        json!({"result": "Error: testadmin denied this call: not today. Do not make it again; go on without it."}),
         "{done:#}"
     );
     assert_eq!(file(&service, "notes.txt"), "old\n");
@@ -204,7 +204,7 @@ async fn nobody_decides_in_time(db: Db) {
     let done = ended(&service, &run).await;
     assert_eq!(
         done["output"],
-        json!({"result": "Error: Nobody approved this call in time."}),
+        json!({"result": "Error: Nobody approved this call in time. Go on without it, and say what could not be done."}),
         "{done:#}"
     );
     assert_eq!(file(&service, "notes.txt"), "old\n");

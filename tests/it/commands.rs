@@ -89,7 +89,7 @@ async fn check_names_file_line_and_key() {
 }
 
 #[tokio::test]
-async fn open_doors_are_refused() {
+async fn auth_none_requires_loopback() {
     let dir = directory(&[(
         "toolloop.toml",
         "[auth]\nmode = \"none\"\n[server]\nlisten = \"0.0.0.0:0\"\n",
@@ -100,7 +100,7 @@ async fn open_doors_are_refused() {
 }
 
 #[tokio::test]
-async fn keys_made_on_the_command_line_open_the_service() {
+async fn keys_created_on_the_command_line_authenticate() {
     let mut service = Setup::new().start(Db::Postgres).await;
     let url = service.database_url.clone();
     let made = toolloop(

@@ -163,7 +163,7 @@ async fn a_person_signs_in_and_finds_runs() {
 }
 
 #[tokio::test]
-async fn a_run_tells_its_story() {
+async fn the_timeline_shows_calls_results_and_errors() {
     let service = setup().start(Db::Sqlite).await;
     let labels =
         json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}, "session_id": "s-1"});
@@ -221,7 +221,7 @@ async fn a_run_tells_its_story() {
 }
 
 #[tokio::test]
-async fn a_parked_run_says_what_it_waits_for() {
+async fn a_parked_run_shows_its_pending_calls() {
     let service = setup().start(Db::Sqlite).await;
     let run = service.run("extractor", &json!({})).await;
     // As a crash in the middle of a call, and the replica that met it, leave it.
@@ -229,7 +229,7 @@ async fn a_parked_run_says_what_it_waits_for() {
     for change in [
         "DELETE FROM run_events WHERE seq > 5",
         "UPDATE tool_calls SET state = 'unknown', result_seq = NULL",
-        "UPDATE runs SET status = 'needs_review', finished_at = NULL, output = NULL, termination_reason = NULL",
+        "UPDATE runs SET status = 'needs_review', finished_at = NULL, termination_reason = NULL",
         "INSERT INTO approvals (run_id, seq, call_id, tenant, at, kind, tool, reason, arguments, status) \
          SELECT run_id, 5, call_id, 'default', 0, 'review', tool, 'It is unknown whether it took effect.', \
          '{\"operation\": \"list\"}', 'pending' FROM tool_calls",
@@ -255,7 +255,7 @@ async fn a_parked_run_says_what_it_waits_for() {
 }
 
 #[tokio::test]
-async fn a_call_is_decided_on_where_the_run_is_shown() {
+async fn a_pending_call_is_approved_and_denied_on_the_page_of_its_run() {
     let editor = "
 model: scripted/editor
 tools: [file_ops]
@@ -316,7 +316,7 @@ steps:
 }
 
 #[tokio::test]
-async fn a_run_is_started_from_its_form_and_watched() {
+async fn a_run_is_started_from_the_form_and_followed_live() {
     let service = setup().start(Db::Sqlite).await;
     let browser = signed_in(&service, "#/agents/reader").await;
     let field = |name: &str| format!("#field-inputs-{name}");
@@ -387,7 +387,7 @@ async fn a_run_is_started_from_its_form_and_watched() {
 }
 
 #[tokio::test]
-async fn the_keyboard_is_enough() {
+async fn every_action_works_with_the_keyboard() {
     let service = setup().start(Db::Sqlite).await;
     service.run("hopeless", &json!({})).await;
     let browser = signed_in(&service, "").await;
@@ -454,7 +454,7 @@ const MARKUP: &str =
     r#"<img src=x onerror="window.struck = true"><script>window.struck = true</script>"#;
 
 #[tokio::test]
-async fn what_models_and_callers_write_is_text() {
+async fn markup_from_models_and_callers_is_shown_as_text() {
     let yaml = |text: &str| serde_json::to_string(text).unwrap();
     let service = Setup::new()
         .agent("nasty", &format!("model: scripted/nasty\ndescription: {}\ntools: [file_ops]", yaml(MARKUP)))
@@ -530,7 +530,7 @@ const LOWEST_CONTRAST: &str = "(() => {
 })()";
 
 #[tokio::test]
-async fn it_is_readable_in_light_and_dark_and_on_a_small_screen() {
+async fn contrast_and_layout_hold_in_light_dark_and_on_a_small_screen() {
     let service = setup().start(Db::Sqlite).await;
     let read = service
         .run("reader", &json!({"inputs": {"path": "notes.txt"}, "metadata": {"ticket": "42"}}))
@@ -592,7 +592,7 @@ async fn fragile_proxy(to: String) -> (String, watch::Sender<u32>) {
 }
 
 #[tokio::test]
-async fn a_broken_connection_loses_and_repeats_nothing() {
+async fn a_resumed_stream_neither_loses_nor_repeats_events() {
     let step = |n: u32| {
         format!(
             "  - {{delay_ms: 400, tool_calls: [{{tool: file_ops, arguments: {{operation: read, path: n{n}.txt}}}}]}}\n"
@@ -622,7 +622,7 @@ async fn a_broken_connection_loses_and_repeats_nothing() {
 }
 
 #[tokio::test]
-async fn the_api_document_is_shown_without_the_internet() {
+async fn the_api_document_page_loads_nothing_from_the_internet() {
     let service = setup().start(Db::Sqlite).await;
     let browser = Chromium::start().await;
     browser.open(&service.url("/docs")).await;
@@ -635,7 +635,7 @@ async fn the_api_document_is_shown_without_the_internet() {
 }
 
 #[tokio::test]
-async fn pages_are_fenced_in_and_can_be_left_out() {
+async fn pages_have_a_content_security_policy_and_can_be_disabled() {
     let service = setup().start(Db::Sqlite).await;
     let get = async |service: &Service, path: &str| {
         answer(service.http.request(Method::GET, service.url(path))).await

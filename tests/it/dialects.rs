@@ -12,9 +12,10 @@ use serde_json::{Value, json};
 use toolloop::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, OpaqueBlocks, ToolCall, ToolResult,
 };
-use toolloop::providers::anthropic::{self, Anthropic};
-use toolloop::providers::capabilities::{CapabilityTable, ProviderKind};
-use toolloop::providers::ollama::{self, Ollama};
+use toolloop::model::ProviderKind;
+use toolloop::providers::anthropic;
+use toolloop::providers::capabilities::CapabilityTable;
+use toolloop::providers::ollama;
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
     Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
@@ -190,8 +191,8 @@ fn settings(base_url: &str) -> WireSettings {
 
 async fn ask(kind: &str, base_url: &str, deltas: Deltas<'_>) -> Result<Completion, ProviderError> {
     let provider: Arc<dyn Provider> = match kind {
-        "ollama" => Arc::new(Ollama::new(settings(base_url)).unwrap()),
-        _ => Arc::new(Anthropic::new(settings(base_url)).unwrap()),
+        "ollama" => Arc::new(ollama::provider(settings(base_url)).unwrap()),
+        _ => Arc::new(anthropic::provider(settings(base_url)).unwrap()),
     };
     let (names, mut conversation) =
         (WireNames::new(["mcp:time/now"]), Conversation::new("be brief"));

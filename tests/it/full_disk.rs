@@ -73,12 +73,12 @@ impl Drop for SmallDisk {
 }
 
 #[tokio::test]
-async fn a_full_disk_stops_nobody_for_good() {
+async fn the_service_recovers_from_a_full_disk() {
     survive(Setup::new()).await;
 }
 
 #[tokio::test]
-async fn a_full_disk_without_keys_stops_nobody_for_good() {
+async fn the_service_recovers_from_a_full_disk_without_keys() {
     survive(Setup::new().config("[auth]\nmode = \"none\"")).await;
 }
 

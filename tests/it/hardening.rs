@@ -101,7 +101,7 @@ fn get(path: &str) -> String {
 }
 
 #[tokio::test]
-async fn a_head_that_does_not_end_costs_the_connection() {
+async fn an_incomplete_request_head_times_out() {
     let service = start("[server]\nheader_timeout = \"400ms\"").await;
     let mut silent = connect(&service).await;
     let mut half = send(&service, "GET /healthz HTTP/1.1\r\nHost: x\r\nX-Half").await;
@@ -123,7 +123,7 @@ async fn a_head_that_does_not_end_costs_the_connection() {
 }
 
 #[tokio::test]
-async fn a_body_that_does_not_arrive_is_answered_so() {
+async fn an_incomplete_body_is_answered_408() {
     let service = start("[server]\nbody_timeout = \"300ms\"").await;
     let head = format!(
         "POST /v1/agents/sleeper/invoke HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer {ADMIN_KEY}\r\n\
@@ -146,7 +146,7 @@ async fn a_body_that_does_not_arrive_is_answered_so() {
 }
 
 #[tokio::test]
-async fn a_resting_connection_is_closed_and_a_waiting_one_is_not() {
+async fn an_idle_connection_is_closed_and_a_waiting_one_is_not() {
     let service = start(
         "[server]\nheader_timeout = \"300ms\"\nidle_timeout = \"300ms\"\nwrite_timeout = \"300ms\"",
     )
@@ -166,7 +166,7 @@ async fn a_resting_connection_is_closed_and_a_waiting_one_is_not() {
 }
 
 #[tokio::test]
-async fn heads_that_are_too_long_are_told_so() {
+async fn request_heads_that_are_too_long_get_a_problem_document() {
     let service = start("").await;
     let many = |count: usize, value: &str| {
         let lines: Vec<String> = (0..count).map(|n| format!("X-{n}: {value}\r\n")).collect();
@@ -202,7 +202,7 @@ async fn heads_that_are_too_long_are_told_so() {
 }
 
 #[tokio::test]
-async fn a_refused_request_leaves_the_connection_usable() {
+async fn a_rejected_request_leaves_the_connection_usable() {
     let service = start("").await;
     let setup = Setup::new().agent("sleeper", SLEEPER).scenario("sleeper", "steps: [{text: x}]");
     let once = "[governance]\nrate_limit_per_minute = 1\nrate_limit_burst = 1";
@@ -244,7 +244,7 @@ async fn a_refused_request_leaves_the_connection_usable() {
 }
 
 #[tokio::test]
-async fn a_body_that_is_too_large_to_drop_ends_the_connection_with_notice() {
+async fn a_body_too_large_to_discard_closes_the_connection_after_the_response() {
     let service = start("").await;
     let head = "POST /v1/agents/sleeper/invoke HTTP/1.1\r\nHost: x\r\n";
     for framing in ["Content-Length: 99999999", "Content-Length: 9\r\nExpect: 100-continue"] {
@@ -260,7 +260,7 @@ async fn a_body_that_is_too_large_to_drop_ends_the_connection_with_notice() {
 }
 
 #[tokio::test]
-async fn an_encoded_body_is_refused() {
+async fn an_encoded_body_is_answered_415() {
     let service = start("").await;
     for (encoding, status) in [("gzip", 415), ("identity, br", 415), ("identity", 404), ("", 404)] {
         let head = format!(
@@ -272,7 +272,7 @@ async fn an_encoded_body_is_refused() {
 }
 
 #[tokio::test]
-async fn bytes_that_make_no_sense_are_refused_quietly() {
+async fn malformed_requests_are_rejected_without_an_error_log() {
     let service = start("").await;
     let head = |line: &str, header: &[u8]| {
         [line.as_bytes(), b" HTTP/1.1\r\nHost: x\r\n", header, b"\r\n\r\n"].concat()
@@ -340,7 +340,7 @@ async fn bytes_that_make_no_sense_are_refused_quietly() {
 }
 
 #[tokio::test]
-async fn beyond_the_most_connections_clients_wait_their_turn() {
+async fn clients_beyond_max_connections_wait() {
     let service = start("[server]\nmax_connections = 2").await;
     let mut first = send(&service, get("/healthz")).await;
     let mut second = send(&service, get("/healthz")).await;
@@ -358,7 +358,7 @@ async fn beyond_the_most_connections_clients_wait_their_turn() {
 }
 
 #[tokio::test]
-async fn ten_thousand_idle_connections_disturb_nobody() {
+async fn ten_thousand_idle_connections_do_not_affect_other_clients() {
     let service = start("[server]\nheader_timeout = \"10m\"\nidle_timeout = \"10m\"").await;
     let Rlimit { maximum, .. } = getrlimit(Resource::Nofile);
     setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).unwrap();
@@ -436,7 +436,7 @@ fn http2_get(path: &str) -> Vec<u8> {
 }
 
 #[tokio::test]
-async fn http2_is_spoken_without_being_asked_for() {
+async fn http2_works_with_prior_knowledge() {
     let service = start("").await;
     let http2 = reqwest::Client::builder().http2_prior_knowledge().build().unwrap();
     let all = (0..50).map(|_| {
@@ -460,7 +460,7 @@ async fn http2_is_spoken_without_being_asked_for() {
 }
 
 #[tokio::test]
-async fn every_answer_protects_a_browser() {
+async fn every_response_has_security_headers() {
     let service = start("").await;
     let long = format!("/v1/runs?agent={}", "a".repeat(20_000));
     for (path, status) in [
@@ -492,7 +492,7 @@ async fn every_answer_protects_a_browser() {
 }
 
 #[tokio::test]
-async fn gzip_is_given_to_those_who_ask() {
+async fn gzip_depends_on_accept_encoding() {
     let service = start("").await;
     let plain = reqwest::Client::builder().no_gzip().build().unwrap();
     let ask = |path: &str, coding: Option<&'static str>| {
@@ -524,7 +524,7 @@ async fn gzip_is_given_to_those_who_ask() {
 }
 
 #[tokio::test]
-async fn a_drain_answers_every_run_in_progress() {
+async fn a_drain_answers_all_runs_in_progress() {
     const RUNS: usize = 200;
     let mut service = start_sleeper("", 8000).await;
     let calls: Vec<_> = (0..RUNS)

@@ -5,14 +5,15 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Room and the rooms that it may import. The words may be imported by everybody but `config`.
+/// Each room and the rooms that it may import.
 const ROOMS: &[(&str, &[&str])] = &[
     ("message", &["run", "event"]),
     ("run", &["message", "event"]),
     ("event", &["message", "run"]),
+    ("model", &[]),
     ("bounds", &[]),
-    ("config", &["bounds"]),
-    ("providers", &["message", "run", "event", "bounds"]),
+    ("config", &["model", "bounds"]),
+    ("providers", &["message", "run", "event", "model", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
     ("store", &["message", "run", "event", "bounds"]),

@@ -2,7 +2,7 @@
 //! sent of it is valid.
 
 use proptest::prelude::*;
-use toolloop::providers::capabilities::ProviderKind;
+use toolloop::model::ProviderKind;
 use toolloop::providers::{openai, responses};
 
 use crate::dialects::{body, conversation, said, wish};

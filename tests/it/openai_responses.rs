@@ -7,7 +7,8 @@ use futures::{StreamExt as _, stream};
 use serde_json::{Value, json};
 use toolloop::message::FinishReason;
 use toolloop::providers::FailureKind;
-use toolloop::providers::responses::Responses;
+use toolloop::providers::adapter::HttpProvider;
+use toolloop::providers::responses;
 
 use crate::mock_model::{After, MockModel, Reply};
 use crate::openai_streams::{KEY, follow, put_together, settings};
@@ -27,8 +28,8 @@ thinking: {effort: low}
 enable_double_confirmation: false
 ";
 
-fn responses(mock: &MockModel) -> Responses {
-    Responses::new(settings(mock.base_url(), Duration::from_secs(30))).unwrap()
+fn responses(mock: &MockModel) -> HttpProvider {
+    responses::provider(settings(mock.base_url(), Duration::from_secs(30))).unwrap()
 }
 
 async fn a_run_gives_reasoning_back_byte_for_byte(db: Db) {

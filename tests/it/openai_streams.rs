@@ -8,7 +8,8 @@ use futures::{StreamExt as _, stream};
 use secrecy::SecretString;
 use serde_json::{Value, json};
 use toolloop::message::{Conversation, FinishReason};
-use toolloop::providers::openai::OpenAi;
+use toolloop::providers::adapter::HttpProvider;
+use toolloop::providers::openai;
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
     Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
@@ -34,11 +35,11 @@ pub(crate) fn settings(base_url: &str, patience: Duration) -> WireSettings {
     }
 }
 
-fn impatient(base_url: &str, patience: Duration) -> OpenAi {
-    OpenAi::new(settings(base_url, patience)).unwrap()
+fn impatient(base_url: &str, patience: Duration) -> HttpProvider {
+    openai::provider(settings(base_url, patience)).unwrap()
 }
 
-fn patient(mock: &MockModel) -> OpenAi {
+fn patient(mock: &MockModel) -> HttpProvider {
     impatient(mock.base_url(), Duration::from_secs(30))
 }
 

@@ -10,7 +10,8 @@ use tokio::net::TcpListener;
 use toolloop::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
-use toolloop::providers::openai::OpenAi;
+use toolloop::providers::adapter::HttpProvider;
+use toolloop::providers::openai;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
@@ -34,8 +35,8 @@ fn settings(base_url: &str) -> WireSettings {
     }
 }
 
-fn openai(base_url: &str) -> OpenAi {
-    OpenAi::new(settings(base_url)).unwrap()
+fn openai(base_url: &str) -> HttpProvider {
+    openai::provider(settings(base_url)).unwrap()
 }
 
 /// One provider behind a router, and everything a request borrows.
@@ -302,7 +303,7 @@ fn settings_that_cannot_be_sent_are_refused() {
             headers: vec![(header.into(), "v".into())],
             ..settings(base_url)
         };
-        OpenAi::new(settings)
+        openai::provider(settings)
     };
     let table = [
         ("ftp://host/v1", "k", "a", "base_url is not an http or https URL"),

@@ -9,12 +9,12 @@ use tokio::task::JoinSet;
 use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
 
 on_both_stores! {
-    a_key_has_its_burst_and_then_waits,
-    a_refusal_says_when_and_keeps_its_word,
-    a_key_may_have_limits_of_its_own,
-    a_call_that_is_refused_has_used_its_token,
-    without_keys_there_is_no_limit,
-    a_restart_does_not_fill_the_bucket,
+    a_key_is_limited_after_its_burst,
+    a_request_after_retry_after_succeeds,
+    a_key_can_have_limits_of_its_own,
+    a_rejected_request_has_consumed_its_token,
+    auth_none_has_no_rate_limit,
+    a_restart_does_not_refill_the_bucket,
 }
 
 const TALKER: &str = "model: scripted/talker\ninstructions: Talk.\n";
@@ -53,7 +53,7 @@ fn admitted(statuses: &[u16]) -> usize {
     statuses.iter().filter(|status| **status == 200).count()
 }
 
-async fn a_key_has_its_burst_and_then_waits(db: Db) {
+async fn a_key_is_limited_after_its_burst(db: Db) {
     let service = talker(1, 4).start(db).await;
     let first = service.post("/v1/agents/talker/invoke", &json!({})).await;
     assert_eq!(first.status, 200, "{first:?}");
@@ -81,7 +81,7 @@ async fn a_key_has_its_burst_and_then_waits(db: Db) {
     assert_eq!((header(&runs, "ratelimit"), header(&runs, "ratelimit-policy")), ("", ""));
 }
 
-async fn a_refusal_says_when_and_keeps_its_word(db: Db) {
+async fn a_request_after_retry_after_succeeds(db: Db) {
     let service = talker(60, 1).start(db).await;
     service.run("talker", &json!({})).await;
     for _ in 0..2 {
@@ -92,7 +92,7 @@ async fn a_refusal_says_when_and_keeps_its_word(db: Db) {
     }
 }
 
-async fn a_key_may_have_limits_of_its_own(db: Db) {
+async fn a_key_can_have_limits_of_its_own(db: Db) {
     let mut service = talker(60, 3).start(db).await;
     let slow = json!({"name": "slow", "scopes": ["agents:invoke"], "rate_limit_per_minute": 1, "rate_limit_burst": 2});
     let (slow, reader) =
@@ -117,7 +117,7 @@ async fn a_key_may_have_limits_of_its_own(db: Db) {
     assert_eq!((unknown.status.as_u16(), header(&unknown, "ratelimit")), (401, ""));
 }
 
-async fn a_call_that_is_refused_has_used_its_token(db: Db) {
+async fn a_rejected_request_has_consumed_its_token(db: Db) {
     let service = talker(1, 3).start(db).await;
     let unknown = service.post("/v1/agents/nobody/invoke", &json!({})).await;
     assert_eq!(
@@ -134,7 +134,7 @@ async fn a_call_that_is_refused_has_used_its_token(db: Db) {
     assert_eq!(admitted(&at_once(&[&service], 3).await), 1);
 }
 
-async fn without_keys_there_is_no_limit(db: Db) {
+async fn auth_none_has_no_rate_limit(db: Db) {
     let service = talker(1, 1).config("[auth]\nmode = \"none\"").start(db).await;
     for _ in 0..3 {
         let answer = service.post(PATH, &json!({})).await;
@@ -142,7 +142,7 @@ async fn without_keys_there_is_no_limit(db: Db) {
     }
 }
 
-async fn a_restart_does_not_fill_the_bucket(db: Db) {
+async fn a_restart_does_not_refill_the_bucket(db: Db) {
     let mut service = talker(1, 2).start(db).await;
     assert_eq!(admitted(&at_once(&[&service], 2).await), 2);
     service.kill().await;
@@ -159,7 +159,7 @@ async fn replicas_share_a_limit() {
 
 /// Enough for a replica to take ten tokens at a time.
 #[tokio::test]
-async fn replicas_that_take_many_at_once_keep_the_limit() {
+async fn replicas_keep_the_limit_under_concurrent_requests() {
     let one = talker(6000, 100).start(Db::Postgres).await;
     let two = talker(6000, 100).start_on(one.database_url.clone()).await;
     let begun = Instant::now();

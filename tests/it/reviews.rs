@@ -38,7 +38,7 @@ async fn crashed(db: Db, options: &str) -> (Service, String) {
         "DELETE FROM run_events WHERE seq > 5",
         "DELETE FROM iterations WHERE number > 1",
         "UPDATE tool_calls SET state = 'dispatched', result_seq = NULL, finished_at = NULL",
-        "UPDATE runs SET status = 'running', owner = 'gone', next_seq = 6, finished_at = NULL, output = NULL, \
+        "UPDATE runs SET status = 'running', owner = 'gone', next_seq = 6, finished_at = NULL, \
          termination_reason = NULL, latency_ms = NULL",
     ];
     match db {

@@ -300,7 +300,7 @@ async fn a_budget_in_dollars_is_kept(db: Db) {
     );
     assert_eq!(
         run["error"]["context"],
-        json!({"limit": "max_cost_usd", "used": 0.0024, "max": 0.007})
+        json!({"limit": "max_cost_usd", "used": 0.0024, "max": 0.007, "needs": 0.00476})
     );
     assert_eq!(run["iterations"], 1);
     let detail = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;

@@ -10,6 +10,8 @@ on_both_stores! {
     calls_of_tools_are_shared,
     tokens_are_shared_and_balance,
     a_crash_leaves_the_budget_balanced,
+    every_route_answers_the_same_budget_of_a_run,
+    lists_of_runs_carry_no_payloads,
 }
 
 const CHILD: &str = "model: scripted/child\nenable_double_confirmation: false\n";
@@ -167,4 +169,60 @@ governance: {budget: {max_iterations: 4}}
         "four model calls are enough, whoever crashed: {run:#}"
     );
     assert_balanced(&whole_tree(&service, &root).await);
+}
+
+/// A parent that has delegated, and has ended.
+async fn delegated(db: Db) -> (Service, String) {
+    let service = Setup::new()
+        .agent("parent", PARENT_OF_ONE)
+        .scenario("parent", "steps: [{tool_calls: [{tool: \"agent:child\"}]}, {text: done}]")
+        .agent("child", CHILD)
+        .scenario("child", "steps: [{text: fine}]")
+        .start(db)
+        .await;
+    let body = json!({"inputs": {"task": "t"}, "budget": {"max_tool_calls": 7}});
+    let run = service.run("parent", &body).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    (service, run["run_id"].as_str().unwrap().to_owned())
+}
+
+const PARENT_OF_ONE: &str =
+    "model: scripted/parent\ntools: ['agent:child']\nenable_double_confirmation: false\n";
+
+async fn every_route_answers_the_same_budget_of_a_run(db: Db) {
+    let (service, id) = delegated(db).await;
+    for definition in ["as at the start", "changed since"] {
+        if definition == "changed since" {
+            let changed = format!("{PARENT_OF_ONE}governance: {{budget: {{max_tool_calls: 1}}}}\n");
+            service.write("agents/parent.yaml", &changed);
+            service
+                .until("/v1/agents/parent", |agent| {
+                    agent["governance"]["budget"]["max_tool_calls"] == 1
+                })
+                .await;
+        }
+        let detail = service.get(&format!("/v1/runs/{id}")).await.body;
+        let budget = &detail["budget"];
+        assert_eq!(budget["limits"]["max_tool_calls"], 7, "{definition}: {detail:#}");
+        assert_eq!(budget["tree"]["iterations"], 3, "{definition}: {detail:#}");
+        let waited = service.get(&format!("/v1/runs/{id}/wait")).await.body;
+        let cancelled = service.post(&format!("/v1/runs/{id}/cancel"), &json!({})).await.body;
+        let listed = service.get("/v1/runs?agent=parent").await.body["data"][0].clone();
+        for (route, answer) in [("wait", &waited), ("cancel", &cancelled), ("list", &listed)] {
+            assert_eq!(answer["budget"], *budget, "{route}, {definition}");
+        }
+        assert_eq!(waited, detail, "{definition}");
+        assert_eq!(cancelled, detail, "{definition}");
+    }
+}
+
+async fn lists_of_runs_carry_no_payloads(db: Db) {
+    let (service, id) = delegated(db).await;
+    let detail = service.get(&format!("/v1/runs/{id}")).await.body;
+    let listed = service.get("/v1/runs?agent=parent").await.body["data"][0].clone();
+    let mut expected = detail.as_object().unwrap().clone();
+    for payload in ["inputs", "output", "raw_response", "overrides"] {
+        assert!(expected.remove(payload).is_some_and(|value| !value.is_null()), "{payload}");
+    }
+    assert_eq!(listed, Value::from(expected), "all else is there");
 }

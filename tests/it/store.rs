@@ -39,7 +39,7 @@ use crate::postgres_cluster;
 
 /// A migrated store of its own.
 pub(crate) struct Db {
-    pub(crate) store: Arc<dyn Store>,
+    pub(crate) store: Arc<Store>,
     pub(crate) url: String,
     /// The files, for as long as the test lives.
     dir: Option<TempDir>,
@@ -94,7 +94,7 @@ impl Db {
         let claimed = self.store.claim_cancelled("ender", 10).await.unwrap().remove(0).run;
         assert_eq!(claimed.id, run);
         let mut script = Script::with(|new| new.id = run);
-        (script.epoch, script.next_seq, script.new) = (claimed.epoch, claimed.last_seq + 1, None);
+        (script.epoch, script.next_seq, script.new) = (claimed.epoch, claimed.next_seq, None);
         let end = RunEvent::cancelled("queued", None, String::new(), 0);
         self.commit("ender", &script.write(vec![end])).await;
     }

@@ -10,13 +10,13 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     an_invocation_streams_its_events_and_ends_with_the_answer,
-    a_reader_resumes_anywhere_without_loss_or_repeat,
-    a_stream_goes_on_over_a_crash,
-    a_reader_that_has_seen_the_end_is_told_so,
-    a_bad_place_to_resume_from_is_refused,
-    many_readers_see_the_same,
-    an_answer_is_followed_while_it_is_written,
-    a_caller_that_goes_away_cancels_only_if_it_asked_for_that,
+    a_stream_resumes_after_any_event_without_loss_or_repetition,
+    a_stream_continues_after_a_crash,
+    resuming_after_the_last_event_is_answered_204,
+    an_invalid_last_event_id_is_rejected,
+    concurrent_streams_of_a_run_are_the_same,
+    deltas_are_streamed_while_the_model_responds,
+    a_disconnect_cancels_the_run_only_on_request,
 }
 
 /// One event as it came.
@@ -167,7 +167,7 @@ async fn an_invocation_streams_its_events_and_ends_with_the_answer(db: Db) {
     }
 }
 
-async fn a_reader_resumes_anywhere_without_loss_or_repeat(db: Db) {
+async fn a_stream_resumes_after_any_event_without_loss_or_repetition(db: Db) {
     let service = worker().start(db).await;
     let run = queued(&service, "worker").await;
     // Disconnect after every single event while the run goes on.
@@ -187,7 +187,7 @@ async fn a_reader_resumes_anywhere_without_loss_or_repeat(db: Db) {
     }
 }
 
-async fn a_stream_goes_on_over_a_crash(db: Db) {
+async fn a_stream_continues_after_a_crash(db: Db) {
     let mut service = worker().config("[runtime]\nlease = \"2s\"").start(db).await;
     let run = queued(&service, "worker").await;
     let mut reader = follow(&service, &run, None).await;
@@ -208,7 +208,7 @@ async fn a_stream_goes_on_over_a_crash(db: Db) {
     assert_eq!(seen.last().unwrap().data["data"]["run"]["output"]["result"], "done", "{seen:#?}");
 }
 
-async fn a_reader_that_has_seen_the_end_is_told_so(db: Db) {
+async fn resuming_after_the_last_event_is_answered_204(db: Db) {
     let service = worker().start(db).await;
     let run = service.run("worker", &json!({})).await["run_id"].as_str().unwrap().to_owned();
     let last = follow(&service, &run, None).await.rest().await.last().unwrap().id;
@@ -224,7 +224,7 @@ async fn a_reader_that_has_seen_the_end_is_told_so(db: Db) {
     }
 }
 
-async fn a_bad_place_to_resume_from_is_refused(db: Db) {
+async fn an_invalid_last_event_id_is_rejected(db: Db) {
     let service = worker().start(db).await;
     let run = service.run("worker", &json!({})).await["run_id"].as_str().unwrap().to_owned();
     for bad in ["-1", "x", "", "1.5", "99999999999999999999"] {
@@ -246,7 +246,7 @@ async fn a_bad_place_to_resume_from_is_refused(db: Db) {
 
 /// Whoever drives the run, every replica streams it.
 #[tokio::test]
-async fn a_reader_on_another_replica_sees_the_same() {
+async fn a_stream_from_another_replica_is_the_same() {
     let here = worker().start(Db::Postgres).await;
     let there = worker().start_on(here.database_url.clone()).await;
     let response = here
@@ -260,7 +260,7 @@ async fn a_reader_on_another_replica_sees_the_same() {
     assert_eq!(one.last().unwrap().event, "run.completed");
 }
 
-async fn many_readers_see_the_same(db: Db) {
+async fn concurrent_streams_of_a_run_are_the_same(db: Db) {
     let service = worker().start(db).await;
     let run = queued(&service, "worker").await;
     // One that never reads does not hold up the others, or the run.
@@ -273,7 +273,7 @@ async fn many_readers_see_the_same(db: Db) {
     assert!(readers.iter().all(|frames| *frames == readers[0]));
 }
 
-async fn an_answer_is_followed_while_it_is_written(db: Db) {
+async fn deltas_are_streamed_while_the_model_responds(db: Db) {
     let scenario = r#"
 steps:
   - {delay_ms: 200, text: "I will look.", tool_calls: [{tool: file_ops, arguments: {operation: list, path: "./."}}]}
@@ -323,7 +323,7 @@ steps:
     assert!(answers[1].1.iter().any(|delta| delta["data"]["restarted"] == true));
 }
 
-async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {
+async fn a_disconnect_cancels_the_run_only_on_request(db: Db) {
     let service = worker().start(db).await;
     for (accept, header, cancelled) in [
         ("text/event-stream", Some("true"), true),
@@ -347,7 +347,7 @@ async fn a_caller_that_goes_away_cancels_only_if_it_asked_for_that(db: Db) {
         let path = format!("/v1/runs/{run}");
         if cancelled {
             let run = service.until(&path, |body| body["status"] == "cancelled").await;
-            assert_eq!(run["error"]["context"]["reason"], "The caller went away.", "{run:#}");
+            assert_eq!(run["error"]["context"]["reason"], "The client disconnected.", "{run:#}");
         } else {
             let still = service.get(&format!("{path}/wait?timeout=1")).await;
             assert_eq!(still.body["status"], "running", "{accept} {header:?}");

@@ -27,7 +27,7 @@ use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
 use crate::service::{ADMIN_KEY, Db, Setup, answer, command, on_both_stores};
 
-on_both_stores! { metrics_tell_what_a_run_did, a_run_that_ends_in_the_queue_is_counted }
+on_both_stores! { metrics_count_what_a_run_did, a_run_that_ends_in_the_queue_is_counted }
 
 const READER: &str = "
 version: 2.1.0
@@ -53,7 +53,7 @@ fn reading(path: &str) -> Reply {
     Reply::call("file_ops", &json!({"operation": "read", "path": path}))
 }
 
-async fn metrics_tell_what_a_run_did(db: Db) {
+async fn metrics_count_what_a_run_did(db: Db) {
     let mock = MockModel::start().await;
     let service = with_model(&mock).start(db).await;
     mock.script([
@@ -140,7 +140,7 @@ async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
 }
 
 #[tokio::test]
-async fn metrics_that_are_not_exposed_are_not_there() {
+async fn metrics_that_are_not_exposed_are_answered_404() {
     let service = Setup::new().config("[server]\nexpose = [\"docs\"]").start(Db::Sqlite).await;
     let hidden = service.get("/metrics").await;
     assert_eq!((hidden.status, &hidden.body["code"]), (StatusCode::NOT_FOUND, &json!("NOT_FOUND")));
@@ -216,7 +216,7 @@ fn hex(id: &[u8]) -> String {
 }
 
 #[tokio::test]
-async fn a_run_is_a_trace_that_begins_at_the_caller_and_goes_on_to_the_model() {
+async fn the_trace_of_a_run_continues_the_callers_and_reaches_the_model_server() {
     const TRACE: &str = "4bf92f3577b34da6a3ce929d0e0e4736";
     const PARENT: &str = "00f067aa0ba902b7";
     let (mock, collector) = (MockModel::start().await, Collector::start().await);
@@ -295,7 +295,7 @@ async fn a_run_is_a_trace_that_begins_at_the_caller_and_goes_on_to_the_model() {
 }
 
 #[tokio::test]
-async fn without_a_caller_the_trace_is_the_runs_own_and_failures_are_in_it() {
+async fn without_traceparent_the_trace_id_is_the_run_id_and_failures_are_recorded() {
     let (mock, collector) = (MockModel::start().await, Collector::start().await);
     let service = with_model(&mock).config(&collector.config()).start(Db::Sqlite).await;
     mock.script([Reply::text("unheard")]);
@@ -407,7 +407,7 @@ fn talkative() -> Setup {
 }
 
 #[tokio::test]
-async fn a_collector_that_is_down_does_not_matter() {
+async fn an_unreachable_collector_does_not_affect_runs() {
     let closed = StdListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let endpoint = format!("http://{closed}");
     let environment = [("OTEL_EXPORTER_OTLP_ENDPOINT", endpoint.as_str())];
@@ -430,7 +430,7 @@ async fn a_collector_that_is_down_does_not_matter() {
 }
 
 #[tokio::test]
-async fn a_log_that_nobody_reads_stops_nothing() {
+async fn a_blocked_log_reader_does_not_block_runs() {
     let mut service = Watched::start(talkative(), EMBEDDED, &[("TOOLLOOP_LOG", "trace")]).await;
     for _ in 0..500 {
         service.http.get(service.url("/healthz")).send().await.unwrap();
@@ -446,7 +446,7 @@ async fn a_log_that_nobody_reads_stops_nothing() {
 }
 
 #[tokio::test]
-async fn a_log_that_is_closed_stops_nothing() {
+async fn a_closed_log_does_not_stop_the_service() {
     let mut service = Watched::start(talkative(), EMBEDDED, &[("TOOLLOOP_LOG", "trace")]).await;
     drop(service.child.stderr.take());
     for _ in 0..5 {
@@ -456,7 +456,7 @@ async fn a_log_that_is_closed_stops_nothing() {
 }
 
 #[tokio::test]
-async fn the_log_tells_of_runs_and_holds_no_secret() {
+async fn the_log_has_a_line_per_run_and_no_secrets() {
     const CANARY: &str = "canary5ecret";
     let mock = MockModel::start().await;
     let models = format!(

@@ -1,6 +1,6 @@
-//! Is the database there, is its schema right, and who holds it?
+//! Checks the database: whether it is reachable, its schema version, and which process locks it.
 //!
-//! An SQLite file that does not exist is not made; one that a service holds is left alone.
+//! A missing SQLite file is not created; one that a service has locked is not opened.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -14,15 +14,13 @@ use crate::app::{self, AppError};
 use crate::config::Config;
 use crate::store::{DatabaseInfo, StoreError};
 
-/// How long the database may take to answer.
-const PATIENCE: Duration = Duration::from_secs(5);
+const TIMEOUT: Duration = Duration::from_secs(5);
 
-/// What is known of the database.
 pub(super) struct Database {
     pub(super) findings: Vec<Finding>,
-    /// Whether it holds API keys, where it could be asked.
+    /// Whether it contains API keys; `None` if it could not be queried.
     pub(super) has_keys: Option<bool>,
-    /// Its clock, where that is not this machine's, and when it was read.
+    /// The server's clock and the local time at which it was read; `None` for SQLite.
     pub(super) now: Option<(DateTime<Utc>, DateTime<Utc>)>,
 }
 
@@ -39,11 +37,11 @@ pub(super) async fn examine(config: &Config) -> Database {
             return only(finding);
         }
         if !file.exists() {
-            let detail = format!("{place} does not exist yet; it is made at the first start");
+            let detail = format!("{place} does not exist yet; it is created at the first start");
             return Database { has_keys: Some(false), ..only(Finding::ok("database", detail)) };
         }
     }
-    match tokio::time::timeout(PATIENCE, ask(config)).await {
+    match tokio::time::timeout(TIMEOUT, ask(config)).await {
         Ok(Ok((about, has_keys))) => Database {
             findings: vec![
                 Finding::ok("database", format!("{place}, {}", about.version)),
@@ -53,7 +51,7 @@ pub(super) async fn examine(config: &Config) -> Database {
             now: about.now.map(|now| (now, Utc::now())),
         },
         Ok(Err(AppError::Store(StoreError::Locked(_)))) => {
-            only(Finding::ok("database", held(&place, file.as_deref())))
+            only(Finding::ok("database", in_use(&place, file.as_deref())))
         }
         Ok(Err(error)) => only(Finding::fail(
             "database",
@@ -61,7 +59,7 @@ pub(super) async fn examine(config: &Config) -> Database {
             "is it running, and is database.url right?",
         )),
         Err(_) => {
-            let detail = format!("{place} does not answer within {PATIENCE:?}");
+            let detail = format!("{place} does not answer within {TIMEOUT:?}");
             only(Finding::fail("database", detail, "is it running, and is database.url right?"))
         }
     }
@@ -82,25 +80,19 @@ async fn ask(config: &Config) -> Result<(DatabaseInfo, Option<bool>), AppError> 
 fn schema(about: &DatabaseInfo) -> Finding {
     let DatabaseInfo { applied, known, .. } = about;
     match applied {
-        0 => Finding::ok("schema", "not there yet; it is made at the first start"),
+        0 => Finding::ok("schema", "not created yet; it is created at the first start"),
         _ if applied == known => Finding::ok("schema", format!("version {applied}")),
         _ if applied < known => {
-            let detail = format!("version {applied}, this program knows {known}");
-            Finding::warn(
-                "schema",
-                detail,
-                "`toolloop migrate`, or the next start, brings it up to date",
-            )
+            let detail = format!("version {applied}, current is {known}");
+            Finding::warn("schema", detail, "`toolloop migrate`, or the next start, migrates it")
         }
         _ => {
-            let detail =
-                format!("version {applied} was made by a newer program, this one knows {known}");
+            let detail = format!("version {applied} is of a newer program; this one knows {known}");
             Finding::fail("schema", detail, "use the newer program")
         }
     }
 }
 
-/// The file of an SQLite URL.
 fn sqlite_file(url: &str) -> Option<PathBuf> {
     let path = url.strip_prefix("sqlite:")?;
     Some(PathBuf::from(path.strip_prefix("//").unwrap_or(path)))
@@ -108,18 +100,18 @@ fn sqlite_file(url: &str) -> Option<PathBuf> {
 
 fn not_usable(file: &Path) -> Option<Finding> {
     let reason = refuses_writing(file)?;
-    let next = "let this user write there, or choose another file with --database-url";
+    let next = "make it writable, or choose another file with --database-url";
     Some(Finding::fail("database", format!("{}: {reason}", file.display()), next))
 }
 
-/// A service uses the file, which is as it should be.
-fn held(place: &str, file: Option<&Path>) -> String {
+/// The file is locked by a running service, which is normal.
+fn in_use(place: &str, file: Option<&Path>) -> String {
     let holder = file.and_then(holder).map(|pid| format!(" (process {pid})")).unwrap_or_default();
     format!("{place} is in use by a running service{holder}; commands reach it with --server")
 }
 
-/// The process that holds the lock beside the file, from Linux's list of locks, whose sixth word is
-/// `major:minor:inode` and whose fifth the process (proc_locks(5)).
+/// The process that holds the lock file, from `/proc/locks`: the sixth field of a line is
+/// `major:minor:inode`, the fifth the process id (proc_locks(5)).
 fn holder(file: &Path) -> Option<u32> {
     use std::os::unix::fs::MetadataExt as _;
     let mut lock = file.as_os_str().to_owned();
@@ -139,14 +131,14 @@ mod tests {
     use crate::cli::doctor::Health;
 
     #[test]
-    fn schemas_older_newer_and_right() {
+    fn a_newer_schema_fails_and_an_older_one_warns() {
         let about = |applied| DatabaseInfo { version: "x".into(), applied, known: 3, now: None };
         let health = [0, 2, 3, 4].map(|applied| schema(&about(applied)).status);
         assert_eq!(health, [Health::Ok, Health::Warn, Health::Ok, Health::Fail]);
     }
 
     #[test]
-    fn the_file_of_a_url() {
+    fn the_file_of_an_sqlite_url() {
         assert_eq!(sqlite_file("sqlite://a/b.db"), Some("a/b.db".into()));
         assert_eq!(sqlite_file("sqlite:/b.db"), Some("/b.db".into()));
         assert_eq!(sqlite_file("postgres://x"), None);

@@ -1,5 +1,4 @@
-//! What this machine gives: a writable workspace, a free address, open files, a clock that is
-//! right.
+//! Checks of this machine: a writable workspace, a free address, the limit on open files, the clock.
 
 use std::io::ErrorKind;
 use std::net::SocketAddr;
@@ -12,27 +11,26 @@ use serde_json::Value;
 
 use super::Finding;
 
-/// How long whoever listens already may take to say what it is.
-const PATIENCE: Duration = Duration::from_secs(2);
-/// Open files with which a service that is busy gets by.
+/// Timeout of the request that identifies a service on the address.
+const TIMEOUT: Duration = Duration::from_secs(2);
+/// A limit on open files that suffices for a busy service.
 const ENOUGH_FILES: u64 = 4096;
-/// Milliseconds by which two clocks may differ: leases are short.
+/// Tolerated clock skew in milliseconds; leases are short.
 const SKEW_MS: i64 = 2_000;
 
-/// Whether runs can have files.
 pub(super) fn workspace(dir: &Path) -> Finding {
     match refuses_writing(dir) {
         Some(reason) => Finding::fail(
             "workspace",
             format!("{}: {reason}", dir.display()),
-            "let this user write there, or set [tools] workspace",
+            "make it writable, or set [tools] workspace",
         ),
         None if dir.exists() => Finding::ok("workspace", dir.display().to_string()),
-        None => Finding::ok("workspace", format!("{} is made when it is needed", dir.display())),
+        None => Finding::ok("workspace", format!("{} is created when it is needed", dir.display())),
     }
 }
 
-/// Why this process cannot write there, or make it, if it cannot.
+/// Why this process can neither write to the path nor create it; `None` if it can.
 pub(super) fn refuses_writing(path: &Path) -> Option<String> {
     let absolute = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let there = absolute.ancestors().find(|ancestor| ancestor.exists())?;
@@ -47,7 +45,7 @@ pub(super) fn refuses_writing(path: &Path) -> Option<String> {
     ))
 }
 
-/// Whether the address is free, or a service of ours listens there already.
+/// Whether the address is free, or in use by a toolloop service.
 pub(super) async fn listen(address: SocketAddr) -> Finding {
     let Err(error) = tokio::net::TcpListener::bind(address).await else {
         return Finding::ok("listen", format!("{address} is free"));
@@ -68,18 +66,18 @@ async fn is_ours(address: SocketAddr) -> bool {
         let ready: Value = response.json().await.ok()?;
         Some(ready.get("status").is_some() && ready.get("definitions").is_some())
     };
-    matches!(tokio::time::timeout(PATIENCE, ask).await, Ok(Some(true)))
+    matches!(tokio::time::timeout(TIMEOUT, ask).await, Ok(Some(true)))
 }
 
-/// Each connection is an open file.
+/// Every connection needs a file descriptor.
 pub(super) fn open_files(max_concurrent_runs: usize) -> Finding {
     let limits = std::fs::read_to_string("/proc/self/limits").unwrap_or_default();
     match soft_limit(&limits) {
-        None => Finding::ok("open files", "the limit is not known on this system"),
+        None => Finding::ok("open files", "the limit is unknown on this system"),
         Some(limit) if limit < ENOUGH_FILES => Finding::warn(
             "open files",
             format!(
-                "{limit} at most, and each caller takes one; [runtime] max_concurrent_runs is {max_concurrent_runs}"
+                "{limit} at most, and each connection needs one; [runtime] max_concurrent_runs is {max_concurrent_runs}"
             ),
             "`ulimit -n 65536` before the service starts",
         ),
@@ -96,15 +94,14 @@ fn soft_limit(limits: &str) -> Option<u64> {
     }
 }
 
-/// Whether the clock can be right: not before this program was written, and close to the
-/// database's.
+/// Whether the clock is plausible: not before 2026, and close to the database's.
 pub(super) fn clock(database: Option<(DateTime<Utc>, DateTime<Utc>)>) -> Finding {
     let now = Utc::now();
     if now.timestamp() < 1_767_225_600 {
         return Finding::fail(
             "clock",
-            format!("says {now}, which is over"),
-            "set it; expiry and leases depend on it",
+            format!("says {now}, which is in the past"),
+            "set it; key expiry and leases depend on it",
         );
     }
     let Some((theirs, ours)) = database else {
@@ -124,7 +121,7 @@ mod tests {
     use crate::cli::doctor::Health;
 
     #[test]
-    fn limits_as_linux_writes_them() {
+    fn the_soft_limit_is_read_from_proc_limits() {
         let text = "Limit                     Soft Limit           Hard Limit           Units     \n\
                     Max processes             127342               127342               processes \n\
                     Max open files            1024                 524288               files     \n";
@@ -137,7 +134,7 @@ mod tests {
     }
 
     #[test]
-    fn what_can_be_made_beneath_a_directory_is_writable() {
+    fn a_path_that_can_be_created_is_writable() {
         let dir = tempfile::tempdir().unwrap();
         assert_eq!(workspace(dir.path()).status, Health::Ok);
         assert_eq!(workspace(&dir.path().join("a/b")).status, Health::Ok);
@@ -146,7 +143,7 @@ mod tests {
     }
 
     #[test]
-    fn clocks_that_differ_are_noticed() {
+    fn clock_skew_is_a_warning() {
         let now = Utc::now();
         assert_eq!(clock(None).status, Health::Ok);
         assert_eq!(clock(Some((now, now))).status, Health::Ok);

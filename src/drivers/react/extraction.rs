@@ -1,9 +1,8 @@
-//! Finding a decision in what a model wrote.
+//! Finds the decision in a model's text.
 //!
-//! Tolerant of what surrounds it: fences, prose, a draft in `<think>` tags, other JSON. Not
-//! tolerant of what is broken: an object that does not end is never looked into, so that a part of
-//! a decision, or of the data it quotes, cannot pass for one. Whether a decision is allowed is not
-//! asked here.
+//! Ignores what surrounds it: fences, prose, a draft in `<think>` tags, other JSON. Rejects broken
+//! JSON: an unterminated object is not searched, so that a part of a decision, or of data quoted in
+//! it, is never taken for a decision. Decisions are not validated here.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -38,10 +37,10 @@ impl Decision<'_> {
     }
 }
 
-/// The first complete decision of a text; failing that, the first object that was meant as one.
+/// The first complete decision of a text, else the first object that looks like one.
 ///
 /// # Errors
-/// A clause that says why there is none.
+/// A clause that says why there is no decision.
 pub(super) fn first_decision(text: &str) -> Result<Decision<'_>, String> {
     let mut resembling = None;
     let mut problem = None;
@@ -83,7 +82,7 @@ struct Objects<'a> {
 }
 
 impl<'a> Objects<'a> {
-    /// Skips a draft in `<think>` tags at the beginning, where a server has left it in the text.
+    /// Skips a leading draft in `<think>` tags, which some servers leave in the text.
     fn of(text: &'a str) -> Self {
         let thought = text
             .trim_start()
@@ -115,8 +114,8 @@ impl<'a> Iterator for Objects<'a> {
     }
 }
 
-/// Where the object at the beginning of a text ends by its braces and strings; the end of the text
-/// where it does not.
+/// The end of the object at the beginning of a text, by braces and strings; the end of the text if
+/// the object is unterminated.
 fn closing(text: &str) -> usize {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for (at, byte) in text.bytes().enumerate() {

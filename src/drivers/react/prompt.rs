@@ -1,9 +1,8 @@
-//! What a model without function calling is told, and how the conversation reads to it.
+//! The prompt and the conversation for a model without function calling.
 //!
-//! Tools and the form of a decision follow the system prompt, which stays the same from call to
-//! call so that providers can cache it; what holds for one decision alone stands at the end of the
-//! last message. Calls and results become text, with one user message between two of the
-//! assistant's.
+//! Tools and the format of a decision are appended to the system prompt, which is the same in every
+//! call so that providers can cache it; instructions for one decision go to the end of the last
+//! message. Calls and results become text, and the roles alternate.
 
 use std::fmt::Write as _;
 
@@ -14,46 +13,49 @@ use crate::drivers::Ask;
 use crate::message::{AssistantMessage, CallTarget, Conversation, ToolCall, Turn};
 use crate::providers::{ModelRequest, ToolChoice};
 
-/// The conversation of a request, told in decisions and observations. `answers_later`: a final
-/// answer only ends the work, and is written afterwards.
-pub(super) fn retold(base: &ModelRequest<'_>, ask: &Ask<'_>, answers_later: bool) -> Conversation {
+/// The conversation of a request as decisions and observations. `answers_later`: a final decision
+/// only ends the work and the answer is written afterwards.
+pub(super) fn rewritten(
+    base: &ModelRequest<'_>,
+    ask: &Ask<'_>,
+    answers_later: bool,
+) -> Conversation {
     let mut system = base.conversation.system().to_owned();
     if !ask.answer_only {
         describe_decisions(&mut system, base, ask, answers_later);
     }
-    let mut retold = Conversation::new(system);
-    let mut told = String::new();
+    let mut rewritten = Conversation::new(system);
+    let mut user = String::new();
     for turn in base.conversation.turns() {
         match turn {
-            Turn::User(text) => tell(&mut told, text),
+            Turn::User(text) => append(&mut user, text),
             Turn::Assistant(turn) => {
-                say(&mut retold, &mut told, turn.message());
+                push_turn(&mut rewritten, &mut user, turn.message());
                 turn.results().iter().for_each(|result| {
-                    tell(&mut told, &format!("Observation: {}", result.content));
+                    append(&mut user, &format!("Observation: {}", result.content));
                 });
             }
         }
     }
     if let Some(note) = note(base, ask) {
-        tell(&mut told, &note);
+        append(&mut user, &note);
     }
-    if !told.is_empty() {
-        retold.push_user(told);
+    if !user.is_empty() {
+        rewritten.push_user(user);
     }
-    retold
+    rewritten
 }
 
-/// Adds to the next user message.
-fn tell(told: &mut String, text: &str) {
-    if !told.is_empty() {
-        told.push_str("\n\n");
+/// Appends to the next user message.
+fn append(user: &mut String, text: &str) {
+    if !user.is_empty() {
+        user.push_str("\n\n");
     }
-    told.push_str(text);
+    user.push_str(text);
 }
 
-/// Adds what the assistant said, after what it had been told. Providers refuse messages that say
-/// nothing.
-fn say(retold: &mut Conversation, told: &mut String, message: &AssistantMessage) {
+/// Pushes the pending user message and the assistant's message; providers reject blank messages.
+fn push_turn(rewritten: &mut Conversation, user: &mut String, message: &AssistantMessage) {
     let text = as_decisions(message);
     let opaque = message
         .opaque
@@ -62,16 +64,16 @@ fn say(retold: &mut Conversation, told: &mut String, message: &AssistantMessage)
     if text.trim().is_empty() && opaque.is_none() {
         return;
     }
-    if !told.is_empty() {
-        retold.push_user(std::mem::take(told));
+    if !user.is_empty() {
+        rewritten.push_user(std::mem::take(user));
     }
-    let pushed = retold
+    let pushed = rewritten
         .push_turn(AssistantMessage { text, opaque, ..AssistantMessage::default() }, Vec::new());
     debug_assert!(pushed.is_ok(), "there is no call that lacks a result");
 }
 
-/// The decision as the model wrote it. Calls that were made by function calling, in an earlier run
-/// of the conversation, read as if they had been decisions.
+/// The decision as the model wrote it. Native function calls, of an earlier run of the
+/// conversation, are written as decisions.
 fn as_decisions(message: &AssistantMessage) -> String {
     if let Some(decision) = &message.decision {
         return decision.clone();
@@ -138,7 +140,7 @@ fn describe_decisions(
     }
 }
 
-/// What is said about this message alone.
+/// Instructions for this call only.
 fn note(base: &ModelRequest<'_>, ask: &Ask<'_>) -> Option<String> {
     if ask.answer_only {
         let schema = output_schema(base, ask)?;

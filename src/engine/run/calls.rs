@@ -168,16 +168,12 @@ impl Run {
     }
 
     fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
-        match &mut finished.event {
-            RunEvent::ToolCallCompleted(call) => {
-                call.note = self.state.stuck_note(call.call_id, &call.content);
-            }
-            RunEvent::ToolCallBlocked(call) => {
-                if let Some(note) = self.state.stuck_note(call.call_id, &call.reason) {
-                    call.content = format!("{}\n\n{note}", call.content);
-                }
-            }
-            _ => {}
+        if let RunEvent::ToolCallCompleted(call) = &mut finished.event {
+            call.note = self.state.stuck_note(call.call_id, &call.content);
+        } else if let RunEvent::ToolCallBlocked(call) = &mut finished.event
+            && let Some(note) = self.state.stuck_note(call.call_id, &call.reason)
+        {
+            call.content = format!("{}\n\n{note}", call.content);
         }
         self.audit.extend(finished.audit);
         self.record(finished.event)?;

@@ -9,13 +9,12 @@ use chrono::Utc;
 
 use super::{Run, Stopped};
 use crate::engine::budget::SharedBudget;
+use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
 use crate::run::{Amounts, Refusal, Reserved};
 
 /// Tokens of output that are reserved where the definition says nothing.
 const USUAL_OUTPUT: u32 = 4096;
-/// A shorter answer is not worth a call.
-const LEAST_OUTPUT: u64 = 256;
 
 /// What came of asking for a model call.
 pub(super) enum ModelCall {
@@ -63,7 +62,7 @@ impl Run {
         {
             return Ok(granted(shorter));
         }
-        let least = wanted(u32::try_from(LEAST_OUTPUT).unwrap_or(u32::MAX).min(output));
+        let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
         Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, least, Utc::now())))
     }
 
@@ -79,7 +78,7 @@ impl Run {
             _ => None,
         };
         output
-            .filter(|output| *output >= LEAST_OUTPUT)
+            .filter(|output| *output >= LEAST_TOKENS)
             .map(|output| u32::try_from(output).unwrap_or(u32::MAX))
     }
 

@@ -9,9 +9,8 @@ use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use super::decide::unexecuted;
 use super::{OpenTurn, Phase, State, Step};
-use crate::event::{Awaited, CallFailure, Resolution, RunEvent, WaitKind};
+use crate::event::{Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
 
@@ -164,4 +163,18 @@ pub(super) fn unknown_outcome(call: &ToolCall) -> RunEvent {
                    before you repeat it."
         .to_owned();
     unexecuted(call, CallFailure::UnknownOutcome, content)
+}
+
+/// The result of a call that was never executed.
+pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
+    RunEvent::ToolCallCompleted(ToolCallCompleted {
+        call_id: call.id,
+        tool: call.name.clone(),
+        target: call.target,
+        content,
+        failure: Some(failure),
+        duration_ms: 0,
+        cached: false,
+        note: None,
+    })
 }

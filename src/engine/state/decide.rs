@@ -7,11 +7,11 @@
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
-use super::crashes::unknown_outcome;
+use super::crashes::{unexecuted, unknown_outcome};
 use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
-use crate::event::{CallFailure, DecisionFailed, RunEvent, ToolCallCompleted, ValidationError};
+use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
 use crate::message::{CallTarget, FinishReason, ToolCall};
 use crate::providers::ToolChoice;
 use crate::run::{Effect, OnUnknownOutcome, Outcome, TerminationReason, ToolChoicePolicy};
@@ -187,7 +187,7 @@ impl State {
         let (attempt, iteration) = (self.attempt, self.iteration + 1);
         let answer_only = match &self.phase {
             Phase::Answered { .. } => self.is_answer_due(),
-            _ => self.answer_only && (self.unfinished.is_some() || self.blank),
+            _ => self.answer_only && (self.unfinished.is_some() || self.blank_answers > 0),
         };
         RunEvent::IterationStarted { attempt, iteration, answer_only, limit: None }
     }
@@ -423,7 +423,7 @@ impl State {
             return Step::Record(vec![self.invalid_response(now, "The model's answer is empty.")]);
         }
         let (attempt, prompt) = (self.attempt, phrases::BLANK.to_owned());
-        if !self.blank {
+        if self.blank_answers == 0 {
             return Step::Record(vec![RunEvent::AnswerBlank { attempt, prompt }]);
         }
         let message = phrases::NO_ANSWER.to_owned();
@@ -545,18 +545,4 @@ impl State {
     pub(super) fn ended(&self, now: DateTime<Utc>, outcome: Outcome) -> RunEvent {
         RunEvent::ended(outcome, self.elapsed_ms(now))
     }
-}
-
-/// The result of a call that was never executed.
-pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String) -> RunEvent {
-    RunEvent::ToolCallCompleted(ToolCallCompleted {
-        call_id: call.id,
-        tool: call.name.clone(),
-        target: call.target,
-        content,
-        failure: Some(failure),
-        duration_ms: 0,
-        cached: false,
-        note: None,
-    })
 }

@@ -60,7 +60,7 @@ impl State {
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
                 self.wish = Wish::Open;
-                (self.answer_only, self.blank) = (false, false);
+                (self.answer_only, self.blank_answers) = (false, 0);
                 self.proposal = None;
                 self.cache.clear();
                 self.phase = Phase::BetweenIterations;
@@ -75,7 +75,7 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                self.answer(call.call_id, &call.told(), call.failure.is_some(), misplaced)?;
+                self.answer(call.call_id, &call.model_text(), call.failure.is_some(), misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
                 self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
@@ -117,7 +117,7 @@ impl State {
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
             RunEvent::AnswerBlank { prompt, .. } => {
-                self.blank = true;
+                self.blank_answers += 1;
                 self.reply(prompt);
             }
             RunEvent::RunCancelRequested { reason } => {
@@ -280,7 +280,7 @@ impl State {
             self.answered(message, response.finish_reason);
             return;
         }
-        self.blank = false;
+        self.blank_answers = 0;
         self.unfinished = None;
         if !self.only_hands_over(&message) {
             self.wish = Wish::Settled;
@@ -321,7 +321,9 @@ impl State {
         {
             self.raw_response.clone_from(&written.arguments);
         }
-        self.blank &= self.raw_response.trim().is_empty();
+        if !self.raw_response.trim().is_empty() {
+            self.blank_answers = 0;
+        }
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());

@@ -21,7 +21,7 @@ use crate::run::{
 
 /// A model call is not worth making with fewer tokens than this left in a budget of tokens or
 /// dollars.
-pub(super) const LEAST_TOKENS: u64 = 256;
+pub(in crate::engine) const LEAST_TOKENS: u64 = 256;
 
 /// Tokens of the answer that a run may still give when a limit was reached.
 const LAST_ANSWER_TOKENS: u64 = 1024;

@@ -8,7 +8,7 @@
 mod crashes;
 mod decide;
 mod fold;
-mod limits;
+pub(super) mod limits;
 mod streak;
 mod waiting;
 mod window;
@@ -24,6 +24,7 @@ use super::context::Compaction;
 use super::plan::Rules;
 use crate::event::{
     Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent, SkillActivated,
+    ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
@@ -253,8 +254,8 @@ pub struct State {
     /// Whether the model is asked for nothing but the final answer.
     answer_only: bool,
     confirmed: bool,
-    /// Whether the last response was blank.
-    blank: bool,
+    /// Blank answers in a row.
+    blank_answers: u32,
     /// The beginning of an answer that was cut off, while its rest is asked for.
     unfinished: Option<String>,
     cancel: Option<CancelRequest>,
@@ -303,7 +304,7 @@ impl State {
             undecided: Vec::new(),
             answer_only: false,
             confirmed: false,
-            blank: false,
+            blank_answers: 0,
             unfinished: None,
             cancel: None,
             waiting: BTreeMap::new(),
@@ -324,10 +325,17 @@ impl State {
         &self.conversation
     }
 
-    /// Whether a call that may change something was dispatched, and has no result: met before its
-    /// execution only after a crash.
-    pub fn is_dispatched(&self, call_id: Uuid) -> bool {
-        matches!(&self.phase, Phase::Acting(turn) if turn.was_dispatched(call_id))
+    /// The call that may have changed something, whose end a crash has hidden, and that this event
+    /// settles: it is repeated, looked into by a person, or answered with what is known.
+    pub fn settles(&self, what: &RunEvent) -> Option<&ToolCall> {
+        let (RunEvent::ToolCallStarted(ToolCallStarted { call_id, .. })
+        | RunEvent::ToolCallCompleted(ToolCallCompleted { call_id, .. })
+        | RunEvent::ApprovalResolved(Resolved { call_id, kind: WaitKind::Review, .. })) = what
+        else {
+            return None;
+        };
+        let Phase::Acting(turn) = &self.phase else { return None };
+        turn.was_dispatched(*call_id).then(|| self.call(*call_id)).flatten()
     }
 
     /// What the model said last, as long as calls of it are open, with the results that are there.

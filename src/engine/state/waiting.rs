@@ -6,7 +6,7 @@
 use chrono::{DateTime, Utc};
 use serde_json::json;
 
-use super::decide::unexecuted;
+use super::crashes::unexecuted;
 use super::{Approval, PendingCall, Phase, State, Step};
 use crate::event::{
     Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,

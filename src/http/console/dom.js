@@ -13,7 +13,7 @@ export function el(tag, attributes = {}, ...children) {
   return node;
 }
 
-/** Tells screen readers. */
+/** Announces a message to screen readers. */
 export function announce(text) {
   document.getElementById("announcer").textContent = text;
 }

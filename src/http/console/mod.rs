@@ -1,4 +1,4 @@
-//! The web console: a page of our own that uses the same API as everybody else.
+//! The web console: a page that uses the public API, like any client.
 //!
 //! Nothing is rendered here. The files are the same for all, so they need no key; what they show is
 //! asked for in the browser with the key of the person in front of it.

@@ -89,7 +89,7 @@ export class Timeline {
   }
 
   undecided(title, { error, feedback }) {
-    this.step("note bad", el("span", {}, title), el("p", {}, error), folded("Told to the model", feedback));
+    this.step("note bad", el("span", {}, title), el("p", {}, error), folded("Sent to the model", feedback));
   }
 
   end(kind, { output, error, raw_response, partial }) {
@@ -129,7 +129,7 @@ const STORY = {
   "approval.requested": (t, d) => t.settle(d.call_id, "escalated", { facts: [d.reason] }),
   "approval.resolved": (t, d) => t.note(`${words(d.resolution)}${d.decided_by ? ` by ${d.decided_by}` : ""}${d.reason ? `: ${d.reason}` : ""}`),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
-  "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Told to the model", d.feedback)),
+  "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Sent to the model", d.feedback)),
   "decision.extraction_failed": (t, d) => t.undecided("No decision found", d),
   "decision.validation_failed": (t, d) => t.undecided("Decision not valid", d),
   "confirmation.requested": (t, d) => t.note("Asked to confirm", folded("Prompt", d.prompt)),

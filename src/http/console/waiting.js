@@ -1,5 +1,5 @@
-// What a run waits for, and the answers that a person can give here, where the key may give them. The forms stay as they
-// are while the run is looked at again: whoever writes a reason keeps it.
+// What a run waits for, with forms to answer if the key permits it. The forms are kept while the run is refreshed, so that
+// typed text is not lost.
 
 import { get, request } from "./api.js";
 import { announce, el, notice, pre, time, visible, words } from "./dom.js";

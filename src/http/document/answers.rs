@@ -1,4 +1,4 @@
-//! What an invocation answers, for the API document: both invocations answer the same.
+//! The responses of both invocation routes, for the API document.
 
 use std::collections::BTreeMap;
 
@@ -7,31 +7,29 @@ use utoipa::openapi::header::Header;
 use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
 
-/// The answers of an invocation whose run was accepted.
+/// The responses to an invocation that was accepted.
 pub(crate) struct Answers;
 
 impl IntoResponses for Answers {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         let ended = ResponseBuilder::new()
             .description(
-                "The run has ended; or, as an event stream, what happens until it has. Of a dry run: what would be.",
+                "The outcome of the run; with `Accept: text/event-stream`, its events until it ends; \
+                 with `dry_run`, the prompt, tools and limits that the run would have.",
             )
             .content("application/json", Content::new(Some(run_or_dry_run())))
             .content("text/event-stream", events())
-            .header("x-run-id", text("The run."))
-            .header("idempotency-replayed", text("`true` where the key stood for an earlier request."));
+            .header("x-run-id", text("The run's id."))
+            .header("idempotency-replayed", text("`true` if the run was started by an earlier request with the same key."));
         let accepted = ResponseBuilder::new()
-            .description("The run is queued, goes on without this connection, or is parked.")
+            .description("The run has not ended: it is queued, running or parked.")
             .content("application/json", Content::new(Some(Ref::from_schema_name("RunDetail"))))
-            .header("x-run-id", text("The run."))
-            .header("location", text("Where to ask for the run."))
-            .header(
-                "preference-applied",
-                text("`respond-async`, where that is why there is no end to tell."),
-            )
+            .header("x-run-id", text("The run's id."))
+            .header("location", text("The URL of the run."))
+            .header("preference-applied", text("`respond-async`, if the preference was applied."))
             .header(
                 "idempotency-replayed",
-                text("`true` where the key stood for an earlier request."),
+                text("`true` if the run was started by an earlier request with the same key."),
             );
         BTreeMap::from([
             ("200".to_owned(), RefOr::T(ended.build())),
@@ -45,14 +43,14 @@ fn run_or_dry_run() -> Schema {
     Schema::OneOf(OneOfBuilder::new().item(of("Run")).item(of("DryRun")).build())
 }
 
-/// One event of a stream.
+/// An event of a stream, as an example.
 pub(crate) const EXAMPLE_FRAME: &str = "event: attempt.started\nid: 2\n\
     data: {\"seq\":2,\"type\":\"attempt.started\",\"at\":\"2026-01-31T12:00:00Z\",\
     \"run_id\":\"01970000-0000-7000-8000-000000000000\",\"data\":{\"attempt\":1}}\n\n";
 
 fn events() -> Content {
-    let text = "Server-Sent Events: `id` is the number of the event, `event` its type, `data` the whole event as \
-                JSON. The last event's `data.run` is the answer as JSON.";
+    let text = "Server-Sent Events: `id` is the event's sequence number, `event` its type, `data` the whole \
+                event as JSON. The last event's `data.run` is the JSON response of the invocation.";
     let mut content =
         Content::new(Some(ObjectBuilder::new().schema_type(Type::String).description(Some(text))));
     content.example = Some(EXAMPLE_FRAME.into());

@@ -1,7 +1,7 @@
-//! The API document for people: Swagger UI, from files that the crate brings along.
+//! Swagger UI at `/docs`, from the files in the `utoipa-swagger-ui` crate.
 //!
-//! It reads `/openapi.json` of this service and asks nobody else; its own scripts and styles are
-//! not ours to change, so the policy allows the inline styles that they set.
+//! It loads only `/openapi.json` of this service. Its scripts set inline styles, which the policy
+//! therefore allows.
 
 use std::borrow::Cow;
 use std::sync::{Arc, LazyLock};
@@ -16,7 +16,7 @@ use crate::http::state::App;
 const POLICY: &str = "default-src 'none'; script-src 'self'; style-src 'self' 'unsafe-inline'; connect-src 'self'; \
      img-src 'self' data:; base-uri 'none'; form-action 'none'; frame-ancestors 'none'";
 
-/// What `docs.html` loads.
+/// The files that `docs.html` loads.
 const FILES: [&str; 5] = [
     "swagger-ui.css",
     "swagger-ui-bundle.js",
@@ -26,7 +26,7 @@ const FILES: [&str; 5] = [
 ];
 
 static SITE: LazyLock<Site> = LazyLock::new(|| {
-    // Swagger UI would have the document judged by a server on the internet.
+    // By default Swagger UI sends the document's URL to a validator on the internet.
     let config = Arc::new(Config::new(["openapi.json"]).validator_url("none"));
     let page = ("index.html", Bytes::from_static(include_bytes!("docs.html")));
     let file = |name| {
@@ -39,7 +39,6 @@ static SITE: LazyLock<Site> = LazyLock::new(|| {
     Site::new(POLICY, std::iter::once(page).chain(FILES.into_iter().filter_map(file)))
 });
 
-/// The page and its files.
 pub(crate) fn routes() -> Router<App> {
     Site::routes(&SITE, "/docs")
 }

@@ -1,4 +1,4 @@
-//! The OpenAPI document, made from the routes and the types that they answer.
+//! The OpenAPI document, generated from the routes and their types.
 
 pub(super) mod answers;
 pub(super) mod docs;

@@ -1,9 +1,9 @@
-//! The API document: what the route table does not say by itself.
+//! Completes the OpenAPI document of the route table.
 //!
-//! Routes bring their paths, parameters and bodies. Added here by rule, so that no handler can
-//! forget it: the errors that follow from what an operation takes, an example for every body (put
-//! together from the examples of its fields), the server and the security scheme. How schemas are
-//! named and what is always there is [`super::schemas`]'.
+//! Routes define their paths, parameters and bodies. The rest is added here for all of them: error
+//! responses, which follow from an operation's parameters and body; an example for every body,
+//! composed from the examples of its fields; the server and the security scheme. Names and `required`
+//! of schemas are adjusted in [`super::schemas`].
 
 use std::collections::BTreeMap;
 use std::sync::OnceLock;
@@ -25,25 +25,25 @@ use utoipa::{PartialSchema, ToSchema};
 use super::schemas;
 use super::vocabulary::OpenApiDocument;
 use crate::http::edge::problem::{Code, ProblemBody};
-use crate::http::edge::rate_limit::{LEFT, POLICY};
+use crate::http::edge::rate_limit::{POLICY, REMAINING};
 use crate::http::resources::dry_run::DryRun;
+use crate::http::resources::run_views::Run;
 
-/// What the operations are about.
 const TAGS: [(&str, &str); 9] = [
-    ("agents", "What can be invoked, and invoking it."),
-    ("runs", "What invocations have become: the history, one run, its parts and its events."),
-    ("approvals", "What runs wait for, and answering it."),
+    ("agents", "List, describe and invoke agents."),
+    ("runs", "List runs; get a run, its parts and its events; cancel a run."),
+    ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
     ("sessions", "Runs that share a conversation."),
-    ("stats", "What runs took, and how their calls went."),
-    ("tools", "What agents can be given."),
-    ("keys", "Who may call."),
-    ("audit", "What was decided about tool calls."),
-    ("health", "The service itself."),
+    ("stats", "Token usage, cost, and latencies of tool calls."),
+    ("tools", "The tools that agents can use."),
+    ("keys", "Create, list and revoke API keys."),
+    ("audit", "Decisions on tool calls, and their outcomes."),
+    ("health", "Liveness, readiness, metrics and the API document."),
 ];
 
 /// Get this document
 ///
-/// The OpenAPI description of the service.
+/// The OpenAPI description of this API.
 #[utoipa::path(
     get, path = "/openapi.json", operation_id = "get_openapi_document", tag = "health",
     responses((status = 200, description = "An OpenAPI 3.1 document.", body = OpenApiDocument)),
@@ -54,7 +54,6 @@ pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
     ([(CONTENT_TYPE, HeaderValue::from_static("application/json"))], json.clone())
 }
 
-/// Completes the document of the route table.
 pub(crate) fn document(mut api: OpenApi) -> Value {
     api.info = InfoBuilder::new()
         .title("toolloop")
@@ -74,10 +73,13 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
-    schemas.push((DryRun::name().into_owned(), DryRun::schema()));
+    for (name, schema) in [(DryRun::name(), DryRun::schema()), (Run::name(), Run::schema())] {
+        schemas.push((name.into_owned(), schema));
+    }
     DryRun::schemas(&mut schemas);
+    Run::schemas(&mut schemas);
     components.schemas.extend(schemas);
-    name_rows(&mut components.schemas);
+    name_items(&mut components.schemas);
     let schemas = serde_json::to_value(&components.schemas).unwrap_or_default();
     for (name, schema) in &mut components.schemas {
         if let RefOr::T(
@@ -97,24 +99,24 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         }
     }
     let mut api = serde_json::to_value(api).unwrap_or_default();
-    schemas::settle(&mut api);
+    schemas::adjust(&mut api);
     api
 }
 
-/// A page's rows refer to their schema; the derived one repeats it, and a generated client would
-/// have no name for it.
-fn name_rows(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
+/// Makes the items of a page refer to their schema. The derived schema inlines it, which leaves
+/// generated clients without a name for it.
+fn name_items(schemas: &mut BTreeMap<String, RefOr<Schema>>) {
     for (name, schema) in schemas {
         if let (Some(row), RefOr::T(Schema::Object(page))) = (name.strip_prefix("Page_"), schema) {
             let rows = ArrayBuilder::new()
                 .items(Ref::from_schema_name(row))
-                .description(Some("The rows."));
+                .description(Some("The items of this page."));
             page.properties.insert("data".into(), rows.into());
         }
     }
 }
 
-/// The errors that an operation can answer with, by what it takes.
+/// The errors that an operation can respond with, derived from its parameters and body.
 fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
     let mut codes = vec![Code::Internal, Code::UriTooLong, Code::HeadersTooLarge];
     let takes = |place: ParameterIn| {
@@ -179,8 +181,7 @@ fn add_problems(operation: &mut Operation) {
     }
 }
 
-/// Takes the problems out of an operation, to be told once: named after their codes, the same ones
-/// are the same answer wherever they occur.
+/// Moves the error responses of an operation to the shared components, named after their codes.
 fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
     let mut shared = Vec::new();
     for (status, codes) in problems(operation) {
@@ -200,7 +201,7 @@ fn share_problems(operation: &mut Operation) -> Vec<(String, RefOr<Response>)> {
     shared
 }
 
-/// What answers tell beside their bodies: when to come back, and how a rate limit stands.
+/// Documents the headers `Retry-After`, `RateLimit` and `RateLimit-Policy`.
 fn add_headers(operation: &mut Operation) {
     let is_limited = operation.responses.responses.contains_key("429");
     let header = |schema: Object, description: &str| {
@@ -212,18 +213,18 @@ fn add_headers(operation: &mut Operation) {
         let RefOr::T(response) = response else { continue };
         if matches!(status.as_str(), "429" | "503") {
             let seconds =
-                header(Object::with_type(Type::Integer), "Seconds after which to ask again.");
+                header(Object::with_type(Type::Integer), "Seconds until a retry may succeed.");
             response.headers.insert("retry-after".to_owned(), seconds);
         }
         if is_limited && (status == "429" || status.starts_with('2')) {
             for (name, description) in [
                 (
                     POLICY,
-                    "The key's limit: `\"default\";q=<tokens>;w=<seconds in which they come back>`.",
+                    "The rate limit of the key: `\"default\";q=<burst>;w=<seconds to refill it>`.",
                 ),
                 (
-                    LEFT,
-                    "What is left of it: `\"default\";r=<tokens>;t=<seconds until all are back>`.",
+                    REMAINING,
+                    "The state of the rate limit: `\"default\";r=<remaining>;t=<seconds until it is full>`.",
                 ),
             ] {
                 response
@@ -239,7 +240,7 @@ fn example_problem(code: Code) -> Value {
         "type": format!("urn:toolloop:problem:{}", code.name()),
         "title": code.title(),
         "status": code.status().as_u16(),
-        "detail": "What went wrong this time.",
+        "detail": "What is wrong with this request.",
         "instance": "/v1/…",
         "code": code.name(),
         "request_id": "0197000000007000800000000000000a",
@@ -258,7 +259,7 @@ fn add_examples(operation: &mut Operation, schemas: &Value) {
     };
     if let Some(RefOr::T(body)) = &mut operation.request_body {
         body.content.values_mut().for_each(|content| {
-            // An optional body may be absent; it may not be null.
+            // An optional body can be absent but not null.
             if let RefOr::T(Content { schema: Some(schema), .. }) = content
                 && let RefOr::T(Schema::OneOf(choice)) = schema
             {
@@ -277,7 +278,7 @@ fn add_examples(operation: &mut Operation, schemas: &Value) {
     }
 }
 
-/// What a caller would not write down.
+/// Removes nulls and empty objects, which a client would not send.
 fn drop_nulls(body: &mut Value) {
     if let Value::Object(fields) = body {
         fields.values_mut().for_each(drop_nulls);
@@ -285,8 +286,8 @@ fn drop_nulls(body: &mut Value) {
     }
 }
 
-/// An example of a schema (as JSON), put together from those of its parts. An object's own example
-/// goes over it: it tells what the parts cannot tell by themselves.
+/// An example of a JSON schema, composed from the examples of its properties. An object's own example
+/// overrides those.
 fn example(schema: &Value, schemas: &Value) -> Value {
     let of = |part: &Value| example(part, schemas);
     if let Some(name) = schema["$ref"].as_str().and_then(|path| path.rsplit('/').next()) {
@@ -308,7 +309,7 @@ fn example(schema: &Value, schemas: &Value) -> Value {
     Value::Object(fields)
 }
 
-/// An example of something that is no object with properties.
+/// An example of a schema without properties.
 fn example_of_value(schema: &Value, schemas: &Value) -> Value {
     if let Some(first) = schema["oneOf"].get(0) {
         return example(first, schemas);
@@ -332,7 +333,6 @@ fn example_of_value(schema: &Value, schemas: &Value) -> Value {
     }
 }
 
-/// The properties of a type whose schema is an object.
 pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, RefOr<Schema>)> {
     let object = match T::schema() {
         RefOr::T(Schema::Object(object)) => object,
@@ -341,7 +341,7 @@ pub(crate) fn properties<T: PartialSchema>() -> impl Iterator<Item = (String, Re
     object.properties.into_iter()
 }
 
-/// One closed object of the properties of several types, as `serde(flatten)` writes it.
+/// An object of the properties of several types, as `serde(flatten)` writes them.
 pub(crate) fn one_object(
     about: &str,
     properties: impl Iterator<Item = (String, RefOr<Schema>)>,

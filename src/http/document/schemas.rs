@@ -1,10 +1,10 @@
-//! How the document's schemas read: what their derivation cannot say.
+//! Adjusts the derived schemas for client generators.
 //!
-//! Generators make a type of every schema and a member of every property, so names and presence
-//! matter. By rule, so that no type can forget it: a page is called after its rows; an answer has
-//! all its properties, a null rather than an absence, unless a property is never null; a type that
-//! is read (it refuses unknown properties) says by its defaults what may be left out; a choice
-//! among words is one type. Examples and errors are [`super::openapi`]'s.
+//! A generator makes a type of every schema and a member of every property, so names and `required`
+//! matter. The rules apply to all schemas: a page is named after its items; all properties of a
+//! response are required if they are nullable, since it has null rather than nothing; in a request
+//! (a schema that forbids unknown properties) a property without a default is optional; a choice
+//! between enum values and an object becomes two named types.
 
 use std::collections::BTreeMap;
 
@@ -12,8 +12,8 @@ use serde_json::{Map, Value, json};
 
 const PREFIX: &str = "#/components/schemas/";
 
-/// Makes the schemas of a document fit for generators.
-pub(crate) fn settle(api: &mut Value) {
+/// Adjusts all schemas of a document.
+pub(crate) fn adjust(api: &mut Value) {
     let Some(Value::Object(derived)) = api.pointer_mut("/components/schemas").map(Value::take)
     else {
         return;
@@ -24,25 +24,30 @@ pub(crate) fn settle(api: &mut Value) {
         let name = match name.strip_prefix("Page_") {
             Some(row) => {
                 schema["description"] = format!("A page of {}.", words(row)).into();
-                let page = format!("{}Page", row.trim_end_matches("Detail"));
+                let page = format!("{}Page", noun(row));
                 renamed.insert(format!("{PREFIX}{name}"), format!("{PREFIX}{page}"));
                 page
             }
             None => name,
         };
-        settle_presence(&mut schema);
+        set_required(&mut schema);
         schemas.insert(name, schema);
     }
-    name_words(&mut schemas);
+    name_mixed_choices(&mut schemas);
     api["components"]["schemas"] = Value::Object(schemas.into_iter().collect());
     rename(api, &renamed);
-    settle_parameters(api);
+    drop_null_parameters(api);
 }
 
-/// `RunDetail` in words, as many: `runs`.
+/// `RunSummary` and `RunDetail` are both views of a `Run`.
+fn noun(name: &str) -> &str {
+    name.trim_end_matches("Detail").trim_end_matches("Summary")
+}
+
+/// The plural in lower case words: `runs` for `RunSummary`.
 fn words(name: &str) -> String {
     let mut words = String::new();
-    for letter in name.trim_end_matches("Detail").chars() {
+    for letter in noun(name).chars() {
         if letter.is_uppercase() && !words.is_empty() {
             words.push(' ');
         }
@@ -51,12 +56,12 @@ fn words(name: &str) -> String {
     words + "s"
 }
 
-/// Which properties are always there.
-fn settle_presence(schema: &mut Value) {
+/// Sets `required`.
+fn set_required(schema: &mut Value) {
     for part in schema.get_mut("allOf").and_then(Value::as_array_mut).into_iter().flatten() {
-        settle_presence(part);
+        set_required(part);
     }
-    let is_read = schema["additionalProperties"] == false;
+    let is_request = schema["additionalProperties"] == false;
     let Some(properties) = schema.get_mut("properties").and_then(Value::as_object_mut) else {
         return;
     };
@@ -66,12 +71,12 @@ fn settle_presence(schema: &mut Value) {
         if property.get("propertyNames") == Some(&json!({"type": "string"})) {
             property.shift_remove("propertyNames");
         }
-        if is_read {
-            settle_range(property);
+        if is_request {
+            widen_unsigned(property);
         }
         match property.shift_remove("default") {
             Some(default) if !default.is_null() => always.push(name.clone()),
-            None if !is_read && may_be_null(property) => always.push(name.clone()),
+            None if !is_request && may_be_null(property) => always.push(name.clone()),
             _ => {}
         }
     }
@@ -84,9 +89,8 @@ fn settle_presence(schema: &mut Value) {
     }
 }
 
-/// What is read into an unsigned number takes more than the signed format that is derived for it
-/// says.
-fn settle_range(property: &mut Map<String, Value>) {
+/// The derived format of an unsigned integer is signed; widens it to the accepted range.
+fn widen_unsigned(property: &mut Map<String, Value>) {
     if property.get("minimum") != Some(&json!(0)) || property.contains_key("maximum") {
         return;
     }
@@ -111,9 +115,9 @@ fn may_be_null(property: &Map<String, Value>) -> bool {
         || property.get("oneOf").is_some_and(offers_null)
 }
 
-/// A choice among words and objects, derived with one nameless schema a choice, becomes a choice of
-/// two named types.
-fn name_words(schemas: &mut BTreeMap<String, Value>) {
+/// Turns a choice between enum values and an object, which is derived with anonymous schemas, into
+/// a choice of two named types.
+fn name_mixed_choices(schemas: &mut BTreeMap<String, Value>) {
     let mut named = Vec::new();
     for (name, schema) in schemas.iter_mut() {
         let Some(choices) = schema["oneOf"].as_array() else { continue };
@@ -165,8 +169,8 @@ fn rename(value: &mut Value, renamed: &BTreeMap<String, String>) {
     }
 }
 
-/// A parameter is left out and never null.
-fn settle_parameters(api: &mut Value) {
+/// A parameter can be absent but not null.
+fn drop_null_parameters(api: &mut Value) {
     let items = api["paths"].as_object_mut().into_iter().flat_map(Map::values_mut);
     let operations = items.filter_map(Value::as_object_mut).flat_map(Map::values_mut);
     let parameters = operations
@@ -185,14 +189,14 @@ fn settle_parameters(api: &mut Value) {
 mod tests {
     use super::*;
 
-    fn settled(schema: &Value) -> Value {
+    fn adjusted(schema: &Value) -> Value {
         let mut api = json!({"components": {"schemas": {"It": schema}}, "paths": {}});
-        settle(&mut api);
+        adjust(&mut api);
         api["components"]["schemas"].take()
     }
 
     #[test]
-    fn an_answer_has_all_that_may_be_null() {
+    fn nullable_properties_of_a_response_are_required() {
         let answer = json!({"required": ["id"], "properties": {
             "id": {"type": "string"},
             "end": {"type": ["string", "null"]},
@@ -200,50 +204,50 @@ mod tests {
             "output": {"description": "Anything."},
             "attempts": {"type": "integer"},
         }});
-        assert_eq!(settled(&answer)["It"]["required"], json!(["id", "end", "kind", "output"]));
-        let parts = settled(&json!({"allOf": [{"$ref": "#/components/schemas/Run"}, answer]}));
+        assert_eq!(adjusted(&answer)["It"]["required"], json!(["id", "end", "kind", "output"]));
+        let parts = adjusted(&json!({"allOf": [{"$ref": "#/components/schemas/Run"}, answer]}));
         assert_eq!(parts["It"]["allOf"][1]["required"], json!(["id", "end", "kind", "output"]));
     }
 
     #[test]
-    fn what_is_read_says_by_its_defaults_what_may_be_left_out() {
+    fn properties_of_a_request_are_required_by_their_defaults() {
         let read = json!({"additionalProperties": false, "properties": {
             "limit": {"type": "integer", "default": 3},
             "cap": {"type": ["integer", "null"], "default": null},
             "model": {"type": ["string", "null"]},
         }});
-        let schema = &settled(&read)["It"];
+        let schema = &adjusted(&read)["It"];
         assert_eq!(schema["required"], json!(["limit"]));
         assert!(!schema.to_string().contains("default"), "{schema}");
     }
 
     #[test]
-    fn an_unsigned_number_may_be_as_large_as_it_is_read() {
+    fn unsigned_integers_of_a_request_have_their_full_range() {
         let mut properties = json!({
             "count": {"type": "integer", "format": "int32", "minimum": 0},
             "sum": {"type": "integer", "format": "int64", "minimum": 0},
             "rate": {"type": "integer", "format": "int32", "minimum": 1, "maximum": 9},
         });
-        let told = json!({"properties": properties});
+        let response = json!({"properties": properties});
         assert_eq!(
-            settled(&told)["It"]["properties"],
+            adjusted(&response)["It"]["properties"],
             properties,
-            "what is told is as it was derived"
+            "a response keeps the derived range"
         );
         let read = json!({"additionalProperties": false, "properties": properties});
         properties["count"] =
             json!({"type": "integer", "format": "int64", "minimum": 0, "maximum": u32::MAX});
         properties["sum"] = json!({"type": "integer", "minimum": 0});
-        assert_eq!(settled(&read)["It"]["properties"], properties);
+        assert_eq!(adjusted(&read)["It"]["properties"], properties);
     }
 
     #[test]
-    fn a_page_is_called_after_its_rows() {
+    fn a_page_is_named_after_its_items() {
         let mut api = json!({
             "components": {"schemas": {"Page_ToolCallDetail": {"description": "One page of a list."}}},
             "paths": {"/x": {"get": {"responses": {"200": {"$ref": "#/components/schemas/Page_ToolCallDetail"}}}}},
         });
-        settle(&mut api);
+        adjust(&mut api);
         let page = &api["components"]["schemas"]["ToolCallPage"];
         assert_eq!(page["description"], "A page of tool calls.");
         assert_eq!(
@@ -253,8 +257,8 @@ mod tests {
     }
 
     #[test]
-    fn words_and_objects_are_two_types() {
-        let schemas = settled(&json!({"description": "When.", "oneOf": [
+    fn enum_values_and_an_object_become_two_types() {
+        let schemas = adjusted(&json!({"description": "When.", "oneOf": [
             {"type": "string", "enum": ["auto"], "description": "It decides."},
             {"type": "string", "enum": ["none"], "description": "Never."},
             {"type": "object", "properties": {"tool": {"type": "string"}}},
@@ -274,7 +278,7 @@ mod tests {
             "components": {"schemas": {}},
             "paths": {"/x": {"get": {"parameters": [{"schema": {"type": ["integer", "null"]}}]}}},
         });
-        settle(&mut api);
+        adjust(&mut api);
         assert_eq!(api["paths"]["/x"]["get"]["parameters"][0]["schema"]["type"], "integer");
     }
 }

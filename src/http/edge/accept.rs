@@ -1,7 +1,6 @@
-//! `Accept` (RFC 9110, section 12.5.1): JSON, or an event stream where one can be had.
+//! Content negotiation by `Accept` (RFC 9110, section 12.5.1): JSON or an event stream.
 //!
-//! Read only where there is a choice: everywhere else JSON is the only answer, and it is given
-//! whatever the caller says.
+//! Only routes that offer both read the header. All others answer JSON and ignore it.
 
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
@@ -11,16 +10,14 @@ use axum::http::request::Parts;
 use super::problem::{Code, Problem};
 use crate::http::state::App;
 
-/// What the answer shall be.
+/// The negotiated media type of a response.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Media {
-    /// `application/json`
+pub(crate) enum MediaType {
     Json,
-    /// `text/event-stream`
     EventStream,
 }
 
-impl FromRequestParts<App> for Media {
+impl FromRequestParts<App> for MediaType {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
@@ -31,12 +28,12 @@ impl FromRequestParts<App> for Media {
     }
 }
 
-/// The one that the caller likes better. Streams are given to those who name them; on a tie they
-/// win, because who names them can read them.
-fn preferred(headers: &HeaderMap) -> Option<Media> {
+/// The media type with the higher quality value. An event stream must be named explicitly; on a tie
+/// it wins, since a client that names it can read it.
+fn preferred(headers: &HeaderMap) -> Option<MediaType> {
     let mut given = headers.get_all(ACCEPT).iter().peekable();
     if given.peek().is_none() {
-        return Some(Media::Json);
+        return Some(MediaType::Json);
     }
     let (mut json, mut stream) = (Quality::default(), Quality::default());
     for range in given.filter_map(|value| value.to_str().ok()).flat_map(|value| value.split(',')) {
@@ -53,13 +50,13 @@ fn preferred(headers: &HeaderMap) -> Option<Media> {
         }
     }
     match (stream.weight > 0.0, json.weight > 0.0) {
-        (true, _) if stream.weight >= json.weight => Some(Media::EventStream),
-        (_, true) => Some(Media::Json),
+        (true, _) if stream.weight >= json.weight => Some(MediaType::EventStream),
+        (_, true) => Some(MediaType::Json),
         _ => None,
     }
 }
 
-/// The weight of the most specific range that covers something.
+/// The quality value of the most specific range that matches a media type.
 #[derive(Default)]
 struct Quality {
     specificity: u8,
@@ -79,19 +76,19 @@ mod tests {
     use super::*;
 
     #[test]
-    fn who_gets_what() {
-        let cases: &[(&[&str], Option<Media>)] = &[
-            (&[], Some(Media::Json)),
-            (&["*/*"], Some(Media::Json)),
-            (&["application/json"], Some(Media::Json)),
-            (&["APPLICATION/*"], Some(Media::Json)),
-            (&["text/html, application/json;q=0.1"], Some(Media::Json)),
-            (&["text/event-stream"], Some(Media::EventStream)),
-            (&["Text/Event-Stream; charset=utf-8"], Some(Media::EventStream)),
-            (&["text/event-stream, */*"], Some(Media::EventStream)),
-            (&["application/json", "text/event-stream"], Some(Media::EventStream)),
-            (&["text/event-stream;q=0.5, application/json"], Some(Media::Json)),
-            (&["text/event-stream;q=0, */*"], Some(Media::Json)),
+    fn the_accept_header_selects_the_media_type() {
+        let cases: &[(&[&str], Option<MediaType>)] = &[
+            (&[], Some(MediaType::Json)),
+            (&["*/*"], Some(MediaType::Json)),
+            (&["application/json"], Some(MediaType::Json)),
+            (&["APPLICATION/*"], Some(MediaType::Json)),
+            (&["text/html, application/json;q=0.1"], Some(MediaType::Json)),
+            (&["text/event-stream"], Some(MediaType::EventStream)),
+            (&["Text/Event-Stream; charset=utf-8"], Some(MediaType::EventStream)),
+            (&["text/event-stream, */*"], Some(MediaType::EventStream)),
+            (&["application/json", "text/event-stream"], Some(MediaType::EventStream)),
+            (&["text/event-stream;q=0.5, application/json"], Some(MediaType::Json)),
+            (&["text/event-stream;q=0, */*"], Some(MediaType::Json)),
             (&["application/json;q=0, */*"], None),
             (&["text/html"], None),
             (&["text/*"], None),

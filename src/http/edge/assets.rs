@@ -1,8 +1,8 @@
-//! Files of our pages, compiled into the binary: what they are sent with and when they need not be.
+//! Static files compiled into the binary, served with a Content-Security-Policy and an ETag.
 //!
-//! A page is fenced in by the policy that it comes with. Browsers ask each time and are told by the
-//! ETag that nothing has changed, so a new version of the service is never mixed with an old page.
-//! Which pages there are is for [`crate::http::console`] and [`crate::http::document::docs`] to say.
+//! Browsers revalidate on every request and get 304 while nothing has changed, so that a page never
+//! mixes files of two versions. The sites themselves are defined in [`crate::http::console`] and
+//! [`crate::http::document::docs`].
 
 use std::sync::LazyLock;
 
@@ -20,7 +20,7 @@ use sha2::{Digest, Sha256};
 use super::problem::Problem;
 use crate::http::state::App;
 
-/// A page and what it loads.
+/// An HTML page and the files that it loads.
 pub(crate) struct Site {
     policy: HeaderValue,
     files: Vec<File>,
@@ -29,13 +29,13 @@ pub(crate) struct Site {
 struct File {
     name: &'static str,
     content_type: HeaderValue,
-    /// Weak: an answer may be compressed on its way.
+    /// Weak, because the response may be compressed.
     etag: HeaderValue,
     content: Bytes,
 }
 
 impl Site {
-    /// Files by name under the Content-Security-Policy that holds for all of them.
+    /// `policy` is the Content-Security-Policy of all files; files are given by name.
     pub(crate) fn new(
         policy: &'static str,
         files: impl IntoIterator<Item = (&'static str, Bytes)>,
@@ -50,7 +50,7 @@ impl Site {
         }
     }
 
-    /// The page at a path, and its files beneath it.
+    /// Serves `index.html` at `path` and every file at `path/{file}`.
     pub(crate) fn routes(site: &'static LazyLock<Self>, path: &'static str) -> Router<App> {
         let page = get(async move |asked: HeaderMap| site.answer("index.html", &asked));
         let file =
@@ -62,7 +62,7 @@ impl Site {
             .route(&format!("{path}/{{file}}"), file)
     }
 
-    /// The file, or word that the caller has it already.
+    /// The file, or 304 if the client's copy is current.
     fn answer(&self, name: &str, asked: &HeaderMap) -> Result<Response, Problem> {
         let file = self
             .files
@@ -74,7 +74,7 @@ impl Site {
             (CACHE_CONTROL, HeaderValue::from_static("no-cache")),
             (ETAG, file.etag.clone()),
         ];
-        if is_known(asked, &file.etag) {
+        if if_none_match(asked, &file.etag) {
             return Ok((StatusCode::NOT_MODIFIED, headers).into_response());
         }
         Ok((headers, [(CONTENT_TYPE, file.content_type.clone())], file.content.clone())
@@ -93,14 +93,13 @@ fn content_type(name: &str) -> &'static str {
 }
 
 fn etag(content: &[u8]) -> HeaderValue {
-    let hash = Sha256::digest(content);
-    let number = hash.iter().take(16).fold(0_u128, |number, byte| number << 8 | u128::from(*byte));
-    HeaderValue::from_str(&format!("W/\"{number:032x}\""))
+    let hash: Vec<u8> = Sha256::digest(content).into_iter().take(16).collect();
+    HeaderValue::from_str(&format!("W/\"{}\"", hex::encode(hash)))
         .unwrap_or(HeaderValue::from_static("\"\""))
 }
 
-/// RFC 9110 §13.1.2: weak comparison with each of a list, or `*`.
-fn is_known(asked: &HeaderMap, etag: &HeaderValue) -> bool {
+/// Evaluates `If-None-Match` (RFC 9110, section 13.1.2) by weak comparison.
+fn if_none_match(asked: &HeaderMap, etag: &HeaderValue) -> bool {
     let opaque = |tag: &str| tag.trim().trim_start_matches("W/").to_owned();
     let ours = etag.to_str().map(opaque).unwrap_or_default();
     let lists = asked.get_all(IF_NONE_MATCH).iter().filter_map(|list| list.to_str().ok());
@@ -112,7 +111,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_file_that_the_caller_has_is_not_sent_again() {
+    fn a_matching_etag_is_answered_304() {
         let site = Site::new("default-src 'none'", [("a.css", Bytes::from_static(b"a {}"))]);
         let first = site.answer("a.css", &HeaderMap::new()).unwrap();
         assert_eq!(first.status(), StatusCode::OK);

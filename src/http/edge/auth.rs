@@ -1,8 +1,7 @@
-//! Who asks, and whether they may: bearer keys, and the scopes that handlers name as argument
-//! types.
+//! Authentication by bearer key, and authorization by scopes that handlers name as argument types.
 //!
 //! A handler gets its caller, and with it the tenant, only through [`Scoped`]; nothing else in a
-//! request can name a tenant. What a caller's tools may do is the gate's business, not this file's.
+//! request can name a tenant. What a caller's tools may do is decided by the gate, not here.
 
 use std::marker::PhantomData;
 use std::ops::Deref;
@@ -14,16 +13,15 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 use chrono::Utc;
 
-use super::key_ring::{Auth, CachedKey};
+use super::key_cache::{Auth, CachedKey};
 use super::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::keys;
 use crate::store::ApiKeyRecord;
 
-/// A scope as a type.
+/// A scope as a type, so that a handler's signature states what it requires.
 pub(crate) trait Scope {
-    /// Its name in keys.
     const NAME: &'static str;
 }
 
@@ -76,14 +74,14 @@ impl<S: Scope> FromRequestParts<App> for Scoped<S> {
     }
 }
 
-/// Who asks, and with which key; without authentication there is none.
+/// The authenticated caller and its key. There is no key if `auth.mode` is `none`.
 pub(crate) struct Identity {
     pub(crate) caller: Arc<Caller>,
     pub(crate) key: Option<Arc<ApiKeyRecord>>,
 }
 
 impl Identity {
-    /// Authenticates, and refuses whoever does not hold the scope.
+    /// Authenticates the request and requires the scope `S`.
     pub(crate) async fn with<S: Scope>(parts: &Parts, app: &App) -> Result<Self, Problem> {
         let identity = match &app.auth {
             Auth::None => Self { caller: app.keys.local(), key: None },
@@ -97,35 +95,33 @@ impl Identity {
     }
 }
 
-/// Refuses a caller of whom nobody knows who it is: where keys are not asked for, everybody is the
-/// same.
+/// Rejects anonymous callers (`auth.mode = "none"`): a decision is recorded with who made it.
 pub(crate) fn refuse_anonymous(auth: &Auth) -> Result<(), Problem> {
     match auth {
         Auth::None => Err(Problem::new(
             Code::Forbidden,
-            "A decision needs somebody who made it: use an API key.",
+            "Decisions require an authenticated caller: set auth.mode = \"api_key\" and use an API key.",
         )),
         Auth::Local(_) | Auth::ApiKeys => Ok(()),
     }
 }
 
-/// The refusal that names the missing scope.
 pub(crate) fn forbidden(scope: &str) -> Problem {
-    Problem::new(Code::Forbidden, format!("This needs the scope `{scope}`."))
+    Problem::new(Code::Forbidden, format!("This requires the scope `{scope}`."))
 }
 
 async fn authenticated(app: &App, headers: &HeaderMap) -> Result<CachedKey, Problem> {
     let refused = |why| Err(Problem::new(Code::Unauthenticated, why));
     let Some(token) = bearer(headers) else {
-        return refused("This needs an `Authorization: Bearer` header with an API key.");
+        return refused("This requires an `Authorization: Bearer` header with an API key.");
     };
     if let Some((id, secret)) = keys::parse(token)
-        && let Some(known) = app.keys.find(app.store.as_ref(), id).await?
-        && keys::verify(secret, &known.key.secret_hash)
-        && known.key.revoked_at.is_none()
-        && known.key.expires_at.is_none_or(|expiry| Utc::now() < expiry)
+        && let Some(cached) = app.keys.find(app.store.as_ref(), id).await?
+        && keys::verify(secret, &cached.key.secret_hash)
+        && cached.key.revoked_at.is_none()
+        && cached.key.expires_at.is_none_or(|expiry| Utc::now() < expiry)
     {
-        return Ok(known);
+        return Ok(cached);
     }
     refused("The API key is unknown, expired or revoked.")
 }

@@ -1,9 +1,9 @@
-//! Reading requests: bodies, path and query parameters.
+//! Extractors for bodies, path parameters and query parameters.
 //!
-//! The only code in the room that reads a body or a query, so what is refused here is refused
-//! everywhere: too many bytes, other media types, malformed or deeply nested JSON, `\u0000` (no
-//! store keeps it), unknown, repeated or undecodable parameters. What the fields mean is the
-//! resources'.
+//! All routes read their requests through these, so that every route rejects the same input: bodies
+//! that are too large, of another media type, malformed or too deeply nested; `\u0000`, which
+//! PostgreSQL cannot store; unknown, repeated or undecodable parameters. The meaning of the fields
+//! is left to the resources.
 
 use axum::body::{Body, Bytes, HttpBody};
 use axum::extract::{FromRequest, FromRequestParts, Path, Request};
@@ -22,7 +22,7 @@ use crate::event::ValidationError;
 use crate::http::state::App;
 use crate::runtime::CallPlace;
 
-/// A JSON object as the body; no body at all is an empty object.
+/// The body, which must be a JSON object; an absent body is an empty object.
 pub(crate) struct JsonObject(pub(crate) Map<String, Value>);
 
 impl FromRequest<App> for JsonObject {
@@ -68,8 +68,9 @@ async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
     let mut first = Bytes::new();
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame
-            .map_err(|e| Problem::new(Code::MalformedJson, format!("The body broke off: {e}.")))?;
+        let frame = frame.map_err(|e| {
+            Problem::new(Code::MalformedJson, format!("The body is incomplete: {e}."))
+        })?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + rest.len() + data.len() > limit {
             return Err(too_large());
@@ -86,7 +87,7 @@ async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
     Ok([first.as_ref(), &rest].concat().into())
 }
 
-/// The first coding of the body other than `identity`, at most 64 characters of it.
+/// The first content coding other than `identity`, cut to 64 characters.
 fn content_encoding(headers: &HeaderMap) -> Option<String> {
     let codings = headers.get_all(CONTENT_ENCODING).iter();
     codings
@@ -102,12 +103,11 @@ fn is_json(headers: &HeaderMap) -> bool {
     kind.eq_ignore_ascii_case("application/json")
 }
 
-/// Parses a body that must be a JSON object.
 pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     if escapes_nul(body) {
         return Err(Problem::new(
             Code::MalformedJson,
-            "The body holds the character \\u0000, which cannot be stored.",
+            "The body contains the character \\u0000, which cannot be stored.",
         ));
     }
     match serde_json::from_slice(body) {
@@ -117,7 +117,7 @@ pub(crate) fn object(body: &[u8]) -> Result<Map<String, Value>, Problem> {
     }
 }
 
-/// Whether JSON text holds an escaped NUL. A raw one is no JSON and needs no look.
+/// Whether JSON text contains an escaped NUL. A raw NUL is not valid JSON anyway.
 fn escapes_nul(json: &[u8]) -> bool {
     let mut at = 0;
     while let Some(found) = json[at..].iter().position(|b| *b == b'\\') {
@@ -130,7 +130,7 @@ fn escapes_nul(json: &[u8]) -> bool {
     false
 }
 
-/// Reads an object into a type; the error's pointer names the offending field, also an unknown one.
+/// Deserializes an object; the error's pointer names the offending field, also if it is unknown.
 pub(crate) fn fields<T: DeserializeOwned>(
     object: Map<String, Value>,
 ) -> Result<T, ValidationError> {
@@ -150,12 +150,12 @@ fn pointer(path: &serde_path_to_error::Path) -> String {
     segments.collect()
 }
 
-/// A key as a segment of a JSON pointer.
+/// Escapes a key for use in a JSON pointer.
 pub(crate) fn escaped(key: &str) -> String {
     key.replace('~', "~0").replace('/', "~1")
 }
 
-/// The id of a run in the path. What is no UUID is no run.
+/// A run id in the path; 404 if it is not a UUID.
 pub(crate) struct RunId(pub(crate) Uuid);
 
 impl FromRequestParts<App> for RunId {
@@ -167,7 +167,7 @@ impl FromRequestParts<App> for RunId {
     }
 }
 
-/// A run and one of its calls in the path. What is no UUID does not exist.
+/// A run id and a tool call id in the path; 404 if one of them is not a UUID.
 pub(crate) struct CallId(pub(crate) CallPlace);
 
 impl FromRequestParts<App> for CallId {
@@ -196,7 +196,7 @@ impl FromRequestParts<App> for Name {
     }
 }
 
-/// The query of a request. Handlers take what they know; what is left over is refused.
+/// The query parameters. Handlers take the ones that they know; [`Self::finish`] rejects the rest.
 #[derive(Debug, Default)]
 pub(crate) struct Params(Vec<(String, String)>);
 
@@ -225,13 +225,12 @@ impl Params {
         Ok(Self(pairs))
     }
 
-    /// Takes a text.
     pub(crate) fn text(&mut self, name: &str) -> Option<String> {
         let at = self.0.iter().position(|(n, _)| n == name)?;
         Some(self.0.remove(at).1)
     }
 
-    /// Takes a value that `read` understands; `what` says what that is.
+    /// Takes a parameter and parses it with `read`; `what` describes a valid value for the error.
     pub(crate) fn value<T>(
         &mut self,
         name: &str,
@@ -244,7 +243,6 @@ impl Params {
         Ok(Some(value))
     }
 
-    /// Takes an instant.
     pub(crate) fn time(&mut self, name: &str) -> Result<Option<DateTime<Utc>>, Problem> {
         self.value(name, "a time like 2026-01-31T12:00:00Z", |text| {
             // An offset's `+` that was not encoded has become a space.
@@ -253,12 +251,11 @@ impl Params {
         })
     }
 
-    /// Takes a UUID.
     pub(crate) fn uuid(&mut self, name: &str) -> Result<Option<Uuid>, Problem> {
         self.value(name, "a UUID", |text| Uuid::try_parse(text).ok())
     }
 
-    /// Takes all parameters `<prefix><key>`.
+    /// Takes all parameters named `<prefix><key>`, as `(key, value)`.
     pub(crate) fn prefixed(&mut self, prefix: &str) -> Vec<(String, String)> {
         let taken = self
             .0
@@ -266,15 +263,14 @@ impl Params {
         taken.map(|(name, value)| (name[prefix.len()..].to_owned(), value)).collect()
     }
 
-    /// Refuses what nobody took.
+    /// Rejects parameters that were not taken.
     pub(crate) fn finish(self) -> Result<(), Problem> {
         self.0.first().map_or(Ok(()), |(name, _)| {
-            Err(invalid_parameter(name, "is not a parameter of this path"))
+            Err(invalid_parameter(name, "is not a parameter of this route"))
         })
     }
 }
 
-/// A query parameter that cannot be used.
 pub(crate) fn invalid_parameter(name: &str, why: &str) -> Problem {
     Problem::new(Code::InvalidParameter, format!("The parameter {} {why}.", quoted(name)))
 }

@@ -1,9 +1,9 @@
-//! What every request passes on its way in and every answer on its way out.
+//! The outermost middleware.
 //!
-//! Request id in and out, heads that are too long, the deadline, panics turned into a 500 that
-//! keeps the connection, and problems given their body. Nothing here knows a route; bodies are
-//! bounded where they are read ([`super::extract`]), who may do what is [`super::auth`]'s, and what
-//! an answer is dressed in is [`super::outgoing`]'s.
+//! Assigns the request id, bounds the request head, sets the deadline, turns panics into a 500 and
+//! writes the body of problems. It is the same for all routes. Bodies are bounded by
+//! [`super::extract`], authorization is in [`super::auth`], response headers and compression are in
+//! [`super::outgoing`].
 
 use std::panic::AssertUnwindSafe;
 use std::time::Duration;
@@ -21,23 +21,23 @@ use super::metrics::{method_label, route_label};
 use super::outgoing;
 use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
-use super::rate_limit::Standing;
+use super::rate_limit::RateLimitHeaders;
 use crate::http::state::App;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 
-/// How much later than a handler's own deadline the edge gives up.
+/// How long after the handler's own deadline the middleware times out.
 const GRACE: Duration = Duration::from_secs(1);
 
-/// The longest path and query, in bytes.
+/// Maximum length of path and query, in bytes.
 const TARGET_BYTES: usize = 16 << 10;
-/// The most header lines, and their bytes altogether.
+/// Maximum number of headers, and their maximum total size in bytes.
 const HEADERS: usize = 100;
 const HEADER_BYTES: usize = 64 << 10;
-/// How much of a path a problem repeats, in bytes.
+/// Maximum length of the path in a problem's `instance`, in bytes.
 const INSTANCE_BYTES: usize = 1 << 10;
 
-/// When a handler that waits must have answered.
+/// When a handler must have answered.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct Deadline(pub(crate) Instant);
 
@@ -50,7 +50,6 @@ impl FromRequestParts<App> for Deadline {
     }
 }
 
-/// The outermost layer.
 pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Next) -> Response {
     let request_id = request_id(&request);
     let uri = request.uri().clone();
@@ -59,8 +58,8 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let takes_gzip = outgoing::accepts_gzip(request.headers());
     let deadline = Instant::now() + app.settings.request_timeout;
     request.extensions_mut().insert(Deadline(deadline));
-    let standing = Standing::default();
-    request.extensions_mut().insert(standing.clone());
+    let rate_limit = RateLimitHeaders::default();
+    request.extensions_mut().insert(rate_limit.clone());
 
     let mut response = match check_head(&request) {
         Ok(()) => {
@@ -71,7 +70,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
                     Problem::internal(format!("panic: {}", panic_text(panic.as_ref())))
                         .into_response()
                 }
-                Err(_) => Problem::new(Code::Timeout, "The answer took too long.").into_response(),
+                Err(_) => Problem::new(Code::Timeout, "The request timed out.").into_response(),
             }
         }
         Err(problem) => problem.into_response(),
@@ -81,7 +80,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         response = problem.finish(response, request_id.to_str().unwrap_or_default(), instance);
     }
     let route = route_label(route.as_ref());
-    (app.meters.on_answer)(route, method, response.status());
+    (app.metrics.on_response)(route, method, response.status());
     tracing::debug!(
         method,
         route,
@@ -92,14 +91,14 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         "answered"
     );
     let headers = response.headers_mut();
-    standing.tell(headers);
+    rate_limit.apply_to(headers);
     headers.insert(X_REQUEST_ID, request_id);
     outgoing::protect(headers);
     outgoing::compress(response, takes_gzip).await
 }
 
-/// Refuses what is longer than any request of this API needs to be. The server beneath lets a
-/// little more pass, so that the refusal says why.
+/// Rejects request heads that are too large. The server's own limits are higher, so that the client
+/// gets a problem document instead of a bare 431.
 fn check_head(request: &Request) -> Result<(), Problem> {
     if request.uri().path_and_query().is_some_and(|target| target.as_str().len() > TARGET_BYTES) {
         let detail = format!("The path and query are longer than {TARGET_BYTES} bytes.");
@@ -116,7 +115,7 @@ fn check_head(request: &Request) -> Result<(), Problem> {
     Ok(())
 }
 
-/// The caller's id where it is short and plain, else a fresh one.
+/// The client's request id if it is short and has only safe characters, else a new one.
 fn request_id(request: &Request) -> HeaderValue {
     let plain = |v: &&HeaderValue| {
         (1..=128).contains(&v.len())

@@ -1,8 +1,8 @@
-//! Metrics as Prometheus reads them, and the counting of answers.
+//! The Prometheus endpoint, and the labels of HTTP metrics.
 //!
-//! What is measured, and its format, is decided elsewhere: the operator's
-//! [`Meters`](super::meters::Meters) come with the state. Open to everybody where the service exposes it, and to nobody else: it names agents,
-//! tools and models, but no tenant, caller or run.
+//! Served without authentication if `server.expose` lists it, otherwise 404. Labels name agents,
+//! tools and models, but no tenant, caller or run. The metrics themselves are defined by the
+//! [`MetricsSink`](super::metrics_sink::MetricsSink).
 
 use std::time::Duration;
 
@@ -14,7 +14,6 @@ use tokio::time::timeout;
 use super::problem::Problem;
 use crate::http::state::App;
 
-/// The version of the text format that Prometheus asks for.
 const TEXT_FORMAT: HeaderValue =
     HeaderValue::from_static("text/plain; version=0.0.4; charset=utf-8");
 /// How long the store may take to answer.
@@ -22,7 +21,7 @@ const STORE_PATIENCE: Duration = Duration::from_secs(1);
 
 /// Get metrics
 ///
-/// For Prometheus, in its text format.
+/// In the Prometheus text format.
 #[utoipa::path(
     get, path = "/metrics", operation_id = "get_metrics", tag = "health",
     responses(
@@ -38,15 +37,15 @@ pub(crate) async fn metrics(
     }
     let queued =
         timeout(STORE_PATIENCE, app.runtime.queue_length()).await.ok().and_then(Result::ok);
-    Ok(([(CONTENT_TYPE, TEXT_FORMAT)], (app.meters.scrape)(queued, app.runtime.in_flight())))
+    Ok(([(CONTENT_TYPE, TEXT_FORMAT)], (app.metrics.scrape)(queued, app.runtime.in_flight())))
 }
 
-/// The label of a request's route: never the path itself, of which there are too many.
+/// The route template as a label; never the path itself, which is unbounded.
 pub(crate) fn route_label(matched: Option<&MatchedPath>) -> &str {
     matched.map_or("unmatched", MatchedPath::as_str)
 }
 
-/// The label of a method; callers may make up methods.
+/// The method as a label; unknown methods share one, since clients can invent them.
 pub(crate) fn method_label(method: &Method) -> &'static str {
     match *method {
         Method::GET => "GET",

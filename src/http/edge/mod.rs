@@ -1,13 +1,13 @@
-//! What every request passes: the socket, limits, who calls, what is refused, how an error is told.
+//! What all routes share: the server, limits, authentication, extractors and error responses.
 
 pub(super) mod accept;
 pub(super) mod assets;
 pub(super) mod auth;
 pub(super) mod extract;
-pub(super) mod key_ring;
+pub(super) mod key_cache;
 pub(super) mod layer;
-pub(super) mod meters;
 pub(super) mod metrics;
+pub(super) mod metrics_sink;
 pub(super) mod outgoing;
 pub(super) mod problem;
 pub(super) mod rate_limit;

@@ -1,9 +1,8 @@
-//! What every answer is given on its way out: headers that protect a browser, and gzip for those
-//! who ask.
+//! Security headers and gzip compression of responses.
 //!
-//! Handlers that serve pages say themselves what those may load and for how long they may be kept;
-//! everything else is data that no browser should show, frame or store. Streams are never
-//! compressed: an event must not wait in an encoder for the next one.
+//! Handlers that serve pages set their own Content-Security-Policy and Cache-Control; all other
+//! responses are data that a browser must not render, frame or store. Streams are not compressed,
+//! because an encoder would hold events back.
 
 use std::convert::Infallible;
 use std::future::ready;
@@ -20,17 +19,16 @@ use tower_http::CompressionLevel;
 use tower_http::compression::Compression;
 use uuid::Uuid;
 
-/// The header that names the run on every answer of an invocation.
+/// Set on every response to an invocation.
 pub(crate) const X_RUN_ID: HeaderName = HeaderName::from_static("x-run-id");
 
-/// The value of [`X_RUN_ID`].
 pub(crate) fn run_id_header(run_id: Uuid) -> HeaderValue {
     let mut buffer = Uuid::encode_buffer();
     let text: &str = run_id.hyphenated().encode_lower(&mut buffer);
     HeaderValue::from_str(text).unwrap_or(HeaderValue::from_static(""))
 }
 
-/// The smallest answer that is worth compressing, in bytes.
+/// Smaller responses are not compressed, in bytes.
 const WORTH_COMPRESSING: u64 = 1024;
 
 static PROTECTION: [(HeaderName, HeaderValue); 6] = [
@@ -48,7 +46,7 @@ static PROTECTION: [(HeaderName, HeaderValue); 6] = [
     ),
 ];
 
-/// Adds the protective headers that the handler has not set itself.
+/// Adds the security headers that the handler has not set itself.
 pub(crate) fn protect(headers: &mut HeaderMap) {
     headers.reserve(PROTECTION.len());
     for (name, value) in &PROTECTION {
@@ -56,7 +54,7 @@ pub(crate) fn protect(headers: &mut HeaderMap) {
     }
 }
 
-/// Whether a client takes gzip (RFC 9110, section 12.5.3).
+/// Evaluates `Accept-Encoding` (RFC 9110, section 12.5.3).
 pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     let values = headers.get_all(ACCEPT_ENCODING).iter().filter_map(|value| value.to_str().ok());
     let mut any = false;
@@ -73,8 +71,8 @@ pub(crate) fn accepts_gzip(headers: &HeaderMap) -> bool {
     any
 }
 
-/// Compresses an answer that is complete, large enough and not compressed yet; `accepted` says
-/// whether this client takes that.
+/// Compresses a response that is complete, large enough and not yet compressed, if the client
+/// accepts gzip.
 pub(crate) async fn compress(mut response: Response, accepted: bool) -> Response {
     let streamed = response.body().size_hint().exact().is_none_or(|size| size < WORTH_COMPRESSING);
     if streamed || response.headers().contains_key(CONTENT_ENCODING) || !is_text(response.headers())
@@ -96,7 +94,7 @@ pub(crate) async fn compress(mut response: Response, accepted: bool) -> Response
     }
 }
 
-/// Whether the content is of a kind that shrinks.
+/// Whether the media type is compressible.
 fn is_text(headers: &HeaderMap) -> bool {
     let kind = headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
     kind.starts_with("application/") || kind.starts_with("text/") || kind.starts_with("image/svg")
@@ -109,7 +107,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn gzip_is_for_those_who_take_it() {
+    fn gzip_depends_on_accept_encoding() {
         for (given, expected) in [
             ("gzip", true),
             ("GZIP", true),

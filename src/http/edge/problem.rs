@@ -1,9 +1,9 @@
-//! Errors on the wire: RFC 9457 problems, and the only place where our errors become HTTP.
+//! Errors as RFC 9457 problem documents; the only place where our errors become HTTP.
 //!
-//! Every error has a public half (code, detail, pointers) and, where the service is at fault, a
-//! private cause. A [`Problem`] travels as an extension of a bare response; the edge
-//! ([`super::layer`]) adds request id and instance, logs the cause once and writes the body. Rooms
-//! below know no HTTP, and no handler writes an error body of its own.
+//! Every error has a public part (code, detail, pointers) and, if the service is at fault, a private
+//! cause. A [`Problem`] travels as an extension of an empty response; the middleware
+//! ([`super::layer`]) adds request id and instance, logs the cause once and writes the body. Modules
+//! below do not know HTTP, and no handler writes an error body of its own.
 
 use axum::body::Body;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
@@ -17,7 +17,7 @@ use crate::event::ValidationError;
 use crate::runtime::{AnswerError, StartError};
 use crate::store::StoreError;
 
-/// The stable names of errors. Callers may rely on them; texts may change.
+/// Stable error codes. Clients can rely on them; messages may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
 #[schema(as = ProblemCode, rename_all = "SCREAMING_SNAKE_CASE")]
 pub(crate) enum Code {
@@ -110,22 +110,19 @@ impl Code {
         }
     }
 
-    /// The stable name.
     pub(crate) fn name(self) -> &'static str {
         self.meaning().0
     }
 
-    /// The HTTP status.
     pub(crate) fn status(self) -> StatusCode {
         self.meaning().1
     }
 
-    /// The name in words.
     pub(crate) fn title(self) -> &'static str {
         self.meaning().2
     }
 
-    /// Seconds after which the same request may succeed.
+    /// Seconds until a retry may succeed.
     fn retry_after(self) -> Option<HeaderValue> {
         match self {
             Self::Overloaded => Some(HeaderValue::from_static("1")),
@@ -136,78 +133,77 @@ impl Code {
     }
 }
 
-/// The body of every error answer (`application/problem+json`, RFC 9457).
+/// The body of every error response (`application/problem+json`, RFC 9457).
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Problem)]
 pub(crate) struct ProblemBody<'a> {
-    /// Names the kind of problem; one URI per code.
+    /// A URI that identifies the problem type; one per code.
     #[serde(rename = "type")]
     #[schema(example = "urn:toolloop:problem:NOT_FOUND")]
     kind: String,
-    /// The kind in words.
+    /// A short summary of the problem type.
     #[schema(example = "Not found")]
     title: &'static str,
-    /// The HTTP status.
+    /// The HTTP status code.
     #[schema(example = 404)]
     status: u16,
-    /// What went wrong this time.
+    /// What is wrong with this request.
     #[schema(example = "There is no such run.")]
     detail: &'a str,
-    /// The path that was asked for.
+    /// The path of the request.
     #[schema(example = "/v1/runs/01970000-0000-7000-8000-000000000000")]
     instance: &'a str,
-    /// Stable code.
+    /// The stable error code.
     #[schema(value_type = Code, example = "NOT_FOUND")]
     code: &'static str,
-    /// What is wrong where, as JSON pointers into the request body or, for `INVALID_INPUTS`, into
-    /// the inputs.
+    /// The validation errors, with JSON pointers into the request body or, for `INVALID_INPUTS`,
+    /// into the inputs.
     #[serde(skip_serializing_if = "<[_]>::is_empty")]
     #[schema(value_type = Vec<ValidationError>, required = false)]
     errors: &'a [ValidationError],
-    /// The run that was started although this answer cannot tell its end.
+    /// The run that was started and continues although this request failed.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     run_id: Option<Uuid>,
-    /// The same as in the `x-request-id` header; tell it to the operator.
+    /// The value of the `x-request-id` header, by which the operator finds the request in the log.
     #[schema(example = "0197000000007000800000000000000a")]
     request_id: &'a str,
 }
 
-/// Bytes of a detail, a message or a pointer.
+/// Maximum length of a detail, a message or a pointer, in bytes.
 const MAX_TEXT: usize = 600;
 
-/// An error on its way to the caller.
 #[derive(Debug, Clone)]
 pub(crate) struct Problem {
     code: Code,
     detail: String,
     errors: Vec<ValidationError>,
     run_id: Option<Uuid>,
-    /// Seconds; where the code does not say it.
+    /// Seconds; overrides the default of the code.
     retry_after: Option<u64>,
     cause: Option<String>,
 }
 
 impl Problem {
-    /// A problem that is the caller's to solve.
     pub(crate) fn new(code: Code, detail: impl Into<String>) -> Self {
         let mut detail = detail.into();
         cut(&mut detail);
         Self { code, detail, errors: Vec::new(), run_id: None, retry_after: None, cause: None }
     }
 
-    /// A problem of ours; the cause is logged and not told.
+    /// A fault of the service; the cause is logged and not sent.
     pub(crate) fn internal(cause: impl Into<String>) -> Self {
-        let detail = "Something went wrong on our side; the request id finds it in the log.";
+        let detail =
+            "An internal error occurred; the service's log has its cause under this request id.";
         Self { cause: Some(cause.into()), ..Self::new(Code::Internal, detail) }
     }
 
-    /// Something that does not exist, at least not for this tenant.
+    /// Also for things of another tenant.
     pub(crate) fn not_found(what: &str) -> Self {
         Self::new(Code::NotFound, format!("There is no such {what}."))
     }
 
-    /// Validation errors; the first one is the detail.
+    /// Validation errors; the first one becomes the detail.
     pub(crate) fn invalid(code: Code, mut errors: Vec<ValidationError>) -> Self {
         for error in &mut errors {
             cut(&mut error.pointer);
@@ -221,7 +217,6 @@ impl Problem {
         Self { errors, ..Self::new(code, detail) }
     }
 
-    /// One validation error.
     pub(crate) fn at(code: Code, pointer: impl Into<String>, message: impl Into<String>) -> Self {
         Self::invalid(
             code,
@@ -229,19 +224,18 @@ impl Problem {
         )
     }
 
-    /// Too many requests with one key; the next may come after that many seconds.
+    /// `seconds` is the time until the next request may succeed.
     pub(crate) fn rate_limited(seconds: u64) -> Self {
-        let detail =
-            format!("This key has used up its invocations; there is another in {seconds} s.");
+        let detail = format!("The rate limit of this key is exceeded; retry in {seconds} s.");
         Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
     }
 
-    /// Names the run that goes on although this answer cannot tell its end.
+    /// Names the run that continues although this request failed.
     pub(crate) fn of_run(self, run_id: Uuid) -> Self {
         Self { run_id: Some(run_id), ..self }
     }
 
-    /// Logs the cause and writes the answer into the bare response that carried the problem.
+    /// Logs the cause and writes the body of the response that carried the problem.
     pub(crate) fn finish(self, bare: Response, request_id: &str, path: &str) -> Response {
         let (code, status, title) = self.code.meaning();
         if let Some(cause) = &self.cause {
@@ -296,7 +290,7 @@ impl From<StoreError> for Problem {
     fn from(error: StoreError) -> Self {
         match error {
             StoreError::Unavailable(_) | StoreError::Locked(_) => {
-                let detail = "The store cannot be reached at the moment.";
+                let detail = "The store is temporarily unavailable.";
                 Self { cause: Some(error.to_string()), ..Self::new(Code::StoreUnavailable, detail) }
             }
             StoreError::Failed(_) => Self::internal(error.to_string()),
@@ -311,7 +305,7 @@ impl From<AnswerError> for Problem {
             AnswerError::UnknownCall => Self::not_found("tool call"),
             AnswerError::NotAwaited => Self::new(
                 Code::NotAwaitingApproval,
-                "This call does not wait for such an answer, or not any more.",
+                "This call does not wait for this kind of answer, or no longer waits.",
             ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
             AnswerError::Broken(_) => Self::internal(error.to_string()),

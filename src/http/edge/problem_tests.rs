@@ -93,7 +93,7 @@ fn the_documented_codes_are_the_ones_that_are_sent() {
 }
 
 #[tokio::test]
-async fn a_validation_problem_points_at_every_error() {
+async fn a_validation_problem_lists_every_error() {
     let errors = vec![
         ValidationError { pointer: "/project".into(), message: "is missing".into() },
         ValidationError { pointer: "/n".into(), message: "is not a number".into() },
@@ -119,7 +119,7 @@ async fn a_validation_problem_points_at_every_error() {
 }
 
 #[tokio::test]
-async fn a_run_that_goes_on_is_named_in_body_and_header() {
+async fn a_run_that_continues_is_named_in_body_and_header() {
     let run = Uuid::now_v7();
     let (_, headers, body) = sent(Problem::new(Code::Draining, "It goes on.").of_run(run)).await;
     assert_eq!(body["run_id"], json!(run));
@@ -128,14 +128,14 @@ async fn a_run_that_goes_on_is_named_in_body_and_header() {
 }
 
 #[tokio::test]
-async fn a_rate_limit_says_when_to_come_back() {
+async fn a_rate_limited_problem_has_retry_after() {
     let (status, headers, body) = sent(Problem::rate_limited(7)).await;
     assert_eq!((status.as_u16(), headers[RETRY_AFTER].to_str().unwrap()), (429, "7"));
     assert!(body["detail"].as_str().unwrap().contains("7 s"), "{body}");
 }
 
 #[tokio::test]
-async fn a_cause_of_ours_is_not_told() {
+async fn the_cause_of_an_internal_error_is_not_sent() {
     for error in
         [StoreError::Unavailable("10.0.0.7 refused".into()), StoreError::Failed("column x".into())]
     {
@@ -147,14 +147,14 @@ async fn a_cause_of_ours_is_not_told() {
 }
 
 #[tokio::test]
-async fn who_is_not_known_is_told_how_to_prove_it() {
+async fn a_401_has_www_authenticate() {
     let (status, headers, _) = sent(Problem::new(Code::Unauthenticated, "Who?")).await;
     assert_eq!(status, StatusCode::UNAUTHORIZED);
     assert_eq!(headers[WWW_AUTHENTICATE], "Bearer");
 }
 
 #[test]
-fn every_way_not_to_start_has_its_code() {
+fn every_start_error_has_its_code() {
     let code = |error: StartError| Problem::from(error).code;
     assert_eq!(code(StartError::UnknownAgent("x".into())), Code::NotFound);
     assert_eq!(code(StartError::RunIdTaken(Uuid::nil())), Code::RunIdTaken);

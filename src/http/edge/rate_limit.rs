@@ -1,9 +1,8 @@
-//! Who may invoke now: the scope, then a token from the bucket of the caller's key.
+//! Admission of invocations: the scope, then a token from the key's token bucket.
 //!
-//! The token is taken before the body is read, so a call that is refused for another reason has
-//! used it up. How the bucket stands is told on every answer of the request, whatever the answer
-//! is, in the two headers of draft-ietf-httpapi-ratelimit-headers-10. How tokens are shared between
-//! replicas is the runtime's business.
+//! The token is taken before the body is read, so that a request that is rejected for another reason
+//! has consumed it. Every response to a rate-limited request has the two headers of
+//! draft-ietf-httpapi-ratelimit-headers-10. How replicas share a bucket is decided by the runtime.
 
 use std::ops::Deref;
 use std::sync::{Arc, OnceLock};
@@ -20,12 +19,12 @@ use crate::run::Caller;
 use crate::runtime::Allowance;
 use crate::store::{ApiKeyRecord, RateLimit};
 
-/// What the limit is: `"default";q=<burst>;w=<seconds in which it comes back>`.
+/// `"default";q=<burst>;w=<seconds to refill the bucket>`.
 pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy");
-/// How much of it is left: `"default";r=<tokens>;t=<seconds until all are back>`.
-pub(crate) const LEFT: HeaderName = HeaderName::from_static("ratelimit");
+/// `"default";r=<remaining tokens>;t=<seconds until the bucket is full>`.
+pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit");
 
-/// A caller that may invoke an agent now: scope `agents:invoke`, and a token of the key's bucket.
+/// A caller with the scope `agents:invoke` that has taken a token from its key's bucket.
 pub(crate) struct Admitted(Arc<Caller>);
 
 impl Deref for Admitted {
@@ -41,12 +40,12 @@ impl FromRequestParts<App> for Admitted {
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let Identity { caller, key } = Identity::with::<AgentsInvoke>(parts, app).await?;
-        // Without authentication everybody is at home on this machine, where nobody is limited.
+        // auth.mode = none is loopback only and has no rate limit.
         let Some(key) = key else { return Ok(Self(caller)) };
         let limit = limit_of(&key, app.settings.rate_limit);
         let allowance = app.runtime.admit_invocation(&key.id, limit).await?;
-        if let Some(standing) = parts.extensions.get::<Standing>() {
-            standing.set(limit, &allowance);
+        if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
+            headers.set(limit, &allowance);
         }
         match allowance.retry_after {
             None => Ok(Self(caller)),
@@ -55,7 +54,7 @@ impl FromRequestParts<App> for Admitted {
     }
 }
 
-/// The key's own limits; for what it does not say, the service's.
+/// The key's own limits, with the service's defaults for those that are unset.
 fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
     RateLimit {
         per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
@@ -63,27 +62,29 @@ fn limit_of(key: &ApiKeyRecord, default: RateLimit) -> RateLimit {
     }
 }
 
-/// How the bucket of a request stands; the edge puts it on the answer.
+/// The rate limit headers of a request's response. The extractor sets them; the middleware adds
+/// them to the response.
 #[derive(Debug, Clone, Default)]
-pub(crate) struct Standing(Arc<OnceLock<[(HeaderName, HeaderValue); 2]>>);
+pub(crate) struct RateLimitHeaders(Arc<OnceLock<[(HeaderName, HeaderValue); 2]>>);
 
-impl Standing {
+impl RateLimitHeaders {
     fn set(&self, limit: RateLimit, allowance: &Allowance) {
         let value =
             |text: String| HeaderValue::try_from(text).unwrap_or(HeaderValue::from_static(""));
         let policy = format!("\"default\";q={};w={}", limit.burst, seconds(limit.refill()).max(1));
-        let left = format!("\"default\";r={};t={}", allowance.remaining, seconds(allowance.reset));
-        // A request takes one token, so this is set once.
-        let _ = self.0.set([(POLICY, value(policy)), (LEFT, value(left))]);
+        let remaining =
+            format!("\"default\";r={};t={}", allowance.remaining, seconds(allowance.reset));
+        // A request takes one token, so that this is set at most once.
+        let _ = self.0.set([(POLICY, value(policy)), (REMAINING, value(remaining))]);
     }
 
-    /// Adds the headers, if a bucket was asked.
-    pub(crate) fn tell(&self, answer: &mut HeaderMap) {
-        answer.extend(self.0.get().cloned().into_iter().flatten());
+    /// Adds the headers, if the request was rate-limited.
+    pub(crate) fn apply_to(&self, response: &mut HeaderMap) {
+        response.extend(self.0.get().cloned().into_iter().flatten());
     }
 }
 
-/// Whole seconds after which a wait is certainly over.
+/// Rounds up to whole seconds.
 fn seconds(wait: Duration) -> u64 {
     wait.as_secs() + u64::from(wait.subsec_nanos() > 0)
 }
@@ -92,13 +93,13 @@ fn seconds(wait: Duration) -> u64 {
 mod tests {
     use super::*;
 
-    fn told(limit: RateLimit, allowance: Allowance) -> (String, String) {
-        let standing = Standing::default();
-        standing.set(limit, &allowance);
+    fn headers(limit: RateLimit, allowance: Allowance) -> (String, String) {
+        let set = RateLimitHeaders::default();
+        set.set(limit, &allowance);
         let mut headers = HeaderMap::new();
-        standing.tell(&mut headers);
+        set.apply_to(&mut headers);
         let text = |name: HeaderName| headers[name].to_str().unwrap().to_owned();
-        (text(POLICY), text(LEFT))
+        (text(POLICY), text(REMAINING))
     }
 
     #[test]
@@ -111,15 +112,15 @@ mod tests {
             (6000, 1, 0, millis(3), r#""default";q=1;w=1"#, r#""default";r=0;t=1"#),
         ] {
             let allowance = Allowance { retry_after: None, remaining, reset };
-            let told = told(RateLimit { per_minute, burst }, allowance);
-            assert_eq!((told.0.as_str(), told.1.as_str()), (policy, left));
+            let headers = headers(RateLimit { per_minute, burst }, allowance);
+            assert_eq!((headers.0.as_str(), headers.1.as_str()), (policy, left));
         }
     }
 
     #[test]
-    fn nothing_is_told_where_no_bucket_was_asked() {
+    fn a_request_without_a_limit_gets_no_headers() {
         let mut headers = HeaderMap::new();
-        Standing::default().tell(&mut headers);
+        RateLimitHeaders::default().apply_to(&mut headers);
         assert!(headers.is_empty());
     }
 }

@@ -1,16 +1,14 @@
-//! The server beneath the routes: connections are accepted, bounded in number, size and time, and
-//! closed.
+//! The HTTP server: accepts connections, bounds their number, size and time, and closes them.
 //!
-//! HTTP/1.1 and HTTP/2 without TLS, told apart by the first bytes. Beyond `max_connections`, or
-//! when the process has no file descriptors left, clients wait in the kernel's queue: nobody is
-//! turned away who would be served a moment later. A client that does not send what it began, or
-//! does not take its answer, loses its connection ([`pace`], [`stall`]); bodies have a limit of
-//! their own where they are read ([`super::extract`]). What a request means, also that it is too
-//! long, is decided above.
+//! HTTP/1.1 and HTTP/2 without TLS, detected from the first bytes. Beyond `max_connections`, or when
+//! the process has no file descriptors left, clients wait in the kernel's accept queue instead of
+//! being refused. A client that is too slow to send a request head or to read its response loses its
+//! connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
+//! limits on a request head are enforced by [`super::layer`], which can explain the error.
 
-mod answer;
-mod pace;
+mod response_body;
 mod stall;
+mod timing;
 mod unread;
 
 use std::convert::Infallible;
@@ -34,42 +32,41 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tower::Service;
 
-use self::answer::Answer;
-use self::pace::{OpenRequest, Pace};
+use self::response_body::ResponseBody;
 use self::stall::{Socket, Streams};
+use self::timing::{ConnectionTiming, OpenRequest};
 
-/// What HTTP/1.1 holds in memory of a head or of an answer that is not yet taken, in bytes. Larger
-/// than what [`super::layer`] lets pass, which refuses with an explanation; beyond this the answer
-/// is a bare 431.
+/// HTTP/1.1 buffer for a request head or an unsent response, in bytes. Larger than the limit in
+/// [`super::layer`], which answers with a problem document; beyond this the response is a bare 431.
 const BUFFER: usize = 128 << 10;
-/// Header lines that are parsed, for the same reason more than are let pass.
+/// Maximum number of parsed headers; higher than the limit in [`super::layer`] for the same reason.
 const PARSED_HEADERS: usize = 256;
-/// Requests at once on one HTTP/2 connection.
+/// Concurrent streams on one HTTP/2 connection.
 const STREAMS: u32 = 200;
-/// Bytes of an HTTP/2 header list, by that protocol's way of counting.
+/// `SETTINGS_MAX_HEADER_LIST_SIZE`, in bytes.
 const HEADER_LIST: u32 = 64 << 10;
-/// Bytes that a client may send unread, on one stream and on one HTTP/2 connection.
+/// Flow control windows of one HTTP/2 stream and connection, in bytes.
 const STREAM_WINDOW: u32 = 64 << 10;
 const CONNECTION_WINDOW: u32 = 256 << 10;
-/// How often an HTTP/2 client is asked whether it lives, and how long it may take to answer.
+/// Interval and timeout of HTTP/2 keep-alive pings.
 const PING: Duration = Duration::from_secs(20);
-/// How long nothing is accepted after that failed, e.g. for want of file descriptors.
+/// Pause after a failed accept, e.g. without free file descriptors.
 const ACCEPT_PAUSE: Duration = Duration::from_millis(100);
-/// How often the operator is told about the same shortage.
+/// Minimum interval between two warnings about the same shortage.
 const REMINDER: Duration = Duration::from_mins(1);
-/// File descriptors that are kept for everything but connections: store, files, model calls.
+/// File descriptors that are reserved for the store, files and model calls.
 const RESERVED_FILES: u64 = 256;
 
-/// What clients may take of time and connections.
+/// Timeouts and the connection limit.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
-    /// From connecting to the first byte, and from the first byte of a head to its end.
+    /// From connecting to the first byte, and from the first byte of a request head to its end.
     pub header_timeout: Duration,
-    /// Between requests.
+    /// Between two requests of a connection.
     pub idle_timeout: Duration,
-    /// Without any progress in taking an answer.
+    /// Without progress in sending a response.
     pub write_timeout: Duration,
-    /// Connections at once.
+    /// Concurrent connections.
     pub max_connections: usize,
 }
 
@@ -80,8 +77,8 @@ struct Server {
     closing: CancellationToken,
 }
 
-/// Serves until `closing` is done, then takes no more connections, ends those that are idle and
-/// waits for the answers in progress, however long they take.
+/// Serves until `closing` completes, then stops accepting, closes idle connections and waits for
+/// responses in progress, without a timeout.
 pub async fn serve(
     listener: TcpListener,
     router: Router,
@@ -92,7 +89,7 @@ pub async fn serve(
     if most < limits.max_connections {
         tracing::info!(
             connections = most,
-            "the limit on open files allows fewer than server.max_connections"
+            "the limit on open files is lower than server.max_connections"
         );
     }
     let slots = Arc::new(Semaphore::new(most));
@@ -113,7 +110,7 @@ pub async fn serve(
 
 fn protocols(limits: &Limits) -> auto::Builder<Streams> {
     let mut protocols = auto::Builder::new(Streams { write_timeout: limits.write_timeout });
-    // Heads are timed by `pace`, which tells a slow one from a connection that rests.
+    // `timing` bounds request heads: hyper's timeout would also close idle connections.
     protocols.http1().timer(TokioTimer::new()).header_read_timeout(None);
     protocols.http1().max_buf_size(BUFFER).max_headers(PARSED_HEADERS);
     protocols
@@ -133,7 +130,7 @@ async fn accept(listener: TcpListener, server: &Arc<Server>, slots: &Arc<Semapho
     let (mut full, mut failing) = (Reminder::default(), Reminder::default());
     loop {
         if slots.available_permits() == 0 && full.is_due() {
-            tracing::warn!("server.max_connections is reached; more clients wait until one leaves");
+            tracing::warn!("server.max_connections is reached; new connections wait");
         }
         let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return pending().await };
         match listener.accept().await {
@@ -149,57 +146,57 @@ async fn accept(listener: TcpListener, server: &Arc<Server>, slots: &Arc<Semapho
     }
 }
 
-/// The client went away while it waited to be accepted.
+/// The client disconnected before it was accepted.
 fn gave_up(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionAborted, ConnectionRefused, ConnectionReset};
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-/// One connection, from the first byte to the last.
 async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphorePermit) {
     let _ = stream.set_nodelay(true);
-    let pace = Arc::new(Pace::new());
-    let socket = TokioIo::new(Socket::new(stream, Arc::clone(&pace), server.limits.write_timeout));
+    let timing = Arc::new(ConnectionTiming::new());
+    let socket =
+        TokioIo::new(Socket::new(stream, Arc::clone(&timing), server.limits.write_timeout));
     let service = service_fn(|request: Request<Incoming>| {
-        let open = OpenRequest::new(&pace);
-        let (request, unread) = unread::lend(request);
+        let open = OpenRequest::new(&timing);
+        let (request, unread) = unread::track(request);
         let answer = server.router.clone().call(request.map(Body::new));
-        let pace = Arc::clone(&pace);
+        let timing = Arc::clone(&timing);
         async move {
             let mut response = answer.await?;
-            unread.settle(&mut response, &pace).await;
-            Ok::<_, Infallible>(response.map(|body| Answer::new(body, open)))
+            unread.drain_or_close(&mut response, &timing).await;
+            Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, open)))
         }
     });
     let mut protocol = pin!(server.protocols.serve_connection(socket, service));
     let mut closing = pin!(server.closing.cancelled());
     let mut timer = pin!(tokio::time::sleep(server.limits.header_timeout));
-    let mut leaving = false;
+    let mut is_closing = false;
     let ended = poll_fn(|context| {
-        if !leaving && closing.as_mut().poll(context).is_ready() {
-            leaving = true;
+        if !is_closing && closing.as_mut().poll(context).is_ready() {
+            is_closing = true;
             protocol.as_mut().graceful_shutdown();
         }
         loop {
             if let Poll::Ready(ended) = protocol.as_mut().poll(context) {
                 return Poll::Ready(ended.map_err(|error| error.to_string()));
             }
-            // The timer is moved when it must ring earlier, and otherwise rings to be set again.
-            let deadline = pace.deadline(&server.limits);
+            // Reset the timer only if it fires too late; otherwise when it has fired.
+            let deadline = timing.deadline(&server.limits);
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
             if timer.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            if pace.deadline(&server.limits) > Instant::now() {
+            if timing.deadline(&server.limits) > Instant::now() {
                 continue;
             }
-            if leaving || pace.owes_a_head() {
-                return Poll::Ready(Err("the client was silent for too long".to_owned()));
+            if is_closing || timing.awaits_request_head() {
+                return Poll::Ready(Err("the client sent nothing within the timeout".to_owned()));
             }
-            leaving = true;
-            pace.restart();
+            is_closing = true;
+            timing.restart();
             protocol.as_mut().graceful_shutdown();
         }
     });
@@ -209,8 +206,8 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
     drop(slot);
 }
 
-/// Raises the soft limit on open files to the hard one. What remains of it are connections, at
-/// least one.
+/// Raises the soft limit on open files to the hard limit, and returns how many connections it allows
+/// beside [`RESERVED_FILES`], at least one.
 fn affordable_connections() -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
@@ -221,7 +218,7 @@ fn affordable_connections() -> usize {
     })
 }
 
-/// Says when it is time to repeat a warning.
+/// Limits how often a warning is repeated.
 #[derive(Default)]
 struct Reminder(Option<Instant>);
 

@@ -1,6 +1,6 @@
-//! The catalogue of agents, read only: definitions change by changing their files.
+//! The agents, read only: definitions change by editing their files.
 //!
-//! A definition names where secrets come from and never holds one, so it is shown whole.
+//! A definition contains no secrets, only the names of their sources, so it is shown unredacted.
 
 use axum::Json;
 use axum::extract::State;
@@ -19,29 +19,29 @@ use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 
-/// An agent in the catalogue.
+/// An agent in a list.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Agent)]
 pub(crate) struct AgentSummary {
-    /// As it is invoked.
+    /// The name by which the agent is invoked.
     #[schema(example = "repo-guide")]
     name: String,
-    /// The definition's version.
+    /// The version of the definition.
     #[schema(example = "1.2.0")]
     version: String,
-    /// For people.
+    /// A description for people.
     #[schema(example = "Explains what is in a repository.")]
     description: String,
-    /// `provider/model`.
+    /// The model, as `provider/model`.
     #[schema(example = "openai/gpt-4.1-mini")]
     model: String,
-    /// The tools that it may be offered.
+    /// The tools that the agent can use.
     #[schema(example = json!(["file_ops"]))]
     tools: Vec<String>,
-    /// Identifies the definition's text.
+    /// The SHA-256 hash of the definition.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     hash: String,
-    /// When this version was loaded.
+    /// When this version of the definition was loaded.
     loaded_at: DateTime<Utc>,
 }
 
@@ -54,13 +54,13 @@ pub(crate) struct AgentDetail {
     version: LoadedVersion,
 }
 
-/// Which version of a definition runs use.
+/// The loaded version of a definition.
 #[derive(Debug, Serialize, ToSchema)]
 struct LoadedVersion {
-    /// Identifies the definition's text.
+    /// The SHA-256 hash of the definition.
     #[schema(example = "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08")]
     hash: String,
-    /// When it was loaded.
+    /// When this version of the definition was loaded.
     loaded_at: DateTime<Utc>,
 }
 
@@ -76,7 +76,7 @@ impl PartialSchema for AgentDetail {
             "An agent's definition with all defaults filled in, and the version that is loaded.";
         let mut object =
             one_object(about, properties::<Definition>().chain(properties::<LoadedVersion>()));
-        object.required = always_told();
+        object.required = always_present();
         object.example = Some(json!({
             "name": "repo-guide",
             "version": "1.2.0",
@@ -93,13 +93,13 @@ impl PartialSchema for AgentDetail {
     }
 }
 
-/// The fields that the shortest definition has.
-fn always_told() -> Vec<String> {
+/// The fields that are present even for a minimal definition.
+fn always_present() -> Vec<String> {
     let shortest = Definition::deserialize(json!({"name": "", "model": ""}));
     let version = LoadedVersion { hash: String::new(), loaded_at: DateTime::default() };
     let shortest = shortest.map(|definition| AgentDetail { definition, version });
     match shortest.and_then(serde_json::to_value) {
-        Ok(Value::Object(told)) => told.into_iter().map(|(name, _)| name).collect(),
+        Ok(Value::Object(fields)) => fields.into_iter().map(|(name, _)| name).collect(),
         _ => Vec::new(),
     }
 }
@@ -123,7 +123,7 @@ impl From<&Agent> for AgentSummary {
 #[utoipa::path(
     get, path = "/agents", tag = "agents", security(("bearer" = ["agents:read"])),
     params(PartParams),
-    responses((status = 200, description = "A page of agents, by name.", body = Listing<AgentSummary>)),
+    responses((status = 200, description = "A page of agents, sorted by name.", body = Listing<AgentSummary>)),
 )]
 pub(crate) async fn list_agents(
     State(app): State<App>,
@@ -140,8 +140,8 @@ pub(crate) async fn list_agents(
 /// Get an agent
 #[utoipa::path(
     get, path = "/agents/{name}", tag = "agents", security(("bearer" = ["agents:read"])),
-    params(("name" = String, Path, description = "The agent.")),
-    responses((status = 200, description = "The agent with its definition.", body = AgentDetail)),
+    params(("name" = String, Path, description = "The agent's name.")),
+    responses((status = 200, description = "The agent's definition.", body = AgentDetail)),
 )]
 pub(crate) async fn get_agent(
     State(app): State<App>,

@@ -1,7 +1,7 @@
-//! What runs wait for: the list of it, and answers to it.
+//! Approvals, client tool results and reviews: what parked runs wait for, and the answers to it.
 //!
-//! An answer is taken once; who comes later hears that nothing is waited for any more. What an
-//! answer means for the run is decided where the run goes on.
+//! Only the first answer to a call is accepted; later ones are a conflict. The effect of an answer on
+//! the run is decided when the run resumes.
 
 use axum::Json;
 use axum::extract::State;
@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
-use super::runs::{Pending, RunDetail, detail};
+use super::run_views::{Pending, RunDetail, detail};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
 use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
@@ -21,26 +21,26 @@ use crate::http::state::App;
 use crate::runtime::Found;
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
-/// Something that a run waits for, or waited for.
+/// A request of a run for an answer, and the answer if there is one.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Approval {
     #[serde(flatten)]
     asked: Pending,
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// Its agent.
+    /// The agent's name.
     #[schema(example = "assistant")]
     agent: String,
-    /// Where it stands.
+    /// Whether it is pending, or how it was settled.
     #[schema(value_type = StatusWord, example = "pending")]
     status: &'static str,
-    /// Who answered: key id or token subject.
+    /// The id of the API key, or the subject of the token, that answered.
     #[schema(example = json!(null))]
     decided_by: Option<String>,
-    /// When it was answered.
+    /// When the answer was given.
     #[schema(example = json!(null))]
     decided_at: Option<DateTime<Utc>>,
-    /// Why, in their words.
+    /// The reason given with the answer.
     #[schema(example = json!(null))]
     decision_reason: Option<String>,
 }
@@ -49,7 +49,7 @@ impl From<ApprovalRecord> for Approval {
     fn from(mut row: ApprovalRecord) -> Self {
         Self {
             run_id: row.run_id,
-            agent: std::mem::take(&mut row.agent),
+            agent: row.agent.take().unwrap_or_default(),
             status: row.status.as_str(),
             decided_by: row.decided_by.take(),
             decided_at: row.decided_at,
@@ -59,24 +59,26 @@ impl From<ApprovalRecord> for Approval {
     }
 }
 
-/// List what runs wait for
+/// List approvals
 ///
-/// Newest first; what is pending, unless another status is asked for.
+/// Everything that runs wait for: approvals, results of client tools, reviews and escalations.
+/// Newest first; only pending ones unless `status` is given.
 #[utoipa::path(
     get, path = "/approvals", tag = "approvals", security(("bearer" = ["runs:approve"])),
     params(
-        ("status" = Option<StatusWord>, Query, description = "What stands there; default `pending`."),
-        ("run_id" = Option<Uuid>, Query, description = "What this run asked for."),
+        ("status" = Option<StatusWord>, Query, description = "Approvals with this status; default `pending`."),
+        ("run_id" = Option<Uuid>, Query, description = "Approvals of this run."),
         ListParams,
     ),
-    responses((status = 200, description = "A page of what runs wait for.", body = Listing<Approval>)),
+    responses((status = 200, description = "A page of approvals.", body = Listing<Approval>)),
 )]
 pub(crate) async fn list_approvals(
     State(app): State<App>,
     caller: Scoped<RunsApprove>,
     mut params: Params,
 ) -> Result<Json<Listing<Approval>>, Problem> {
-    let status = params.value("status", "the status of an approval", ApprovalStatus::parse)?;
+    let status = params
+        .value("status", "the status of an approval", |name| name.parse::<ApprovalStatus>().ok())?;
     let status = Some(status.unwrap_or(ApprovalStatus::Pending));
     let filter = ApprovalFilter { status, run_id: params.uuid("run_id")?, call_id: None };
     let page = by_time(&mut params, LISTS)?;
@@ -86,31 +88,31 @@ pub(crate) async fn list_approvals(
     Ok(Json(Listing::of(rows, &page, cursor, Approval::from)))
 }
 
-/// Lets a call be executed.
+/// The approval of a tool call.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 #[schema(example = json!({"reason": "looks right"}))]
 pub(crate) struct ApproveRequest {
-    /// Kept with the decision; at most 1000 characters.
+    /// Recorded with the decision; at most 1000 characters.
     #[schema(max_length = 1000, example = "looks right")]
     reason: Option<String>,
-    /// Arguments to execute the call with instead of the model's; they are checked and judged like
-    /// those.
+    /// Arguments that replace the model's; they are validated and checked against the policy in the
+    /// same way.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
 }
 
-/// Refuses a call.
+/// The denial of a tool call.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default, deny_unknown_fields)]
 pub(crate) struct DenyRequest {
-    /// Told to the model; at most 1000 characters.
+    /// Sent to the model as the result of the call; at most 1000 characters.
     #[schema(max_length = 1000, example = "not on a Friday")]
     reason: Option<String>,
 }
 
-/// The fields of an answer, whose reason has a bound.
-fn answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, Problem> {
+/// Parses an answer and checks the length of its reason.
+fn parse_answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, Problem> {
     if body
         .get("reason")
         .and_then(Value::as_str)
@@ -123,17 +125,17 @@ fn answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Result<T, P
 
 /// Approve a tool call
 ///
-/// The call is executed when everything that the run waits for is answered. With the id of an
-/// escalation: the run goes on.
+/// The call is executed once all pending calls of the run are answered. With the id of an
+/// escalation, the run continues.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/approve", tag = "approvals",
     security(("bearer" = ["runs:approve"])),
     params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("call_id" = Uuid, Path, description = "The call, or the escalation."),
+        ("id" = Uuid, Path, description = "The run's id."),
+        ("call_id" = Uuid, Path, description = "The id of the call or escalation."),
     ),
     request_body = Option<ApproveRequest>,
-    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
 )]
 pub(crate) async fn approve_tool_call(
     State(app): State<App>,
@@ -144,23 +146,23 @@ pub(crate) async fn approve_tool_call(
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let ApproveRequest { reason, arguments } = answer(body)?;
+    let ApproveRequest { reason, arguments } = parse_answer(body)?;
     let run = app.runtime.approve(&caller, place, reason, arguments).await?;
     Ok(Json(detail(&app, run).await?))
 }
 
 /// Deny a tool call
 ///
-/// The model is told so. With the id of an escalation: the run ends.
+/// The model gets the denial as the result of the call. With the id of an escalation, the run ends.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/deny", tag = "approvals",
     security(("bearer" = ["runs:approve"])),
     params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("call_id" = Uuid, Path, description = "The call, or the escalation."),
+        ("id" = Uuid, Path, description = "The run's id."),
+        ("call_id" = Uuid, Path, description = "The id of the call or escalation."),
     ),
     request_body = Option<DenyRequest>,
-    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
 )]
 pub(crate) async fn deny_tool_call(
     State(app): State<App>,
@@ -171,19 +173,19 @@ pub(crate) async fn deny_tool_call(
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let DenyRequest { reason } = answer(body)?;
+    let DenyRequest { reason } = parse_answer(body)?;
     let run = app.runtime.deny(&caller, place, reason).await?;
     Ok(Json(detail(&app, run).await?))
 }
 
-/// What became of a call whose outcome a crash left unknown.
+/// The outcome of a call that a crash left unknown.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 #[schema(example = json!({"outcome": "happened", "result": "deployed as version 7"}))]
 pub(crate) struct ResolveRequest {
-    /// Whether it took effect; if not, it is executed now.
+    /// Whether the call took effect; if it did not, it is executed now.
     outcome: ReviewOutcome,
-    /// What it brought, where that is known; told to the model.
+    /// The result of the call, if it is known; sent to the model.
     #[schema(example = "deployed as version 7")]
     result: Option<String>,
 }
@@ -198,17 +200,17 @@ pub(crate) enum ReviewOutcome {
 
 /// Resolve a tool call
 ///
-/// For a run that needs a review: says what became of a call that must not be repeated and that the
-/// service did not see the end of.
+/// For a run with status `needs_review`: states whether a call took effect that must not be repeated
+/// and whose outcome is unknown after a crash.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/resolve", tag = "approvals",
     security(("bearer" = ["runs:approve"])),
     params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("call_id" = Uuid, Path, description = "The call."),
+        ("id" = Uuid, Path, description = "The run's id."),
+        ("call_id" = Uuid, Path, description = "The call's id."),
     ),
     request_body = ResolveRequest,
-    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
 )]
 pub(crate) async fn resolve_tool_call(
     State(app): State<App>,
@@ -219,7 +221,7 @@ pub(crate) async fn resolve_tool_call(
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let found = match answer(body)? {
+    let found = match parse_answer(body)? {
         ResolveRequest { outcome: ReviewOutcome::Happened, result } => Found::Happened { result },
         ResolveRequest { outcome: ReviewOutcome::DidNotHappen, result: None } => {
             Found::DidNotHappen
@@ -228,7 +230,7 @@ pub(crate) async fn resolve_tool_call(
             return Err(Problem::at(
                 Code::InvalidInputs,
                 "/result",
-                "what did not happen has no result",
+                "must be absent for a call that did not happen",
             ));
         }
     };
@@ -236,11 +238,11 @@ pub(crate) async fn resolve_tool_call(
     Ok(Json(detail(&app, run).await?))
 }
 
-/// The result of a tool that the caller executes.
+/// The result of a client tool.
 #[derive(Debug, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct ToolResultRequest {
-    /// What the model reads; of more than 64 KiB, head and tail are kept.
+    /// The content that the model gets; if it is over 64 KiB, only head and tail are kept.
     #[schema(example = "The user said yes.")]
     content: String,
     /// Whether the call failed.
@@ -249,19 +251,19 @@ pub(crate) struct ToolResultRequest {
     is_error: bool,
 }
 
-/// Give the result of a client tool
+/// Submit the result of a client tool
 ///
-/// For a call of one of the request's `client_tools`. The run goes on when everything that it waits
-/// for is answered.
+/// For a call of one of the request's `client_tools`. The run continues once all its pending calls
+/// are answered.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/result", tag = "approvals",
     security(("bearer" = ["agents:invoke"])),
     params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("call_id" = Uuid, Path, description = "The call."),
+        ("id" = Uuid, Path, description = "The run's id."),
+        ("call_id" = Uuid, Path, description = "The call's id."),
     ),
     request_body = ToolResultRequest,
-    responses((status = 200, description = "Taken; the run as it is now.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
 )]
 pub(crate) async fn give_tool_result(
     State(app): State<App>,
@@ -271,7 +273,7 @@ pub(crate) async fn give_tool_result(
     JsonObject(body): JsonObject,
 ) -> Result<Json<RunDetail>, Problem> {
     params.finish()?;
-    let ToolResultRequest { content, is_error } = answer(body)?;
+    let ToolResultRequest { content, is_error } = parse_answer(body)?;
     let run = app.runtime.give_result(&caller, place, content, is_error).await?;
     Ok(Json(detail(&app, run).await?))
 }

@@ -1,4 +1,4 @@
-//! The audit log, read only: what was decided about tool calls, and what became of them.
+//! The audit log, read only: decisions on tool calls, and their outcomes.
 
 use axum::Json;
 use axum::extract::State;
@@ -17,43 +17,43 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{AuditFilter, AuditRow};
 
-/// One audit record.
+/// The decision on a tool call, and its outcome.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AuditRecord, example = json!({"arguments": {"operation": "read", "path": "secret/token"}}))]
 pub(crate) struct AuditView {
-    /// The record.
+    /// The record's id.
     id: Uuid,
-    /// When it was decided.
+    /// When the decision was made.
     at: DateTime<Utc>,
-    /// Key id or token subject on whose behalf the call was made.
+    /// The id of the API key, or the subject of the token, on whose behalf the call was made.
     #[schema(example = "5f2a9c01d3e47b68")]
     subject: String,
     /// The run that the call belongs to.
     run_id: Uuid,
-    /// The tool that was called.
+    /// The tool's name.
     #[schema(example = "file_ops")]
     tool: String,
-    /// The rule that decided.
+    /// The policy rule that decided.
     #[schema(example = "path")]
     rule: String,
-    /// What was decided.
+    /// The decision.
     #[schema(value_type = Decision, example = "blocked")]
     decision: String,
-    /// Why, in words.
+    /// The reason for the decision.
     #[schema(example = "`secret/token` may not be read.")]
     reason: Option<String>,
-    /// What it was called with; a text where that is no JSON or was cut.
+    /// The call's arguments; a string if they are not valid JSON or were cut.
     arguments: Value,
-    /// What became of the call.
+    /// The outcome of the call.
     #[schema(value_type = CallOutcome, example = "not_executed")]
     outcome: String,
-    /// Milliseconds of execution.
+    /// Duration of the execution in milliseconds; null if the call was not executed.
     #[schema(example = json!(null))]
     duration_ms: Option<u64>,
 }
 
 impl From<AuditRow> for AuditView {
-    fn from(AuditRow { id, subject, run_id, record }: AuditRow) -> Self {
+    fn from(AuditRow { id, subject, run_id, record, .. }: AuditRow) -> Self {
         Self {
             id,
             at: record.at,
@@ -78,11 +78,11 @@ impl From<AuditRow> for AuditView {
     params(
         ("run_id" = Option<Uuid>, Query, description = "Calls of this run."),
         ("tool" = Option<String>, Query, description = "Calls of this tool."),
-        ("decision" = Option<Decision>, Query, description = "Calls about which this was decided."),
-        ("subject" = Option<String>, Query, description = "Calls on behalf of this key or subject."),
-        ("outcome" = Option<CallOutcome>, Query, description = "Calls of which this became."),
-        ("created_after" = Option<DateTime<Utc>>, Query, description = "Records after this instant."),
-        ("created_before" = Option<DateTime<Utc>>, Query, description = "Records before this instant."),
+        ("decision" = Option<Decision>, Query, description = "Calls with this decision."),
+        ("subject" = Option<String>, Query, description = "Calls on behalf of this key id or token subject."),
+        ("outcome" = Option<CallOutcome>, Query, description = "Calls with this outcome."),
+        ("created_after" = Option<DateTime<Utc>>, Query, description = "Records after this time."),
+        ("created_before" = Option<DateTime<Utc>>, Query, description = "Records before this time."),
         ListParams,
     ),
     responses((status = 200, description = "A page of audit records.", body = Listing<AuditView>)),

@@ -1,6 +1,6 @@
-//! `dry_run`: what a run would be told, offered and held to, without a run.
+//! `dry_run`: the prompt, tools and limits that a run would have, without starting it.
 //!
-//! Everything that refuses a run refuses a dry run, with the same answer.
+//! A dry run is rejected for the same reasons, and with the same errors, as a run.
 
 use serde::Serialize;
 use serde_json::Value;
@@ -11,7 +11,7 @@ use crate::agents::definition::GovernanceSection;
 use crate::run::{Budget, Limits, OnLimit, ToolChoicePolicy};
 use crate::runtime::Rehearsal;
 
-/// What an invocation would do; no run was started and no model asked.
+/// The prompt, tools and limits that a run would have. No run was started and no model called.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = DryRun, example = json!({
     "dry_run": true, "agent": "repo-guide", "agent_version": "1.2.0", "models": ["openai/gpt-4.1-mini"],
@@ -23,25 +23,25 @@ use crate::runtime::Rehearsal;
 pub(crate) struct DryRun {
     /// Always true.
     dry_run: bool,
-    /// The agent.
+    /// The agent's name.
     agent: String,
-    /// Its version.
+    /// The version of the agent's definition.
     agent_version: String,
-    /// The models that are asked, in this order, as `provider/model`.
+    /// The agent's model and then its fallbacks, as `provider/model`.
     models: Vec<String>,
-    /// What the first model call would say.
+    /// The messages of the first model call.
     messages: Vec<Message>,
-    /// What the model would be offered.
+    /// The tools that the model would be offered.
     tools: Vec<DryRunTool>,
-    /// Skills that are active from the start.
+    /// The skills that are active from the start.
     active_skills: Vec<String>,
-    /// What would hold.
+    /// The settings and policies of the run.
     policy: DryRunPolicy,
     /// Limits of the loop.
     limits: Limits,
-    /// Consumption caps.
+    /// Limits on consumption.
     budget: Budget,
-    /// What the caller should know.
+    /// Problems that would not prevent the run.
     warnings: Vec<String>,
 }
 
@@ -49,33 +49,33 @@ pub(crate) struct DryRun {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = DryRunTool)]
 pub(crate) struct DryRunTool {
-    /// Its name.
+    /// The tool's name.
     #[schema(example = "file_ops")]
     name: String,
-    /// What the model reads of it.
+    /// The description that the model would get.
     description: String,
-    /// JSON Schema 2020-12 of the arguments.
+    /// The JSON Schema (2020-12) of the arguments.
     input_schema: Value,
 }
 
-/// What would hold for the run.
+/// The settings and policies of a run.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = DryRunPolicy)]
 #[expect(clippy::struct_excessive_bools, reason = "each is a setting of its own")]
 pub(crate) struct DryRunPolicy {
-    /// Whether there would be exactly one model call.
+    /// Whether the run would be a single model call.
     single_shot: bool,
-    /// When the model must call a tool.
+    /// Whether, and when, the model must call a tool.
     tool_choice: ToolChoicePolicy,
-    /// Whether an answer that does not keep to it fails the attempt.
+    /// Whether a response that ignores `tool_choice` fails the attempt.
     strict_tool_choice: bool,
-    /// What becomes of the run at a limit.
+    /// How the run ends at a limit.
     on_limit: OnLimit,
-    /// Whether the first failing call ends the run.
+    /// Whether the first failed tool call ends the run.
     throw_on_tool_failure: bool,
-    /// Whether the calls after a blocked one are not executed.
+    /// Whether calls after a blocked one in the same response are skipped.
     stop_on_tool_block: bool,
-    /// What tools may do.
+    /// What the agent's tools may do.
     governance: GovernanceSection,
 }
 

@@ -1,4 +1,4 @@
-//! The journal of a run: page by page, or as a stream that goes on until the run has ended.
+//! The journal of a run, as pages or as an event stream that ends with the run.
 
 use axum::Json;
 use axum::extract::{FromRequestParts, State};
@@ -17,7 +17,7 @@ use super::stream;
 use crate::event::Event;
 use crate::http::document::answers::EXAMPLE_FRAME;
 use crate::http::document::vocabulary::{EventData, EventType};
-use crate::http::edge::accept::Media;
+use crate::http::edge::accept::MediaType;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::{Params, RunId, invalid_parameter};
 use crate::http::edge::problem::{Code, Problem};
@@ -45,15 +45,22 @@ impl PartialSchema for JournalEntry {
         let text = || ObjectBuilder::new().schema_type(Type::String);
         let number = ObjectBuilder::new().schema_type(Type::Integer).examples([json!(1)]);
         ObjectBuilder::new()
-            .description(Some("What happened in a run; the numbers have no gaps."))
-            .property("seq", number.description(Some("1, 2, 3 … within the run.")))
+            .description(Some("An event of a run."))
+            .property(
+                "seq",
+                number.description(Some(
+                    "Sequence number within the run, starting at 1, without gaps.",
+                )),
+            )
             .property(
                 "at",
-                text().format(format(KnownFormat::DateTime)).description(Some("When it happened.")),
+                text()
+                    .format(format(KnownFormat::DateTime))
+                    .description(Some("When the event happened.")),
             )
             .property(
                 "run_id",
-                text().format(format(KnownFormat::Uuid)).description(Some("The run.")),
+                text().format(format(KnownFormat::Uuid)).description(Some("The run's id.")),
             )
             .property("type", Ref::from_schema_name("EventType"))
             .property("data", Ref::from_schema_name("EventData"))
@@ -69,37 +76,38 @@ impl PartialSchema for JournalEntry {
 
 /// List a run's events
 ///
-/// The journal, in order. `after` and `cursor` exclude one another. As an event stream: what
-/// happened after `Last-Event-ID` (or `after`), then what happens until the run has ended.
+/// The run's journal, in order. `after` and `cursor` are mutually exclusive. With
+/// `Accept: text/event-stream`, a stream that replays the events after `Last-Event-ID` (or `after`)
+/// and continues until the run has ended.
 #[utoipa::path(
     get, path = "/runs/{id}/events", tag = "runs", security(("bearer" = ["runs:read"])),
     params(
-        ("id" = Uuid, Path, description = "The run."),
-        ("after" = Option<i64>, Query, description = "Events with a greater number.", minimum = 0),
-        ("Last-Event-ID" = Option<i64>, Header, description = "The last event that a stream's reader has seen.", minimum = 0),
+        ("id" = Uuid, Path, description = "The run's id."),
+        ("after" = Option<i64>, Query, description = "Only events with a greater sequence number.", minimum = 0),
+        ("Last-Event-ID" = Option<i64>, Header, description = "The sequence number of the last event that the client received, to resume a stream.", minimum = 0),
         PartParams,
     ),
     responses(
-        (status = 200, description = "A page of events, in order; or a stream of them.", content(
+        (status = 200, description = "A page of events, in order; or an event stream.", content(
             (Listing<JournalEntry> = "application/json"), (String = "text/event-stream", example = json!(EXAMPLE_FRAME)),
         )),
-        (status = 204, description = "The run has ended and the stream's reader has seen all of it."),
+        (status = 204, description = "The run has ended and the client has received all events."),
     ),
 )]
 pub(crate) async fn list_events(
     State(app): State<App>,
     caller: Scoped<RunsRead>,
-    media: Media,
+    media_type: MediaType,
     LastEventId(seen): LastEventId,
     RunId(id): RunId,
     mut params: Params,
 ) -> Result<Response, Problem> {
-    let after = params.value("after", "the number of an event", event_number)?;
-    if media == Media::EventStream {
+    let after = params.value("after", "the sequence number of an event", event_number)?;
+    if media_type == MediaType::EventStream {
         params.finish()?;
         let after = seen.or(after).unwrap_or(0);
         let run = existing(&app, &caller.tenant, id).await?;
-        if run.status.is_terminal() && after >= run.last_seq {
+        if run.status.is_terminal() && after >= run.last_seq() {
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let follower = app.runtime.follow(&caller.tenant, id, after);
@@ -121,7 +129,7 @@ fn event_number(text: &str) -> Option<i64> {
     text.trim().parse().ok().filter(|seq| *seq >= 0)
 }
 
-/// The last event that the reader of a stream has seen.
+/// The header `Last-Event-ID`.
 pub(crate) struct LastEventId(Option<i64>);
 
 impl FromRequestParts<App> for LastEventId {
@@ -133,7 +141,7 @@ impl FromRequestParts<App> for LastEventId {
             Some(seq) => Ok(Self(Some(seq))),
             None => Err(Problem::new(
                 Code::InvalidParameter,
-                "The header Last-Event-ID must be the number of an event.",
+                "The header Last-Event-ID must be the sequence number of an event.",
             )),
         }
     }

@@ -1,6 +1,6 @@
-//! Whether the process lives, and whether it should get requests.
+//! Liveness and readiness probes.
 //!
-//! Open to everybody, so answers say what is wrong and not why; the log has the cause.
+//! Served without authentication, so responses say what is wrong but not why; the log has the cause.
 
 use std::time::Duration;
 
@@ -14,10 +14,10 @@ use crate::agents::DefinitionProblem;
 use crate::http::document::vocabulary::ReadinessStatus;
 use crate::http::state::App;
 
-/// How long the store may take to answer.
+/// Timeout of the store's health check.
 const STORE_PATIENCE: Duration = Duration::from_secs(2);
 
-/// The process lives.
+/// Liveness of the process.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Liveness {
     /// Always `ok`.
@@ -25,45 +25,45 @@ pub(crate) struct Liveness {
     status: &'static str,
 }
 
-/// Whether requests should be sent here.
+/// Readiness of the process to serve requests.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Readiness {
-    /// Whether they should.
+    /// `ready`, or the reason why no requests should be sent here.
     #[schema(value_type = ReadinessStatus, example = "ready")]
     status: &'static str,
-    /// What was looked at.
+    /// The individual checks.
     checks: Checks,
-    /// Definition files that are broken; their agents keep their last good version.
+    /// Invalid definition files; their agents keep the last valid version.
     definitions: Vec<DefinitionProblem>,
 }
 
-/// Each is `ok`, or what is wrong.
+/// The individual readiness checks.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ReadinessChecks)]
 pub(crate) struct Checks {
-    /// `ok` or `unavailable`; its migrations included.
+    /// `ok`, or `unavailable` if the store or its schema is.
     #[schema(example = "ok")]
     store: &'static str,
-    /// `ok` or `draining`.
+    /// `ok`, or `draining` during a graceful shutdown.
     #[schema(example = "ok")]
     serving: &'static str,
 }
 
-/// Tell whether the process lives
+/// Check liveness
 #[utoipa::path(
     get, path = "/healthz", operation_id = "check_health", tag = "health",
-    responses((status = 200, description = "It does.", body = Liveness)),
+    responses((status = 200, description = "The process is running.", body = Liveness)),
 )]
 pub(crate) async fn healthz() -> Json<Liveness> {
     Json(Liveness { status: "ok" })
 }
 
-/// Tell whether requests should be sent here
+/// Check readiness
 #[utoipa::path(
     get, path = "/readyz", operation_id = "check_readiness", tag = "health",
     responses(
-        (status = 200, description = "They should.", body = Readiness),
-        (status = 503, description = "They should not: the store is away, or the service is stopping.", body = Readiness),
+        (status = 200, description = "Requests can be served.", body = Readiness),
+        (status = 503, description = "The store is unavailable, or the service is shutting down.", body = Readiness),
     ),
 )]
 pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {

@@ -1,7 +1,7 @@
-//! The body of an invocation: which fields there are, and what they must look like.
+//! The request body of an invocation.
 //!
-//! The body is parsed once; inputs stay the JSON that they are. Whether inputs fit the agent's
-//! schema and whether an override makes sense is decided by the runtime.
+//! Checks the shape of the fields. Whether inputs match the agent's schema and whether an override is
+//! allowed is decided by the runtime.
 
 use std::collections::BTreeMap;
 
@@ -18,10 +18,9 @@ use crate::http::edge::extract::{escaped, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::run::{Overrides, RunKind};
 
-/// Overrides that make sense for a single model call.
+/// The overrides that a single-shot invocation accepts.
 const SINGLE: [&str; 5] = ["model", "temperature", "active_skills", "on_session_busy", "private"];
 
-/// What a request asks for.
 #[derive(Debug, PartialEq)]
 pub(crate) struct Invocation {
     pub(crate) inputs: Value,
@@ -32,27 +31,27 @@ pub(crate) struct Invocation {
     pub(crate) overrides: Overrides,
 }
 
-/// The fields beside the overrides.
+/// The fields that are not overrides.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(default)]
 struct Envelope {
-    /// What the agent works on; must match the agent's input schema.
+    /// The agent's inputs, which must match its input schema; an empty object by default.
     #[schema(value_type = RunInputs)]
     inputs: Option<Map<String, Value>>,
-    /// The run's id, where the caller wants to know it beforehand.
+    /// The id of the new run, if the client wants to choose it; it must not be in use.
     run_id: Option<Uuid>,
-    /// Runs of one session share its history; 1 to 256 characters.
+    /// The session to continue or create. Runs of a session share one conversation; 1 to 256
+    /// characters.
     #[schema(min_length = 1, max_length = 256)]
     session_id: Option<String>,
-    /// Labels to find the run by.
+    /// Labels by which `GET /runs` can filter.
     #[schema(value_type = Option<RunMetadata>)]
     metadata: Option<BTreeMap<String, String>>,
-    /// Answers what the run would be told, offered and held to, and starts none.
+    /// Answers with the prompt, tools and limits that the run would have, without starting it.
     dry_run: Option<bool>,
 }
 
 impl Invocation {
-    /// Reads the body of an invocation.
     pub(crate) fn read(kind: RunKind, mut body: Map<String, Value>) -> Result<Self, Problem> {
         let inputs = match body.remove("inputs") {
             None => Value::Object(Map::new()),
@@ -86,7 +85,7 @@ fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Probl
     if let Some(name) =
         body.keys().find(|name| kind == RunKind::Single && !SINGLE.contains(&name.as_str()))
     {
-        return Err(refused(name, "is not a field of this request, or not yet"));
+        return Err(refused(name, "is not a field of this request"));
     }
     // serde would read a list as the fields in order.
     if body.get("budget").is_some_and(Value::is_array) {
@@ -94,7 +93,7 @@ fn overrides(kind: RunKind, body: Map<String, Value>) -> Result<Overrides, Probl
     }
     fields(body).map_err(|mut error| {
         if error.message.starts_with("unknown field") {
-            error.message = "is not a field of this request, or not yet".into();
+            error.message = "is not a field of this request".into();
         }
         Problem::invalid(Code::InvalidOverride, vec![error])
     })
@@ -120,7 +119,7 @@ fn check(session_id: Option<&str>, metadata: &BTreeMap<String, String>) -> Resul
     Ok(())
 }
 
-/// Body of a single shot, for the API document.
+/// The body of a single-shot invocation, for the API document.
 pub(crate) struct InvokeRequest;
 
 impl ToSchema for InvokeRequest {
@@ -131,11 +130,11 @@ impl ToSchema for InvokeRequest {
 
 impl PartialSchema for InvokeRequest {
     fn schema() -> RefOr<Schema> {
-        body_schema("What a single model call gets.", |name| SINGLE.contains(&name))
+        body_schema("The request body of a single-shot invocation.", |name| SINGLE.contains(&name))
     }
 }
 
-/// Body of an invocation of the loop, for the API document.
+/// The body of an invocation of the loop, for the API document.
 pub(crate) struct InvokeIterativeRequest;
 
 impl ToSchema for InvokeIterativeRequest {
@@ -148,7 +147,8 @@ impl ToSchema for InvokeIterativeRequest {
 impl PartialSchema for InvokeIterativeRequest {
     fn schema() -> RefOr<Schema> {
         body_schema(
-            "What a run of the loop gets; overrides can only narrow what the definition allows.",
+            "The request body of an invocation of the loop. Overrides can only narrow what the agent's \
+             definition allows.",
             |_| true,
         )
     }

@@ -1,4 +1,4 @@
-//! Bodies of invocations: what they may say.
+//! Parsing the bodies of invocations.
 
 use serde_json::json;
 
@@ -14,7 +14,7 @@ fn refusal(kind: RunKind, body: &Value) -> String {
 }
 
 #[test]
-fn an_empty_body_asks_for_empty_inputs() {
+fn an_empty_body_means_empty_inputs() {
     let invocation = read(RunKind::Iterative, &json!({})).unwrap();
     assert_eq!(invocation.inputs, json!({}));
     assert_eq!(invocation.overrides, Overrides::default());
@@ -22,7 +22,7 @@ fn an_empty_body_asks_for_empty_inputs() {
 }
 
 #[test]
-fn everything_that_a_loop_takes_is_read() {
+fn every_field_of_a_loop_is_parsed() {
     let id = Uuid::now_v7();
     let body = json!({
         "inputs": {"task": "t", "n": [1, {"x": null}]}, "run_id": id, "session_id": "s", "metadata": {"ticket": "42"},
@@ -53,7 +53,7 @@ fn null_means_absent_except_for_inputs() {
 }
 
 #[test]
-fn what_does_not_fit_is_refused_with_a_pointer() {
+fn invalid_fields_are_rejected_with_a_pointer() {
     let cases = [
         (json!({"inputs": []}), "InvalidInputs", "\"\""),
         (json!({"inputs": "x"}), "InvalidInputs", "\"\""),
@@ -87,7 +87,7 @@ fn what_does_not_fit_is_refused_with_a_pointer() {
 }
 
 #[test]
-fn a_single_shot_takes_no_settings_of_the_loop() {
+fn a_single_shot_rejects_settings_of_the_loop() {
     let invocation = read(RunKind::Single, &json!({"model": "a/b", "temperature": 1.0})).unwrap();
     assert_eq!(invocation.overrides.model.as_deref(), Some("a/b"));
     for field in ["max_iterations", "tools", "budget", "tool_choice"] {
@@ -97,7 +97,7 @@ fn a_single_shot_takes_no_settings_of_the_loop() {
 }
 
 #[test]
-fn the_document_lists_exactly_the_fields_that_are_read() {
+fn the_document_lists_exactly_the_accepted_fields() {
     let names = |schema: RefOr<Schema>| {
         let schema = serde_json::to_value(schema).unwrap();
         assert_eq!(schema["additionalProperties"], false);

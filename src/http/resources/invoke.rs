@@ -1,7 +1,7 @@
-//! Invoking an agent, on the caller's terms: the end as JSON, the events as they happen, or a 202.
+//! Invoking an agent. The response is the outcome as JSON, an event stream, or 202.
 //!
-//! The run does not depend on the connection: whoever goes away, or waits no longer, finds it by
-//! its id. What the caller may ask for is read in [`super::terms`] and [`super::invocation`].
+//! The run does not depend on the connection: it continues if the client disconnects, and is found by
+//! its id. The request is read by [`super::delivery`] (headers) and [`super::invocation`] (body).
 
 use std::sync::Arc;
 
@@ -12,11 +12,12 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
+use super::delivery::DeliveryOptions;
 use super::dry_run::DryRun;
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
-use super::runs::{Run, detail, existing};
-use super::stream::{self, Leash};
-use super::terms::Terms;
+use super::run_views::{Run, detail};
+use super::runs::existing;
+use super::stream::{self, CancelOnDrop};
 use crate::http::document::answers::Answers;
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
@@ -31,67 +32,68 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 
 /// Invoke an agent once
 ///
-/// Exactly one model call, no tools. A run that started always answers 200, or 202 where the caller
-/// does not want to wait; how it went is in `status` and `error`.
+/// Exactly one model call without tools. If the run was started, the response is 200, or 202 if it
+/// has not ended yet; `status` and `error` say whether it succeeded.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent."), Terms),
+    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
     request_body = Option<InvokeRequest>,
     responses(Answers),
 )]
 pub(crate) async fn invoke_agent(
     State(app): State<App>,
     caller: Admitted,
-    terms: Terms,
+    delivery: DeliveryOptions,
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<Response, Problem> {
     params.finish()?;
-    invoke(&app, &caller, &terms, agent, RunKind::Single, body).await
+    invoke(&app, &caller, &delivery, agent, RunKind::Single, body).await
 }
 
 /// Invoke an agent
 ///
-/// Runs the agent's loop of model calls and tool calls until an output is accepted or a limit
-/// strikes. A request can only narrow what the definition allows. A run that started always answers
-/// 200, or 202 where the caller does not want to wait; how it went is in `status` and `error`.
+/// Runs the agent's loop of model calls and tool calls until an output is accepted or a limit is
+/// reached. A request can only narrow what the agent's definition allows. If the run was started,
+/// the response is 200, or 202 if it has not ended yet; `status` and `error` say whether it
+/// succeeded.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke-iterative", tag = "agents", security(("bearer" = ["agents:invoke"])),
-    params(("name" = String, Path, description = "The agent."), Terms),
+    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
     request_body = Option<InvokeIterativeRequest>,
     responses(Answers),
 )]
 pub(crate) async fn invoke_agent_iterative(
     State(app): State<App>,
     caller: Admitted,
-    terms: Terms,
+    delivery: DeliveryOptions,
     Name(agent): Name,
     params: Params,
     JsonObject(body): JsonObject,
 ) -> Result<Response, Problem> {
     params.finish()?;
-    invoke(&app, &caller, &terms, agent, RunKind::Iterative, body).await
+    invoke(&app, &caller, &delivery, agent, RunKind::Iterative, body).await
 }
 
 async fn invoke(
     app: &App,
     caller: &Arc<Caller>,
-    terms: &Terms,
+    delivery: &DeliveryOptions,
     agent: String,
     kind: RunKind,
     body: Map<String, Value>,
 ) -> Result<Response, Problem> {
-    let idempotency = terms.idempotency(kind, &agent, &body);
+    let idempotency = delivery.idempotency(kind, &agent, &body);
     let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides } =
         Invocation::read(kind, body)?;
     let request = StartRequest {
         caller: Arc::clone(caller),
         agent,
         kind,
-        mode: terms.mode(),
+        mode: delivery.mode(),
         idempotency,
-        traceparent: terms.traceparent.clone(),
+        traceparent: delivery.traceparent.clone(),
         run_id,
         inputs,
         metadata,
@@ -107,14 +109,14 @@ async fn invoke(
         Accepted::Queued(run_id) => (*run_id, false, None),
         Accepted::Known(run_id) => (*run_id, true, None),
     };
-    let is_tied = terms.cancel_on_disconnect && !is_replayed;
-    let leash = is_tied.then(|| Leash::new(app.runtime.clone(), &caller.tenant, run_id));
-    let mut response = if terms.wants_events() {
+    let cancel = (delivery.cancel_on_disconnect && !is_replayed)
+        .then(|| CancelOnDrop::new(app.runtime.clone(), &caller.tenant, run_id));
+    let mut response = if delivery.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
-        stream::response(app, &caller.tenant, run_id, 0, follower, leash)
+        stream::response(app, &caller.tenant, run_id, 0, follower, cancel)
     } else {
-        let answer = end_of(app, caller, terms, accepted).await;
-        Leash::release(leash);
+        let answer = outcome(app, caller, delivery, accepted).await;
+        CancelOnDrop::disarm(cancel);
         answer.map_err(|problem| problem.of_run(run_id))?
     };
     response.headers_mut().insert(X_RUN_ID, run_id_header(run_id));
@@ -124,15 +126,15 @@ async fn invoke(
     Ok(response)
 }
 
-/// How the run ended, as long as the caller waits for it; else where to find it.
-async fn end_of(
+/// The outcome of the run, or 202 if it has not ended when the client stops waiting.
+async fn outcome(
     app: &App,
     caller: &Caller,
-    terms: &Terms,
+    delivery: &DeliveryOptions,
     accepted: Accepted,
 ) -> Result<Response, Problem> {
-    let until = terms.until();
-    let is_queued = matches!(accepted, Accepted::Queued(_)) && terms.mode() == Mode::Queued; // nobody waits at all
+    let until = delivery.until();
+    let is_queued = matches!(accepted, Accepted::Queued(_)) && delivery.mode() == Mode::Queued;
     let run = match accepted {
         Accepted::Queued(id) | Accepted::Known(id) => {
             app.runtime.wait(&caller.tenant, id, until).await?
@@ -149,13 +151,13 @@ async fn end_of(
                     };
                     return Err(Problem::new(
                         code,
-                        "The run goes on without this connection; ask for it by its id.",
+                        "The run continues without this connection; get it by its id.",
                     ));
                 }
                 Ok(Err(WaitError::Parked(_))) => {
                     app.runtime.wait(&caller.tenant, run_id, until).await?
                 }
-                Err(_) if terms.takes_accepted() => {
+                Err(_) if delivery.takes_accepted() => {
                     Some(existing(app, &caller.tenant, run_id).await?)
                 }
                 Err(_) => None,
@@ -164,23 +166,26 @@ async fn end_of(
     };
     match run {
         Some(run) if run.status.is_terminal() && !is_queued => {
-            Ok(Json(Run::answer(run)).into_response())
+            Ok(Json(Run::from(run)).into_response())
         }
         Some(run)
-            if terms.takes_accepted()
+            if delivery.takes_accepted()
                 || !matches!(run.status, RunStatus::Queued | RunStatus::Running) =>
         {
             let location = HeaderValue::try_from(format!("/v1/runs/{}", run.id)).ok();
             let mut response =
                 (StatusCode::ACCEPTED, Json(detail(app, run).await?)).into_response();
             response.headers_mut().extend(location.map(|location| (LOCATION, location)));
-            if terms.takes_accepted() {
+            if delivery.takes_accepted() {
                 response
                     .headers_mut()
                     .insert(PREFERENCE_APPLIED, HeaderValue::from_static("respond-async"));
             }
             Ok(response)
         }
-        _ => Err(Problem::new(Code::Timeout, "The run is still going on; ask for it by its id.")),
+        _ => Err(Problem::new(
+            Code::Timeout,
+            "The run has not ended within the request timeout; get it by its id.",
+        )),
     }
 }

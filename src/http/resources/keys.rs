@@ -1,7 +1,7 @@
-//! API keys: making, listing and revoking them.
+//! API keys: creating, listing and revoking them.
 //!
-//! A key is shown whole exactly once. Nobody can make a key that may do more than they may
-//! themselves; only `admin` makes keys of other tenants. How tokens look is `runtime::keys`'s.
+//! A key is shown only when it is created. A caller cannot grant scopes that it does not have, and
+//! only `admin` creates keys of other tenants. The format of keys is defined in `runtime::keys`.
 
 use axum::Json;
 use axum::extract::State;
@@ -30,80 +30,80 @@ impl ToSchema for Scope {}
 impl PartialSchema for Scope {
     fn schema() -> RefOr<Schema> {
         let about =
-            "What a key may do; `admin` is everything, `tools:<name>` is executing one tool.";
+            "A permission. `admin` includes all others; `tools:<name>` allows executing one tool.";
         let scope = ObjectBuilder::new().schema_type(Type::String).description(Some(about));
         let pattern = format!("^({}|tools:.+)$", keys::SCOPES.join("|"));
         scope.pattern(Some(pattern)).examples(["runs:read"]).into()
     }
 }
 
-/// The highest rate limit and burst, as for the service's defaults.
+/// Maximum rate limit and burst; the same as in the configuration.
 const MAX_RATE: u32 = 1_000_000_000;
 
-/// A key to make.
+/// A request for a new API key.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
 pub(crate) struct NewKeyRequest {
-    /// For people; 1 to 200 characters.
+    /// A name for people; 1 to 200 characters.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 200, example = "ci")]
     name: String,
-    /// The tenant that it acts for; the caller's where absent.
+    /// The key's tenant; default: the caller's tenant.
     #[schema(pattern = "^[a-z0-9][a-z0-9_-]{0,63}$", example = "default")]
     tenant: Option<String>,
-    /// What it may do.
+    /// The key's permissions.
     #[serde(default)]
     #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
-    /// When it stops working; never where absent.
+    /// When the key expires; default: never.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
-    /// Invocations and tool calls a minute; the service's default where absent.
+    /// Invocations per minute, and likewise tool calls per minute; default: the service's limit.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 60)]
     rate_limit_per_minute: Option<u32>,
-    /// Burst; the service's default where absent.
+    /// Invocations or tool calls that can be made at once; default: the service's limit.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 10)]
     rate_limit_burst: Option<u32>,
 }
 
-/// A key without its secret.
+/// An API key without its secret.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Key)]
 pub(crate) struct KeyView {
-    /// The part of the key that is no secret.
+    /// The public part of the key, between `tl_` and the secret.
     #[schema(example = "5f2a9c01d3e47b68")]
     id: String,
-    /// For people.
+    /// A name for people.
     #[schema(example = "ci")]
     name: String,
-    /// The tenant that it acts for.
+    /// The key's tenant.
     #[schema(example = "default")]
     tenant: String,
-    /// What it may do.
+    /// The key's permissions.
     #[schema(value_type = Vec<Scope>, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
-    /// When it was made.
+    /// When the key was created.
     created_at: DateTime<Utc>,
-    /// When it stops working; null where it does not.
+    /// When the key expires; null if never.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
-    /// When it was revoked; null where it was not.
+    /// When the key was revoked; null if it was not.
     #[schema(example = json!(null))]
     revoked_at: Option<DateTime<Utc>>,
-    /// Invocations and tool calls a minute; null where the service's default holds.
+    /// Invocations per minute, and likewise tool calls per minute; null for the service's default.
     #[schema(example = 60)]
     rate_limit_per_minute: Option<u32>,
-    /// Burst; null where the service's default holds.
+    /// Invocations or tool calls that can be made at once; null for the service's default.
     #[schema(example = 10)]
     rate_limit_burst: Option<u32>,
 }
 
-/// A key that was just made.
+/// A new API key, with its secret.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct NewKey {
     #[serde(flatten)]
     about: KeyView,
-    /// The whole key. It is not shown again.
+    /// The complete key. It is shown only in this response.
     #[schema(example = "tl_5f2a9c01d3e47b68_…")]
     key: String,
 }
@@ -124,12 +124,11 @@ impl From<ApiKeyRecord> for KeyView {
     }
 }
 
-/// What is wrong with a request for a key.
-fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
-    let mut faults = Vec::new();
+fn validation_errors(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
+    let mut errors = Vec::new();
     let mut expect = |holds: bool, pointer: &str, message: &str| {
         if !holds {
-            faults.push(ValidationError { pointer: pointer.into(), message: message.into() });
+            errors.push(ValidationError { pointer: pointer.into(), message: message.into() });
         }
     };
     expect(
@@ -155,10 +154,10 @@ fn faults(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
         "must be from 1 to 1000000000",
     );
     expect(is_rate(request.rate_limit_burst), "/rate_limit_burst", "must be from 1 to 1000000000");
-    faults
+    errors
 }
 
-/// Refuses a key that may do what its maker may not.
+/// Rejects a request for scopes or a tenant that the caller must not grant.
 fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Problem> {
     if tenant != caller.tenant && !caller.has("admin") {
         return Err(forbidden("admin"));
@@ -172,13 +171,13 @@ fn is_tool(scope: &str) -> bool {
     scope.starts_with("tools:") && !keys::SCOPES.contains(&scope)
 }
 
-/// Make an API key
+/// Create an API key
 ///
-/// The answer is the only place where the whole key is shown.
+/// The response is the only place where the complete key is shown.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
     request_body = NewKeyRequest,
-    responses((status = 201, description = "The key was made.", body = NewKey)),
+    responses((status = 201, description = "The key was created.", body = NewKey)),
 )]
 pub(crate) async fn create_key(
     State(app): State<App>,
@@ -188,9 +187,9 @@ pub(crate) async fn create_key(
     let request: NewKeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
     let now = Utc::now().trunc_subsecs(6);
-    let faults = faults(&request, now);
-    if !faults.is_empty() {
-        return Err(Problem::invalid(Code::InvalidInputs, faults));
+    let errors = validation_errors(&request, now);
+    if !errors.is_empty() {
+        return Err(Problem::invalid(Code::InvalidInputs, errors));
     }
     let tenant = request.tenant.clone().unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &request.scopes)?;
@@ -228,7 +227,7 @@ fn record(
 
 /// List API keys
 ///
-/// The caller's tenant's, newest first, revoked ones included.
+/// The keys of the caller's tenant, newest first, including revoked ones.
 #[utoipa::path(
     get, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
     params(ListParams),
@@ -247,7 +246,7 @@ pub(crate) async fn list_keys(
 
 /// Revoke an API key
 ///
-/// It stops working at once. Revoking it again changes nothing.
+/// Takes effect immediately. Idempotent.
 #[utoipa::path(
     delete, path = "/keys/{id}", tag = "keys", security(("bearer" = ["keys:admin"])),
     params(("id" = String, Path, description = "The key's id.")),
@@ -263,7 +262,7 @@ pub(crate) async fn revoke_key(
     if !keys::is_id(&id) || !app.store.revoke_key(&caller.tenant, &id).await? {
         return Err(Problem::not_found("key"));
     }
-    app.keys.forget(&id);
+    app.keys.invalidate(&id);
     Ok(StatusCode::NO_CONTENT)
 }
 

@@ -1,4 +1,4 @@
-//! Which keys can be made, and by whom.
+//! Validation of requests for keys, and who may grant what.
 
 use super::*;
 
@@ -19,9 +19,9 @@ fn caller(scopes: &[&str]) -> Caller {
 }
 
 #[test]
-fn every_fault_of_a_request_is_pointed_at() {
+fn every_invalid_field_is_reported_with_its_pointer() {
     let now = Utc::now();
-    assert_eq!(faults(&request(), now), []);
+    assert_eq!(validation_errors(&request(), now), []);
     let bad = NewKeyRequest {
         name: String::new(),
         tenant: Some("Ac me".into()),
@@ -30,7 +30,8 @@ fn every_fault_of_a_request_is_pointed_at() {
         rate_limit_per_minute: Some(0),
         rate_limit_burst: Some(0),
     };
-    let pointers: Vec<String> = faults(&bad, now).into_iter().map(|fault| fault.pointer).collect();
+    let pointers: Vec<String> =
+        validation_errors(&bad, now).into_iter().map(|fault| fault.pointer).collect();
     assert_eq!(
         pointers,
         [
@@ -43,13 +44,13 @@ fn every_fault_of_a_request_is_pointed_at() {
         ]
     );
     assert_eq!(
-        faults(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
+        validation_errors(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
         "/scopes"
     );
 }
 
 #[test]
-fn nobody_makes_a_key_that_may_do_more_than_they_may() {
+fn a_caller_cannot_grant_scopes_that_it_does_not_have() {
     let may = |held: &[&str], tenant: &str, scope: &str| {
         authorise(&caller(held), tenant, &[scope.to_owned()]).is_ok()
     };

@@ -1,8 +1,9 @@
-//! One file a resource: its handlers, and what they read and answer.
+//! One file per resource: its handlers, and the types that they read and answer.
 
 pub(super) mod agents;
 pub(super) mod approvals;
 pub(super) mod audit;
+pub(super) mod delivery;
 pub(super) mod dry_run;
 pub(super) mod events;
 pub(super) mod health;
@@ -11,9 +12,9 @@ pub(super) mod invoke;
 pub(super) mod keys;
 pub(super) mod page;
 pub(super) mod run_parts;
+pub(super) mod run_views;
 pub(super) mod runs;
 pub(super) mod sessions;
 pub(super) mod stats;
 pub(super) mod stream;
-pub(super) mod terms;
 pub(super) mod tools;

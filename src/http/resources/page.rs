@@ -1,8 +1,7 @@
-//! Lists on the wire: `limit`, `cursor` and `{data, next_cursor}`.
+//! Pagination: `limit`, `cursor` and `{data, next_cursor}`.
 //!
-//! A cursor is opaque to callers: base64url of a place in a list. It is no secret and needs no
-//! signature, since the tenant is never taken from it; whatever is decoded is checked like any
-//! input.
+//! A cursor is opaque to clients: the base64url encoding of a position in a list. It needs no
+//! signature, since it never names the tenant, and its content is validated like any input.
 
 use base64::Engine;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
@@ -17,31 +16,31 @@ use crate::http::edge::extract::{Params, invalid_parameter};
 use crate::http::edge::problem::Problem;
 use crate::store::{Page, RunCursor};
 
-/// How long pages are.
+/// The default and maximum of `limit`.
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct PageSize {
     default: u32,
     max: u32,
 }
 
-/// Lists that grow without end.
+/// For lists that grow without bound.
 pub(crate) const LISTS: PageSize = PageSize { default: 50, max: 200 };
-/// The parts of one run, and catalogues.
+/// For the parts of one run, agents and tools.
 pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
 
 /// One page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Page)]
 pub(crate) struct Listing<T> {
-    /// The rows.
+    /// The items of this page.
     pub(super) data: Vec<T>,
-    /// Give it as `cursor` to get the next page; null on the last one.
+    /// The `cursor` of the next page; null on the last page.
     #[schema(example = json!(null))]
-    next_cursor: Option<String>,
+    pub(super) next_cursor: Option<String>,
 }
 
 impl<T> Listing<T> {
-    /// From rows that were asked for with `page`, whose limit is one more than the page's size.
+    /// `rows` were queried with `page`, whose limit is one more than the page size.
     pub(crate) fn of<R, C>(
         mut rows: Vec<R>,
         page: &Page<C>,
@@ -55,7 +54,7 @@ impl<T> Listing<T> {
         Self { data: rows.into_iter().map(view).collect(), next_cursor }
     }
 
-    /// A page of a list that is in memory as a whole.
+    /// A page of a list that is wholly in memory.
     pub(crate) fn of_all(all: Vec<T>, page: &Page<i64>) -> Self {
         let start = page.after.unwrap_or(0);
         let rows: Vec<T> = all.into_iter().skip(offset(start)).take(page.limit as usize).collect();
@@ -67,42 +66,41 @@ fn offset(number: i64) -> usize {
     usize::try_from(number).unwrap_or(usize::MAX)
 }
 
-/// The cursor behind this page of a list that is counted.
+/// The cursor after this page, in a list whose cursors are offsets.
 pub(crate) fn next_offset(page: &Page<i64>) -> String {
     number_cursor(page.after.unwrap_or(0) + i64::from(page.limit) - 1)
 }
 
-/// A cursor that is a number.
 pub(crate) fn number_cursor(number: i64) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("n{number}"))
 }
 
-/// A cursor in a list that is sorted by time.
 pub(crate) fn time_cursor(at: DateTime<Utc>, id: &str) -> String {
     BASE64_URL_SAFE_NO_PAD.encode(format!("t{}.{id}", at.timestamp_micros()))
 }
 
-/// Takes `limit` and `cursor` of a counted list; the page asks for one row more than is shown.
+/// Parses `limit` and `cursor` of a list whose cursors are numbers. The page's limit is one more than
+/// requested, to detect whether there is a next page.
 pub(crate) fn by_number(params: &mut Params, size: PageSize) -> Result<Page<i64>, Problem> {
-    let after = params.value("cursor", "a next_cursor of this list", |text| {
+    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
         let number = decoded(text)?.strip_prefix('n')?.parse().ok()?;
         (0..=i64::MAX / 2).contains(&number).then_some(number)
     })?;
     Ok(Page { limit: limit(params, size)?, after })
 }
 
-/// Takes `limit` and `cursor` of a list sorted by time whose ids are UUIDs.
+/// As [`by_number`], for a list sorted by time whose ids are UUIDs.
 pub(crate) fn by_time(params: &mut Params, size: PageSize) -> Result<Page<RunCursor>, Problem> {
     by_time_and(params, size, |id| Uuid::try_parse(id).is_ok())
 }
 
-/// The same for other ids.
+/// As [`by_time`], for other ids.
 pub(crate) fn by_time_and(
     params: &mut Params,
     size: PageSize,
     is_id: impl FnOnce(&str) -> bool,
 ) -> Result<Page<RunCursor>, Problem> {
-    let after = params.value("cursor", "a next_cursor of this list", |text| {
+    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
         let text = decoded(text)?;
         let (micros, id) = text.strip_prefix('t')?.split_once('.')?;
         let at = DateTime::from_timestamp_micros(micros.parse().ok()?)?;
@@ -152,10 +150,10 @@ fn documented(size: PageSize) -> Vec<Parameter> {
         query.description(Some(description)).schema(Some(schema)).build()
     };
     vec![
-        parameter("limit", "Rows a page.", limit),
+        parameter("limit", "Maximum number of items per page.", limit),
         parameter(
             "cursor",
-            "The previous page's `next_cursor`.",
+            "The `next_cursor` of the previous page.",
             ObjectBuilder::new().schema_type(Type::String),
         ),
     ]

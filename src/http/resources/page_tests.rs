@@ -10,7 +10,7 @@ fn params(query: &str) -> Params {
 
 proptest! {
     #[test]
-    fn a_cursor_leads_back_to_its_place(micros in 0_i64..4_000_000_000_000_000, id in any::<u128>(), number in 0_i64..1 << 40) {
+    fn a_cursor_round_trips(micros in 0_i64..4_000_000_000_000_000, id in any::<u128>(), number in 0_i64..1 << 40) {
         let at = DateTime::from_timestamp_micros(micros).unwrap();
         let id = Uuid::from_u128(id).to_string();
         let page = by_time(&mut params(&format!("cursor={}", time_cursor(at, &id))), LISTS).unwrap();
@@ -20,7 +20,7 @@ proptest! {
     }
 
     #[test]
-    fn a_made_up_cursor_is_refused_or_harmless(text in "[A-Za-z0-9_-]{0,40}") {
+    fn an_arbitrary_cursor_is_rejected_or_valid(text in "[A-Za-z0-9_-]{0,40}") {
         if let Ok(page) = by_number(&mut params(&format!("cursor={text}")), PARTS) {
             prop_assert!(page.after.unwrap() >= 0);
         }
@@ -30,7 +30,7 @@ proptest! {
     }
 
     #[test]
-    fn pages_put_together_are_the_list(length in 0_i64..50, size in 1_u32..20) {
+    fn pages_concatenate_to_the_list(length in 0_i64..50, size in 1_u32..20) {
         let mut seen = Vec::new();
         let mut query = format!("limit={size}");
         loop {
@@ -46,7 +46,7 @@ proptest! {
 }
 
 #[test]
-fn a_cursor_of_another_list_is_refused() {
+fn a_cursor_of_another_kind_of_list_is_rejected() {
     let at = DateTime::from_timestamp_micros(1).unwrap();
     let foreign = time_cursor(at, &Uuid::nil().to_string());
     assert!(by_number(&mut params(&format!("cursor={foreign}")), PARTS).is_err());
@@ -67,7 +67,7 @@ fn limits_have_bounds_and_a_default() {
 }
 
 #[test]
-fn the_row_beyond_the_page_is_not_shown_but_makes_a_cursor() {
+fn a_further_row_is_not_shown_but_gives_a_cursor() {
     let page = by_number(&mut params("limit=2"), PARTS).unwrap();
     let full = Listing::of(vec![1, 2, 3], &page, |last| format!("after {last}"), |row| row * 10);
     assert_eq!((full.data, full.next_cursor.as_deref()), (vec![10, 20], Some("after 2")));

@@ -1,7 +1,7 @@
-//! The parts of a run: its model responses, tool calls, conversation and journal.
+//! The parts of a run: model responses, tool calls and messages.
 //!
-//! Rows come from the store as they are; the conversation is folded from the journal by the
-//! runtime. Providers' own call ids and opaque blocks are shown in the journal only.
+//! The messages are derived from the journal by the runtime. Providers' own call ids and opaque
+//! blocks are shown only in the journal.
 
 use std::collections::HashMap;
 
@@ -14,7 +14,8 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
-use super::runs::{UsageView, existing};
+use super::run_views::UsageView;
+use super::runs::existing;
 use crate::event::{CompactionCause, ContextCompacted, Event, RunEvent};
 use crate::http::document::vocabulary::{Decision, ToolCallState};
 use crate::http::edge::auth::{RunsRead, Scoped};
@@ -26,61 +27,61 @@ use crate::run::Effect;
 use crate::runtime::{Transcript, child_of, transcript};
 use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
 
-/// How many journal entries are read at a time when all of them are needed.
+/// How many events are read in one query.
 const JOURNAL_CHUNK: u32 = 1000;
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct Iteration {
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// 1-based.
+    /// The attempt, starting at 1.
     #[schema(example = 1)]
     attempt: u32,
-    /// Within the attempt, 1-based.
+    /// The number of the iteration within the attempt, starting at 1.
     #[schema(example = 1)]
     number: u32,
-    /// The provider that answered.
+    /// The provider that responded.
     #[schema(example = "openai")]
     provider: String,
-    /// The model, without the provider.
+    /// The model that responded, without the provider.
     #[schema(example = "gpt-4.1-mini")]
     model: String,
     /// Why the model stopped.
     #[schema(value_type = FinishReason, example = "tool_calls")]
     finish_reason: String,
-    /// Tokens and cost of the response.
+    /// Tokens and cost of the model call.
     usage: UsageView,
-    /// Milliseconds from the first try to the answer.
+    /// Milliseconds from the first try to the response.
     #[schema(example = 320)]
     latency_ms: u64,
-    /// Failed tries before it.
+    /// Failed tries before the response.
     retries: u32,
-    /// Whether a fallback model answered.
+    /// Whether a fallback model responded.
     fallback: bool,
-    /// When the model was asked.
+    /// When the model was called.
     started_at: DateTime<Utc>,
-    /// How the conversation was made smaller in this iteration.
+    /// Compactions of the conversation in this iteration.
     compactions: Vec<Compaction>,
-    /// The runs that calls of the response started.
+    /// Runs started by the response's calls.
     children: Vec<Uuid>,
 }
 
-/// What was taken from the conversation so that it fits the model's window.
+/// A reduction of the conversation to fit the model's context window.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = IterationCompaction)]
 pub(crate) struct Compaction {
-    /// Why.
+    /// Why the conversation was compacted.
     cause: CompactionCause,
-    /// How many results gave way to a note of their size.
+    /// Number of tool results replaced by a note of their size.
     cleared_results: usize,
-    /// How many turns gave way to a summary.
+    /// Number of turns replaced by a summary.
     summarised_turns: usize,
-    /// Tokens that the model would have read, estimated.
+    /// Estimated tokens of the conversation before.
     tokens_before: u64,
-    /// Tokens that it read then, estimated.
+    /// Estimated tokens of the conversation after.
     tokens_after: u64,
-    /// What the model call took that wrote the summary; null where none was made.
+    /// Tokens and cost of the model call that wrote the summary; null if there was none.
     usage: Option<UsageView>,
 }
 
@@ -97,16 +98,16 @@ impl From<&ContextCompacted> for Compaction {
     }
 }
 
-/// What the journal says of an iteration beside its model response.
+/// The events of an iteration that its stored row does not have.
 #[derive(Default)]
-struct Beside {
+struct IterationEvents {
     compactions: Vec<Compaction>,
     children: Vec<Uuid>,
 }
 
-/// The same of all iterations, by attempt and number.
-fn beside(journal: &[Event]) -> HashMap<(u32, u32), Beside> {
-    let mut all: HashMap<(u32, u32), Beside> = HashMap::new();
+/// By attempt and number.
+fn iteration_events(journal: &[Event]) -> HashMap<(u32, u32), IterationEvents> {
+    let mut all: HashMap<(u32, u32), IterationEvents> = HashMap::new();
     let mut place = (0, 0);
     for event in journal {
         if let RunEvent::IterationStarted { attempt, iteration, .. } = &event.what {
@@ -151,46 +152,46 @@ impl From<IterationRecord> for Iteration {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct ToolCallView {
-    /// Used in events and URLs; not the provider's.
+    /// The id used in events and URLs; not the provider's own call id.
     id: Uuid,
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// 1-based.
+    /// The attempt, starting at 1.
     #[schema(example = 1)]
     attempt: u32,
-    /// Within the attempt, 1-based.
+    /// The iteration within the attempt, starting at 1.
     #[schema(example = 1)]
     iteration: u32,
-    /// Place among the calls of its response.
+    /// Position among the calls of the response, starting at 0.
     ordinal: u32,
-    /// The tool, or the unknown name.
+    /// The tool's name, also if no such tool exists.
     #[schema(example = "file_ops")]
     tool: String,
-    /// As the model gave them; a text where they are no JSON.
+    /// The arguments given by the model; a string if they are not valid JSON.
     arguments: Value,
-    /// What the tool does to the world; null where there is no such tool.
+    /// The effect of the call; null if there is no such tool.
     #[schema(value_type = Option<Effect>)]
     effect: Option<String>,
-    /// What the gate decided; null where it was not asked.
+    /// The policy decision; null if none was needed.
     #[schema(value_type = Option<Decision>, example = "allowed")]
     decision: Option<String>,
-    /// Why it decided so, where it says.
+    /// The reason for the decision, if there is one.
     reason: Option<String>,
-    /// Where it stands.
+    /// The state of the call.
     #[schema(value_type = ToolCallState, example = "succeeded")]
     state: String,
-    /// What the model read.
+    /// The result that the model got.
     #[schema(example = "README.md")]
     result: Option<String>,
-    /// Whether that tells of a failure.
+    /// Whether the result is an error.
     is_error: bool,
-    /// Whether an earlier identical call's result was used.
+    /// Whether the result of an earlier identical call was reused.
     cached: bool,
-    /// When its execution began.
+    /// When the execution began.
     started_at: Option<DateTime<Utc>>,
-    /// When it had its result.
+    /// When the result was available.
     finished_at: Option<DateTime<Utc>>,
-    /// Milliseconds of execution.
+    /// Duration of the execution in milliseconds.
     #[schema(example = 2)]
     duration_ms: Option<u64>,
 }
@@ -198,7 +199,7 @@ pub(crate) struct ToolCallView {
 impl From<ToolCallRecord> for ToolCallView {
     fn from(row: ToolCallRecord) -> Self {
         Self {
-            id: row.id,
+            id: row.call_id,
             run_id: row.run_id,
             attempt: row.attempt,
             iteration: row.iteration,
@@ -219,7 +220,7 @@ impl From<ToolCallRecord> for ToolCallView {
     }
 }
 
-/// Who speaks.
+/// The author of a message.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub(crate) enum Role {
@@ -233,24 +234,25 @@ pub(crate) enum Role {
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(example = json!({"role": "assistant"}))]
 pub(crate) struct Message {
-    /// Who speaks.
+    /// The author of the message.
     role: Role,
-    /// The text.
+    /// The text of the message.
     #[schema(example = "Let me look.")]
     content: String,
-    /// What an assistant asked for.
+    /// The tool calls of an assistant message; absent if there are none.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schema(required = false)]
     tool_calls: Vec<MessageCall>,
-    /// The call that a tool's message answers.
+    /// The call whose result this is; only in tool messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     tool_call_id: Option<Uuid>,
-    /// The tool that answers.
+    /// The tool whose result this is; only in tool messages.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = "file_ops")]
     name: Option<String>,
-    /// The model does not read this any more: a summary stands for it, or a note of its size.
+    /// Whether the model no longer gets this message, because a summary or a note of its size has
+    /// replaced it; absent if not.
     #[serde(skip_serializing_if = "std::ops::Not::not")]
     #[schema(required = false)]
     compacted: bool,
@@ -260,16 +262,16 @@ pub(crate) struct Message {
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = MessageToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]
 pub(crate) struct MessageCall {
-    /// The call.
+    /// The call's id.
     id: Uuid,
-    /// The tool.
+    /// The tool's name.
     #[schema(example = "file_ops")]
     name: String,
-    /// As the model gave them; a text where they are no JSON.
+    /// The arguments given by the model; a string if they are not valid JSON.
     arguments: Value,
 }
 
-/// Messages in the order in which the model reads them.
+/// The system prompt and the messages of all turns.
 pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
     let system = Some(conversation.system()).filter(|system| !system.is_empty());
     let system = system.map(|system| message(Role::System, system));
@@ -287,8 +289,8 @@ fn message(role: Role, content: &str) -> Message {
     }
 }
 
-/// Messages in the order in which they came, also those that the model does not read any more.
-fn messages_ever(transcript: &Transcript) -> Vec<Message> {
+/// All messages in order, including compacted ones, which the model no longer gets.
+fn all_messages(transcript: &Transcript) -> Vec<Message> {
     let system = Some(transcript.system.as_str()).filter(|system| !system.is_empty());
     let mut all: Vec<Message> =
         system.map(|system| message(Role::System, system)).into_iter().collect();
@@ -304,7 +306,6 @@ fn messages_ever(transcript: &Transcript) -> Vec<Message> {
     all
 }
 
-/// The messages of turns.
 pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
     let mut messages = Vec::new();
     for turn in turns {
@@ -320,7 +321,7 @@ pub(crate) fn messages_of(turns: &[Turn]) -> Vec<Message> {
     messages
 }
 
-/// A response, and the results of its calls that there are.
+/// A model response and the available results of its calls.
 fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     let tool_calls = said.tool_calls.iter().map(|call| MessageCall {
         id: call.id,
@@ -338,7 +339,7 @@ fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     std::iter::once(said_so).chain(answers).collect()
 }
 
-/// JSON text as JSON, any other text as a string.
+/// Parses JSON; other text becomes a string.
 pub(crate) fn json_or_text(text: &str) -> Value {
     serde_json::from_str(text).unwrap_or_else(|_| Value::from(text))
 }
@@ -346,7 +347,7 @@ pub(crate) fn json_or_text(text: &str) -> Value {
 /// List a run's model responses
 #[utoipa::path(
     get, path = "/runs/{id}/iterations", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of model responses, in order.", body = Listing<Iteration>)),
 )]
 pub(crate) async fn list_iterations(
@@ -359,10 +360,10 @@ pub(crate) async fn list_iterations(
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
-    let mut beside = beside(&journal(&app, &run).await?);
+    let mut events = iteration_events(&journal(&app, &run).await?);
     let iteration = |row: IterationRecord| {
-        let told = beside.remove(&(row.attempt, row.number)).unwrap_or_default();
-        let Beside { compactions, children } = told;
+        let IterationEvents { compactions, children } =
+            events.remove(&(row.attempt, row.number)).unwrap_or_default();
         Iteration { compactions, children, ..Iteration::from(row) }
     };
     Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), iteration)))
@@ -371,7 +372,7 @@ pub(crate) async fn list_iterations(
 /// List a run's tool calls
 #[utoipa::path(
     get, path = "/runs/{id}/tool-calls", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of tool calls, in order.", body = Listing<ToolCallView>)),
 )]
 pub(crate) async fn list_tool_calls(
@@ -389,11 +390,11 @@ pub(crate) async fn list_tool_calls(
 
 /// List a run's messages
 ///
-/// The conversation with everything that was ever in it: what the model does not read any more is
-/// marked, and a response whose calls wait stands at the end.
+/// The whole conversation. Messages that the model no longer gets are marked as `compacted`; a
+/// response whose calls are pending comes last.
 #[utoipa::path(
     get, path = "/runs/{id}/messages", tag = "runs", security(("bearer" = ["runs:read"])),
-    params(("id" = Uuid, Path, description = "The run."), PartParams),
+    params(("id" = Uuid, Path, description = "The run's id."), PartParams),
     responses((status = 200, description = "A page of messages, in order.", body = Listing<Message>)),
 )]
 pub(crate) async fn list_messages(
@@ -407,7 +408,7 @@ pub(crate) async fn list_messages(
     let run = existing(&app, &caller.tenant, id).await?;
     let journal = journal(&app, &run).await?;
     let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
-    Ok(Json(Listing::of_all(messages_ever(&transcript), &page)))
+    Ok(Json(Listing::of_all(all_messages(&transcript), &page)))
 }
 
 async fn journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {

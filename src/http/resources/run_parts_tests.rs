@@ -6,7 +6,7 @@ use super::*;
 use crate::message::{AssistantMessage, CallTarget, OpaqueBlocks, ToolCall, ToolResult};
 
 #[test]
-fn a_conversation_reads_as_messages_with_our_ids_only() {
+fn messages_have_our_call_ids_only() {
     let (first, second) = (Uuid::now_v7(), Uuid::now_v7());
     let call = |id, arguments: &str| ToolCall {
         id,
@@ -48,6 +48,6 @@ fn a_conversation_reads_as_messages_with_our_ids_only() {
 }
 
 #[test]
-fn a_run_that_has_not_begun_has_no_messages() {
+fn a_run_that_has_not_started_has_no_messages() {
     assert_eq!(messages(&Conversation::new("")), []);
 }

@@ -1,7 +1,7 @@
-//! Sessions: runs that share a conversation. They are made by naming them in an invocation.
+//! Sessions: runs that share a conversation. An invocation creates a session by naming it.
 //!
-//! There is no row of a session: it is what its runs say it is. Which of them goes on, and what it
-//! knows of the others, is the runtime's.
+//! A session has no row of its own; it is derived from its runs. Which run of a session may execute,
+//! and the history that it gets, is decided by the runtime.
 
 use axum::Json;
 use axum::extract::State;
@@ -21,24 +21,24 @@ use crate::run::{RunStatus, TerminationReason};
 use crate::runtime::own_turns;
 use crate::store::{Page, RunFilter, RunRecord, SessionDeleted};
 
-/// Runs of a session that are shown, the newest.
+/// How many of a session's newest runs are shown.
 const SHOWN: u32 = 200;
-/// Journals that are read at once.
+/// How many journals are read in one query.
 const CHUNK: usize = 20;
 
-/// A session.
+/// A conversation that several runs share.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Session)]
 pub(crate) struct SessionView {
-    /// As callers name it.
+    /// The id given in the request.
     #[schema(example = "ticket-42")]
     session_id: String,
-    /// The agent that it belongs to.
+    /// The agent that the session belongs to.
     #[schema(example = "repo-guide")]
     agent: String,
-    /// The last 200 runs, the newest last.
+    /// The newest 200 runs, oldest first.
     runs: Vec<SessionRun>,
-    /// The conversation of those runs, without their system prompts.
+    /// The conversation of these runs, without system prompts.
     messages: Vec<Message>,
     /// When its first run was accepted.
     created_at: DateTime<Utc>,
@@ -49,16 +49,16 @@ pub(crate) struct SessionView {
 /// A run of a session.
 #[derive(Debug, Serialize, ToSchema)]
 pub(crate) struct SessionRun {
-    /// The run.
+    /// The run's id.
     run_id: Uuid,
-    /// Where it stands; the last three are final.
+    /// The current status; `completed`, `failed` and `cancelled` are final.
     status: RunStatus,
-    /// Why it ended.
+    /// Why the run ended; null while it has not ended.
     #[schema(value_type = Option<TerminationReason>)]
     termination_reason: Option<String>,
-    /// When it was accepted.
+    /// When the run was accepted.
     created_at: DateTime<Utc>,
-    /// When it ended.
+    /// When the run ended.
     finished_at: Option<DateTime<Utc>>,
 }
 
@@ -76,10 +76,10 @@ impl From<RunRecord> for SessionRun {
 
 /// Get a session
 ///
-/// Its runs and what was said in them.
+/// The runs of a session and their conversation.
 #[utoipa::path(
     get, path = "/sessions/{id}", tag = "sessions", security(("bearer" = ["sessions:read"])),
-    params(("id" = String, Path, description = "The session, as callers name it.")),
+    params(("id" = String, Path, description = "The session's id.")),
     responses((status = 200, description = "The session.", body = SessionView)),
 )]
 pub(crate) async fn get_session(
@@ -102,15 +102,19 @@ pub(crate) async fn get_session(
     Ok(Json(SessionView {
         session_id: id,
         agent: session.agent,
-        messages: said_in(&app, &caller.tenant, &runs).await?,
+        messages: messages_of_runs(&app, &caller.tenant, &runs).await?,
         runs: runs.into_iter().map(SessionRun::from).collect(),
         created_at: session.created_at,
         last_run_at: session.last_run_at,
     }))
 }
 
-/// What was said in these runs, so far.
-async fn said_in(app: &Shared, tenant: &str, runs: &[RunRecord]) -> Result<Vec<Message>, Problem> {
+/// The conversation of these runs up to now.
+async fn messages_of_runs(
+    app: &Shared,
+    tenant: &str,
+    runs: &[RunRecord],
+) -> Result<Vec<Message>, Problem> {
     let mut messages = Vec::new();
     for chunk in runs.chunks(CHUNK) {
         let ids: Vec<Uuid> = chunk.iter().map(|run| run.id).collect();
@@ -129,12 +133,11 @@ async fn said_in(app: &Shared, tenant: &str, runs: &[RunRecord]) -> Result<Vec<M
 
 /// Delete a session
 ///
-/// Deletes its runs with all that is kept of them. While a run of it has not ended, nothing is
-/// deleted.
+/// Deletes the session's runs with all their data. Fails if a run of the session has not ended.
 #[utoipa::path(
     delete, path = "/sessions/{id}", tag = "sessions", security(("bearer" = ["sessions:write"])),
-    params(("id" = String, Path, description = "The session, as callers name it.")),
-    responses((status = 204, description = "It is gone.")),
+    params(("id" = String, Path, description = "The session's id.")),
+    responses((status = 204, description = "The session was deleted.")),
 )]
 pub(crate) async fn delete_session(
     State(app): State<App>,

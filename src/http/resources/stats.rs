@@ -1,7 +1,7 @@
-//! Runs in sums: how calls went by tool, what models took by day.
+//! Statistics: tool calls by tool; tokens and cost by day, agent and model.
 //!
-//! A run counts on the day on which it was accepted, with all that it did since. Nothing is kept
-//! for this: it is counted when it is asked for, from the rows of runs that are not deleted yet.
+//! A run counts on the day on which it was accepted, with everything it did since. The statistics are
+//! computed on request from the runs that are still stored.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,39 +10,39 @@ use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::page::{LISTS, ListParams, Listing, by_number};
-use super::runs::UsageView;
+use super::run_views::UsageView;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{Page, StatsFilter, ToolStats, UsageStats};
 
-/// How far back is counted where nobody says.
+/// The default time range.
 const WINDOW: TimeDelta = TimeDelta::days(30);
 
-/// How a tool's calls went.
+/// Counts and latencies of a tool's calls.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = ToolStats)]
 pub(crate) struct ToolStatsView {
-    /// The tool, or the unknown name that was called.
+    /// The tool's name, also if no such tool exists.
     #[schema(example = "file_ops")]
     tool: String,
-    /// Calls, refused and unknown ones included.
+    /// All calls, including blocked ones and calls of unknown tools.
     #[schema(example = 120)]
     calls: u64,
-    /// Calls that failed.
+    /// Failed calls.
     #[schema(example = 3)]
     errors: u64,
-    /// Calls that were refused.
+    /// Calls that the policy blocked.
     #[schema(example = 1)]
     blocked: u64,
-    /// Milliseconds within which half of the executed calls ended; null where none was executed.
+    /// Median duration of executed calls in milliseconds; null if none was executed.
     #[schema(example = 2)]
     p50_ms: Option<u64>,
-    /// The same for 95 of a hundred.
+    /// 95th percentile of the duration in milliseconds.
     #[schema(example = 9)]
     p95_ms: Option<u64>,
-    /// The same for 99 of a hundred.
+    /// 99th percentile of the duration in milliseconds.
     #[schema(example = 31)]
     p99_ms: Option<u64>,
 }
@@ -54,20 +54,20 @@ impl From<ToolStats> for ToolStatsView {
     }
 }
 
-/// What one model took for one agent on one day.
+/// Tokens and cost of one model for one agent on one day.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = UsageStats)]
 pub(crate) struct UsageStatsView {
-    /// When the runs were accepted, UTC.
+    /// The day in UTC on which the runs were accepted.
     #[schema(format = Date, example = "2026-01-31")]
     day: String,
-    /// The agent.
+    /// The agent's name.
     #[schema(example = "repo-guide")]
     agent: String,
-    /// As `provider/model`.
+    /// The model, as `provider/model`.
     #[schema(example = "openai/gpt-4.1-mini")]
     model: String,
-    /// Runs in which it answered.
+    /// Runs in which the model responded.
     #[schema(example = 17)]
     runs: u64,
     #[serde(flatten)]
@@ -91,15 +91,15 @@ fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
 
 /// Count tool calls
 ///
-/// How calls went, by tool; percentiles are those of executed calls.
+/// Counts and latencies of calls by tool; percentiles are of executed calls.
 #[utoipa::path(
     get, path = "/stats/tools", tag = "stats", security(("bearer" = ["runs:read"])),
     params(
-        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this instant or later; default: 30 days back."),
-        ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this instant; default: until now."),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: 30 days ago."),
+        ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this time; default: now."),
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
     ),
-    responses((status = 200, description = "All tools that were called, by name.", body = Listing<ToolStatsView>)),
+    responses((status = 200, description = "All tools that were called, sorted by name.", body = Listing<ToolStatsView>)),
 )]
 pub(crate) async fn get_tool_stats(
     State(app): State<App>,
@@ -115,16 +115,16 @@ pub(crate) async fn get_tool_stats(
 
 /// Count tokens and cost
 ///
-/// What models took by day, agent and model; the newest day first.
+/// Tokens and cost by day, agent and model; the newest day first.
 #[utoipa::path(
     get, path = "/stats/usage", tag = "stats", security(("bearer" = ["runs:read"])),
     params(
-        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this instant or later; default: 30 days back."),
-        ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this instant; default: until now."),
+        ("since" = Option<DateTime<Utc>>, Query, description = "Runs accepted at this time or later; default: 30 days ago."),
+        ("until" = Option<DateTime<Utc>>, Query, description = "Runs accepted before this time; default: now."),
         ("agent" = Option<String>, Query, description = "Runs of this agent."),
         ListParams,
     ),
-    responses((status = 200, description = "A page of days, agents and models.", body = Listing<UsageStatsView>)),
+    responses((status = 200, description = "A page of usage by day, agent and model.", body = Listing<UsageStatsView>)),
 )]
 pub(crate) async fn get_usage_stats(
     State(app): State<App>,

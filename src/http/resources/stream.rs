@@ -1,10 +1,10 @@
 //! Events of a run as Server-Sent Events (WHATWG HTML, section 9.2).
 //!
-//! `id` is the event's number, `event` its type, `data` the whole event on one line, whatever its
-//! reader takes for the end of one; the last one's
-//! `data.run` is what a JSON answer would have been. Pieces of answers (`model.delta`) have no
-//! `id`. A frame is made once for all readers. A stream that must end early says from where to
-//! resume. Order and completeness are the follower's ([`crate::runtime::Follower`]).
+//! `id` is the event's sequence number, `event` its type, `data` the whole event on one line
+//! (Unicode line separators are escaped, too); the last event's `data.run` is the JSON answer of the
+//! invocation. Parts of a model's response
+//! (`model.delta`) have no `id`. A frame is serialized once for all readers. A stream that ends early
+//! says where to resume. [`crate::runtime::Follower`] guarantees order and completeness.
 
 use std::convert::Infallible;
 use std::time::Duration;
@@ -18,24 +18,24 @@ use futures::stream;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::runs::Run;
+use super::run_views::Run;
 use crate::event::{Event, ModelDelta};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::runtime::{Follower, News, Published, Runtime};
 use crate::store::{Store, StoreError};
 
-/// After so much silence a comment shows that the connection lives.
+/// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
-/// A stream of the events after `after`, to the end of the run.
+/// Streams the events with a sequence number above `after`, until the run ends.
 pub(crate) fn response(
     app: &App,
     tenant: &str,
     run: Uuid,
     after: i64,
     follower: Follower,
-    leash: Option<Leash>,
+    cancel: Option<CancelOnDrop>,
 ) -> Response {
     let reader = Reader {
         app: app.clone(),
@@ -44,7 +44,7 @@ pub(crate) fn response(
         follower,
         seen: after,
         is_over: false,
-        leash,
+        cancel,
     };
     let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
         let frame = reader.next().await?;
@@ -62,14 +62,14 @@ struct Reader {
     tenant: String,
     run: Uuid,
     follower: Follower,
-    /// The last event that was sent.
+    /// The sequence number of the last event that was sent.
     seen: i64,
     is_over: bool,
-    leash: Option<Leash>,
+    cancel: Option<CancelOnDrop>,
 }
 
 impl Reader {
-    /// The next bytes; `None` closes the stream.
+    /// The next frame; `None` ends the stream.
     async fn next(&mut self) -> Option<Bytes> {
         if self.is_over {
             return None;
@@ -83,14 +83,14 @@ impl Reader {
                     }
                     if published.news.is_the_end() {
                         self.is_over = true;
-                        Leash::release(self.leash.take());
+                        CancelOnDrop::disarm(self.cancel.take());
                     }
                     Some(frame)
                 }
-                Err(_) => Some(self.interrupted("the store cannot be reached")),
+                Err(_) => Some(self.interrupted("the store is unavailable")),
             },
-            Ok(Ok(None)) => Some(self.interrupted("the service is stopping")),
-            Ok(Err(_)) => Some(self.interrupted("the store cannot be reached")),
+            Ok(Ok(None)) => Some(self.interrupted("the service is shutting down")),
+            Ok(Err(_)) => Some(self.interrupted("the store is unavailable")),
         }
     }
 
@@ -102,62 +102,60 @@ impl Reader {
         published.frame.get_or_try_init(make).await.cloned()
     }
 
-    /// The last words to a reader that has not seen the end.
+    /// The last comment of a stream that ends before its run.
     fn interrupted(&mut self, why: &str) -> Bytes {
         self.is_over = true;
-        Leash::release(self.leash.take());
+        CancelOnDrop::disarm(self.cancel.take());
         format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
     }
 }
 
-async fn event_frame(store: &dyn Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
+async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
     let mut data = serde_json::to_string(event).map_err(unwritable)?;
     if event.what.ending().is_some()
         && let Some(run) = store.run(tenant, event.run_id).await?
     {
         let mut whole: Value = serde_json::from_str(&data).map_err(unwritable)?;
-        whole["data"]["run"] = serde_json::to_value(Run::answer(run)).map_err(unwritable)?;
+        whole["data"]["run"] = serde_json::to_value(Run::from(run)).map_err(unwritable)?;
         data = whole.to_string();
     }
     let data = on_one_line(&data);
     Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
 }
 
-/// A piece of an answer has no number: it cannot be asked for again.
+/// Without an `id`, because a delta is not stored and cannot be replayed.
 fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
     let kind = ModelDelta::TYPE_NAME;
     let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta}).to_string();
     format!("event: {kind}\ndata: {}\n\n", on_one_line(&data)).into()
 }
 
-/// Cancels the run when it is dropped: its caller went away and had asked for that.
-pub(crate) struct Leash {
-    held: Option<(Runtime, String, Uuid)>,
+/// Cancels the run when dropped, unless disarmed (`X-Cancel-On-Disconnect`).
+pub(crate) struct CancelOnDrop {
+    armed: Option<(Runtime, String, Uuid)>,
 }
 
-impl Leash {
-    /// Ties the run to whatever owns this.
+impl CancelOnDrop {
     pub(crate) fn new(runtime: Runtime, tenant: &str, run: Uuid) -> Self {
-        Self { held: Some((runtime, tenant.to_owned(), run)) }
+        Self { armed: Some((runtime, tenant.to_owned(), run)) }
     }
 
-    /// The caller was answered.
-    pub(crate) fn release(leash: Option<Self>) {
-        if let Some(mut leash) = leash {
-            leash.held = None;
+    pub(crate) fn disarm(guard: Option<Self>) {
+        if let Some(mut guard) = guard {
+            guard.armed = None;
         }
     }
 }
 
-impl Drop for Leash {
+impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        if let Some((runtime, tenant, run)) = self.held.take() {
+        if let Some((runtime, tenant, run)) = self.armed.take() {
             tokio::spawn(async move {
                 if let Err(error) =
-                    runtime.cancel(&tenant, run, Some("The caller went away.")).await
+                    runtime.cancel(&tenant, run, Some("The client disconnected.")).await
                 {
-                    tracing::warn!(run_id = %run, %error, "a run whose caller went away could not be cancelled");
+                    tracing::warn!(run_id = %run, %error, "a run could not be cancelled after its client disconnected");
                 }
             });
         }

@@ -1,4 +1,4 @@
-//! The tools that agents can be given, and whether the caller's runs may execute them.
+//! The registered tools, and whether the caller's runs may execute them.
 
 use axum::Json;
 use axum::extract::State;
@@ -16,25 +16,25 @@ use crate::http::state::App;
 use crate::run::{Caller, Effect};
 use crate::tools::ToolInfo;
 
-/// A tool.
+/// A tool that agents can use.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(example = json!({"effect": "once", "input_schema": {"type": "object"}}))]
 pub(crate) struct Tool {
-    /// As agents and scopes name it.
+    /// The name that agents and scopes use.
     #[schema(example = "file_ops")]
     name: String,
-    /// What the model is told about it.
+    /// The description that the model gets.
     #[schema(example = "Reads and writes files of the workspace.")]
     description: String,
-    /// JSON Schema of the arguments.
+    /// The JSON Schema of the arguments.
     #[schema(value_type = JsonSchema)]
     input_schema: Arc<Value>,
     /// The strongest effect that a call can have.
     effect: Effect,
-    /// Where it comes from.
+    /// Where the tool comes from.
     #[schema(example = "builtin")]
     source: String,
-    /// Whether the caller's scopes allow its runs to execute it.
+    /// Whether the caller's scopes allow its runs to execute the tool.
     #[schema(example = true)]
     allowed: bool,
 }
@@ -56,7 +56,7 @@ impl Tool {
 #[utoipa::path(
     get, path = "/tools", tag = "tools", security(("bearer" = ["tools:read"])),
     params(PartParams),
-    responses((status = 200, description = "A page of tools, by name.", body = Listing<Tool>)),
+    responses((status = 200, description = "A page of tools, sorted by name.", body = Listing<Tool>)),
 )]
 pub(crate) async fn list_tools(
     State(app): State<App>,
@@ -72,7 +72,7 @@ pub(crate) async fn list_tools(
 /// Get a tool
 #[utoipa::path(
     get, path = "/tools/{name}", tag = "tools", security(("bearer" = ["tools:read"])),
-    params(("name" = String, Path, description = "The tool, percent-encoded: `mcp%3Atime%2Fnow`.")),
+    params(("name" = String, Path, description = "The tool's name, percent-encoded: `mcp%3Atime%2Fnow`.")),
     responses((status = 200, description = "The tool.", body = Tool)),
 )]
 pub(crate) async fn get_tool(

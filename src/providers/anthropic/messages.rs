@@ -1,10 +1,9 @@
 //! A conversation as the `messages` of a Messages call.
 //!
-//! Roles take turns: what follows in the same role joins the message before it. The results of a
-//! turn open the user message behind it. Blocks that this provider sent and wants back go back byte
-//! for byte and in their places; those of others stay at home. Texts without anything in them,
-//! which the API refuses, are left out or said in words; ids that it refuses, or that came twice,
-//! are replaced by ours.
+//! Roles alternate: consecutive turns of one role become one message. The results of a turn open
+//! the next user message. Opaque blocks of this provider are sent back byte for byte in their
+//! places; those of other providers are not sent. Blank texts, which the API rejects, are left out
+//! or replaced by a placeholder; ids that it rejects, or that are repeated, are replaced by ours.
 
 use std::borrow::Cow;
 use std::collections::HashSet;
@@ -16,17 +15,15 @@ use crate::message::{AssistantTurn, Conversation, OpaqueBlocks, ToolCall, Turn};
 use crate::providers::WireNames;
 use crate::providers::arguments::ArgumentsObject;
 
-/// Said for a text that has nothing in it.
+/// Replaces a blank text.
 const NOTHING: &str = "(empty)";
 
-/// One message.
 #[derive(Serialize)]
 pub(super) struct Message<'a> {
     pub(super) role: Role,
     pub(super) content: Vec<Block<'a>>,
 }
 
-/// Who says it.
 #[derive(Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub(super) enum Role {
@@ -34,16 +31,14 @@ pub(super) enum Role {
     Assistant,
 }
 
-/// What the server may keep for the next call.
+/// Marks the end of a prefix that the server may cache.
 #[derive(Clone, Copy, Serialize)]
 pub(super) struct CacheControl {
     r#type: &'static str,
 }
 
-/// The one kind there is.
 pub(super) const EPHEMERAL: CacheControl = CacheControl { r#type: "ephemeral" };
 
-/// A part of a message.
 #[derive(Serialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub(super) enum Block<'a> {
@@ -67,22 +62,22 @@ pub(super) enum Block<'a> {
         #[serde(skip_serializing_if = "Option::is_none")]
         cache_control: Option<CacheControl>,
     },
-    /// Thinking, shown or redacted, as it came.
+    /// Thinking, shown or redacted, verbatim.
     #[serde(untagged)]
     Thinking(&'a RawValue),
-    /// Any other block, as it came.
+    /// Any other block, verbatim.
     #[serde(untagged)]
     Verbatim(&'a RawValue),
 }
 
 impl<'a> Block<'a> {
-    /// Nothing for a text without anything in it.
+    /// `None` for a blank text.
     fn text(text: impl Into<Cow<'a, str>>) -> Option<Self> {
         let text = text.into();
         (!text.trim().is_empty()).then_some(Self::Text { text, cache_control: None })
     }
 
-    /// The place for a cache mark; blocks that go back as they came have none.
+    /// Where a cache mark goes; verbatim blocks take none.
     pub(super) fn cache_control(&mut self) -> Option<&mut Option<CacheControl>> {
         match self {
             Self::Text { cache_control, .. }
@@ -93,7 +88,7 @@ impl<'a> Block<'a> {
     }
 }
 
-/// The messages of a conversation. `provider` is who wants its own blocks back.
+/// The messages of a conversation. `provider` gets its own opaque blocks back.
 pub(super) fn messages<'a>(
     conversation: &'a Conversation,
     names: &'a WireNames,
@@ -115,13 +110,14 @@ pub(super) fn messages<'a>(
     if let Some(Message { role: Role::Assistant, content }) = messages.last_mut()
         && let Some(Block::Text { text, .. }) = content.last_mut()
     {
-        *text = text.trim_end().to_owned().into(); // the beginning of an answer must not end in white space
+        // The API rejects a final assistant text with trailing white space.
+        *text = text.trim_end().to_owned().into();
     }
     messages
 }
 
-/// Whether the model's last message begins with thinking, or nothing has been said yet. The API
-/// demands it where `thinking` is `enabled` and tools were called.
+/// Whether the last assistant message begins with thinking, or there is none. The API requires this
+/// if `thinking` is `enabled` and tools were called.
 pub(super) fn allow_enabled_thinking(messages: &[Message<'_>]) -> bool {
     let last = messages.iter().rev().find(|message| message.role == Role::Assistant);
     last.is_none_or(|message| {
@@ -150,7 +146,8 @@ fn or_nothing(text: &str) -> &str {
     if text.trim().is_empty() { NOTHING } else { text }
 }
 
-/// What the model said. Without text and calls it said nothing: thinking must not come last.
+/// The blocks of an assistant message; empty without text and calls, because thinking must not come
+/// last.
 fn said<'a>(
     turn: &'a AssistantTurn,
     ids: &[Cow<'a, str>],
@@ -198,7 +195,7 @@ struct Said<'a> {
     text: Cow<'a, str>,
 }
 
-/// The blocks that this provider sent, with their types.
+/// The opaque blocks of this provider, with their types.
 fn kept<'a>(opaque: &'a OpaqueBlocks, provider: &str) -> Option<Vec<(Cow<'a, str>, &'a RawValue)>> {
     if opaque.provider != provider {
         return None;
@@ -220,7 +217,7 @@ fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> 
     results.collect()
 }
 
-/// Ids of calls, each used once in a conversation.
+/// Call ids that are unique within a conversation.
 #[derive(Default)]
 struct Ids<'a>(HashSet<&'a str>);
 

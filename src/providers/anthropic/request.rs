@@ -1,9 +1,9 @@
 //! A model request as the body of a Messages call.
 //!
-//! Serialised from borrowed parts. What the API refuses in combination is not sent: temperature
-//! beside thinking, a forced choice beside thinking with a budget, a budget that the output cap
-//! does not exceed, tool blocks without tools. Tools stand before the system prompt and that before
-//! the messages, each closed by a cache mark: the most stable part of a call is its beginning.
+//! Serialised from borrowed parts. Combinations that the API rejects are not sent: temperature with
+//! thinking, a forced choice with a thinking budget, a budget above the output cap, tool blocks
+//! without tools. Tools come before the system prompt and that before the messages, each with a
+//! cache mark at its end: the most stable part of a call comes first.
 
 use std::borrow::Cow;
 
@@ -17,7 +17,7 @@ use crate::message::Turn;
 use crate::providers::{ModelRequest, ToolChoice};
 use crate::run::Effort;
 
-/// Output cap where the definition has none, in tokens: the API demands one.
+/// Output cap in tokens if the definition has none: the API requires one.
 const OUTPUT_CAP: u32 = 8192;
 
 #[derive(Serialize)]
@@ -51,7 +51,7 @@ struct Tool<'a> {
 
 enum InputSchema<'a> {
     Offered(&'a Value),
-    /// Of a tool that is not offered any more.
+    /// For a tool that is no longer offered.
     Anything,
 }
 
@@ -111,7 +111,7 @@ struct Format {
     schema: Value,
 }
 
-/// The request's JSON text. `provider` is who wants its own blocks back.
+/// The request's JSON text. `provider` gets its own opaque blocks back.
 pub(super) fn body(
     request: &ModelRequest<'_>,
     provider: &str,
@@ -163,7 +163,7 @@ pub(super) fn body(
             .then_some(OutputConfig { effort, format }),
         temperature: request.temperature.filter(|_| may_set_temperature).map(|t| t.clamp(0.0, 1.0)),
         thinking,
-        stream: request.deltas.are_followed(),
+        stream: request.deltas.are_wanted(),
     })
 }
 
@@ -171,8 +171,8 @@ fn enabled(budget_tokens: u32) -> Thinking {
     Thinking::Enabled { budget_tokens }
 }
 
-/// The offered tools; where none are offered, those that were called before, which may not be
-/// called.
+/// The offered tools; if there are none, those of earlier calls, which must be declared but may not
+/// be called.
 fn tools<'a>(request: &ModelRequest<'a>) -> Vec<Tool<'a>> {
     if !request.tools.is_empty() {
         let offered = request.tools.iter().map(|offer| Tool {

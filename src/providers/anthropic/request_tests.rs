@@ -9,7 +9,8 @@ use super::*;
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, OpaqueBlocks, ToolCall, ToolResult,
 };
-use crate::providers::capabilities::{CapabilityTable, ProviderKind};
+use crate::model::ProviderKind;
+use crate::providers::capabilities::CapabilityTable;
 use crate::providers::{Capabilities, Delta, Deltas, ToolOffer, WireNames};
 use crate::run;
 

@@ -1,10 +1,10 @@
 //! A Messages answer as a completion.
 //!
-//! The presence of calls decides, not the stop reason, unless the answer was cut off or refused.
-//! Where an answer holds blocks that the API wants back (thinking with its signature, redacted
-//! thinking, blocks that we do not know) all its blocks are kept in order and byte for byte; a call
-//! is kept as a mark of its place, because it is stored as a call already. Thinking that was cut
-//! off before it was signed cannot go back and is not kept.
+//! The presence of calls decides, not the stop reason, unless the answer was truncated or refused.
+//! If an answer has blocks that the API needs back (signed thinking, redacted thinking, unknown
+//! blocks), all its blocks are kept in order and byte for byte; a call is kept as a placeholder,
+//! because the call itself is stored already. Truncated thinking without a signature cannot be sent
+//! back and is not kept.
 
 use std::borrow::Cow;
 
@@ -17,23 +17,29 @@ use crate::providers::failure::{self, Reported};
 use crate::providers::received::{self, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall};
 
-/// What stands for a call among kept blocks.
+/// Placeholder of a call among the kept blocks.
 const CALL_MARK: &str = r#"{"type":"tool_use"}"#;
 
-/// A block of an answer, whole.
+/// A complete block of an answer.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) enum Block {
-    /// Visible text.
     Text(String),
-    /// Thinking, shown or not. Without `json`, the block as it goes back, it cannot go back.
-    Thinking { text: String, json: Option<String> },
-    /// A call; the input is JSON text.
-    ToolUse { id: String, name: String, input: String },
-    /// Anything else, as it goes back.
+    /// Thinking, shown or redacted; `json` is the block to send back, if it can be.
+    Thinking {
+        text: String,
+        json: Option<String>,
+    },
+    /// `input` is JSON text.
+    ToolUse {
+        id: String,
+        name: String,
+        input: String,
+    },
+    /// JSON text of any other block.
     Other(String),
 }
 
-/// Why the model stopped, in the API's words.
+/// Why the model stopped, in the API's terms.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 pub(super) struct Stop {
@@ -41,15 +47,14 @@ pub(super) struct Stop {
     stop_details: Option<StopDetails>,
 }
 
-/// What the API says about a refusal.
 #[derive(Debug, Default, Deserialize)]
 #[serde(default)]
 struct StopDetails {
     explanation: Option<String>,
 }
 
-/// Tokens in the API's convention, which counts cached input beside the rest. Absent is not nought:
-/// a stream tells them bit by bit.
+/// Tokens in the API's convention, which counts cached input separately. Absent is not zero: a
+/// stream reports them in parts.
 #[derive(Debug, Default, Clone, Copy, Deserialize)]
 #[serde(default)]
 pub(super) struct WireUsage {
@@ -90,7 +95,7 @@ struct TextBlock {
     text: String,
 }
 
-/// A thinking block; in a stream it is put together from pieces.
+/// A thinking block; a stream sends it in pieces.
 #[derive(Debug, Default, Deserialize, Serialize)]
 #[serde(default)]
 pub(super) struct ThinkingBlock {
@@ -99,7 +104,7 @@ pub(super) struct ThinkingBlock {
     pub(super) signature: String,
 }
 
-/// A call's block; in a stream the input follows in pieces.
+/// The block of a call; a stream sends the input in pieces.
 #[derive(Deserialize)]
 pub(super) struct ToolUseBlock<'a> {
     #[serde(default)]
@@ -109,7 +114,7 @@ pub(super) struct ToolUseBlock<'a> {
     pub(super) input: Option<&'a RawValue>,
 }
 
-/// Reads a whole answer of a provider of this name. `step` makes up ids of calls that have none.
+/// Reads a whole answer. `step` is part of the ids generated for calls without one.
 pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
     let answer: Answer = serde_json::from_slice(body)
         .map_err(|error| malformed("the answer is no message", &error))?;
@@ -125,7 +130,7 @@ pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion
     completion(blocks, said, usage, provider, step)
 }
 
-/// Reads one block, which in a stream may be the mere beginning of one.
+/// Reads one block, which in a stream may be only its beginning.
 pub(super) fn block(raw: &RawValue) -> Result<Block, Unusable> {
     let read = |error| malformed("a block of the answer cannot be read", &error);
     let Typed { r#type } = serde_json::from_str(raw.get()).map_err(read)?;
@@ -145,7 +150,7 @@ pub(super) fn block(raw: &RawValue) -> Result<Block, Unusable> {
     })
 }
 
-/// What an answer's blocks, however they came, amount to.
+/// The completion of an answer's blocks.
 pub(super) fn completion(
     blocks: Vec<Block>,
     said: Stop,
@@ -208,7 +213,7 @@ fn finish_reason(said: Option<&str>, has_calls: bool) -> Result<FinishReason, Un
     })
 }
 
-/// The blocks that the provider wants back, if there are any: then all of them, in order.
+/// All blocks in order, if the provider needs any of them back.
 fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
     blocks
         .iter()
@@ -225,7 +230,7 @@ fn opaque(blocks: &[Block], provider: &str) -> Option<OpaqueBlocks> {
     Some(OpaqueBlocks { provider: provider.to_owned(), json: format!("[{}]", kept.join(",")) })
 }
 
-/// An error object, with the status that its type stands for.
+/// An error object, with the HTTP status of its type.
 pub(super) fn reported(body: &[u8]) -> Reported {
     let mut reported = failure::read_body(body);
     reported.status = match reported.code.as_deref() {
@@ -249,7 +254,7 @@ pub(super) fn malformed(what: &str, error: &serde_json::Error) -> Unusable {
 }
 
 impl ThinkingBlock {
-    /// The block put together; one without a signature cannot go back.
+    /// The complete block; without a signature it cannot be sent back.
     pub(super) fn whole(mut self) -> Block {
         self.r#type = Cow::Borrowed("thinking");
         let json = if self.signature.is_empty() { None } else { serde_json::to_string(&self).ok() };
@@ -258,7 +263,7 @@ impl ThinkingBlock {
 }
 
 impl WireUsage {
-    /// Takes over what is said now; numbers are those of the whole answer so far.
+    /// Takes newer numbers, which are cumulative.
     pub(super) fn update(&mut self, said: Self) {
         self.input_tokens = said.input_tokens.or(self.input_tokens);
         self.output_tokens = said.output_tokens.or(self.output_tokens);
@@ -269,7 +274,7 @@ impl WireUsage {
         self.output_tokens_details = said.output_tokens_details.or(self.output_tokens_details);
     }
 
-    /// In our convention; `None` where nothing was told.
+    /// In our convention; `None` if nothing was reported.
     fn normalised(self) -> Option<Usage> {
         self.input_tokens.or(self.output_tokens)?;
         let cached_input_tokens = self.cache_read_input_tokens.unwrap_or_default();

@@ -125,7 +125,7 @@ fn thinking_without_a_signature_does_not_go_back() {
 }
 
 #[test]
-fn ids_and_inputs_that_are_missing_are_made_up_and_nul_is_taken_out() {
+fn missing_ids_and_inputs_are_generated_and_nul_is_replaced() {
     let content = json!([
         {"type": "tool_use", "id": "a", "name": "t", "input": {"x": "1\u{0}2"}},
         {"type": "tool_use", "id": "a", "name": "t"},
@@ -140,7 +140,11 @@ fn ids_and_inputs_that_are_missing_are_made_up_and_nul_is_taken_out() {
         .collect();
     assert_eq!(
         calls,
-        [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", "{}"), ("call_3_2", "t", "{}")]
+        [
+            ("a", "t", r#"{"x":"1\u00002"}"#),
+            ("call_3_1", "t", "{}"),
+            ("call_3_2", "t\u{FFFD}", "{}")
+        ]
     );
     assert_eq!(completion.text, "ab");
 }

@@ -1,9 +1,9 @@
-//! A JSON Schema as Anthropic's constrained decoding takes it.
+//! A JSON Schema in the subset that Anthropic's constrained decoding accepts.
 //!
-//! It knows closed objects, lists, enumerations and alternatives, and refuses everything that it
-//! cannot compile ("Structured outputs: JSON Schema limitations"). Bounds that it does not know are
-//! left out: what a model answers is validated against the whole schema in any case. A schema that
-//! would lose its shape is not sent at all; the prompt states it.
+//! The API compiles closed objects, lists, enumerations and alternatives and rejects everything
+//! else ("Structured outputs: JSON Schema limitations"). Unsupported bounds are left out: an answer
+//! is validated against the whole schema in any case. A schema that would lose its structure is not
+//! sent; it is in the prompt.
 
 use serde_json::{Map, Value, json};
 
@@ -11,7 +11,7 @@ use serde_json::{Map, Value, json};
 const FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "uri", "ipv4", "ipv6"];
 
-/// The schema with every object closed and without bounds; `None` where it cannot be expressed.
+/// The schema with every object closed and without bounds; `None` if it cannot be expressed.
 pub(super) fn constrained(schema: &Value) -> Option<Value> {
     (schema.get("type")? == "object").then(|| narrowed(schema)).flatten()
 }

@@ -1,9 +1,8 @@
-//! A Messages answer that comes in pieces.
+//! Assembles a streamed Messages answer and sends its deltas.
 //!
-//! The events are folded into the same blocks that a whole answer has. An answer is complete when
-//! `message_stop` has come, the model has said why it stopped and every block has been ended;
-//! nothing else makes it complete, least of all the end of the bytes. Events and pieces that we do
-//! not know are passed over, as the API asks; a block that such a piece belongs to is not kept.
+//! Events are folded into the blocks of a whole answer. An answer is complete with `message_stop`,
+//! a stop reason and the end of every block, not at the end of the bytes. Unknown events and pieces
+//! are ignored, as the API asks; a block with an unknown piece is not kept.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -13,7 +12,7 @@ use super::response::{self, Block, Stop, ThinkingBlock, WireUsage, malformed};
 use crate::providers::received::Unusable;
 use crate::providers::{Completion, Delta, Deltas};
 
-/// What has come so far.
+/// An incomplete answer.
 #[derive(Debug, Default)]
 pub(super) struct Fold {
     blocks: Vec<Piecewise>,
@@ -23,7 +22,7 @@ pub(super) struct Fold {
     is_complete: bool,
 }
 
-/// A block on its way.
+/// An incomplete block.
 #[derive(Debug)]
 struct Piecewise {
     kind: Kind,
@@ -42,7 +41,7 @@ enum Kind {
         start: String,
         input: String,
     },
-    /// `json` is the block's beginning; `is_lost` where pieces came that we cannot add to it.
+    /// `json` is the block's beginning; `is_lost` after an unknown piece.
     Other {
         json: String,
         input: String,
@@ -81,12 +80,12 @@ struct Piece {
 }
 
 impl Fold {
-    /// Whether the answer is whole. Nothing that follows is of interest.
+    /// Whether the answer is complete; further events are not read.
     pub(super) fn is_complete(&self) -> bool {
         self.is_complete
     }
 
-    /// Adds the data of one event, and passes on what a follower wants to see.
+    /// Adds the data of one event and sends its deltas.
     pub(super) fn event(&mut self, data: &[u8], deltas: Deltas<'_>) -> Result<(), Unusable> {
         let event: Event = serde_json::from_slice(data)
             .map_err(|error| malformed("an event is not JSON", &error))?;
@@ -94,7 +93,7 @@ impl Fold {
             "message_start" => {
                 let start: Option<MessageStart> =
                     event.message.and_then(|raw| serde_json::from_str(raw.get()).ok());
-                self.told(start.and_then(|start| start.usage));
+                self.update_usage(start.and_then(|start| start.usage));
             }
             "content_block_start" => {
                 let raw = event
@@ -120,7 +119,7 @@ impl Fold {
                 self.stop = stop
                     .filter(|stop| stop.stop_reason.is_some())
                     .unwrap_or(std::mem::take(&mut self.stop));
-                self.told(event.usage);
+                self.update_usage(event.usage);
             }
             "message_stop" => {
                 if !self.blocks.iter().all(|block| block.has_ended) {
@@ -134,8 +133,8 @@ impl Fold {
         Ok(())
     }
 
-    /// The answer of a provider of this name. `step` makes up ids of calls that have none.
-    pub(super) fn finish(self, provider: &str, step: u32) -> Result<Completion, Unusable> {
+    /// `step` is part of the ids generated for calls without one.
+    pub(super) fn completion(self, provider: &str, step: u32) -> Result<Completion, Unusable> {
         if !self.is_complete {
             return Err(Unusable::Malformed("the stream ended before the answer did".into()));
         }
@@ -143,8 +142,8 @@ impl Fold {
         response::completion(blocks, self.stop, self.usage, provider, step)
     }
 
-    /// Accounting that we cannot read does not spoil an answer.
-    fn told(&mut self, usage: Option<&RawValue>) {
+    /// Malformed usage is ignored: the answer is still good.
+    fn update_usage(&mut self, usage: Option<&RawValue>) {
         if let Some(Ok(usage)) = usage.map(|raw| serde_json::from_str(raw.get())) {
             self.usage.update(usage);
         }
@@ -159,11 +158,11 @@ impl Fold {
     fn begin(&mut self, raw: &RawValue, deltas: Deltas<'_>) -> Result<(), Unusable> {
         let kind = match response::block(raw)? {
             Block::Text(text) => {
-                pass_on(&text, Delta::Text, deltas);
+                send(&text, Delta::Text, deltas);
                 Kind::Text(text)
             }
             Block::Thinking { text, .. } => {
-                pass_on(&text, Delta::Thinking, deltas);
+                send(&text, Delta::Thinking, deltas);
                 Kind::Thinking(serde_json::from_str(raw.get()).unwrap_or_default())
             }
             Block::ToolUse { id, name, input: start } => {
@@ -188,11 +187,11 @@ impl Kind {
         match (self, piece.r#type.as_str()) {
             (Self::Text(text), "text_delta") => {
                 text.push_str(&piece.text);
-                pass_on(&piece.text, Delta::Text, deltas);
+                send(&piece.text, Delta::Text, deltas);
             }
             (Self::Thinking(block), "thinking_delta") => {
                 block.thinking.push_str(&piece.thinking);
-                pass_on(&piece.thinking, Delta::Thinking, deltas);
+                send(&piece.thinking, Delta::Thinking, deltas);
             }
             (Self::Thinking(block), "signature_delta") => {
                 block.signature.push_str(&piece.signature);
@@ -201,7 +200,7 @@ impl Kind {
                 input.push_str(&piece.partial_json);
                 let call =
                     |arguments| Delta::ToolCall { index: *index, wire_name: None, arguments };
-                pass_on(&piece.partial_json, call, deltas);
+                send(&piece.partial_json, call, deltas);
             }
             (Self::Other { input, .. }, "input_json_delta") => input.push_str(&piece.partial_json),
             (Self::Other { is_lost, .. }, _) => *is_lost = true,
@@ -209,7 +208,7 @@ impl Kind {
         }
     }
 
-    /// The block; `None` where it cannot be told or sent back.
+    /// The block; `None` if it cannot be shown or sent back.
     fn whole(self) -> Option<Block> {
         Some(match self {
             Self::Text(text) => Block::Text(text),
@@ -230,8 +229,8 @@ impl Kind {
     }
 }
 
-fn pass_on(piece: &str, delta: impl FnOnce(String) -> Delta, deltas: Deltas<'_>) {
-    if !piece.is_empty() && deltas.are_followed() {
+fn send(piece: &str, delta: impl FnOnce(String) -> Delta, deltas: Deltas<'_>) {
+    if !piece.is_empty() && deltas.are_wanted() {
         deltas.send(delta(piece.to_owned()));
     }
 }

@@ -5,9 +5,10 @@ use std::sync::Mutex;
 use proptest::prelude::*;
 
 use super::*;
+use crate::bounds::frames::{Framing, Splitter};
 use crate::message::FinishReason;
-use crate::providers::frames::{Framing, Splitter};
 use crate::providers::received::Unusable;
+use crate::providers::wire::MAX_FRAME;
 
 const TEXT: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/text.sse");
 const TOOLS: &[u8] = include_bytes!("../../../tests/cassettes/anthropic/thinking_tools.sse");
@@ -18,7 +19,7 @@ fn read<'a>(
     chunks: impl IntoIterator<Item = &'a [u8]>,
     deltas: Deltas<'_>,
 ) -> Result<Completion, Unusable> {
-    let (mut splitter, mut fold) = (Splitter::new(Framing::Sse), Fold::default());
+    let (mut splitter, mut fold) = (Splitter::new(Framing::Sse, MAX_FRAME), Fold::default());
     for chunk in chunks {
         splitter.push(chunk).unwrap();
         while let Some(frame) = splitter.next() {
@@ -27,7 +28,7 @@ fn read<'a>(
             }
         }
     }
-    fold.finish("anthropic", 1)
+    fold.completion("anthropic", 1)
 }
 
 fn events(events: &[&str]) -> Result<Completion, Unusable> {
@@ -35,7 +36,7 @@ fn events(events: &[&str]) -> Result<Completion, Unusable> {
     for event in events {
         fold.event(event.as_bytes(), Deltas::default())?;
     }
-    fold.finish("anthropic", 1)
+    fold.completion("anthropic", 1)
 }
 
 #[test]

@@ -1,33 +1,32 @@
-//! How a Claude is asked to think.
+//! The `thinking` parameter of a Messages call.
 //!
-//! Models took a budget at first, then decided by themselves with a level to go by; those in
-//! between take both. What is wished for is translated into what the model takes. Sources:
+//! Older models take a token budget, newer ones an effort level, and some take both. The requested
+//! thinking is translated into what the model accepts. Sources:
 //! platform.claude.com, "Extended thinking", "Adaptive thinking", "Effort".
 
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::run::{Effort, Thinking};
 
-/// The least budget that the API takes, in tokens.
+/// The smallest budget that the API accepts, in tokens.
 const LEAST_BUDGET: u32 = 1024;
 
-/// What `thinking` says.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Mode {
     /// Up to this many tokens.
     Enabled(u32),
-    /// As much as the model finds right at this level.
+    /// The model decides, at this level.
     Adaptive(Option<Effort>),
 }
 
-/// What to ask for; `None` where the model cannot think.
-pub(super) fn mode(style: ThinkingStyle, wish: Thinking) -> Option<Mode> {
-    Some(match (style, wish.budget_tokens) {
+/// The parameter; `None` if the model cannot think.
+pub(super) fn mode(style: ThinkingStyle, requested: Thinking) -> Option<Mode> {
+    Some(match (style, requested.budget_tokens) {
         (ThinkingStyle::None, _) => return None,
         (ThinkingStyle::Budget, budget) => {
-            Mode::Enabled(budget.unwrap_or_else(|| budget_of(wish.effort)).max(LEAST_BUDGET))
+            Mode::Enabled(budget.unwrap_or_else(|| budget_of(requested.effort)).max(LEAST_BUDGET))
         }
         (ThinkingStyle::BudgetOrAdaptive, Some(budget)) => Mode::Enabled(budget.max(LEAST_BUDGET)),
-        (_, budget) => Mode::Adaptive(wish.effort.or_else(|| budget.map(effort_of))),
+        (_, budget) => Mode::Adaptive(requested.effort.or_else(|| budget.map(effort_of))),
     })
 }
 

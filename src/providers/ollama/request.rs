@@ -1,10 +1,9 @@
 //! A model request as the body of an `/api/chat` call.
 //!
-//! Serialised from borrowed parts. The server is told never to drop the beginning of a conversation
-//! by itself (`truncate`, `shift`): one that does not fit is refused, and made to fit by whoever
-//! keeps it. It is asked for the context window (`num_ctx`) that we count on; its own default is a
-//! small one. Thinking goes back beside the calls that it led to, to the provider that it came
-//! from.
+//! Serialised from borrowed parts. `truncate` and `shift` keep the server from silently dropping
+//! the beginning of a conversation: one that does not fit is an error, and the engine compacts it.
+//! `num_ctx` requests the context window that we count on, because the server's default is small.
+//! Thinking is sent back with the calls that it led to, only to the provider that it came from.
 
 use std::borrow::Cow;
 
@@ -107,14 +106,14 @@ struct Tools<'a> {
     names: &'a WireNames,
 }
 
-/// What an answer's thinking is kept as.
+/// The stored form of an answer's thinking.
 #[derive(Serialize, Deserialize)]
 pub(super) struct Kept<'a> {
     #[serde(borrow)]
     pub(super) thinking: Cow<'a, str>,
 }
 
-/// The request's JSON text. `provider` is who wants its thinking back.
+/// The request's JSON text. `provider` gets its own thinking back.
 pub(super) fn body(
     request: &ModelRequest<'_>,
     provider: &str,
@@ -131,7 +130,7 @@ pub(super) fn body(
             num_predict: request.max_output_tokens,
             temperature: request.temperature.filter(|_| request.thinking.is_none()),
         },
-        stream: request.deltas.are_followed(),
+        stream: request.deltas.are_wanted(),
         truncate: false,
         shift: false,
     })

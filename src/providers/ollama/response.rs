@@ -1,9 +1,8 @@
-//! An `/api/chat` answer as a completion: one object, or one object a line with a piece each.
+//! An `/api/chat` answer as a completion: one object, or one object per line with a piece each.
 //!
-//! Both are read by the same fold, since a whole answer is a stream of one line. An answer is
-//! complete when a line says `done`; the end of the bytes alone completes nothing. Calls come whole
-//! and with arguments as objects; the presence of calls decides, since the server says `stop`
-//! either way.
+//! The same fold reads both, since a whole answer is a stream of one line. An answer is complete
+//! when a line has `done`, not at the end of the bytes. Calls come whole and with arguments as
+//! objects; the presence of calls decides, since the server says `stop` either way.
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -14,7 +13,7 @@ use crate::message::{FinishReason, OpaqueBlocks, Usage};
 use crate::providers::received::{self, CALLS_READ, Unusable};
 use crate::providers::{Completion, Delta, Deltas, RawToolCall, failure};
 
-/// What has come so far.
+/// An incomplete answer.
 #[derive(Debug, Default)]
 pub(super) struct Fold {
     text: String,
@@ -23,7 +22,6 @@ pub(super) struct Fold {
     done: Option<Done>,
 }
 
-/// How it ended.
 #[derive(Debug)]
 struct Done {
     reason: String,
@@ -67,13 +65,13 @@ struct Function<'a> {
 }
 
 impl Fold {
-    /// Whether the answer is whole. Nothing that follows is of interest.
+    /// Whether the answer is complete; further lines are not read.
     pub(super) fn is_complete(&self) -> bool {
         self.done.is_some()
     }
 
-    /// Adds one object, and passes on what a follower wants to see. `step` makes up ids of calls
-    /// that have none.
+    /// Adds one object and sends its deltas. `step` is part of the ids generated for calls without
+    /// one.
     pub(super) fn line(
         &mut self,
         json: &[u8],
@@ -132,8 +130,7 @@ impl Fold {
         Ok(())
     }
 
-    /// The answer of a provider of this name.
-    pub(super) fn finish(self, provider: &str) -> Result<Completion, Unusable> {
+    pub(super) fn completion(self, provider: &str) -> Result<Completion, Unusable> {
         let Some(done) = self.done else {
             return Err(Unusable::Malformed("the answer ended before it was done".into()));
         };
@@ -165,7 +162,7 @@ impl Fold {
     }
 }
 
-/// Arguments are an object; some servers send a string that holds one.
+/// Arguments are an object; some servers send it as a string.
 fn arguments_text(raw: &RawValue) -> String {
     serde_json::from_str(raw.get()).unwrap_or_else(|_| raw.get().to_owned())
 }

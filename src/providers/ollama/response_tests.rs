@@ -6,8 +6,9 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::bounds::frames::{Framing, Splitter};
 use crate::providers::failure::Reported;
-use crate::providers::frames::{Framing, Splitter};
+use crate::providers::wire::MAX_FRAME;
 
 const TEXT: &[u8] = include_bytes!("../../../tests/cassettes/ollama/text.ndjson");
 const TOOLS: &[u8] = include_bytes!("../../../tests/cassettes/ollama/tools.ndjson");
@@ -17,7 +18,7 @@ fn read<'a>(
     chunks: impl IntoIterator<Item = &'a [u8]>,
     deltas: Deltas<'_>,
 ) -> Result<Completion, Unusable> {
-    let (mut splitter, mut fold) = (Splitter::new(Framing::Lines), Fold::default());
+    let (mut splitter, mut fold) = (Splitter::new(Framing::Lines, MAX_FRAME), Fold::default());
     for chunk in chunks {
         splitter.push(chunk).unwrap();
         while let Some(frame) = splitter.next() {
@@ -26,13 +27,13 @@ fn read<'a>(
             }
         }
     }
-    fold.finish("ollama")
+    fold.completion("ollama")
 }
 
 fn whole(answer: &Value) -> Result<Completion, Unusable> {
     let mut fold = Fold::default();
     fold.line(answer.to_string().as_bytes(), 3, Deltas::default())?;
-    fold.finish("ollama")
+    fold.completion("ollama")
 }
 
 #[test]
@@ -153,8 +154,11 @@ fn arguments_come_as_objects_or_as_text() {
         .tool_calls
         .iter()
         .map(|c| (c.id.as_str(), c.wire_name.as_str(), c.arguments.as_str()));
-    let expected =
-        [("a", "t", r#"{"x":"12"}"#), ("call_3_1", "t", r#"{"x":1}"#), ("call_3_2", "t", "{}")];
+    let expected = [
+        ("a", "t\u{FFFD}", r#"{"x":"1\u00002"}"#),
+        ("call_3_1", "t\u{FFFD}", r#"{"x":1}"#),
+        ("call_3_2", "t\u{FFFD}", "{}"),
+    ];
     assert_eq!(calls.collect::<Vec<_>>(), expected);
 }
 
@@ -173,8 +177,9 @@ fn answers_without_anything_in_them_are_malformed() {
     ];
     for body in bodies {
         let mut fold = Fold::default();
-        let read =
-            fold.line(body.as_bytes(), 1, Deltas::default()).and_then(|()| fold.finish("ollama"));
+        let read = fold
+            .line(body.as_bytes(), 1, Deltas::default())
+            .and_then(|()| fold.completion("ollama"));
         assert!(matches!(read, Err(Unusable::Malformed(_))), "{body:.80}");
     }
 }

@@ -1,9 +1,9 @@
-//! How much thinking reads as a reasoning effort, for models that take a level and no budget.
+//! The reasoning effort for models that take a level and no budget.
 
 use crate::run::{Effort, Thinking};
 
-/// The word of the API; `None` leaves the level to the model. A budget without a level becomes the
-/// level that usually stays below it.
+/// The value for the API; `None` leaves the level to the model. A budget without a level becomes
+/// the level that usually stays below it.
 pub(in crate::providers) fn effort(thinking: Thinking) -> Option<&'static str> {
     match (thinking.effort, thinking.budget_tokens) {
         (None, None) => None,

@@ -1,15 +1,15 @@
-//! Under which ids calls go back to OpenAI. A conversation may hold calls of other providers, whose
-//! ids are longer, or none.
+//! The ids of calls that are sent back to OpenAI. A conversation may hold calls of other providers,
+//! whose ids are longer or missing.
 
 use std::borrow::Cow;
 
 use crate::message::ToolCall;
 
-/// What Chat Completions takes, in bytes.
+/// Longest id that Chat Completions accepts, in bytes.
 const MAX_ID: usize = 40;
 
-/// The ids of a turn's calls, in order: the provider's own where the API takes it and no earlier
-/// call of the turn has it, else one made of ours.
+/// The ids of a turn's calls, in order: the provider's own if the API accepts it and no earlier
+/// call of the turn has it, else one derived from ours.
 pub(in crate::providers) fn wire_ids(calls: &[ToolCall]) -> impl Iterator<Item = Cow<'_, str>> {
     calls.iter().enumerate().map(|(index, call)| {
         let own = call.provider_id.as_str();

@@ -1,7 +1,8 @@
 //! A model request as the body of a Chat Completions call.
 //!
 //! Serialised from borrowed parts straight into bytes: a long conversation is never copied.
-//! Arguments go back exactly as the model wrote them, malformed or not; the API takes any string.
+//! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
+//! string.
 
 use std::borrow::Cow;
 
@@ -13,7 +14,7 @@ use super::effort::effort;
 use super::ids::wire_ids;
 use super::strict;
 use crate::message::{ToolCall, Turn};
-use crate::providers::capabilities::OutputCap;
+use crate::model::OutputCap;
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
 #[derive(Serialize)]
@@ -128,10 +129,10 @@ struct Tools<'a> {
     may_be_strict: bool,
 }
 
-/// The request's JSON text, for a stream if somebody follows.
+/// The request's JSON text; asks for a stream if deltas are wanted.
 pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
-    let streams = request.deltas.are_followed();
+    let streams = request.deltas.are_wanted();
     let capabilities = request.capabilities;
     let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {

@@ -1,10 +1,9 @@
-//! A Chat Completions answer as a completion, from whichever compatible server it came.
+//! A Chat Completions answer, of OpenAI or a compatible server, as a completion.
 //!
-//! The presence of calls decides, not the finish reason. What servers leave out or repeat (call
-//! ids) is made up deterministically; what they send in odd shapes (content as parts, arguments as
-//! an object, no usage) is accepted. An answer without anything in it, not even a finish reason, is a
-//! fault of transport.
-//! Streams are put together in [`stream`](super::stream), and end up here as [`Parts`].
+//! The presence of calls decides, not the finish reason. Missing or repeated call ids are generated
+//! deterministically; deviations of compatible servers (content as parts, arguments as an object,
+//! no usage) are accepted. An empty answer without a finish reason is a transport error.
+//! [`stream`](super::stream) turns a streamed answer into the same [`Parts`].
 
 use serde::Deserialize;
 use serde_json::value::RawValue;
@@ -14,16 +13,16 @@ use crate::message::{FinishReason, Usage};
 use crate::providers::received::{self, CALLS_READ, MAX_PARTS, Unusable};
 use crate::providers::{Completion, RawToolCall, failure};
 
-/// What an answer holds, however it came.
+/// The parts of an answer, whole or streamed.
 pub(super) struct Parts {
-    /// Absent where the message has none; in an answer in one piece it may be there and empty.
+    /// `None` if the message has no content, which differs from empty content.
     pub(super) content: Option<String>,
-    /// Why the model will not answer.
+    /// Why the model refuses to answer.
     pub(super) refusal: Option<String>,
-    /// Reasoning that a compatible server shows.
+    /// Reasoning in plain text, from compatible servers.
     pub(super) thinking: Option<String>,
     pub(super) tool_calls: Vec<RawToolCall>,
-    /// In the server's word.
+    /// In the server's terms.
     pub(super) finish_reason: Option<String>,
     pub(super) usage: Option<Usage>,
 }
@@ -66,7 +65,7 @@ struct Call<'a> {
     function: Option<Function<'a>>,
 }
 
-/// A called function; in a stream, a piece of one.
+/// A called function, or in a stream a piece of it.
 #[derive(Deserialize)]
 pub(super) struct Function<'a> {
     pub(super) name: Option<String>,
@@ -102,7 +101,7 @@ struct CompletionDetails {
     reasoning_tokens: Option<u64>,
 }
 
-/// Reads a whole answer. `step` makes up ids of calls that have none.
+/// Reads a whole answer. `step` is part of the ids generated for calls without one.
 pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
     let answer: Answer = serde_json::from_slice(body).map_err(|error| {
         Unusable::Malformed(format!("the answer is not a chat completion: {error}"))
@@ -132,7 +131,8 @@ pub(super) fn parse(body: &[u8], step: u32) -> Result<Completion, Unusable> {
 }
 
 impl Parts {
-    /// The completion, unless there is nothing in it and no end to it.
+    /// # Errors
+    /// The answer is empty and has no finish reason.
     pub(super) fn complete(self) -> Result<Completion, Unusable> {
         let Self { content, refusal, thinking, tool_calls, finish_reason: said, usage } = self;
         if tool_calls.iter().any(|call| call.arguments.len() > received::MAX_ARGUMENTS) {
@@ -182,12 +182,12 @@ fn tool_calls(calls: Vec<Call<'_>>, step: u32) -> Result<Vec<RawToolCall>, Unusa
     Ok(read)
 }
 
-/// Arguments are a string that holds JSON; some servers send the JSON itself.
+/// Arguments are JSON in a string; some servers send the JSON itself.
 pub(super) fn call_text(raw: &RawValue) -> String {
     received::string(raw).unwrap_or_else(|| raw.get().to_owned())
 }
 
-/// Content is text, or parts that hold some.
+/// Content is text or a list of parts with text.
 pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
     if let Some(text) = received::string(raw) {
         return Ok(text);
@@ -198,7 +198,7 @@ pub(super) fn content_text(raw: &RawValue) -> Result<String, Unusable> {
     Ok(parts.into_iter().filter_map(|part| part.text.or(part.refusal)).collect())
 }
 
-/// Accounting that we cannot read does not spoil an answer.
+/// `None` if the usage is malformed: the answer is still good.
 pub(super) fn usage(raw: &RawValue) -> Option<Usage> {
     let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
     let (input_tokens, output_tokens) = (said.prompt_tokens, said.completion_tokens);

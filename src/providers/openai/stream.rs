@@ -1,10 +1,9 @@
-//! A streamed Chat Completions answer, put together chunk by chunk and passed on as it comes.
+//! Assembles a streamed Chat Completions answer and sends its deltas.
 //!
-//! Pure. An answer is complete only with a finish reason; that the stream must also have been ended
-//! by `[DONE]` is the caller's to see to. Servers differ in how they cut tool calls: by index with
-//! the name in the first piece, as OpenAI does; whole calls in one chunk; without an index, or with
-//! the same one for every call. All of these give the same calls. What the answer means is
-//! [`response`](super::response)'s, as for one in one piece.
+//! Pure. An answer is complete only with a finish reason; the caller checks that `[DONE]` ended the
+//! stream. Servers differ in how they cut tool calls: by index with the name in the first piece, as
+//! OpenAI does; whole calls in one chunk; without an index, or with the same one for every call.
+//! All of these give the same calls. [`response`](super::response) interprets the result.
 
 use serde::Deserialize;
 use serde::de::IgnoredAny;
@@ -57,11 +56,10 @@ struct CallPiece<'a> {
     function: Option<Function<'a>>,
 }
 
-/// An answer that is still being written.
 #[derive(Default)]
 pub(super) struct Answer {
     text: String,
-    /// There was content, be it empty.
+    /// Whether there was content, even if empty.
     has_content: bool,
     refusal: String,
     thinking: String,
@@ -80,7 +78,6 @@ struct OpenCall {
 }
 
 impl Answer {
-    /// Takes the data of one event.
     pub(super) fn take(&mut self, data: &[u8], deltas: Deltas<'_>) -> Result<(), Unusable> {
         let chunk: Chunk = serde_json::from_slice(data).map_err(|error| {
             Unusable::Malformed(format!("a chunk of the stream is not one: {error}"))
@@ -165,8 +162,7 @@ impl Answer {
         Ok(())
     }
 
-    /// The whole answer, once its stream has been ended by the server. `step` makes up ids of calls
-    /// that have none.
+    /// The whole answer, after `[DONE]`. `step` is part of the ids generated for calls without one.
     pub(super) fn finish(self, step: u32) -> Result<Completion, Unusable> {
         if self.finish_reason.is_none() {
             return Err(Unusable::Malformed("the stream ended without a finish reason".into()));
@@ -195,8 +191,8 @@ impl Answer {
 }
 
 impl OpenCall {
-    /// Whether a piece under the same index begins another call: it has another id, or, with none
-    /// to tell by, a name of its own after this call's arguments were complete.
+    /// Whether a piece with the same index begins another call: it has another id or, without an
+    /// id, a name although this call's arguments are complete.
     fn is_followed_by(&self, id: &str, name: &str) -> bool {
         if name.is_empty() || self.name.is_empty() {
             return false;

@@ -6,11 +6,12 @@ use proptest::prelude::*;
 use serde_json::{Value, json};
 
 use super::*;
+use crate::bounds::frames::{Framing, Splitter};
 use crate::message::FinishReason;
 use crate::providers::RawToolCall;
 use crate::providers::failure::Reported;
-use crate::providers::frames::{Framing, Splitter};
 use crate::providers::openai::{DONE, response};
+use crate::providers::wire::MAX_FRAME;
 
 macro_rules! cassette {
     ($file:literal) => {
@@ -31,7 +32,7 @@ fn read<'a>(
     chunks: impl IntoIterator<Item = &'a [u8]>,
     deltas: Deltas<'_>,
 ) -> Result<Option<Completion>, Unusable> {
-    let (mut splitter, mut answer) = (Splitter::new(Framing::Sse), Answer::default());
+    let (mut splitter, mut answer) = (Splitter::new(Framing::Sse, MAX_FRAME), Answer::default());
     for chunk in chunks {
         splitter.push(chunk).map_err(|error| Unusable::Malformed(error.to_string()))?;
         while let Some(frame) = splitter.next() {

@@ -1,8 +1,7 @@
 //! Which JSON Schemas OpenAI can enforce while a model writes (`strict: true`).
 //!
-//! A request with a strict schema outside the supported subset is refused as a whole, so everything
-//! that is not known to be inside counts as outside. Schemas are never rewritten: a model is asked
-//! for what the definition says, strictly where possible.
+//! The API rejects a request with a strict schema outside the supported subset, so a schema counts
+//! as outside unless it is known to be inside. Schemas are never rewritten.
 //!
 //! The subset: <https://platform.openai.com/docs/guides/structured-outputs#supported-schemas>.
 
@@ -14,7 +13,7 @@ const MAX_ENUM: usize = 500;
 const FORMATS: [&str; 9] =
     ["date-time", "time", "date", "duration", "email", "hostname", "ipv4", "ipv6", "uuid"];
 
-/// Whether a schema of an object keeps to the subset: known keywords only, every object closed,
+/// Whether an object's schema is inside the subset: known keywords only, every object closed,
 /// every property required.
 pub(in crate::providers) fn qualifies(schema: &Value) -> bool {
     schema.get("type").is_some_and(|kind| kind == "object") && fits(schema, MAX_DEPTH)
@@ -68,7 +67,7 @@ fn has_type(keywords: &Map<String, Value>, wanted: &str) -> bool {
     }
 }
 
-/// Nothing but the properties, and all of them.
+/// Allows no other properties and requires all of them.
 fn is_closed(keywords: &Map<String, Value>) -> bool {
     let (Some(Value::Object(properties)), Some(Value::Array(required))) =
         (keywords.get("properties"), keywords.get("required"))

@@ -1,8 +1,8 @@
 //! A model request as the body of a Responses call.
 //!
-//! Serialised from borrowed parts straight into bytes. A turn goes back as the items that the
-//! provider itself sent, where it wants some of them back; else as items made from what the turn
-//! says. Every call is followed by its output.
+//! Serialised from borrowed parts straight into bytes. A turn is sent back as the provider's own
+//! items, if it needs any of them back, else as items built from the turn. Every call is followed
+//! by its output.
 
 use std::borrow::Cow;
 
@@ -12,11 +12,11 @@ use serde_json::Value;
 use serde_json::value::RawValue;
 
 use crate::message::{AssistantTurn, Turn};
-use crate::providers::capabilities::ThinkingStyle;
+use crate::model::ThinkingStyle;
 use crate::providers::openai::{effort, ids, strict};
 use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
 
-/// Without it, reasoning of a response that is not stored could not be sent back.
+/// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
 
 #[derive(Serialize)]
@@ -60,7 +60,7 @@ struct Offered<'a> {
     name: Cow<'a, str>,
     description: &'a str,
     parameters: &'a Value,
-    /// Always said: left out, it counts as true.
+    /// Always sent: the default is true.
     strict: bool,
 }
 
@@ -102,8 +102,8 @@ struct Tools<'a> {
     may_be_strict: bool,
 }
 
-/// The request's JSON text, for a stream if somebody follows. `provider` is our name of the
-/// provider, which gets its own blocks back and nobody else's.
+/// The request's JSON text; asks for a stream if deltas are wanted. `provider` gets its own opaque
+/// blocks back.
 pub(super) fn body(
     request: &ModelRequest<'_>,
     provider: &str,
@@ -137,7 +137,7 @@ pub(super) fn body(
             },
         }),
         store: false,
-        stream: request.deltas.are_followed().then_some(true),
+        stream: request.deltas.are_wanted().then_some(true),
     })
 }
 

@@ -1,8 +1,8 @@
-//! A Responses answer as a completion: output items, in order, and why there are no more.
+//! A Responses answer as a completion: output items in order, and why they end.
 //!
-//! Items that the provider wants back (reasoning, kinds that we do not know, messages with a phase)
-//! are kept together with all others of their answer, as they came, because their order counts.
-//! Which items those are is decided here; that they go back is [`request`](super::request)'s.
+//! If the provider needs any item back (reasoning, unknown kinds, messages with a phase), all items
+//! of the answer are kept verbatim, because their order counts. [`request`](super::request) sends
+//! them back.
 
 use std::borrow::Cow;
 
@@ -87,26 +87,25 @@ struct OutputDetails {
     reasoning_tokens: Option<u64>,
 }
 
-/// What the items of an answer hold.
 #[derive(Default)]
 struct Output {
     text: String,
     refusal: String,
     thinking: String,
     tool_calls: Vec<RawToolCall>,
-    /// There is something that cannot be made again from the rest.
+    /// An item cannot be rebuilt from the completion.
     wants_back: bool,
-    /// A call's id had to be made up; the items cannot go back as they came.
+    /// A call's id was generated, so the items cannot be sent back verbatim.
     ids_made_up: bool,
 }
 
-/// Reads a whole answer. `provider` is our name of the provider, to mark its blocks with; `step`
-/// makes up ids of calls that have none.
+/// Reads a whole answer. `provider` marks its opaque blocks; `step` is part of the ids generated
+/// for calls without one.
 pub(super) fn parse(body: &[u8], provider: &str, step: u32) -> Result<Completion, Unusable> {
     parse_with(body, &[], provider, step)
 }
 
-/// As [`parse`], where the items came before: servers may leave them out of what ends a stream.
+/// As [`parse`], with items that came earlier: servers may omit them from the final event.
 pub(super) fn parse_with(
     body: &[u8],
     earlier: &[Box<RawValue>],
@@ -138,7 +137,7 @@ pub(super) fn parse_with(
     output.complete(cut.as_deref(), opaque, answer.usage.and_then(usage))
 }
 
-/// An error within an answer or a stream, with the status that its code stands for.
+/// An error within an answer or a stream, with the HTTP status of its code.
 pub(super) fn reported(body: &[u8]) -> Reported {
     let reported = failure::read_body(body);
     let status = match reported.code.as_deref() {
@@ -205,7 +204,7 @@ impl Output {
         let finish_reason = match cut {
             Some("content_filter") => FinishReason::Refusal,
             Some("max_output_tokens") => FinishReason::Length,
-            // for a reason that we do not know: no call in it may be trusted to be whole
+            // for an unknown reason: its calls may be truncated
             Some(_) if !self.tool_calls.is_empty() => FinishReason::Length,
             Some(_) => FinishReason::Other,
             None if !self.tool_calls.is_empty() => FinishReason::ToolCalls,
@@ -224,13 +223,13 @@ impl Output {
     }
 }
 
-/// The items as one JSON text, untouched.
+/// The items as one JSON array, verbatim.
 fn list(items: &[&RawValue]) -> String {
     let items: Vec<&str> = items.iter().map(|item| item.get()).collect();
     format!("[{}]", items.join(","))
 }
 
-/// Accounting that we cannot read does not spoil an answer.
+/// `None` if the usage is malformed: the answer is still good.
 fn usage(raw: &RawValue) -> Option<Usage> {
     let said: WireUsage = serde_json::from_str(raw.get()).ok()?;
     let (input_tokens, output_tokens) = (said.input_tokens, said.output_tokens);

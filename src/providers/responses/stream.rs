@@ -1,9 +1,7 @@
-//! A streamed Responses answer: fragments are passed on as they come, and the event that ends the
-//! stream says what counts.
+//! Reads a streamed Responses answer: sends deltas, and takes the answer from the final event.
 //!
-//! Pure. Only `response.completed` and `response.incomplete` make an answer; without one of them a
-//! stream is broken, whatever came before. Items are kept as they are done, for servers whose last
-//! event leaves them out. Events that we do not know are passed over.
+//! Pure. A stream without `response.completed` or `response.incomplete` is broken. Completed items
+//! are kept for servers whose final event omits them. Unknown events are ignored.
 
 use std::borrow::Cow;
 
@@ -33,17 +31,16 @@ struct Item {
     name: Option<String>,
 }
 
-/// An answer that is still being written.
 #[derive(Default)]
 pub(super) struct Answer {
-    /// Items that are done.
+    /// Completed items.
     items: Vec<Box<RawValue>>,
-    /// The places among the items of the calls so far.
+    /// The output index of each call.
     calls: Vec<u64>,
 }
 
 impl Answer {
-    /// Takes the data of one event; gives the completion with the one that ends the stream.
+    /// Takes the data of one event; the final event gives the completion.
     pub(super) fn take(
         &mut self,
         data: &[u8],
@@ -84,7 +81,7 @@ impl Answer {
         Ok(None)
     }
 
-    /// A call's name comes with its item.
+    /// Sends the name of a call, which comes with its item.
     fn begin(&mut self, place: Option<u64>, item: Option<&RawValue>, deltas: Deltas<'_>) {
         let Some(item) = item.and_then(|item| serde_json::from_str::<Item>(item.get()).ok()) else {
             return;

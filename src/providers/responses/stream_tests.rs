@@ -5,9 +5,10 @@ use std::sync::Mutex;
 use serde_json::json;
 
 use super::*;
+use crate::bounds::frames::{Framing, Splitter};
 use crate::message::FinishReason;
 use crate::providers::failure::Reported;
-use crate::providers::frames::{Framing, Splitter};
+use crate::providers::wire::MAX_FRAME;
 
 macro_rules! cassette {
     ($file:literal) => {
@@ -24,7 +25,7 @@ const CASSETTES: [(&str, &str); 4] = [
 ];
 
 fn read(stream: &str, end: usize, deltas: Deltas<'_>) -> Result<Option<Completion>, Unusable> {
-    let (mut splitter, mut answer) = (Splitter::new(Framing::Sse), Answer::default());
+    let (mut splitter, mut answer) = (Splitter::new(Framing::Sse, MAX_FRAME), Answer::default());
     splitter.push(&stream.as_bytes()[..end]).unwrap();
     while let Some(frame) = splitter.next() {
         if let Some(completion) = answer.take(&frame.data, deltas, "own", 3)? {

@@ -1,26 +1,25 @@
-//! Keeps calls away from a model that does not answer.
+//! A circuit breaker for each model of a provider.
 //!
-//! One breaker per provider and model; a provider has one key, so that is also one per key. It
-//! opens after more than five consecutive passing faults, stays open for 30 s, and then lets one
-//! call through: that one's outcome decides. Calls that were under way side by side count as one
-//! witness: with n of them it takes n more, so that chance does not shut out a server which fails
-//! now and then. A 429 is neither a fault nor a sign of health. Who is refused, and where a refused
-//! call goes, is the router's.
+//! It opens after more than five consecutive transient failures, stays open for 30 s and then lets
+//! one probe through, whose outcome closes it or opens it again. Failures of concurrent calls are
+//! correlated, so n concurrent calls raise the threshold by n - 1: a server that fails now and then
+//! is not shut out by chance. A 429 is neither a failure nor a success. The router decides where a
+//! rejected call goes.
 
 use std::collections::HashMap;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
+use std::sync::Arc;
 use std::time::Duration;
 
+use parking_lot::{Mutex, MutexGuard, RwLock};
 use tokio::time::Instant;
 
 use crate::providers::{Completion, FailureKind, ProviderError};
 
-/// One more failure in a row opens the breaker.
-const FAILURES_BORNE: usize = 5;
-/// For how long it stays open.
+/// Consecutive failures that do not open the breaker yet.
+const MAX_FAILURES: usize = 5;
 const OPEN_FOR: Duration = Duration::from_secs(30);
-/// Models of one provider whose health is remembered; callers can make up names.
-const KEPT: usize = 1024;
+/// Breakers of one provider; above this, idle ones are dropped, because callers choose model names.
+const MAX_BREAKERS: usize = 1024;
 
 /// The breakers of one provider, by model.
 #[derive(Debug, Default)]
@@ -28,7 +27,6 @@ pub(super) struct Breakers {
     by_model: RwLock<HashMap<String, Arc<Breaker>>>,
 }
 
-/// What is known of one model's health.
 #[derive(Debug, Default)]
 pub(super) struct Breaker {
     health: Mutex<Health>,
@@ -36,7 +34,7 @@ pub(super) struct Breaker {
 
 #[derive(Debug, Default)]
 struct Health {
-    /// Calls under way, waits between tries included.
+    /// Calls in progress, waits between tries included.
     calls: usize,
     failures: usize,
     last: Option<ProviderError>,
@@ -44,27 +42,26 @@ struct Health {
     probing: bool,
 }
 
-/// A call under way, for as long as this lives.
+/// A call in progress until it is dropped.
 pub(super) struct Call(Arc<Breaker>);
 
-/// The right to make one try.
+/// The permission to make one try.
 pub(super) struct Admission<'a> {
     breaker: &'a Breaker,
     is_probe: bool,
 }
 
 impl Breakers {
-    /// Announces a call to a model.
+    /// Registers a call of a model.
     pub(super) fn call(&self, model: &str) -> Call {
-        let known =
-            self.by_model.read().unwrap_or_else(PoisonError::into_inner).get(model).cloned();
+        let known = self.by_model.read().get(model).cloned();
         let breaker = known.unwrap_or_else(|| {
-            let mut by_model = self.by_model.write().unwrap_or_else(PoisonError::into_inner);
-            if by_model.len() >= KEPT {
+            let mut by_model = self.by_model.write();
+            if by_model.len() >= MAX_BREAKERS {
                 let now = Instant::now();
-                by_model.retain(|_, breaker| breaker.is_worth_keeping(now));
+                by_model.retain(|_, breaker| breaker.is_in_use(now));
             }
-            if by_model.len() >= KEPT && !by_model.contains_key(model) {
+            if by_model.len() >= MAX_BREAKERS && !by_model.contains_key(model) {
                 return Arc::default(); // of this call alone
             }
             Arc::clone(by_model.entry(model.to_owned()).or_default())
@@ -76,20 +73,18 @@ impl Breakers {
 
 impl Breaker {
     fn health(&self) -> MutexGuard<'_, Health> {
-        self.health.lock().unwrap_or_else(PoisonError::into_inner)
+        self.health.lock()
     }
 
-    fn is_worth_keeping(&self, now: Instant) -> bool {
+    fn is_in_use(&self, now: Instant) -> bool {
         let health = self.health();
         health.calls > 0 || health.open_until.is_some_and(|until| until > now)
     }
 }
 
 impl Call {
-    /// Asks to make a try now.
-    ///
     /// # Errors
-    /// The last fault, with the reason why nobody is asked.
+    /// The last failure, if the breaker is open.
     pub(super) fn admit(&self, now: Instant) -> Result<Admission<'_>, ProviderError> {
         let mut health = self.0.health();
         let is_probe = match health.open_until {
@@ -110,15 +105,15 @@ impl Drop for Call {
 }
 
 impl Admission<'_> {
-    /// Tells what became of the try.
+    /// Records the outcome of the try.
     pub(super) fn ended(self, outcome: &Result<Completion, ProviderError>, now: Instant) {
         let mut health = self.breaker.health();
         match outcome {
             Err(error) if error.kind == FailureKind::Transient => {
                 health.failures += 1;
                 health.last = Some(error.clone());
-                let borne = FAILURES_BORNE + health.calls.saturating_sub(1);
-                if self.is_probe || (health.open_until.is_none() && health.failures > borne) {
+                let allowed = MAX_FAILURES + health.calls.saturating_sub(1);
+                if self.is_probe || (health.open_until.is_none() && health.failures > allowed) {
                     health.open_until = Some(now + OPEN_FOR);
                     tracing::warn!(
                         provider = error.provider,
@@ -134,7 +129,7 @@ impl Admission<'_> {
 }
 
 impl Drop for Admission<'_> {
-    /// A probe that nobody waited for leaves the place to the next.
+    /// A cancelled probe makes room for another one.
     fn drop(&mut self) {
         if self.is_probe {
             self.breaker.health().probing = false;
@@ -145,9 +140,9 @@ impl Drop for Admission<'_> {
 impl Health {
     fn refusal(&self, left: Duration) -> ProviderError {
         let (failures, seconds) = (self.failures, left.as_secs().max(1));
-        let told = self.last.as_ref().map_or("", |last| last.message.as_str());
+        let message = self.last.as_ref().map_or("", |last| last.message.as_str());
         let message = format!(
-            "not asked for another {seconds} s after {failures} failures in a row, the last: {told}"
+            "not asked for another {seconds} s after {failures} failures in a row, the last: {message}"
         );
         let last = self.last.clone();
         ProviderError {
@@ -266,9 +261,9 @@ mod tests {
     #[test]
     fn made_up_names_are_forgotten() {
         let breakers = Breakers::default();
-        for n in 0..3 * KEPT {
+        for n in 0..3 * MAX_BREAKERS {
             drop(breakers.call(&format!("model-{n}")));
         }
-        assert!(breakers.by_model.read().unwrap().len() <= KEPT);
+        assert!(breakers.by_model.read().len() <= MAX_BREAKERS);
     }
 }

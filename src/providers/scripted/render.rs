@@ -1,9 +1,8 @@
 //! Templates of scenarios: strings over `inputs`, `results` and `step`.
 //!
-//! `results` lists what the tool calls of the last turn gave, each as the text that a model would
-//! read; `results[0] | fromjson` makes a value of one that holds JSON. A text that is one `{{ … }}`
-//! keeps its value's type where it stands in arguments. An undefined value is an error, and so is a
-//! template that runs away.
+//! `results` holds the results of the last turn's tool calls, each as the text that a model would
+//! read; `results[0] | fromjson` parses one. A string of arguments that is a single `{{ … }}` keeps
+//! the type of its value. An undefined value is an error; the number of instructions is limited.
 
 use std::sync::LazyLock;
 
@@ -46,8 +45,8 @@ impl<'a> Renderer<'a> {
         TEMPLATES.render_source(template, &self.variables()).map_err(describe)
     }
 
-    /// A call's arguments as JSON text. One string is taken as the text itself, so that a scenario
-    /// can also write what is not JSON.
+    /// A call's arguments as JSON text. A string is used as it is, so that a scenario can also
+    /// produce invalid JSON.
     pub(super) fn arguments(&self, arguments: &Value) -> Result<String, String> {
         match arguments {
             Value::Null => Ok("{}".to_owned()),
@@ -82,19 +81,19 @@ impl<'a> Renderer<'a> {
     }
 }
 
-/// Whether a template compiles; the problem where it does not.
+/// Checks that a template compiles.
 pub(super) fn check(template: &str) -> Result<(), String> {
     TEMPLATES.check(template).map_err(describe)
 }
 
-/// The inside of a text that is one `{{ … }}` and nothing else.
+/// The expression of a text that is a single `{{ … }}`.
 fn sole_expression(template: &str) -> Option<&str> {
     let inside = template.trim().strip_prefix("{{")?.strip_suffix("}}")?;
     let inside = inside.trim_start_matches('-').trim_end_matches('-').trim();
     TEMPLATES.is_expression(inside).then_some(inside)
 }
 
-/// What is wrong and where in the template; neither its text nor the variables.
+/// The problem and its line; neither the template's text nor the variables.
 fn describe(error: TemplateError) -> String {
     let TemplateError { line, kind, detail } = error;
     let what = detail.unwrap_or(kind);

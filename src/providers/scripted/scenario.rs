@@ -1,8 +1,7 @@
-//! The format of a scenario file, and which of its steps a call gets.
+//! The format of a scenario file, and the choice of the step for a call.
 //!
-//! Everything that can be wrong with a file is found when it is parsed, with line and key: unknown
-//! keys, templates and conditions that do not compile, steps that say nothing or contradict
-//! themselves.
+//! A file is validated when it is parsed, with line and key: unknown keys, templates and conditions
+//! that do not compile, steps that are empty or contradict themselves.
 
 use std::time::Duration;
 
@@ -49,7 +48,7 @@ pub(super) struct Step {
     pub(super) delay_ms: u64,
     #[serde(default, deserialize_with = "finish_reason")]
     pub(super) finish_reason: Option<FinishReason>,
-    /// Default: an estimate.
+    /// Estimated if absent.
     pub(super) usage: Option<StepUsage>,
 }
 
@@ -172,7 +171,7 @@ fn matching(branches: &[Branch], request: &ModelRequest<'_>) -> Result<usize, St
     Err(format!("no branch of `match` fits step {}", request.step))
 }
 
-/// The conversation as conditions see it: `{role, content, tool_calls?, tool_call_id?, name?}`.
+/// The conversation as conditions read it: `{role, content, tool_calls?, tool_call_id?, name?}`.
 fn messages(conversation: &Conversation) -> Value {
     let mut messages = vec![json!({"role": "system", "content": conversation.system()})];
     for turn in conversation.turns() {
@@ -272,7 +271,7 @@ fn default_message() -> String {
     "the scenario says so".into()
 }
 
-/// Our words, and `content_filter` for those who think of OpenAI's.
+/// Our names, and OpenAI's `content_filter` for `refusal`.
 fn finish_reason<'de, D: serde::Deserializer<'de>>(
     deserializer: D,
 ) -> Result<Option<FinishReason>, D::Error> {

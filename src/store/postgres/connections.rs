@@ -6,12 +6,11 @@
 //! which very likely broke with it.
 
 use std::ops::{Deref, DerefMut};
-use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use sqlx::postgres::{PgArguments, PgConnectOptions, PgConnection, PgRow};
-use sqlx::query::Query;
-use sqlx::{Connection, Postgres};
+use parking_lot::Mutex;
+use sqlx::Connection;
+use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
@@ -69,17 +68,6 @@ impl Connections {
             .map_err(StoreError::from)
     }
 
-    /// Runs one statement.
-    pub(super) async fn fetch(
-        &self,
-        query: Query<'_, Postgres, PgArguments>,
-    ) -> Result<Vec<PgRow>, StoreError> {
-        let mut line = self.get().await?;
-        let rows =
-            within(async { query.fetch_all(&mut *line).await.map_err(StoreError::from) }).await;
-        line.settle(rows)
-    }
-
     /// Closes what is idle, and the rest as it comes back.
     pub(super) async fn close(&self) {
         self.permits.close();
@@ -90,8 +78,8 @@ impl Connections {
         }
     }
 
-    fn idle(&self) -> std::sync::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
-        self.idle.lock().unwrap_or_else(PoisonError::into_inner)
+    fn idle(&self) -> parking_lot::MutexGuard<'_, Vec<(PgConnection, Instant)>> {
+        self.idle.lock()
     }
 }
 

@@ -16,14 +16,17 @@ use crate::store::Wakeup;
 
 /// The channel of all replicas on one database.
 pub(super) const CHANNEL: &str = "toolloop";
-/// The payload that stands for [`Wakeup::Queue`].
-pub(super) const QUEUE_PAYLOAD: &str = "queue";
+const QUEUE: &str = "queue";
 /// The pause before the listener connects again.
 const RECONNECT: Duration = Duration::from_secs(1);
 
-/// The payload that stands for [`Wakeup::Cancel`].
-pub(super) fn cancel_payload(run: Uuid) -> String {
-    format!("cancel {run}")
+/// What a hint is sent as.
+pub(super) fn payload(wakeup: Wakeup) -> String {
+    match wakeup {
+        Wakeup::Queue => QUEUE.to_owned(),
+        Wakeup::Cancel(run) => format!("cancel {run}"),
+        Wakeup::Resync => "resync".to_owned(),
+    }
 }
 
 /// The listener, started when somebody first wants to hear.
@@ -85,7 +88,7 @@ async fn listen_until_broken(
     while let Some(notification) = listener.try_recv().await? {
         let wakeup = match notification.payload().strip_prefix("cancel ") {
             Some(run) => Uuid::parse_str(run).map_or(Wakeup::Resync, Wakeup::Cancel),
-            None if notification.payload() == QUEUE_PAYLOAD => Wakeup::Queue,
+            None if notification.payload() == QUEUE => Wakeup::Queue,
             None => Wakeup::Resync,
         };
         let _ = heard.send(wakeup);

@@ -1,112 +1,80 @@
-//! A batch as one statement a table, inside the caller's transaction.
-//!
-//! The fence comes first; what follows is written only for the runs that passed it.
+//! A batch as two scripts, so that the thread of the connection is asked twice and not once a
+//! statement: the fence, and what follows for the runs that passed it.
 
 use std::collections::HashSet;
+use std::fmt::Write;
 
-use chrono::{DateTime, Utc};
-use serde::Serialize;
-use sqlx::sqlite::SqliteConnection;
+use sqlx::AssertSqlSafe;
+use sqlx::sqlite::{SqliteArguments, SqliteConnection, SqliteRow};
 use uuid::Uuid;
 
-use super::approvals::{INSERT_APPROVALS, VOID_APPROVALS};
-use super::statements::{
-    INSERT_AUDIT, INSERT_CALLS, INSERT_EVENTS, INSERT_ITERATIONS, INSERT_OBSERVATIONS, INSERT_RUNS,
-    STORED_EARLIER, UPDATE_CALLS, UPDATE_RUNS,
-};
-use crate::store::changes::Changes;
-use crate::store::{RunWrite, StoreError};
+use super::add_value;
+use crate::store::StoreError;
+use crate::store::commit::{Batch, Step};
+use crate::store::sql::{Row, Value};
 
-/// Writes the changes; the runs that passed the fence.
+/// Rows of one statement: under SQLite's limit of 32,766 parameters whatever the table.
+const MAX_ROWS: usize = 500;
+
+/// Several statements that run one after the other.
+#[derive(Default)]
+struct Script {
+    text: String,
+    arguments: SqliteArguments,
+}
+
+/// Writes a batch between two statements; the runs that passed.
 pub(super) async fn write(
     connection: &mut SqliteConnection,
-    owner: &str,
-    changes: &Changes<'_>,
-    now: DateTime<Utc>,
+    batch: Batch,
+    before: &str,
+    after: &str,
 ) -> Result<HashSet<Uuid>, StoreError> {
-    let runs = json(&changes.runs)?;
-    let mut written = HashSet::new();
-    if changes.runs.iter().any(|run| run.new.is_none()) {
-        let update = sqlx::query_scalar(UPDATE_RUNS).bind(owner).bind(&runs);
-        collect(&mut written, update.fetch_all(&mut *connection).await?)?;
+    let mut script = Script { text: before.to_owned(), ..Script::default() };
+    for step in batch.fence {
+        script.add(step)?;
     }
-    if changes.runs.iter().any(|run| run.new.is_some()) {
-        let insert =
-            sqlx::query_scalar(INSERT_RUNS).bind(owner).bind(runs).bind(now.timestamp_micros());
-        collect(&mut written, insert.fetch_all(&mut *connection).await?)?;
+    let mut passed = HashSet::new();
+    for row in script.run(connection).await? {
+        passed.insert(Row::Sqlite(row).read("id")?);
     }
-    let passed = |run: &Uuid| written.contains(run);
-    insert(connection, INSERT_EVENTS, changes.events.iter().filter(|row| passed(&row.run_id)))
-        .await?;
-    insert(
-        connection,
-        INSERT_ITERATIONS,
-        changes.iterations.iter().filter(|row| passed(&row.run_id)),
-    )
-    .await?;
-    let (new_calls, known_calls): (Vec<_>, Vec<_>) = changes
-        .calls
-        .iter()
-        .filter(|row| passed(&row.run_id))
-        .partition(|row| row.proposed.is_some());
-    insert(connection, INSERT_CALLS, new_calls.into_iter()).await?;
-    insert(connection, UPDATE_CALLS, known_calls.into_iter()).await?;
-    insert(connection, INSERT_AUDIT, changes.audit.iter().filter(|row| passed(&row.run_id)))
-        .await?;
-    insert(
-        connection,
-        INSERT_OBSERVATIONS,
-        changes.observations.iter().filter(|row| passed(&row.run_id)),
-    )
-    .await?;
-    insert(
-        connection,
-        INSERT_APPROVALS,
-        changes.approvals.iter().filter(|row| passed(&row.run_id)),
-    )
-    .await?;
-    insert(connection, VOID_APPROVALS, changes.voided.iter().filter(|row| passed(&row.run_id)))
-        .await?;
-    Ok(written)
+    let mut script = Script::default();
+    for mut step in batch.rest {
+        step.keep(&passed);
+        script.add(step)?;
+    }
+    script.text.push_str(after);
+    if !script.text.is_empty() {
+        script.run(connection).await?;
+    }
+    Ok(passed)
 }
 
-/// Whether a repeated write that did not pass is durable all the same.
-pub(super) async fn stored_earlier(
-    connection: &mut SqliteConnection,
-    write: &RunWrite,
-) -> Result<bool, StoreError> {
-    let Some(last) = write.events.last() else { return Ok(false) };
-    let stored = sqlx::query(STORED_EARLIER)
-        .bind(write.run_id.to_string())
-        .bind(last.seq)
-        .bind(write.epoch)
-        .bind(last.at.timestamp_micros());
-    Ok(stored.fetch_optional(connection).await?.is_some())
-}
-
-async fn insert<'r, T: Serialize + 'r>(
-    connection: &mut SqliteConnection,
-    statement: &'static str,
-    rows: impl Iterator<Item = &'r T>,
-) -> Result<(), StoreError> {
-    let rows: Vec<&'r T> = rows.collect();
-    if !rows.is_empty() {
-        sqlx::query(statement).bind(json(&rows)?).execute(connection).await?;
+impl Script {
+    fn add(&mut self, step: Step) -> Result<(), StoreError> {
+        let names: Vec<&str> = step.columns.iter().map(|column| column.name).collect();
+        let row = format!("(?{})", ", ?".repeat(names.len().saturating_sub(1)));
+        let mut rows = step.rows.into_iter().peekable();
+        while rows.peek().is_some() {
+            let chunk: Vec<Vec<Value>> = rows.by_ref().take(MAX_ROWS).collect();
+            let values = vec![row.as_str(); chunk.len()].join(", ");
+            let condition = if step.condition.is_empty() { "true" } else { step.condition };
+            let _ = writeln!(
+                self.text,
+                "WITH w ({}) AS (VALUES {values}) {} w WHERE {condition} {};",
+                names.join(", "),
+                step.head,
+                step.tail,
+            );
+            for value in chunk.into_iter().flatten() {
+                add_value(&mut self.arguments, value)?;
+            }
+        }
+        Ok(())
     }
-    Ok(())
-}
 
-fn collect(written: &mut HashSet<Uuid>, ids: Vec<String>) -> Result<(), StoreError> {
-    for id in ids {
-        written.insert(
-            Uuid::parse_str(&id)
-                .map_err(|error| StoreError::Failed(format!("a run id: {error}")))?,
-        );
+    async fn run(self, connection: &mut SqliteConnection) -> Result<Vec<SqliteRow>, StoreError> {
+        let query = sqlx::query_with(AssertSqlSafe(self.text), self.arguments);
+        Ok(query.fetch_all(connection).await?)
     }
-    Ok(())
-}
-
-fn json<T: Serialize>(rows: &T) -> Result<String, StoreError> {
-    serde_json::to_string(rows)
-        .map_err(|error| StoreError::Failed(format!("rows are not JSON: {error}")))
 }

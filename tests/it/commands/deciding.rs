@@ -20,7 +20,7 @@ steps:
 ";
 
 #[tokio::test]
-async fn a_parked_run_is_decided_elsewhere() {
+async fn a_parked_run_is_approved_over_the_network() {
     let setup =
         Setup::new().agent("editor", EDITOR).scenario("editor", EDITING).file("notes.txt", "old");
     let service = setup.start(Db::Sqlite).await;
@@ -51,7 +51,7 @@ async fn a_parked_run_is_decided_elsewhere() {
     let approved =
         remote(&["runs", "approve", id, call, "--reason", "fine", "--arguments", edited]).await;
     assert!(
-        approved.code == Some(0) && approved.out.contains("goes on"),
+        approved.code == Some(0) && approved.out.contains("continues"),
         "{}{}",
         approved.out,
         approved.err
@@ -63,7 +63,7 @@ async fn a_parked_run_is_decided_elsewhere() {
 }
 
 #[tokio::test]
-async fn a_parked_run_is_decided_here_and_goes_on_when_the_service_runs() {
+async fn a_run_approved_without_a_server_continues_when_the_service_starts() {
     let agent = format!("name: editor\n{EDITOR}");
     let files = [("agents/editor.yaml", agent.as_str()), ("scenarios/editor.yaml", EDITING)];
     let dir = directory(&[&files[..], &[("workspace/default/notes.txt", "old")]].concat());

@@ -16,7 +16,7 @@ fn of<'r>(report: &'r Value, check: &str) -> Vec<&'r Value> {
 }
 
 #[tokio::test]
-async fn a_fresh_directory_is_healthy_and_left_alone() {
+async fn an_empty_directory_is_healthy_and_unchanged() {
     let dir = directory(&[]);
     let seen = toolloop(dir.path(), &["doctor", "--listen", "127.0.0.1:0", "--json"]).await;
     assert_eq!(seen.code, Some(0), "{}{}", seen.out, seen.err);
@@ -36,7 +36,7 @@ async fn a_fresh_directory_is_healthy_and_left_alone() {
 }
 
 #[tokio::test]
-async fn what_is_broken_is_named_and_fails() {
+async fn every_failure_is_reported_with_exit_code_1() {
     let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
     let address = taken.local_addr().unwrap().to_string();
     let dir = directory(&[
@@ -52,7 +52,7 @@ async fn what_is_broken_is_named_and_fails() {
     let report: Value = serde_json::from_str(&seen.out).unwrap();
     for (check, word) in [
         ("agents", "bad.yaml: line 3"),
-        ("model local", "does not answer"),
+        ("model local", "does not respond"),
         ("listen", &address),
         ("workspace", "toolloop.toml"),
     ] {
@@ -91,7 +91,7 @@ async fn a_running_service_is_recognised(db: Db) {
         "{report:#}"
     );
     assert!(
-        of(&report, "model local")[0]["detail"].as_str().unwrap().contains("answers"),
+        of(&report, "model local")[0]["detail"].as_str().unwrap().contains("responds"),
         "{report:#}"
     );
     let database = of(&report, "database")[0]["detail"].as_str().unwrap();
@@ -108,7 +108,7 @@ async fn a_running_service_is_recognised(db: Db) {
 }
 
 #[tokio::test]
-async fn a_database_that_is_away_keeps_its_password() {
+async fn an_unreachable_database_does_not_reveal_its_password() {
     let dir = directory(&[]);
     let url = "postgres://someone:hunter2@127.0.0.1:1/none";
     let seen =

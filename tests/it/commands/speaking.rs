@@ -35,7 +35,7 @@ fn json_of(output: &Output) -> Value {
         .unwrap_or_else(|error| panic!("{error}: {}{}", output.out, output.err))
 }
 
-async fn a_service_elsewhere_answers_commands(db: Db) {
+async fn commands_work_over_the_network(db: Db) {
     let service = echo_setup().start(db).await;
     let done = remote(&service, &["invoke", "echo", "--input", "word=tide"]).await;
     assert_eq!(done.code, Some(0), "{}", done.err);
@@ -114,14 +114,14 @@ async fn a_service_elsewhere_answers_commands(db: Db) {
 
     let over = remote(&service, &["runs", "cancel", id]).await;
     assert!(
-        over.code == Some(0) && over.out.contains("had ended already: completed"),
+        over.code == Some(0) && over.out.contains("had already ended: completed"),
         "{}{}",
         over.out,
         over.err
     );
 }
 
-async fn keys_are_made_over_the_network(db: Db) {
+async fn keys_are_created_over_the_network(db: Db) {
     let service = echo_setup().start(db).await;
     let made = json_of(
         &remote(&service, &["keys", "create", "--name", "ci", "--scope", "runs:read", "--json"])
@@ -197,7 +197,7 @@ async fn an_interrupt_cancels_the_run(db: Db) {
 }
 
 #[tokio::test]
-async fn an_interrupt_cancels_the_run_of_this_process() {
+async fn an_interrupt_cancels_a_run_in_this_process() {
     let dir = directory(&[
         (
             "agents/slow.yaml",
@@ -248,7 +248,7 @@ async fn relay(service: &Service, cuts: &'static [u64]) -> (String, Arc<AtomicUs
     (format!("http://{address}"), accepted)
 }
 
-async fn a_broken_connection_is_taken_up_again(db: Db) {
+async fn a_broken_connection_is_resumed(db: Db) {
     let service = Setup::new()
         .agent("steps", "model: scripted/steps\nenable_double_confirmation: false\ntools: [file_ops]\n")
         .scenario(
@@ -272,12 +272,12 @@ async fn a_broken_connection_is_taken_up_again(db: Db) {
     assert_eq!(seen.len(), 3, "each event once: {}", done.err);
 }
 
-async fn what_is_wrong_is_said_with_what_to_do(db: Db) {
+async fn errors_come_with_advice(db: Db) {
     let service = echo_setup().start(db).await;
     let url = service.url("");
     let unknown = remote(&service, &["invoke", "nobody"]).await;
     assert!(
-        unknown.code == Some(1) && unknown.err.contains("there are: echo, slow"),
+        unknown.code == Some(1) && unknown.err.contains("known agents: echo, slow"),
         "{}",
         unknown.err
     );
@@ -315,7 +315,7 @@ async fn what_is_wrong_is_said_with_what_to_do(db: Db) {
 }
 
 #[tokio::test]
-async fn nobody_there_is_said_with_the_address() {
+async fn an_unreachable_service_is_reported_with_its_address() {
     let dir = directory(&[]);
     let away = toolloop(dir.path(), &["runs", "list", "--server", "http://127.0.0.1:1"]).await;
     assert_eq!(away.code, Some(1));
@@ -328,7 +328,7 @@ async fn nobody_there_is_said_with_the_address() {
 
 /// The service's runs are seen and cancelled from another process on the same database.
 #[tokio::test]
-async fn a_shared_database_is_worked_on_beside_the_service() {
+async fn commands_share_a_postgres_database_with_the_service() {
     let service = echo_setup().start(Db::Postgres).await;
     let database = ["--database-url", &service.database_url];
     let here = async |arguments: &[&str]| {
@@ -360,7 +360,7 @@ async fn a_shared_database_is_worked_on_beside_the_service() {
 }
 
 #[tokio::test]
-async fn a_closed_pipe_is_no_error() {
+async fn a_closed_pipe_is_not_an_error() {
     let dir =
         directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: hi}]")]);
     assert_eq!(toolloop(dir.path(), &["invoke", "echo"]).await.code, Some(0));
@@ -382,9 +382,9 @@ async fn a_closed_pipe_is_no_error() {
 }
 
 on_both_stores!(
-    a_service_elsewhere_answers_commands,
-    keys_are_made_over_the_network,
+    commands_work_over_the_network,
+    keys_are_created_over_the_network,
     an_interrupt_cancels_the_run,
-    a_broken_connection_is_taken_up_again,
-    what_is_wrong_is_said_with_what_to_do,
+    a_broken_connection_is_resumed,
+    errors_come_with_advice,
 );

@@ -101,8 +101,8 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     let sent = &write.events[1];
     assert_eq!((asked.seq, asked.at, asked.call_id), (sent.seq, sent.at, shell.id));
     assert_eq!(
-        (asked.kind, asked.status, asked.agent.as_str()),
-        (WaitKind::Approval, ApprovalStatus::Pending, "reader")
+        (asked.kind, asked.status, asked.agent.as_deref()),
+        (WaitKind::Approval, ApprovalStatus::Pending, Some("reader"))
     );
     assert_eq!((asked.tool.as_str(), asked.reason.as_str()), ("shell", "it would be lost"));
     assert_eq!(asked.arguments, json!({"path": "a\u{0}b"}));

@@ -32,7 +32,7 @@ async fn a_run_is_taken_by_its_name(db: Db) {
         (other.id, 1, Some("you"))
     );
     assert_eq!(
-        (claimed.definition.as_str(), &claimed.scopes),
+        (claimed.definition.as_str(), &claimed.run.scopes),
         (r#"{"name":"reader"}"#, &other.caller.scopes)
     );
     assert_eq!(

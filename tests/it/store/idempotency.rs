@@ -45,11 +45,11 @@ async fn a_key_is_one_run_in_a_batch(db: Db) {
     let created_at = batch[winner].new.as_ref().unwrap().created_at;
     assert_eq!(
         found,
-        IdempotentRun { run_id: batch[winner].run_id, request_hash: "ab".repeat(32), created_at }
+        IdempotentRun { id: batch[winner].run_id, request_hash: "ab".repeat(32), created_at }
     );
     for write in &batch {
         let journal = db.journal(write.run_id).await;
-        assert_eq!(journal.is_empty(), write.run_id != found.run_id);
+        assert_eq!(journal.is_empty(), write.run_id != found.id);
     }
 }
 
@@ -88,7 +88,7 @@ async fn a_key_belongs_to_a_tenant(db: Db) {
     db.commit("me", &ours.start()).await;
     db.commit("me", &theirs.start()).await;
     for (tenant, script) in [(TENANT, &ours), ("other", &theirs)] {
-        assert_eq!(db.store.idempotent_run(tenant, "k").await.unwrap().unwrap().run_id, script.id);
+        assert_eq!(db.store.idempotent_run(tenant, "k").await.unwrap().unwrap().id, script.id);
     }
     assert_eq!(db.store.idempotent_run("third", "k").await.unwrap(), None);
     // Runs without a key never meet.
@@ -110,7 +110,7 @@ async fn an_old_key_can_be_used_anew(db: Db) {
     assert_eq!(db.store.idempotent_run(TENANT, "k").await.unwrap(), None);
     let mut second = keyed("k");
     db.commit("me", &second.start()).await;
-    assert_eq!(db.store.idempotent_run(TENANT, "k").await.unwrap().unwrap().run_id, second.id);
+    assert_eq!(db.store.idempotent_run(TENANT, "k").await.unwrap().unwrap().id, second.id);
     assert_eq!(db.status(first.id).await, RunStatus::Running);
 }
 

@@ -75,7 +75,7 @@ async fn a_claim_gives_all_that_is_needed_and_fences_the_past(db: Db) {
     );
     assert_eq!(claimed.run.owner.as_deref(), Some("you"));
     assert_eq!(
-        (&claimed.definition, &claimed.scopes),
+        (&claimed.definition, &claimed.run.scopes),
         (&new.definition.json, &script.caller.scopes)
     );
     assert_eq!(claimed.run.inputs, *new.inputs);
@@ -308,7 +308,7 @@ async fn a_sweep_queues_and_decides_nothing(db: Db) {
     assert_eq!(requeued, [acting.id, cancelled.id], "made in this order");
     for script in [&acting, &cancelled] {
         let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-        assert_eq!((row.status, row.crash_count, row.last_seq), (RunStatus::Queued, 1, 4));
+        assert_eq!((row.status, row.crash_count, row.last_seq()), (RunStatus::Queued, 1, 4));
     }
     let ended = db.store.claim_cancelled("you", 10).await.unwrap();
     assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
@@ -425,16 +425,16 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
     let mut observer = PgConnection::connect(&db.url).await.unwrap();
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let mut other = connection.begin().await.unwrap();
-    let dispatch = serde_json::to_value(dispatched(&shell, Effect::Once)).unwrap();
+    let mut dispatch = serde_json::to_value(dispatched(&shell, Effect::Once)).unwrap();
+    dispatch["at"] = now().timestamp_micros().into();
     sqlx::query("UPDATE runs SET next_seq = next_seq + 1 WHERE id = $1")
         .bind(acting.id)
         .execute(&mut *other)
         .await
         .unwrap();
-    sqlx::query("INSERT INTO run_events (run_id, seq, epoch, at, type, data) VALUES ($1, 4, 1, now(), $2, $3)")
+    sqlx::query("INSERT INTO run_events (run_id, seq, first_seq, epoch, at, events) VALUES ($1, 4, 4, 1, now(), $2)")
         .bind(acting.id)
-        .bind("tool_call.started")
-        .bind(&dispatch["data"])
+        .bind(Value::from(vec![dispatch]).to_string())
         .execute(&mut *other)
         .await
         .unwrap();
@@ -457,7 +457,7 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
     let ended = db.store.claim_cancelled("you", 10).await.unwrap();
     assert_eq!(ended.iter().map(|c| c.run.id).collect::<Vec<_>>(), [cancelled.id]);
     let claimed = db.store.claim_run("you", acting.id).await.unwrap().unwrap();
-    assert_eq!(claimed.run.last_seq, 4);
+    assert_eq!(claimed.run.last_seq(), 4);
     assert_eq!(db.journal(acting.id).await.len(), 4);
 }
 

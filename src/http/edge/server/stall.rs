@@ -1,9 +1,9 @@
-//! Clients that do not take their answer.
+//! Write timeouts, for clients that do not read their response.
 //!
-//! With HTTP/1.1 the socket is full, and the connection ends when it stays so for `write_timeout`.
-//! With HTTP/2 the stream's window is used up while the connection lives on for others: that stream
-//! alone is reset. Either way the answer's body is dropped, and what it held with it. A timer
-//! exists only while somebody is waited for.
+//! With HTTP/1.1 the socket's buffer stays full: after `write_timeout` the connection is closed. With
+//! HTTP/2 the stream's flow control window stays exhausted: only that stream is reset. Either way the
+//! response body is dropped, which releases its resources. A timer exists only while a write is
+//! blocked.
 
 use std::cell::Cell;
 use std::future::poll_fn;
@@ -18,48 +18,51 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio::net::TcpStream;
 use tokio::time::{Instant, Sleep};
 
-use super::pace::Pace;
+use super::timing::ConnectionTiming;
 
-/// How long a closed connection takes what its client still sends, so that the client can read the
-/// answer before it hears of the end.
+/// How long a closed connection still reads, so that the client gets the response before a reset.
 const LINGER: Duration = Duration::from_secs(2);
 
-/// A connection's socket: ends with an error when it takes nothing for too long.
+/// A connection's socket, whose writes fail if they are blocked for `write_timeout`.
 #[derive(Debug)]
 pub(super) struct Socket {
     stream: TcpStream,
-    pace: Arc<Pace>,
-    patience: Duration,
+    timing: Arc<ConnectionTiming>,
+    write_timeout: Duration,
     stall: Option<Pin<Box<Sleep>>>,
-    /// Ends the wait for a client that still sends; there once the socket lingers.
+    /// Bounds lingering; set once the socket lingers.
     lingering: Option<Pin<Box<Sleep>>>,
 }
 
 impl Socket {
-    pub(super) fn new(stream: TcpStream, pace: Arc<Pace>, patience: Duration) -> Self {
-        Self { stream, pace, patience, stall: None, lingering: None }
+    pub(super) fn new(
+        stream: TcpStream,
+        timing: Arc<ConnectionTiming>,
+        write_timeout: Duration,
+    ) -> Self {
+        Self { stream, timing, write_timeout, stall: None, lingering: None }
     }
 
-    /// Notes what became of a write.
-    fn watched<T>(
+    /// Starts the timeout of a blocked write, and ends it when the write succeeds.
+    fn with_timeout<T>(
         &mut self,
         written: Poll<Result<T>>,
         context: &mut Context<'_>,
     ) -> Poll<Result<T>> {
         if written.is_ready() {
             if self.stall.take().is_some() {
-                self.pace.blocked(false);
+                self.timing.set_write_blocked(false);
             }
             return written;
         }
         let stall = self.stall.get_or_insert_with(|| {
-            self.pace.blocked(true);
-            Box::pin(tokio::time::sleep(self.patience))
+            self.timing.set_write_blocked(true);
+            Box::pin(tokio::time::sleep(self.write_timeout))
         });
         stall
             .as_mut()
             .poll(context)
-            .map(|()| Err(Error::new(ErrorKind::TimedOut, "the client takes nothing")))
+            .map(|()| Err(Error::new(ErrorKind::TimedOut, "the client does not read its response")))
     }
 }
 
@@ -71,9 +74,9 @@ impl AsyncRead for Socket {
     ) -> Poll<Result<()>> {
         let before = buffer.filled().len();
         let read = Pin::new(&mut self.stream).poll_read(context, buffer);
-        let heard = &buffer.filled()[before..];
-        if !heard.is_empty() {
-            self.pace.heard(heard);
+        let received = &buffer.filled()[before..];
+        if !received.is_empty() {
+            self.timing.bytes_received(received);
         }
         read
     }
@@ -86,7 +89,7 @@ impl AsyncWrite for Socket {
         bytes: &[u8],
     ) -> Poll<Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write(context, bytes);
-        self.watched(written, context)
+        self.with_timeout(written, context)
     }
 
     fn poll_write_vectored(
@@ -95,7 +98,7 @@ impl AsyncWrite for Socket {
         slices: &[IoSlice<'_>],
     ) -> Poll<Result<usize>> {
         let written = Pin::new(&mut self.stream).poll_write_vectored(context, slices);
-        self.watched(written, context)
+        self.with_timeout(written, context)
     }
 
     fn is_write_vectored(&self) -> bool {
@@ -109,7 +112,7 @@ impl AsyncWrite for Socket {
     fn poll_shutdown(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Result<()>> {
         if self.lingering.is_none() {
             ready!(Pin::new(&mut self.stream).poll_shutdown(context))?;
-            if !self.pace.lingers() {
+            if !self.timing.lingers() {
                 return Poll::Ready(Ok(()));
             }
         }
@@ -130,16 +133,17 @@ impl AsyncWrite for Socket {
 }
 
 tokio::task_local! {
-    /// Whether an answer has been handed a piece on and was not asked for the next one.
-    static UNTAKEN: Cell<bool>;
+    /// Whether the response body has produced a frame and was not polled for the next one.
+    static WAITING_FOR_CLIENT: Cell<bool>;
 }
 
-/// Notes, on the task of an HTTP/2 stream, whether it is the client that is waited for.
-pub(super) fn untaken(untaken: bool) {
-    let _ = UNTAKEN.try_with(|cell| cell.set(untaken)); // with HTTP/1.1 the socket knows
+/// Records, on the task of an HTTP/2 stream, whether the client is being waited for. With HTTP/1.1
+/// there is no such task: the socket detects it.
+pub(super) fn set_waiting_for_client(waiting: bool) {
+    let _ = WAITING_FOR_CLIENT.try_with(|cell| cell.set(waiting));
 }
 
-/// Runs HTTP/2 streams, and gives up those whose client takes nothing.
+/// Runs HTTP/2 streams, and resets those whose client does not read.
 #[derive(Debug, Clone, Copy)]
 pub(super) struct Streams {
     pub(super) write_timeout: Duration,
@@ -147,11 +151,12 @@ pub(super) struct Streams {
 
 impl<F: Future<Output = ()> + Send + 'static> Executor<F> for Streams {
     fn execute(&self, stream: F) {
-        tokio::spawn(UNTAKEN.scope(Cell::new(false), unless_stalled(stream, self.write_timeout)));
+        let stream = with_write_timeout(stream, self.write_timeout);
+        tokio::spawn(WAITING_FOR_CLIENT.scope(Cell::new(false), stream));
     }
 }
 
-async fn unless_stalled(stream: impl Future<Output = ()>, patience: Duration) {
+async fn with_write_timeout(stream: impl Future<Output = ()>, write_timeout: Duration) {
     let mut stream = pin!(stream);
     let mut stall: Option<Pin<Box<Sleep>>> = None;
     poll_fn(|context| {
@@ -159,16 +164,16 @@ async fn unless_stalled(stream: impl Future<Output = ()>, patience: Duration) {
         if stream.as_mut().poll(context).is_ready() {
             return Poll::Ready(());
         }
-        if !UNTAKEN.with(Cell::get) {
+        if !WAITING_FOR_CLIENT.with(Cell::get) {
             stall = None;
             return Poll::Pending;
         }
         if expired {
             return Poll::Ready(());
         }
-        // Every other wake-up means that the window has opened a little.
-        let timer = stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(patience)));
-        timer.as_mut().reset(Instant::now() + patience);
+        // Every other wake-up means that the window was enlarged, which is progress.
+        let timer = stall.get_or_insert_with(|| Box::pin(tokio::time::sleep(write_timeout)));
+        timer.as_mut().reset(Instant::now() + write_timeout);
         timer.as_mut().poll(context)
     })
     .await;

@@ -1,12 +1,12 @@
-//! What a handler left unread of a request's body.
+//! Request bodies that a handler did not read to their end.
 //!
-//! An HTTP/1.1 connection can only be used again once the whole body was read, and closing one on
-//! which the client still sends resets it before the answer is read. So a refusal that needs no
-//! body reads the rest and drops it, within bounds; beyond them the answer says
-//! `Connection: close`, and the socket lingers (RFC 9112, section 9.6).
+//! An HTTP/1.1 connection can be reused only after the whole body was read, and closing it while the
+//! client is sending resets it before the client has read the response. So the rest of the body is
+//! read and discarded, within bounds; beyond them the response says `Connection: close` and the
+//! socket lingers (RFC 9112, section 9.6).
 
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::Arc;
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -15,56 +15,59 @@ use axum::http::header::{CONNECTION, EXPECT};
 use axum::http::{HeaderValue, Request, Response, Version};
 use http_body_util::BodyExt;
 use hyper::body::{Body, Frame, Incoming, SizeHint};
+use parking_lot::{Mutex, MutexGuard};
 
-use super::pace::Pace;
+use super::timing::ConnectionTiming;
 
-/// How much of a body is read and dropped, and for how long.
+/// How much of a body is discarded, and for how long.
 const DRAIN_BYTES: u64 = 32 << 20;
-const DRAIN_PATIENCE: Duration = Duration::from_secs(3);
+const DRAIN_TIMEOUT: Duration = Duration::from_secs(3);
 
-/// A request's body on loan to its handler: what is not read comes back.
+/// A request's body that leaves its unread rest behind when it is dropped.
 #[derive(Debug)]
-pub(super) struct LentBody {
+pub(super) struct TrackedBody {
     body: Option<Incoming>,
-    lender: Arc<Lender>,
+    leftover: Arc<Leftover>,
 }
 
 #[derive(Debug, Default)]
-struct Lender(Mutex<Loan>);
+struct Leftover(Mutex<LeftoverState>);
 
 #[derive(Debug, Default)]
-struct Loan {
-    returned: Option<Incoming>,
-    /// The handler began to read, so a client that waits for `100 Continue` was told to go on.
+struct LeftoverState {
+    rest: Option<Incoming>,
+    /// The handler began to read, so that `100 Continue` was sent to a client that waits for it.
     was_read: bool,
 }
 
-/// The claim to what a handler leaves unread.
+/// The part of a body that a handler leaves unread.
 #[derive(Debug)]
-pub(super) struct Unread {
-    lender: Arc<Lender>,
+pub(super) struct UnreadBody {
+    leftover: Arc<Leftover>,
     version: Version,
     waits_for_continue: bool,
 }
 
-/// Lends the body of a request.
-pub(super) fn lend(request: Request<Incoming>) -> (Request<LentBody>, Unread) {
-    let lender = Arc::new(Lender::default());
-    let unread = Unread {
-        lender: Arc::clone(&lender),
+pub(super) fn track(request: Request<Incoming>) -> (Request<TrackedBody>, UnreadBody) {
+    let leftover = Arc::new(Leftover::default());
+    let unread = UnreadBody {
+        leftover: Arc::clone(&leftover),
         version: request.version(),
         waits_for_continue: request.headers().contains_key(EXPECT),
     };
-    (request.map(|body| LentBody { body: Some(body), lender }), unread)
+    (request.map(|body| TrackedBody { body: Some(body), leftover }), unread)
 }
 
-impl Unread {
-    /// Reads the rest of the body and drops it. Where that is too much, the connection ends with
-    /// this answer.
-    pub(super) async fn settle<B>(self, response: &mut Response<B>, pace: &Pace) {
+impl UnreadBody {
+    /// Discards the rest of the body; if it is too large, closes the connection after this response.
+    pub(super) async fn drain_or_close<B>(
+        self,
+        response: &mut Response<B>,
+        timing: &ConnectionTiming,
+    ) {
         let (rest, was_read) = {
-            let mut loan = self.lender.lock();
-            (loan.returned.take(), loan.was_read)
+            let mut state = self.leftover.lock();
+            (state.rest.take(), state.was_read)
         };
         let Some(rest) = rest.filter(|rest| !rest.is_end_stream()) else { return };
         // HTTP/2 resets the stream and keeps the connection.
@@ -73,16 +76,15 @@ impl Unread {
         }
         let may_drain =
             rest.size_hint().lower() <= DRAIN_BYTES && (was_read || !self.waits_for_continue);
-        if may_drain && matches!(tokio::time::timeout(DRAIN_PATIENCE, drain(rest)).await, Ok(true))
-        {
+        if may_drain && matches!(tokio::time::timeout(DRAIN_TIMEOUT, drain(rest)).await, Ok(true)) {
             return;
         }
         response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
-        pace.linger();
+        timing.linger();
     }
 }
 
-/// Whether the body ended within the bound.
+/// Whether the body ended within [`DRAIN_BYTES`].
 async fn drain(mut body: Incoming) -> bool {
     let mut left = DRAIN_BYTES;
     while let Some(frame) = body.frame().await {
@@ -94,19 +96,19 @@ async fn drain(mut body: Incoming) -> bool {
     true
 }
 
-impl Lender {
-    fn lock(&self) -> MutexGuard<'_, Loan> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+impl Leftover {
+    fn lock(&self) -> MutexGuard<'_, LeftoverState> {
+        self.0.lock()
     }
 }
 
-impl Drop for LentBody {
+impl Drop for TrackedBody {
     fn drop(&mut self) {
-        self.lender.lock().returned = self.body.take();
+        self.leftover.lock().rest = self.body.take();
     }
 }
 
-impl Body for LentBody {
+impl Body for TrackedBody {
     type Data = Bytes;
     type Error = hyper::Error;
 
@@ -114,7 +116,7 @@ impl Body for LentBody {
         mut self: Pin<&mut Self>,
         context: &mut Context<'_>,
     ) -> Poll<Option<Result<Frame<Bytes>, hyper::Error>>> {
-        self.lender.lock().was_read = true;
+        self.leftover.lock().was_read = true;
         match &mut self.body {
             Some(body) => Pin::new(body).poll_frame(context),
             None => Poll::Ready(None),

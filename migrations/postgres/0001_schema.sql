@@ -1,0 +1,288 @@
+-- The journal (run_events) is the truth; the other rows of a run are made from it in the same
+-- transaction and point back to it by seq instead of copying payloads.
+-- Documents are JSON as `text`: the exact bytes matter, they are written by us and not looked into.
+
+CREATE TABLE replicas (
+    id           text        PRIMARY KEY,
+    started_at   timestamptz NOT NULL,
+    heartbeat_at timestamptz NOT NULL,
+    dead         boolean     NOT NULL DEFAULT false
+);
+
+-- What runs execute, stored once per distinct text. One may be deleted when no run refers to it and
+-- none was started with it lately.
+CREATE TABLE definitions (
+    hash    text        PRIMARY KEY,
+    body    text        NOT NULL,
+    used_at timestamptz NOT NULL
+);
+
+-- What never changes comes first, so that the WAL of an update leaves it out; the fill factor
+-- leaves room for new versions on the same page.
+CREATE TABLE runs (
+    id                  uuid        PRIMARY KEY,
+    created_at          timestamptz NOT NULL,
+    parent_run_id       uuid,
+    tenant              text        NOT NULL,
+    subject             text        NOT NULL,
+    scopes              text,
+    agent               text        NOT NULL,
+    agent_version       text        NOT NULL,
+    definition_hash     text        NOT NULL,
+    kind                text        NOT NULL,
+    session_id          text,
+    inputs              text        NOT NULL,
+    overrides           text        NOT NULL,
+    metadata            jsonb       NOT NULL,
+    -- The caller's key for safe retries, and the hex SHA-256 of the request that it came with.
+    idempotency_key     text,
+    request_hash        text,
+    -- The caller's W3C `traceparent` header.
+    traceparent         text,
+    -- One run at a time per session. `holds`: the live run that has the session; `next`, `waits`:
+    -- queued runs that wait for it, in the order of these names and then of acceptance. Absent for
+    -- runs without a session and for those that another run delegated to.
+    session_place       text,
+    -- Runs that held a session are numbered 1, 2, 3 … in it, by the starter: where another was
+    -- faster, even one that has ended since, the number is taken.
+    session_turn        bigint,
+
+    epoch               bigint      NOT NULL,
+    next_seq            bigint      NOT NULL,
+    attempts            bigint      NOT NULL DEFAULT 0,
+    iterations          bigint      NOT NULL DEFAULT 0,
+    tool_calls_made     bigint      NOT NULL DEFAULT 0,
+    input_tokens        bigint      NOT NULL DEFAULT 0,
+    output_tokens       bigint      NOT NULL DEFAULT 0,
+    cached_input_tokens bigint      NOT NULL DEFAULT 0,
+    cache_write_tokens  bigint      NOT NULL DEFAULT 0,
+    reasoning_tokens    bigint      NOT NULL DEFAULT 0,
+    cost_micro_usd      bigint,
+    crash_count         bigint      NOT NULL DEFAULT 0,
+    latency_ms          bigint,
+    available_at        timestamptz,
+    started_at          timestamptz,
+    finished_at         timestamptz,
+    cancel_requested_at timestamptz,
+    estimated           boolean     NOT NULL DEFAULT false,
+    partial             boolean     NOT NULL DEFAULT false,
+    status              text        NOT NULL,
+    owner               text,
+    model               text,
+    cancel_reason       text,
+    termination_reason  text,
+    tools_used          text,
+    warnings            text,
+    callback_errors     text,
+    -- What tool calls took of the run's budget: files, lines, commands, network requests.
+    consumption         text,
+    error               text,
+
+    CONSTRAINT status_fits CHECK (
+        (status = 'running') = (owner IS NOT NULL)
+        AND (status = 'queued') = (available_at IS NOT NULL)
+        AND (status IN ('completed', 'failed', 'cancelled')) = (finished_at IS NOT NULL)
+    )
+) WITH (fillfactor = 60);
+
+-- A run that simply completes enters three of these: the two lists, and runs_owned while it runs.
+CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
+CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
+CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
+CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
+    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
+    WHERE termination_reason <> 'completed';
+CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
+CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
+CREATE INDEX runs_by_metadata ON runs USING gin (metadata jsonb_path_ops) WHERE metadata <> '{}';
+CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+-- The queue, those that wait for their session, and those that were asked to cancel meanwhile.
+CREATE INDEX runs_queue ON runs (available_at, id)
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
+CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
+    WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
+CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
+CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
+-- Runs that other runs started and that have not ended: found by the run that waits for them, when
+-- it is cancelled or has ended without them.
+CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
+
+-- One row a write of a run: the events first_seq to seq as a JSON array of {"at", "type", "data"}, at in microseconds.
+CREATE TABLE run_events (
+    run_id    uuid        NOT NULL,
+    seq       bigint      NOT NULL,
+    first_seq bigint      NOT NULL,
+    epoch     bigint      NOT NULL,
+    at        timestamptz NOT NULL,
+    events    text        NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) WITH (toast_tuple_target = 8160);
+
+CREATE TABLE iterations (
+    run_id              uuid        NOT NULL,
+    attempt             bigint      NOT NULL,
+    number              bigint      NOT NULL,
+    seq                 bigint      NOT NULL,
+    started_at          timestamptz NOT NULL,
+    latency_ms          bigint      NOT NULL,
+    retries             bigint      NOT NULL,
+    input_tokens        bigint      NOT NULL,
+    output_tokens       bigint      NOT NULL,
+    cached_input_tokens bigint      NOT NULL,
+    cache_write_tokens  bigint      NOT NULL,
+    reasoning_tokens    bigint      NOT NULL,
+    cost_micro_usd      bigint,
+    estimated           boolean     NOT NULL,
+    fallback            boolean     NOT NULL,
+    provider            text        NOT NULL,
+    model               text        NOT NULL,
+    finish_reason       text        NOT NULL,
+    PRIMARY KEY (run_id, attempt, number)
+);
+
+-- Arguments are in the event proposed_seq, at position ordinal; the result is in the event result_seq.
+CREATE TABLE tool_calls (
+    run_id       uuid        NOT NULL,
+    call_id      uuid        NOT NULL,
+    attempt      bigint      NOT NULL,
+    iteration    bigint      NOT NULL,
+    ordinal      bigint      NOT NULL,
+    proposed_seq bigint      NOT NULL,
+    result_seq   bigint,
+    started_at   timestamptz,
+    finished_at  timestamptz,
+    duration_ms  bigint,
+    is_error     boolean     NOT NULL,
+    cached       boolean     NOT NULL,
+    state        text        NOT NULL,
+    tool         text        NOT NULL,
+    effect       text,
+    decision     text,
+    reason       text,
+    PRIMARY KEY (run_id, call_id)
+);
+
+-- The key is also the order of the list.
+CREATE TABLE audit_log (
+    tenant      text        NOT NULL,
+    at          timestamptz NOT NULL,
+    id          uuid        NOT NULL,
+    run_id      uuid        NOT NULL,
+    call_id     uuid        NOT NULL,
+    duration_ms bigint,
+    subject     text        NOT NULL,
+    tool        text        NOT NULL,
+    rule        text        NOT NULL,
+    decision    text        NOT NULL,
+    reason      text,
+    outcome     text        NOT NULL,
+    arguments   text        NOT NULL,
+    PRIMARY KEY (tenant, at, id)
+);
+CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+-- What parked runs wait for, and what became of it. `seq` is the number of the event that asks.
+-- `resolution` is the answer as the run that goes on reads it.
+-- status: pending, then approved, denied, expired, answered, resolved; or void where the run ended first.
+CREATE TABLE approvals (
+    run_id          uuid        NOT NULL,
+    seq             bigint      NOT NULL,
+    call_id         uuid        NOT NULL,
+    tenant          text        NOT NULL,
+    at              timestamptz NOT NULL,
+    expires_at      timestamptz,
+    kind            text        NOT NULL,
+    tool            text        NOT NULL,
+    reason          text        NOT NULL,
+    arguments       text        NOT NULL,
+    status          text        NOT NULL,
+    decided_at      timestamptz,
+    decided_by      text,
+    decision_reason text,
+    resolution      text,
+    PRIMARY KEY (run_id, seq),
+    CONSTRAINT answer_fits CHECK ((status IN ('pending', 'void')) = (resolution IS NULL))
+);
+CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
+CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
+
+CREATE TABLE api_keys (
+    id                    text        PRIMARY KEY,
+    tenant                text        NOT NULL,
+    name                  text        NOT NULL,
+    scopes                text,
+    secret_hash           bytea       NOT NULL,
+    created_at            timestamptz NOT NULL,
+    expires_at            timestamptz,
+    revoked_at            timestamptz,
+    rate_limit_per_minute bigint,
+    rate_limit_burst      bigint
+);
+CREATE INDEX api_keys_listed ON api_keys (tenant, created_at DESC, id DESC);
+
+-- Token buckets that all replicas share. A crash of the database empties this table, which leaves
+-- every bucket full; that is worth not writing it to the WAL.
+CREATE UNLOGGED TABLE rate_limits (
+    key     text   PRIMARY KEY,
+    -- Nanoseconds since 1970: when the bucket will be full again.
+    tat     bigint NOT NULL,
+    -- The last asking: when (as above), and how many tokens were given.
+    at      bigint NOT NULL,
+    granted bigint NOT NULL
+) WITH (fillfactor = 50);
+
+-- What runs of agents with a memory said and did, in short, for later runs to recall: the event `seq` of a run in words.
+-- `words` splits at punctuation as queries do, so that a path is found by its parts.
+CREATE TABLE observations (
+    run_id     uuid        NOT NULL,
+    seq        bigint      NOT NULL,
+    tenant     text        NOT NULL,
+    agent      text        NOT NULL,
+    session_id text,
+    at         timestamptz NOT NULL,
+    kind       text        NOT NULL,
+    content    text        NOT NULL,
+    words      tsvector    GENERATED ALWAYS AS
+        (to_tsvector('english', regexp_replace(content, '[[:punct:]]+', ' ', 'g'))) STORED,
+    PRIMARY KEY (run_id, seq)
+);
+CREATE INDEX observations_by_word ON observations USING gin (words);
+
+-- The budget that a run shares with all runs that it starts, and that those start: made when the first of them starts.
+-- A NULL cap is none. What a call may take is reserved before it is made, and settled after it.
+CREATE TABLE budgets (
+    root_run_id         uuid   PRIMARY KEY,
+    max_tokens          bigint,
+    max_micro_usd       bigint,
+    max_tool_calls      bigint NOT NULL,
+    max_iterations      bigint NOT NULL,
+    reserved_tokens     bigint NOT NULL DEFAULT 0,
+    reserved_micro_usd  bigint NOT NULL DEFAULT 0,
+    reserved_tool_calls bigint NOT NULL DEFAULT 0,
+    reserved_iterations bigint NOT NULL DEFAULT 0,
+    spent_tokens        bigint NOT NULL DEFAULT 0,
+    spent_micro_usd     bigint NOT NULL DEFAULT 0,
+    spent_tool_calls    bigint NOT NULL DEFAULT 0,
+    spent_iterations    bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+
+-- What each run of a tree has reserved now, and spent in all: a budget is the sum of its holds.
+CREATE TABLE budget_holds (
+    run_id              uuid   PRIMARY KEY,
+    root_run_id         uuid   NOT NULL,
+    reserved_tokens     bigint NOT NULL DEFAULT 0,
+    reserved_micro_usd  bigint NOT NULL DEFAULT 0,
+    reserved_tool_calls bigint NOT NULL DEFAULT 0,
+    reserved_iterations bigint NOT NULL DEFAULT 0,
+    spent_tokens        bigint NOT NULL DEFAULT 0,
+    spent_micro_usd     bigint NOT NULL DEFAULT 0,
+    spent_tool_calls    bigint NOT NULL DEFAULT 0,
+    spent_iterations    bigint NOT NULL DEFAULT 0,
+    -- 1 where the run spends no more.
+    ended               bigint NOT NULL DEFAULT 0
+) WITH (fillfactor = 50);
+CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;

@@ -1,0 +1,261 @@
+-- The same tables as in migrations/postgres, which explains them. Times are microseconds since
+-- 1970 UTC, ids are lower-case text, documents are JSON text, booleans 0 or 1.
+
+CREATE TABLE replicas (
+    id           TEXT    PRIMARY KEY NOT NULL,
+    started_at   INTEGER NOT NULL,
+    heartbeat_at INTEGER NOT NULL,
+    dead         INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE definitions (
+    hash    TEXT    PRIMARY KEY NOT NULL,
+    body    TEXT    NOT NULL,
+    used_at INTEGER NOT NULL
+) STRICT;
+
+CREATE TABLE runs (
+    id                  TEXT    PRIMARY KEY NOT NULL,
+    created_at          INTEGER NOT NULL,
+    parent_run_id       TEXT,
+    tenant              TEXT    NOT NULL,
+    subject             TEXT    NOT NULL,
+    scopes              TEXT,
+    agent               TEXT    NOT NULL,
+    agent_version       TEXT    NOT NULL,
+    definition_hash     TEXT    NOT NULL,
+    kind                TEXT    NOT NULL,
+    session_id          TEXT,
+    inputs              TEXT    NOT NULL,
+    overrides           TEXT    NOT NULL,
+    metadata            TEXT    NOT NULL,
+    idempotency_key     TEXT,
+    request_hash        TEXT,
+    traceparent         TEXT,
+    session_place       TEXT,
+    session_turn        INTEGER,
+
+    epoch               INTEGER NOT NULL,
+    next_seq            INTEGER NOT NULL,
+    attempts            INTEGER NOT NULL DEFAULT 0,
+    iterations          INTEGER NOT NULL DEFAULT 0,
+    tool_calls_made     INTEGER NOT NULL DEFAULT 0,
+    input_tokens        INTEGER NOT NULL DEFAULT 0,
+    output_tokens       INTEGER NOT NULL DEFAULT 0,
+    cached_input_tokens INTEGER NOT NULL DEFAULT 0,
+    cache_write_tokens  INTEGER NOT NULL DEFAULT 0,
+    reasoning_tokens    INTEGER NOT NULL DEFAULT 0,
+    cost_micro_usd      INTEGER,
+    crash_count         INTEGER NOT NULL DEFAULT 0,
+    latency_ms          INTEGER,
+    available_at        INTEGER,
+    started_at          INTEGER,
+    finished_at         INTEGER,
+    cancel_requested_at INTEGER,
+    estimated           INTEGER NOT NULL DEFAULT 0,
+    partial             INTEGER NOT NULL DEFAULT 0,
+    status              TEXT    NOT NULL,
+    owner               TEXT,
+    model               TEXT,
+    cancel_reason       TEXT,
+    termination_reason  TEXT,
+    tools_used          TEXT,
+    warnings            TEXT,
+    callback_errors     TEXT,
+    consumption         TEXT,
+    error               TEXT,
+
+    CONSTRAINT status_fits CHECK (
+        (status = 'running') = (owner IS NOT NULL)
+        AND (status = 'queued') = (available_at IS NOT NULL)
+        AND (status IN ('completed', 'failed', 'cancelled')) = (finished_at IS NOT NULL)
+    )
+) STRICT;
+
+CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
+CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
+CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
+CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
+    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
+    WHERE termination_reason <> 'completed';
+CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
+CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
+CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
+
+CREATE INDEX runs_queue ON runs (available_at, id)
+    WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
+CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
+    WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
+CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
+CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
+CREATE INDEX runs_children ON runs (parent_run_id) WHERE parent_run_id IS NOT NULL AND finished_at IS NULL;
+
+CREATE TABLE run_events (
+    run_id    TEXT    NOT NULL,
+    seq       INTEGER NOT NULL,
+    first_seq INTEGER NOT NULL,
+    epoch     INTEGER NOT NULL,
+    at        INTEGER NOT NULL,
+    events    TEXT    NOT NULL,
+    PRIMARY KEY (run_id, seq)
+) STRICT;
+
+CREATE TABLE iterations (
+    run_id              TEXT    NOT NULL,
+    attempt             INTEGER NOT NULL,
+    number              INTEGER NOT NULL,
+    seq                 INTEGER NOT NULL,
+    started_at          INTEGER NOT NULL,
+    latency_ms          INTEGER NOT NULL,
+    retries             INTEGER NOT NULL,
+    input_tokens        INTEGER NOT NULL,
+    output_tokens       INTEGER NOT NULL,
+    cached_input_tokens INTEGER NOT NULL,
+    cache_write_tokens  INTEGER NOT NULL,
+    reasoning_tokens    INTEGER NOT NULL,
+    cost_micro_usd      INTEGER,
+    estimated           INTEGER NOT NULL,
+    fallback            INTEGER NOT NULL,
+    provider            TEXT    NOT NULL,
+    model               TEXT    NOT NULL,
+    finish_reason       TEXT    NOT NULL,
+    PRIMARY KEY (run_id, attempt, number)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE tool_calls (
+    run_id       TEXT    NOT NULL,
+    call_id      TEXT    NOT NULL,
+    attempt      INTEGER NOT NULL,
+    iteration    INTEGER NOT NULL,
+    ordinal      INTEGER NOT NULL,
+    proposed_seq INTEGER NOT NULL,
+    result_seq   INTEGER,
+    started_at   INTEGER,
+    finished_at  INTEGER,
+    duration_ms  INTEGER,
+    is_error     INTEGER NOT NULL,
+    cached       INTEGER NOT NULL,
+    state        TEXT    NOT NULL,
+    tool         TEXT    NOT NULL,
+    effect       TEXT,
+    decision     TEXT,
+    reason       TEXT,
+    PRIMARY KEY (run_id, call_id)
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE audit_log (
+    tenant      TEXT    NOT NULL,
+    at          INTEGER NOT NULL,
+    id          TEXT    NOT NULL,
+    run_id      TEXT    NOT NULL,
+    call_id     TEXT    NOT NULL,
+    duration_ms INTEGER,
+    subject     TEXT    NOT NULL,
+    tool        TEXT    NOT NULL,
+    rule        TEXT    NOT NULL,
+    decision    TEXT    NOT NULL,
+    reason      TEXT,
+    outcome     TEXT    NOT NULL,
+    arguments   TEXT    NOT NULL,
+    PRIMARY KEY (tenant, at, id)
+) STRICT;
+CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+CREATE TABLE approvals (
+    run_id          TEXT    NOT NULL,
+    seq             INTEGER NOT NULL,
+    call_id         TEXT    NOT NULL,
+    tenant          TEXT    NOT NULL,
+    at              INTEGER NOT NULL,
+    expires_at      INTEGER,
+    kind            TEXT    NOT NULL,
+    tool            TEXT    NOT NULL,
+    reason          TEXT    NOT NULL,
+    arguments       TEXT    NOT NULL,
+    status          TEXT    NOT NULL,
+    decided_at      INTEGER,
+    decided_by      TEXT,
+    decision_reason TEXT,
+    resolution      TEXT,
+    PRIMARY KEY (run_id, seq),
+    CONSTRAINT answer_fits CHECK ((status IN ('pending', 'void')) = (resolution IS NULL))
+) STRICT, WITHOUT ROWID;
+CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
+CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
+
+CREATE TABLE api_keys (
+    id                    TEXT    PRIMARY KEY NOT NULL,
+    tenant                TEXT    NOT NULL,
+    name                  TEXT    NOT NULL,
+    scopes                TEXT,
+    secret_hash           BLOB    NOT NULL,
+    created_at            INTEGER NOT NULL,
+    expires_at            INTEGER,
+    revoked_at            INTEGER,
+    rate_limit_per_minute INTEGER,
+    rate_limit_burst      INTEGER
+) STRICT;
+CREATE INDEX api_keys_listed ON api_keys (tenant, created_at DESC, id DESC);
+
+CREATE TABLE rate_limits (
+    key     TEXT    PRIMARY KEY NOT NULL,
+    tat     INTEGER NOT NULL,
+    at      INTEGER NOT NULL,
+    granted INTEGER NOT NULL
+) STRICT, WITHOUT ROWID;
+
+CREATE TABLE observations (
+    id         INTEGER PRIMARY KEY,
+    run_id     TEXT    NOT NULL,
+    seq        INTEGER NOT NULL,
+    tenant     TEXT    NOT NULL,
+    agent      TEXT    NOT NULL,
+    session_id TEXT,
+    at         INTEGER NOT NULL,
+    kind       TEXT    NOT NULL,
+    content    TEXT    NOT NULL,
+    UNIQUE (run_id, seq)
+) STRICT;
+
+-- The index of words, which triggers keep.
+CREATE VIRTUAL TABLE observation_words USING fts5 (content, content = 'observations', content_rowid = 'id', tokenize = 'porter unicode61');
+CREATE TRIGGER observation_added AFTER INSERT ON observations BEGIN
+    INSERT INTO observation_words (rowid, content) VALUES (new.id, new.content);
+END;
+CREATE TRIGGER observation_deleted AFTER DELETE ON observations BEGIN
+    INSERT INTO observation_words (observation_words, rowid, content) VALUES ('delete', old.id, old.content);
+END;
+
+CREATE TABLE budgets (
+    root_run_id         TEXT    PRIMARY KEY NOT NULL,
+    max_tokens          INTEGER,
+    max_micro_usd       INTEGER,
+    max_tool_calls      INTEGER NOT NULL,
+    max_iterations      INTEGER NOT NULL,
+    reserved_tokens     INTEGER NOT NULL DEFAULT 0,
+    reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
+    reserved_tool_calls INTEGER NOT NULL DEFAULT 0,
+    reserved_iterations INTEGER NOT NULL DEFAULT 0,
+    spent_tokens        INTEGER NOT NULL DEFAULT 0,
+    spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
+    spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
+    spent_iterations    INTEGER NOT NULL DEFAULT 0
+) STRICT;
+
+CREATE TABLE budget_holds (
+    run_id              TEXT    PRIMARY KEY NOT NULL,
+    root_run_id         TEXT    NOT NULL,
+    reserved_tokens     INTEGER NOT NULL DEFAULT 0,
+    reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
+    reserved_tool_calls INTEGER NOT NULL DEFAULT 0,
+    reserved_iterations INTEGER NOT NULL DEFAULT 0,
+    spent_tokens        INTEGER NOT NULL DEFAULT 0,
+    spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
+    spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
+    spent_iterations    INTEGER NOT NULL DEFAULT 0,
+    ended               INTEGER NOT NULL DEFAULT 0
+) STRICT;
+CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;

@@ -1,0 +1,155 @@
+//! Follows one run to its end over its event stream, across broken connections.
+//!
+//! After a disconnect it resumes after the last event that it returned, so that no event is repeated
+//! or lost. How events are shown, and what an interrupt does, is decided by the commands.
+
+use std::time::{Duration, Instant};
+
+use axum::body::{Body, BodyDataStream};
+use futures::StreamExt as _;
+use http::Method;
+use serde_json::Value;
+use uuid::Uuid;
+
+use super::client::{Client, ClientError};
+use crate::bounds::frames::{Frame, Framing, Splitter};
+
+/// Largest event that is read, in bytes.
+const MAX_EVENT: usize = 64 << 20;
+/// How long the service may be unreachable before this gives up.
+const RECONNECT_TIMEOUT: Duration = Duration::from_mins(1);
+/// Minimum and maximum delay before reconnecting.
+const FIRST_PAUSE: Duration = Duration::from_millis(100);
+const LONGEST_PAUSE: Duration = Duration::from_secs(3);
+
+pub(super) struct EventFollower<'c> {
+    client: &'c Client,
+    run_id: Uuid,
+    /// The sequence number of the last event returned; 0 before the first.
+    seen: i64,
+    stream: Option<(BodyDataStream, Splitter)>,
+    /// The delay before the next try.
+    pause: Duration,
+    unreachable_since: Option<Instant>,
+}
+
+/// An event as it was received: `{seq, type, at, run_id, data}`.
+pub(super) struct Entry(pub(super) Value);
+
+impl Entry {
+    /// The JSON response of the invocation, if this is the last event.
+    pub(super) fn answer(&self) -> Option<&Value> {
+        self.0.pointer("/data/run")
+    }
+
+    /// Whether the run may be parked after this event.
+    pub(super) fn may_park(&self) -> bool {
+        let kind = self.0.get("type").and_then(Value::as_str);
+        matches!(kind, Some("approval.requested" | "tool_call.awaiting_client"))
+    }
+}
+
+impl<'c> EventFollower<'c> {
+    /// Follows an existing run from its first event.
+    pub(super) fn existing(client: &'c Client, run_id: Uuid) -> Self {
+        Self {
+            client,
+            run_id,
+            seen: 0,
+            stream: None,
+            pause: Duration::ZERO,
+            unreachable_since: None,
+        }
+    }
+
+    /// Starts a run with this request, whose body contains `run_id`, and follows it.
+    pub(super) async fn started(
+        client: &'c Client,
+        run_id: Uuid,
+        path: &str,
+        body: &Value,
+    ) -> Result<Self, ClientError> {
+        let mut following = Self::existing(client, run_id);
+        match client.stream(Method::POST, path, Some(body), None).await {
+            Ok(stream) => following.attach(stream),
+            // The request may have arrived; in that case the run exists.
+            Err(lost @ ClientError::Unreachable { sent: true, .. }) => match following
+                .connect()
+                .await
+            {
+                Err(ClientError::Refused(refusal)) if refusal.status == 404 => return Err(lost),
+                other => other?,
+            },
+            Err(refused) => return Err(refused),
+        }
+        Ok(following)
+    }
+
+    /// The next event; cancel-safe. Must not be called after the run's last event.
+    pub(super) async fn next(&mut self) -> Result<Entry, ClientError> {
+        loop {
+            let Some((stream, splitter)) = &mut self.stream else {
+                self.reconnect().await?;
+                continue;
+            };
+            if let Some(frame) = splitter.next() {
+                if let Some(entry) = self.take(&frame)? {
+                    return Ok(entry);
+                }
+                continue;
+            }
+            match stream.next().await {
+                Some(Ok(bytes)) => {
+                    splitter
+                        .push(&bytes)
+                        .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+                }
+                Some(Err(_)) | None => self.stream = None,
+            }
+        }
+    }
+
+    /// Parses a message; `None` if its event was returned before.
+    fn take(&mut self, frame: &Frame) -> Result<Option<Entry>, ClientError> {
+        let Ok(seq) = frame.id.parse::<i64>() else { return Ok(None) };
+        if seq <= self.seen {
+            return Ok(None);
+        }
+        let event = serde_json::from_slice(&frame.data)
+            .map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
+        self.seen = seq;
+        self.pause = FIRST_PAUSE;
+        Ok(Some(Entry(event)))
+    }
+
+    /// Tries to connect once, after a delay unless it is the first time. Transient errors are ignored
+    /// for [`RECONNECT_TIMEOUT`] once a connection has succeeded.
+    async fn reconnect(&mut self) -> Result<(), ClientError> {
+        tokio::time::sleep(self.pause).await;
+        let was_there = !self.pause.is_zero();
+        self.pause = (self.pause * 2).clamp(FIRST_PAUSE, LONGEST_PAUSE);
+        match self.connect().await {
+            Ok(()) => self.unreachable_since = None,
+            Err(error) => {
+                let away = self.unreachable_since.get_or_insert_with(Instant::now).elapsed();
+                if !was_there || !error.is_transient() || away > RECONNECT_TIMEOUT {
+                    return Err(error);
+                }
+            }
+        }
+        Ok(())
+    }
+
+    async fn connect(&mut self) -> Result<(), ClientError> {
+        let path = format!("/runs/{}/events", self.run_id);
+        let last = (self.seen > 0).then_some(self.seen);
+        let stream = self.client.stream(Method::GET, &path, None, last).await?;
+        self.attach(stream);
+        Ok(())
+    }
+
+    fn attach(&mut self, stream: Body) {
+        self.pause = self.pause.max(FIRST_PAUSE);
+        self.stream = Some((stream.into_data_stream(), Splitter::new(Framing::Sse, MAX_EVENT)));
+    }
+}

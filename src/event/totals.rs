@@ -1,0 +1,70 @@
+//! What a run has consumed, as the sum of its events.
+
+use super::{CallFailure, RunEvent};
+use crate::message::CallTarget;
+use crate::run::Totals;
+
+impl Totals {
+    /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
+    pub fn apply(&mut self, event: &RunEvent) {
+        match event {
+            RunEvent::RunStarted { warnings, .. } => self.warn(warnings),
+            RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
+            RunEvent::ModelResponded(r) => {
+                self.iterations += 1;
+                self.usage.add(&r.usage);
+                self.retries += r.retries;
+                self.model = Some(format!("{}/{}", r.provider, r.model));
+                self.warn(&r.warnings);
+            }
+            RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
+            RunEvent::ContextCompacted(c) => {
+                self.retries += c.failed_tries;
+                if let Some(call) = &c.call {
+                    self.usage.add(&call.usage);
+                    self.model = Some(format!("{}/{}", call.provider, call.model));
+                }
+            }
+            RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),
+            RunEvent::ToolCallStarted(c) => {
+                self.tools_used.insert(c.tool.clone());
+                self.consumption.add(&c.consumes);
+            }
+            RunEvent::ToolCallCompleted(c) if c.failure == Some(CallFailure::NotExecuted) => {}
+            RunEvent::ToolCallCompleted(c) if c.target == CallTarget::Tool => {
+                self.tool_calls_made += 1;
+            }
+            RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
+            RunEvent::RunQueued {}
+            | RunEvent::AnswerBlank { .. }
+            | RunEvent::SessionLoaded { .. }
+            | RunEvent::SkillActivated(_)
+            | RunEvent::RunResumed { .. }
+            | RunEvent::IterationStarted { .. }
+            | RunEvent::ToolCallCompleted(_)
+            | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ApprovalRequested(_)
+            | RunEvent::ApprovalResolved(_)
+            | RunEvent::HandoffStarted { .. }
+            | RunEvent::OutputProposed { .. }
+            | RunEvent::OutputReflected { .. }
+            | RunEvent::ValidationFailed { .. }
+            | RunEvent::ConfirmationRequested { .. }
+            | RunEvent::DecisionExtractionFailed(_)
+            | RunEvent::DecisionValidationFailed(_)
+            | RunEvent::RunCancelRequested { .. }
+            | RunEvent::RunCompleted(_)
+            | RunEvent::RunFailed(_)
+            | RunEvent::RunCancelled(_) => {}
+        }
+    }
+
+    /// A warning is told once, however often there is reason for it.
+    fn warn(&mut self, warnings: &[String]) {
+        for warning in warnings {
+            if !self.warnings.contains(warning) {
+                self.warnings.push(warning.clone());
+            }
+        }
+    }
+}

@@ -1,0 +1,96 @@
+//! Authentication modes, and a short-lived cache of API keys.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::{Mutex, MutexGuard};
+
+use super::problem::Problem;
+use crate::run::Caller;
+use crate::store::{ApiKeyRecord, Store};
+
+/// How requests are authenticated.
+pub enum Auth {
+    /// Not at all: every caller is the administrator of the tenant `default`. Loopback only.
+    None,
+    /// Not at all: every request comes from this caller, in the same process.
+    Local(Arc<Caller>),
+    ApiKeys,
+}
+
+/// Caches API keys, so that not every request queries the store. A revocation takes effect at once
+/// on this replica and within [`KeyCache::TTL`] on others. Unknown keys are not cached, so that
+/// unauthenticated requests cannot fill the cache.
+pub(crate) struct KeyCache {
+    entries: Mutex<Entries>,
+    local: Arc<Caller>,
+}
+
+#[derive(Default)]
+struct Entries {
+    keys: HashMap<String, CachedKey>,
+    /// Incremented by every revocation, so that a concurrent read of the old row is not cached.
+    revocations: u64,
+}
+
+#[derive(Clone)]
+pub(super) struct CachedKey {
+    pub(super) key: Arc<ApiKeyRecord>,
+    pub(super) caller: Arc<Caller>,
+    read_at: Instant,
+}
+
+impl KeyCache {
+    /// How long a revocation on another replica may go unnoticed.
+    const TTL: Duration = Duration::from_secs(1);
+    /// Above this size, expired entries are removed.
+    const EVICT_ABOVE: usize = 1024;
+
+    pub(crate) fn new() -> Self {
+        Self { entries: Mutex::default(), local: Arc::new(Caller::local()) }
+    }
+
+    /// The caller of unauthenticated requests.
+    pub(super) fn local(&self) -> Arc<Caller> {
+        Arc::clone(&self.local)
+    }
+
+    pub(crate) fn invalidate(&self, id: &str) {
+        let mut entries = self.lock();
+        entries.revocations += 1;
+        entries.keys.remove(id);
+    }
+
+    pub(super) async fn find(&self, store: &Store, id: &str) -> Result<Option<CachedKey>, Problem> {
+        let revocations = {
+            let entries = self.lock();
+            match entries.keys.get(id) {
+                Some(cached) if cached.read_at.elapsed() < Self::TTL => {
+                    return Ok(Some(cached.clone()));
+                }
+                _ => entries.revocations,
+            }
+        };
+        let read_at = Instant::now();
+        let Some(key) = store.key(id).await? else { return Ok(None) };
+        let caller = Caller {
+            subject: key.id.clone(),
+            tenant: key.tenant.clone(),
+            scopes: key.scopes.clone(),
+        };
+        let cached = CachedKey { key: Arc::new(key), caller: Arc::new(caller), read_at };
+        let mut entries = self.lock();
+        if entries.revocations == revocations {
+            if entries.keys.len() >= Self::EVICT_ABOVE {
+                entries.keys.retain(|_, cached| cached.read_at.elapsed() < Self::TTL);
+            }
+            entries.keys.insert(id.to_owned(), cached.clone());
+        }
+        Ok(Some(cached))
+    }
+
+    fn lock(&self) -> MutexGuard<'_, Entries> {
+        self.entries.lock()
+    }
+}

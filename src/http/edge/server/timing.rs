@@ -1,0 +1,131 @@
+//! The state of a connection that decides which timeout applies.
+//!
+//! A request head has a deadline, and so has an idle connection; while a request is open there is
+//! none. The socket reports received bytes and blocked writes, the service reports the begin and end
+//! of requests, and the connection's only timer reads the deadline. Nothing is closed here.
+
+use std::sync::Arc;
+
+use parking_lot::{Mutex, MutexGuard};
+use tokio::time::Instant;
+
+use super::Limits;
+
+/// The start of the HTTP/2 connection preface (RFC 9113, section 3.4).
+const HTTP2_PREFACE: &[u8] = b"PRI ";
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Phase {
+    /// No bytes received yet.
+    Connected,
+    /// A request head is incomplete.
+    ReadingHead,
+    /// Between two requests.
+    Idle,
+    /// HTTP/2, where clients answer pings between requests.
+    Multiplexed,
+}
+
+#[derive(Debug)]
+struct State {
+    phase: Phase,
+    since: Instant,
+    /// Requests without a complete response.
+    requests: u32,
+    /// Response bytes cannot be written until the client reads.
+    write_blocked: bool,
+    /// The client may still be sending when the connection is closed.
+    lingers: bool,
+}
+
+#[derive(Debug)]
+pub(super) struct ConnectionTiming(Mutex<State>);
+
+impl ConnectionTiming {
+    pub(super) fn new() -> Self {
+        Self(Mutex::new(State {
+            phase: Phase::Connected,
+            since: Instant::now(),
+            requests: 0,
+            write_blocked: false,
+            lingers: false,
+        }))
+    }
+
+    /// Keeps the socket open for reading when the connection is closed.
+    pub(super) fn linger(&self) {
+        self.state().lingers = true;
+    }
+
+    pub(super) fn lingers(&self) -> bool {
+        self.state().lingers
+    }
+
+    fn state(&self) -> MutexGuard<'_, State> {
+        self.0.lock()
+    }
+
+    pub(super) fn bytes_received(&self, bytes: &[u8]) {
+        let mut state = self.state();
+        match state.phase {
+            Phase::Connected if bytes.starts_with(HTTP2_PREFACE) => state.enter(Phase::Multiplexed),
+            Phase::Connected | Phase::Idle if state.requests == 0 => {
+                state.enter(Phase::ReadingHead)
+            }
+            _ => {}
+        }
+    }
+
+    pub(super) fn set_write_blocked(&self, blocked: bool) {
+        let mut state = self.state();
+        state.write_blocked = blocked;
+        state.since = Instant::now();
+    }
+
+    /// Restarts the current timeout.
+    pub(super) fn restart(&self) {
+        self.state().since = Instant::now();
+    }
+
+    /// When the current timeout expires. While none applies: when to check again.
+    pub(super) fn deadline(&self, limits: &Limits) -> Instant {
+        let state = self.state();
+        match state.phase {
+            _ if state.requests > 0 || state.write_blocked => Instant::now() + limits.idle_timeout,
+            Phase::Connected | Phase::ReadingHead => state.since + limits.header_timeout,
+            Phase::Idle | Phase::Multiplexed => state.since + limits.idle_timeout,
+        }
+    }
+
+    /// In this phase the connection can be closed without a graceful shutdown.
+    pub(super) fn awaits_request_head(&self) -> bool {
+        matches!(self.state().phase, Phase::Connected | Phase::ReadingHead)
+    }
+}
+
+impl State {
+    fn enter(&mut self, phase: Phase) {
+        self.phase = phase;
+        self.since = Instant::now();
+    }
+}
+
+/// Counts a request as open, from its head to the end of its response.
+#[derive(Debug)]
+pub(super) struct OpenRequest(Arc<ConnectionTiming>);
+
+impl OpenRequest {
+    pub(super) fn new(timing: &Arc<ConnectionTiming>) -> Self {
+        timing.state().requests += 1;
+        Self(Arc::clone(timing))
+    }
+}
+
+impl Drop for OpenRequest {
+    fn drop(&mut self) {
+        let mut state = self.0.state();
+        state.requests -= 1;
+        let phase = if state.phase == Phase::ReadingHead { Phase::Idle } else { state.phase };
+        state.enter(phase);
+    }
+}

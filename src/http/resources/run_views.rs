@@ -1,0 +1,497 @@
+//! Runs as the API shows them: the answer of an invocation, a row of a list, one run in full.
+//!
+//! Views are made from stored rows; budgets and pending calls are looked up beside them, always by
+//! [`RunViews`], so that every route says the same about a run. A row of a list carries no inputs,
+//! output or overrides: those can be large, and are read one run at a time.
+
+use std::collections::HashMap;
+
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use serde_json::Value;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::agents::Definition;
+use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
+use crate::http::edge::problem::Problem;
+use crate::http::state::Shared;
+use crate::message::Usage;
+use crate::message::visible::{escaped, escaped_json};
+use crate::run::{
+    Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
+};
+use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget};
+
+/// The most pending calls of one run that are shown.
+const MAX_PENDING: u32 = 10_000;
+
+/// The outcome of a run, as an invocation answers it.
+#[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
+#[schema(example = json!({"status": "completed", "error": null, "output": {"summary": "A small web service."}}))]
+pub(crate) struct Run {
+    /// The run's id.
+    run_id: Uuid,
+    /// The agent's name.
+    #[schema(example = "repo-guide")]
+    agent: String,
+    /// The current status; `completed`, `failed` and `cancelled` are final.
+    status: RunStatus,
+    /// Why the run ended; null while it has not ended.
+    #[schema(value_type = Option<TerminationReason>)]
+    termination_reason: Option<String>,
+    /// The accepted output; null without one.
+    output: Option<Value>,
+    /// The text of the model's last response, verbatim.
+    #[schema(example = "{\"summary\": \"A small web service.\"}")]
+    raw_response: Option<String>,
+    /// The model that gave the last response, as `provider/model`.
+    #[schema(example = "openai/gpt-4.1-mini")]
+    model: Option<String>,
+    /// Input plus output tokens.
+    #[schema(example = 1234)]
+    tokens_used: u64,
+    /// Tokens and cost of all model calls.
+    usage: UsageView,
+    /// Attempts started; absent for a single-shot invocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = 1)]
+    attempts: Option<u32>,
+    /// Model responses; absent for a single-shot invocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = 4)]
+    iterations: Option<u32>,
+    /// Tool calls, including blocked ones and calls of unknown tools; absent for a single-shot
+    /// invocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = 3)]
+    tool_calls_made: Option<u32>,
+    /// Names of the tools that were executed; absent for a single-shot invocation.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false, example = json!(["file_ops"]))]
+    tools_used: Option<Vec<String>>,
+    /// Milliseconds from the start of the run to its end.
+    #[schema(example = 812)]
+    latency_ms: Option<i64>,
+    /// True if a limit ended the run before its output was complete.
+    partial: bool,
+    /// The error of a run that ended without an output.
+    error: Option<RunError>,
+    /// Problems that did not end the run.
+    warnings: Vec<String>,
+    /// Errors of subscribers that were notified about the run.
+    callback_errors: Vec<String>,
+}
+
+/// Token counts and cost. Cached and cache-write tokens are part of the input tokens, reasoning
+/// tokens are part of the output tokens.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = Usage)]
+pub(crate) struct UsageView {
+    /// All input tokens.
+    #[schema(example = 1000)]
+    input_tokens: u64,
+    /// All output tokens.
+    #[schema(example = 234)]
+    output_tokens: u64,
+    /// Input tokens that were read from the provider's cache.
+    cached_input_tokens: u64,
+    /// Input tokens that were written to the provider's cache.
+    cache_write_tokens: u64,
+    /// Output tokens that were spent on reasoning.
+    reasoning_tokens: u64,
+    /// Input plus output tokens.
+    #[schema(example = 1234)]
+    total_tokens: u64,
+    /// Cost in US dollars; null if a model has no configured price.
+    #[schema(example = 0.00054)]
+    cost_usd: Option<f64>,
+}
+
+/// A run in a list. It has no inputs, output or overrides; those are in `GET /runs/{id}`.
+#[derive(Debug, Serialize, ToSchema)]
+#[expect(clippy::struct_field_names, reason = "the fields are named as in JSON")]
+#[schema(example = json!({"status": "completed", "error": null, "kind": "iterative", "pending": []}))]
+pub(crate) struct RunSummary {
+    /// The run's id.
+    run_id: Uuid,
+    /// The agent's name.
+    #[schema(example = "repo-guide")]
+    agent: String,
+    /// The version of the agent's definition.
+    #[schema(example = "1.2.0")]
+    agent_version: String,
+    /// Whether the run is a single model call or a loop.
+    kind: RunKind,
+    /// The current status; `completed`, `failed` and `cancelled` are final.
+    status: RunStatus,
+    /// Why the run ended; null while it has not ended.
+    #[schema(value_type = Option<TerminationReason>)]
+    termination_reason: Option<String>,
+    /// The model that gave the last response, as `provider/model`.
+    #[schema(example = "openai/gpt-4.1-mini")]
+    model: Option<String>,
+    /// Input plus output tokens.
+    #[schema(example = 1234)]
+    tokens_used: u64,
+    /// Tokens and cost of all model calls.
+    usage: UsageView,
+    /// Attempts started.
+    #[schema(example = 1)]
+    attempts: u32,
+    /// Model responses.
+    #[schema(example = 4)]
+    iterations: u32,
+    /// Tool calls, including blocked ones and calls of unknown tools.
+    #[schema(example = 3)]
+    tool_calls_made: u32,
+    /// Names of the tools that were executed.
+    #[schema(example = json!(["file_ops"]))]
+    tools_used: Vec<String>,
+    /// Milliseconds from the start of the run to its end.
+    #[schema(example = 812)]
+    latency_ms: Option<i64>,
+    /// True if a limit ended the run before its output was complete.
+    partial: bool,
+    /// The error of a run that ended without an output.
+    error: Option<RunError>,
+    /// Problems that did not end the run.
+    warnings: Vec<String>,
+    /// Errors of subscribers that were notified about the run.
+    callback_errors: Vec<String>,
+    /// The labels given in the request.
+    #[schema(value_type = RunMetadata)]
+    metadata: Value,
+    /// The session that the run belongs to.
+    #[schema(example = json!(null))]
+    session_id: Option<String>,
+    /// The run that delegated to this one.
+    #[schema(example = json!(null))]
+    parent_run_id: Option<Uuid>,
+    /// When the run was accepted.
+    created_at: DateTime<Utc>,
+    /// When execution began.
+    started_at: Option<DateTime<Utc>>,
+    /// When the run ended.
+    finished_at: Option<DateTime<Utc>>,
+    /// Consumption and its limits.
+    budget: BudgetView,
+    /// The calls that a parked run waits for; otherwise empty.
+    pending: Vec<Pending>,
+}
+
+/// A run with its inputs, output and overrides.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"inputs": {"task": "What is in here?"}, "output": {"summary": "A small web service."}, "overrides": {"max_iterations": 10}}))]
+pub(crate) struct RunDetail {
+    #[serde(flatten)]
+    summary: RunSummary,
+    /// The inputs given in the request.
+    #[schema(value_type = RunInputs)]
+    inputs: Value,
+    /// The settings given in the request that narrow the agent's definition.
+    #[schema(value_type = Overrides)]
+    overrides: Value,
+    /// The accepted output; null without one.
+    output: Option<Value>,
+    /// The text of the model's last response, verbatim.
+    #[schema(example = "{\"summary\": \"A small web service.\"}")]
+    raw_response: Option<String>,
+}
+
+/// Something that a parked run waits for.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
+pub(crate) struct Pending {
+    /// The tool call's id; for an escalation, the escalation's own id.
+    call_id: Uuid,
+    /// What kind of answer the run waits for.
+    #[schema(value_type = PendingKind, example = "approval")]
+    kind: &'static str,
+    /// The tool; empty for an escalation.
+    #[schema(example = "file_ops")]
+    tool: String,
+    /// The call's arguments; a string if they are not valid JSON.
+    arguments: Value,
+    /// The arguments as JSON text for display to a person: invisible characters, and those that
+    /// change how others are displayed, are escaped.
+    #[schema(example = "{\n  \"path\": \"invoice\\u202efdp.exe\"\n}")]
+    display: String,
+    /// Why the run waits.
+    #[schema(
+        example = "The autonomy rule asks for an approval: to write notes.md would lose what exists there."
+    )]
+    reason: String,
+    /// When the run stops waiting without an answer; null if it waits indefinitely.
+    expires_at: Option<DateTime<Utc>>,
+}
+
+/// Consumption of a run and its limits.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RunBudget)]
+pub(crate) struct BudgetView {
+    /// What the run has consumed.
+    used: BudgetUsed,
+    /// What the run may consume.
+    limits: Option<Budget>,
+    /// What the run and all its descendants have consumed together; null if it delegated nothing
+    /// or was itself delegated.
+    tree: Option<TreeUsed>,
+}
+
+/// What a run and all its descendants have consumed together.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = RunTreeUsed)]
+pub(crate) struct TreeUsed {
+    /// Model responses.
+    #[schema(example = 9)]
+    iterations: u64,
+    /// Tool calls.
+    #[schema(example = 5)]
+    tool_calls: u64,
+    /// Input plus output tokens.
+    #[schema(example = 4321)]
+    total_tokens: u64,
+    /// Cost in US dollars; null if a model has no configured price.
+    #[schema(example = 0.00123)]
+    cost_usd: Option<f64>,
+}
+
+/// What a run has consumed.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct BudgetUsed {
+    /// Model responses.
+    #[schema(example = 4)]
+    iterations: u32,
+    /// Seconds since the start of the run, up to its end.
+    #[schema(example = 0.812)]
+    duration_seconds: f64,
+    /// Tool calls.
+    #[schema(example = 3)]
+    tool_calls: u32,
+    /// Input plus output tokens.
+    #[schema(example = 1234)]
+    total_tokens: u64,
+    /// Cost in US dollars; null if a model has no configured price.
+    #[schema(example = 0.00054)]
+    cost_usd: Option<f64>,
+    /// Files read, directories listed and searched.
+    #[schema(example = 2)]
+    files_read: u64,
+    /// Write operations on files and directories.
+    #[schema(example = 1)]
+    files_written: u64,
+    /// Distinct files created, changed, moved or deleted.
+    #[schema(example = 1)]
+    files_modified: usize,
+    /// Lines written or replaced.
+    #[schema(example = 12)]
+    lines_changed: u64,
+    /// Commands executed.
+    #[schema(example = 0)]
+    commands: u64,
+    /// Network requests made by tools.
+    #[schema(example = 0)]
+    network_requests: u64,
+}
+
+impl From<RunRecord> for Run {
+    /// A single shot has no attempts, iterations or tools to report.
+    fn from(record: RunRecord) -> Self {
+        let is_loop = record.kind == RunKind::Iterative;
+        Self {
+            run_id: record.id,
+            agent: record.agent,
+            status: record.status,
+            termination_reason: record.termination_reason,
+            output: record.output,
+            raw_response: record.raw_response,
+            model: record.model,
+            tokens_used: record.usage.total_tokens(),
+            usage: (&record.usage).into(),
+            attempts: is_loop.then_some(record.attempts),
+            iterations: is_loop.then_some(record.iterations),
+            tool_calls_made: is_loop.then_some(record.tool_calls_made),
+            tools_used: is_loop.then_some(record.tools_used),
+            latency_ms: record.latency_ms,
+            partial: record.partial,
+            error: record.error,
+            warnings: record.warnings,
+            callback_errors: record.callback_errors,
+        }
+    }
+}
+
+impl From<&Usage> for UsageView {
+    fn from(usage: &Usage) -> Self {
+        Self {
+            input_tokens: usage.input_tokens,
+            output_tokens: usage.output_tokens,
+            cached_input_tokens: usage.cached_input_tokens,
+            cache_write_tokens: usage.cache_write_tokens,
+            reasoning_tokens: usage.reasoning_tokens,
+            total_tokens: usage.total_tokens(),
+            cost_usd: usage.cost_micro_usd.map(dollars),
+        }
+    }
+}
+
+fn dollars(micro: i64) -> f64 {
+    Usd::from_micro(micro).dollars()
+}
+
+impl From<ApprovalRecord> for Pending {
+    fn from(asked: ApprovalRecord) -> Self {
+        Self {
+            call_id: asked.call_id,
+            kind: asked.kind.as_str(),
+            tool: asked.tool,
+            display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
+            arguments: asked.arguments,
+            reason: escaped(&asked.reason).into_owned(),
+            expires_at: asked.expires_at,
+        }
+    }
+}
+
+impl From<&RunRecord> for BudgetUsed {
+    fn from(record: &RunRecord) -> Self {
+        let until = record.finished_at.unwrap_or_else(Utc::now);
+        let seconds =
+            record.started_at.map_or(0.0, |start| (until - start).as_seconds_f64().max(0.0));
+        Self {
+            iterations: record.iterations,
+            duration_seconds: (seconds * 1000.0).round() / 1000.0,
+            tool_calls: record.tool_calls_made,
+            total_tokens: record.usage.total_tokens(),
+            cost_usd: record.usage.cost_micro_usd.map(dollars),
+            files_read: record.consumption.files_read,
+            files_written: record.consumption.files_written,
+            files_modified: record.consumption.files_modified.len(),
+            lines_changed: record.consumption.lines_changed,
+            commands: record.consumption.commands,
+            network_requests: record.consumption.network_requests,
+        }
+    }
+}
+
+/// One run in full.
+pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
+    RunViews::new(app).detail(record).await
+}
+
+/// Makes the views of stored runs, and reads each definition that they share only once.
+pub(crate) struct RunViews<'a> {
+    app: &'a Shared,
+    /// The budgets of definitions that are no longer loaded, by their hash.
+    replaced: HashMap<String, Option<Budget>>,
+}
+
+impl<'a> RunViews<'a> {
+    pub(crate) fn new(app: &'a Shared) -> Self {
+        Self { app, replaced: HashMap::new() }
+    }
+
+    pub(crate) async fn detail(&mut self, mut record: RunRecord) -> Result<RunDetail, Problem> {
+        let (output, raw_response) = (record.output.take(), record.raw_response.take());
+        let (inputs, overrides) = (record.inputs.take(), record.overrides.clone());
+        let summary = self.summary(record).await?;
+        Ok(RunDetail { summary, inputs, overrides, output, raw_response })
+    }
+
+    pub(crate) async fn summary(&mut self, record: RunRecord) -> Result<RunSummary, Problem> {
+        let budget = BudgetView {
+            used: (&record).into(),
+            limits: self.limits(&record).await?,
+            tree: self.tree(&record).await?,
+        };
+        Ok(RunSummary {
+            budget,
+            pending: self.pending(&record).await?,
+            run_id: record.id,
+            agent: record.agent,
+            agent_version: record.agent_version,
+            kind: record.kind,
+            status: record.status,
+            termination_reason: record.termination_reason,
+            model: record.model,
+            tokens_used: record.usage.total_tokens(),
+            usage: (&record.usage).into(),
+            attempts: record.attempts,
+            iterations: record.iterations,
+            tool_calls_made: record.tool_calls_made,
+            tools_used: record.tools_used,
+            latency_ms: record.latency_ms,
+            partial: record.partial,
+            error: record.error,
+            warnings: record.warnings,
+            callback_errors: record.callback_errors,
+            metadata: record.metadata.0,
+            session_id: record.session_id,
+            parent_run_id: record.parent_run_id,
+            created_at: record.created_at,
+            started_at: record.started_at,
+            finished_at: record.finished_at,
+        })
+    }
+
+    /// The budget of the definition that the run was started with, narrowed by its request.
+    async fn limits(&mut self, record: &RunRecord) -> Result<Option<Budget>, Problem> {
+        let hash = &record.definition_hash;
+        let loaded = self.app.catalogue.agent(&record.agent).filter(|agent| agent.hash == *hash);
+        let budget = match (loaded, self.replaced.get(hash)) {
+            (Some(agent), _) => Some(agent.definition.governance.budget.clone()),
+            (None, Some(budget)) => budget.clone(),
+            (None, None) => {
+                let json = self.app.store.definition(hash).await?;
+                let definition =
+                    json.and_then(|json| serde_json::from_str::<Definition>(&json).ok());
+                let budget = definition.map(|definition| definition.governance.budget);
+                self.replaced.insert(hash.clone(), budget.clone());
+                budget
+            }
+        };
+        let overrides = Overrides::deserialize(&record.overrides).unwrap_or_default();
+        let requested = overrides.budget.unwrap_or_default();
+        Ok(budget.map(|budget| budget.narrowed_by(&requested)))
+    }
+
+    /// The shared budget of a root run that has delegated.
+    async fn tree(&self, record: &RunRecord) -> Result<Option<TreeUsed>, Problem> {
+        let delegated = record.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some());
+        if record.parent_run_id.is_some() || !delegated {
+            return Ok(None);
+        }
+        let used = |budget: SharedBudget| TreeUsed {
+            iterations: budget.spent.iterations,
+            tool_calls: budget.spent.tool_calls,
+            total_tokens: budget.spent.tokens,
+            cost_usd: record
+                .usage
+                .cost_micro_usd
+                .map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
+        };
+        Ok(self.app.store.shared_budget(record.id).await?.map(used))
+    }
+
+    /// The unanswered calls of a parked run, in the order in which they were made.
+    async fn pending(&self, record: &RunRecord) -> Result<Vec<Pending>, Problem> {
+        if !record.status.is_parked() {
+            return Ok(Vec::new());
+        }
+        let filter = ApprovalFilter {
+            run_id: Some(record.id),
+            status: Some(ApprovalStatus::Pending),
+            call_id: None,
+        };
+        let page = Page { limit: MAX_PENDING, after: None };
+        let mut pending = self.app.store.approvals(&record.tenant, &filter, &page).await?;
+        pending.sort_by_key(|call| call.seq);
+        Ok(pending.into_iter().map(Pending::from).collect())
+    }
+}
+
+#[cfg(test)]
+#[path = "run_views_tests.rs"]
+mod tests;

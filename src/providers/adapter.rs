@@ -1,0 +1,105 @@
+//! The part that all adapters for HTTP APIs share: one model call is one HTTP request.
+//!
+//! A [`Dialect`] writes the body and reads the answer, whole or frame by frame; the connection, its
+//! limits and how its failures are reported belong to [`wire`](super::wire). The timeout of the
+//! whole call and retries are the router's.
+
+use std::fmt;
+
+use async_trait::async_trait;
+
+use super::received::Unusable;
+use super::wire::{Api, Frames, Streamed, Wire, WireSettings, WireSettingsError};
+use super::{Completion, Deltas, FailureKind, ModelRequest, Provider, ProviderError};
+
+/// One API: how a request is written and how an answer is read. Pure.
+pub(super) trait Dialect: Sync {
+    fn api(&self) -> &'static Api;
+
+    fn body(
+        &self,
+        request: &ModelRequest<'_>,
+        provider: &str,
+    ) -> Result<Vec<u8>, serde_json::Error>;
+
+    /// Reads an answer that came in one piece.
+    fn parse(&self, answer: &[u8], call: Call<'_>) -> Result<Completion, Unusable>;
+
+    /// An empty answer, to be filled from a stream.
+    fn stream(&self) -> Box<dyn StreamedAnswer>;
+}
+
+/// An answer that is put together from the frames of a stream.
+pub(super) trait StreamedAnswer: Send {
+    /// Adds the data of one frame and sends its deltas; true once the answer is complete.
+    fn push(&mut self, frame: &[u8], call: Call<'_>) -> Result<bool, Unusable>;
+
+    /// The completion, or an error if the stream ended before the answer was complete.
+    fn finish(self: Box<Self>, call: Call<'_>) -> Result<Completion, Unusable>;
+}
+
+/// The call that an answer belongs to.
+#[derive(Clone, Copy)]
+pub(super) struct Call<'a> {
+    /// The provider's name in our configuration.
+    pub(super) provider: &'a str,
+    /// Part of the ids that are generated for tool calls without one.
+    pub(super) step: u32,
+    pub(super) deltas: Deltas<'a>,
+}
+
+/// A model server that is called over HTTP.
+pub struct HttpProvider {
+    wire: Wire,
+    dialect: &'static dyn Dialect,
+}
+
+impl fmt::Debug for HttpProvider {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        self.wire.fmt(f)
+    }
+}
+
+impl HttpProvider {
+    /// Prepares the connection pool; nothing is sent yet.
+    pub(super) fn new(
+        settings: WireSettings,
+        dialect: &'static dyn Dialect,
+    ) -> Result<Self, WireSettingsError> {
+        Ok(Self { wire: Wire::new(settings, dialect.api())?, dialect })
+    }
+
+    async fn read_stream(
+        &self,
+        mut frames: Frames<'_>,
+        call: Call<'_>,
+    ) -> Result<Completion, ProviderError> {
+        let unusable = |unusable| self.wire.unusable(unusable);
+        let mut answer = self.dialect.stream();
+        while let Some(frame) = frames.next().await? {
+            if answer.push(&frame.data, call).map_err(unusable)? {
+                break;
+            }
+        }
+        answer.finish(call).map_err(unusable)
+    }
+}
+
+#[async_trait]
+impl Provider for HttpProvider {
+    async fn complete(&self, request: &ModelRequest<'_>) -> Result<Completion, ProviderError> {
+        let provider = self.wire.name();
+        let call = Call { provider, step: request.step, deltas: request.deltas };
+        let body = self.dialect.body(request, provider);
+        let body = body.map_err(|e| self.wire.error(FailureKind::BadRequest, &e.to_string()))?;
+        let answer = if request.deltas.are_wanted() {
+            match self.wire.stream(body, request.trace).await? {
+                Streamed::Frames(frames) => return self.read_stream(frames, call).await,
+                Streamed::Whole(answer) => answer,
+            }
+        } else {
+            self.wire.json(body, request.trace).await?
+        };
+        self.dialect.parse(&answer, call).map_err(|unusable| self.wire.unusable(unusable))
+    }
+}

@@ -1,0 +1,58 @@
+//! What a database does in its own way: everything else is written once, over this.
+
+use std::collections::HashSet;
+
+use async_trait::async_trait;
+use tokio::sync::broadcast;
+use uuid::Uuid;
+
+use super::commit::Batch;
+use super::sql::{Dialect, Query, Row};
+use super::{DatabaseInfo, StoreError, Wakeup};
+
+/// Which work a statement belongs to; each has connections of its own where there are several.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(super) enum Work {
+    /// Claims, heartbeats, cancelling: short, and never behind a slow list.
+    Control,
+    /// Lists, budgets, retention.
+    Data,
+    /// Commits of runs.
+    Commit,
+}
+
+/// A database.
+#[async_trait]
+pub(super) trait Backend: Send + Sync {
+    fn dialect(&self) -> Dialect;
+    async fn migrate(&self) -> Result<(), StoreError>;
+    async fn about(&self) -> Result<DatabaseInfo, StoreError>;
+    async fn close(&self);
+
+    /// Runs one statement that reads.
+    async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError>;
+    /// Runs one statement that writes, in a transaction of its own.
+    async fn write(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError>;
+    /// Begins a transaction that writes; dropped, it is rolled back.
+    async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError>;
+    /// Writes a batch in one transaction; the runs that passed the fence.
+    async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError>;
+
+    fn wakeups(&self) -> broadcast::Receiver<Wakeup>;
+    /// Hints to all replicas that something changed. A hint may be lost.
+    async fn hint(&self, wakeup: Wakeup);
+
+    /// The replicas that this process is, where no other process can have one.
+    fn only_replicas(&self) -> Option<Vec<String>>;
+    /// Takes note that this process is that replica.
+    fn note_replica(&self, id: &str);
+}
+
+/// A transaction. What it locks stays locked until it ends.
+#[async_trait]
+pub(super) trait Transaction: Send {
+    async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError>;
+    /// As [`Backend::commit`], as a part of this transaction.
+    async fn write(&mut self, batch: Batch) -> Result<HashSet<Uuid>, StoreError>;
+    async fn commit(self: Box<Self>) -> Result<(), StoreError>;
+}

@@ -1,0 +1,279 @@
+//! A batch of writes as steps, each one statement over a list of rows, and what became of them.
+//!
+//! The first steps are the fence: they take only rows that are still ours and stand exactly where
+//! the write begins, so a journal has no gap and a repeated write changes nothing. The rest is
+//! written only for the runs that passed. Each database puts the rows into the text in its own
+//! way. The `IS TRUE` forms are deliberate: they leave a planner no index but the primary key.
+
+use std::collections::HashSet;
+
+use uuid::Uuid;
+
+use super::approvals::requeue_answered;
+use super::backend::Work;
+use super::projection::{CallChange, Changes, RunChange, project};
+use super::sql::{Column, Dialect, Kind, Param, Query, Value};
+use super::tables::{
+    ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
+    Observation, RunOpening, RunProgress,
+};
+use super::{RunWrite, Store, StoreError, Wakeup, WriteOutcome};
+use crate::run::RunStatus;
+
+/// One statement over rows that are called `w` in it.
+pub(super) struct Step {
+    pub(super) name: &'static str,
+    /// Up to the rows.
+    pub(super) head: String,
+    pub(super) columns: Vec<Column>,
+    pub(super) rows: Vec<Vec<Value>>,
+    /// What must hold of a row, if anything.
+    pub(super) condition: &'static str,
+    /// After the condition.
+    pub(super) tail: &'static str,
+}
+
+/// What a batch of writes changes.
+pub(super) struct Batch {
+    /// Each gives the ids of the runs that it took.
+    pub(super) fence: Vec<Step>,
+    /// All have a column `run_id`.
+    pub(super) rest: Vec<Step>,
+}
+
+impl Store {
+    /// Commits a batch in one transaction; one outcome per write, in order. At most one write per
+    /// run in a batch. Repeating a batch after a lost answer is harmless.
+    pub async fn commit(
+        &self,
+        owner: &str,
+        batch: &[RunWrite],
+    ) -> Result<Vec<WriteOutcome>, StoreError> {
+        self.define(batch).await?;
+        let steps = Batch::of(self.backend.dialect(), owner, project(owner, batch)?);
+        let parked = batch.iter().filter(|write| write.park.is_some());
+        let parked: Vec<Uuid> = parked.map(|write| write.run_id).collect();
+        let mut stored = if parked.is_empty() {
+            self.backend.commit(steps).await?
+        } else {
+            let mut tx = self.backend.begin(Work::Commit).await?;
+            let stored = tx.write(steps).await?;
+            requeue_answered(&mut *tx, &parked).await?; // what it waits for may have come by now
+            tx.commit().await?;
+            stored
+        };
+        for write in batch {
+            if write.is_repeated && !stored.contains(&write.run_id) && self.is_stored(write).await?
+            {
+                stored.insert(write.run_id);
+            }
+        }
+        let is_queued = |write: &RunWrite| {
+            write.new.as_ref().is_some_and(|new| new.status == RunStatus::Queued)
+        };
+        if !parked.is_empty() || batch.iter().any(is_queued) {
+            self.backend.hint(Wakeup::Queue).await;
+        }
+        let outcome = |write: &RunWrite| match &write.new {
+            _ if stored.contains(&write.run_id) => WriteOutcome::Committed,
+            Some(_) => WriteOutcome::IdTaken,
+            None => WriteOutcome::Fenced,
+        };
+        Ok(batch.iter().map(outcome).collect())
+    }
+
+    /// Whether an earlier try has stored a write: its last event is in the journal.
+    async fn is_stored(&self, write: &RunWrite) -> Result<bool, StoreError> {
+        let Some(last) = write.events.last() else { return Ok(false) };
+        let look = Query::new(
+            "SELECT 1 FROM run_events \
+             WHERE run_id = :run AND seq = :seq AND epoch = :epoch AND at = :at",
+        );
+        let look = look.bind("run", write.run_id).bind("seq", last.seq);
+        let look = look.bind("epoch", write.epoch).bind("at", last.at);
+        Ok(!self.backend.read(Work::Data, look).await?.is_empty())
+    }
+
+    /// Stores the definitions of new runs that are not known to be stored.
+    async fn define(&self, batch: &[RunWrite]) -> Result<(), StoreError> {
+        let missing = self.definitions.missing(batch);
+        for definition in &missing {
+            let define = Query::new(
+                "INSERT INTO definitions (hash, body, used_at) VALUES (:hash, :body, {now}) \
+                 ON CONFLICT (hash) DO UPDATE SET used_at = excluded.used_at",
+            );
+            let define = define.bind("hash", &definition.hash).bind("body", &definition.json);
+            self.backend.write(Work::Commit, define).await?;
+        }
+        self.definitions.note(&missing);
+        Ok(())
+    }
+}
+
+/// Columns of the fence that are not the row's.
+const FENCE: [Column; 2] =
+    [Column { name: "first_seq", kind: Kind::Int }, Column { name: "writer", kind: Kind::Text }];
+
+/// A run that holds its session comes after all that wait for it; that there is one, and that its
+/// turn is free, is ensured by unique indexes.
+const IN_TURN: &str = "w.session_place IS NULL OR w.session_place <> 'holds' OR NOT EXISTS \
+    (SELECT 1 FROM runs r WHERE r.tenant = w.tenant AND r.session_id = w.session_id \
+    AND r.status = 'queued' AND r.session_place <> 'holds')";
+
+impl Batch {
+    pub(super) fn of(dialect: Dialect, owner: &str, changes: Changes) -> Self {
+        let (new, known): (Vec<_>, Vec<_>) =
+            changes.runs.into_iter().partition(|run| run.opening.is_some());
+        let (proposed, changed): (Vec<_>, Vec<_>) =
+            changes.calls.into_iter().partition(|call| call.proposal.is_some());
+        let present = |steps: Vec<Step>| steps.into_iter().filter(|step| !step.rows.is_empty());
+        Self {
+            fence: present(vec![known_runs(owner, known), new_runs(dialect, new)]).collect(),
+            rest: present(vec![
+                inserts::<JournalRow>("run_events", changes.journal),
+                inserts::<IterationRecord>("iterations", changes.iterations),
+                new_calls(proposed),
+                known_calls(changed),
+                inserts::<AuditRow>("audit_log", changes.audit),
+                inserts::<Observation>("observations", changes.observations),
+                inserts::<ApprovalRequest>("approvals", changes.approvals),
+                voided(changes.voided),
+            ])
+            .collect(),
+        }
+    }
+}
+
+fn columns_of<G: Group>() -> Vec<Column> {
+    let mut columns = Vec::new();
+    G::list(&mut columns);
+    columns
+}
+
+fn known_runs(owner: &str, runs: Vec<RunChange>) -> Step {
+    let mut columns = columns_of::<RunProgress>();
+    let set = |column: &Column| match column.name {
+        "id" | "epoch" => None,
+        "started_at" => Some("started_at = COALESCE(runs.started_at, w.started_at)".to_owned()),
+        name => Some(format!("{name} = w.{name}")),
+    };
+    let set: Vec<String> = columns.iter().filter_map(set).collect();
+    let head = format!("UPDATE runs SET {} FROM", set.join(", "));
+    columns.extend(FENCE);
+    let row = |run: RunChange| {
+        let mut row = run.progress.values();
+        row.extend([run.first_seq.value(), owner.value()]);
+        row
+    };
+    Step {
+        name: "known",
+        head,
+        columns,
+        rows: runs.into_iter().map(row).collect(),
+        condition: "runs.id = w.id AND (runs.owner = w.writer) IS TRUE \
+            AND (runs.status = 'running') IS TRUE AND runs.epoch = w.epoch \
+            AND runs.next_seq = w.first_seq",
+        tail: "RETURNING runs.id",
+    }
+}
+
+fn new_runs(dialect: Dialect, mut runs: Vec<RunChange>) -> Step {
+    // In one order everywhere, so that two batches with the same keys never wait for each other.
+    let keys = |run: &RunChange| {
+        let opening = run.opening.as_ref()?;
+        Some((opening.session_id.clone(), opening.idempotency_key.clone()))
+    };
+    runs.sort_by_cached_key(keys);
+    let has_session = |run: &RunChange| {
+        run.opening.as_ref().is_some_and(|opening| opening.session_place.is_some())
+    };
+    let condition = if runs.iter().any(has_session) { IN_TURN } else { "true" };
+    let mut columns = columns_of::<RunOpening>();
+    columns.extend(columns_of::<RunProgress>());
+    let row = |run: RunChange| {
+        let mut row = run.opening?.values();
+        run.progress.append(&mut row);
+        Some(row)
+    };
+    let select = |column: &Column| match column.name {
+        // By the clock of the database, where it has one.
+        "available_at" if dialect == Dialect::Postgres => {
+            "CASE WHEN w.available_at IS NOT NULL THEN clock_timestamp() END".to_owned()
+        }
+        name => format!("w.{name}"),
+    };
+    let select: Vec<String> = columns.iter().map(select).collect();
+    Step {
+        name: "new",
+        head: insert_head("runs", &columns, &select),
+        columns,
+        rows: runs.into_iter().filter_map(row).collect(),
+        condition,
+        tail: "ON CONFLICT DO NOTHING RETURNING id",
+    }
+}
+
+fn insert_head(table: &str, columns: &[Column], select: &[String]) -> String {
+    let names: Vec<&str> = columns.iter().map(|column| column.name).collect();
+    format!("INSERT INTO {table} ({}) SELECT {} FROM", names.join(", "), select.join(", "))
+}
+
+/// Rows of one group into a table.
+fn inserts<G: Group>(table: &'static str, rows: Vec<G>) -> Step {
+    insert_rows(table, columns_of::<G>(), rows.into_iter().map(Group::values).collect())
+}
+
+fn insert_rows(table: &'static str, columns: Vec<Column>, rows: Vec<Vec<Value>>) -> Step {
+    let select: Vec<String> = columns.iter().map(|column| format!("w.{}", column.name)).collect();
+    let head = insert_head(table, &columns, &select);
+    Step { name: table, head, columns, rows, condition: "", tail: "" }
+}
+
+fn new_calls(calls: Vec<CallChange>) -> Step {
+    let mut columns = columns_of::<CallProposal>();
+    columns.extend(columns_of::<CallState>());
+    let row = |call: CallChange| {
+        let mut row = call.proposal?.values();
+        call.state.append(&mut row);
+        Some(row)
+    };
+    insert_rows("tool_calls", columns, calls.into_iter().filter_map(row).collect())
+}
+
+/// What is not known of a call any better stays as it is.
+fn known_calls(calls: Vec<CallChange>) -> Step {
+    let columns = columns_of::<CallState>();
+    let set = columns.iter().map(|column| column.name).filter(|name| !name.ends_with("_id"));
+    let set: Vec<String> =
+        set.map(|name| format!("{name} = COALESCE(w.{name}, tool_calls.{name})")).collect();
+    Step {
+        name: "settled",
+        head: format!("UPDATE tool_calls SET {} FROM", set.join(", ")),
+        columns,
+        rows: calls.into_iter().map(|call| call.state.values()).collect(),
+        condition: "tool_calls.run_id = w.run_id AND tool_calls.call_id = w.call_id",
+        tail: "",
+    }
+}
+
+fn voided(runs: Vec<Uuid>) -> Step {
+    Step {
+        name: "voided",
+        head: "UPDATE approvals SET status = 'void' FROM".to_owned(),
+        columns: vec![Column { name: "run_id", kind: Kind::Id }],
+        rows: runs.into_iter().map(|run| vec![run.value()]).collect(),
+        condition: "approvals.run_id = w.run_id AND approvals.status = 'pending'",
+        tail: "",
+    }
+}
+
+impl Step {
+    /// The rows of the runs that passed the fence.
+    pub(super) fn keep(&mut self, passed: &HashSet<Uuid>) {
+        let run = self.columns.iter().position(|column| column.name == "run_id");
+        self.rows.retain(|row| {
+            run.and_then(|run| row.get(run))
+                .is_some_and(|id| matches!(id, Value::Id(Some(id)) if passed.contains(id)))
+        });
+    }
+}

@@ -1,0 +1,85 @@
+//! Sessions: the runs that share one, of which one at a time holds it.
+
+use uuid::Uuid;
+
+use super::backend::Work;
+use super::retention::delete_runs;
+use super::sql::{Query, Row};
+use super::tables::Record;
+use super::{SessionDeleted, SessionRecord, Store, StoreError};
+
+impl Store {
+    /// A session, with the last `ended` runs that held it and in which a model answered. `None`: no
+    /// such session.
+    pub async fn session(
+        &self,
+        tenant: &str,
+        session: &str,
+        ended: u32,
+    ) -> Result<Option<SessionRecord>, StoreError> {
+        let look = Query::new(
+            "SELECT f.agent, f.created_at, l.created_at AS last_run_at, \
+             (SELECT CAST({json_array}(id ORDER BY session_place, available_at, id) AS text) FROM (\
+             SELECT id, session_place, available_at FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND session_place = 'holds' AND finished_at IS NULL \
+             UNION ALL SELECT id, session_place, available_at FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND status = 'queued' AND session_place <> 'holds') alive) \
+             AS live, \
+             (SELECT COALESCE(max(session_turn), 0) FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND session_turn IS NOT NULL) AS turn, \
+             (SELECT CAST({json_array}(id ORDER BY session_turn) AS text) FROM (\
+             SELECT id, session_turn FROM runs WHERE tenant = :tenant AND session_id = :session \
+             AND session_turn IS NOT NULL AND finished_at IS NOT NULL AND iterations > 0 \
+             ORDER BY session_turn DESC LIMIT :ended) past) AS ended \
+             FROM (SELECT agent, created_at FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND parent_run_id IS NULL ORDER BY created_at, id LIMIT 1) f \
+             CROSS JOIN (SELECT created_at FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND parent_run_id IS NULL \
+             ORDER BY created_at DESC, id DESC LIMIT 1) l",
+        );
+        let look = look.bind("tenant", tenant).bind("session", session).bind("ended", ended);
+        let rows = self.backend.read(Work::Data, look).await?;
+        rows.first().map(Record::read).transpose()
+    }
+
+    /// Deletes a session's runs and those that they delegated to, with their journals and audit
+    /// records.
+    pub async fn delete_session(
+        &self,
+        tenant: &str,
+        session: &str,
+    ) -> Result<SessionDeleted, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        // Locked, so that none of them begins meanwhile.
+        let runs = Query::new(
+            "SELECT id, finished_at IS NULL AS live FROM runs \
+             WHERE tenant = :tenant AND session_id = :session ORDER BY id{for_update}",
+        );
+        let rows = tx.run(runs.bind("tenant", tenant).bind("session", session)).await?;
+        if rows.is_empty() {
+            tx.commit().await?;
+            return Ok(SessionDeleted::Unknown);
+        }
+        for row in &rows {
+            if row.read("live")? {
+                tx.commit().await?;
+                return Ok(SessionDeleted::Busy);
+            }
+        }
+        let runs = ids(&rows)?;
+        let family = Query::new(
+            "WITH RECURSIVE family (id) AS (SELECT id FROM runs WHERE id IN :runs \
+             UNION SELECT r.id FROM family f JOIN runs r \
+             ON r.tenant = :tenant AND r.parent_run_id = f.id) SELECT id FROM family",
+        );
+        let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
+        delete_runs(&mut *tx, &ids(&rows)?).await?;
+        tx.commit().await?;
+        Ok(SessionDeleted::Gone)
+    }
+}
+
+/// The ids of these rows.
+pub(super) fn ids(rows: &[Row]) -> Result<Vec<Uuid>, StoreError> {
+    rows.iter().map(|row| row.read("id")).collect()
+}

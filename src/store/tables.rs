@@ -1,0 +1,418 @@
+//! The tables, each declared once: a column is the field of its name, with its type.
+//!
+//! A declaration makes the record that is read and the groups of columns that are written
+//! together. Which statement writes a group is the statement's business, as is the time when.
+
+use chrono::{DateTime, Utc};
+use serde_json::Value as Json;
+use uuid::Uuid;
+
+use super::sql::{Column, Labels, Param, Row, Value};
+use super::{ApprovalStatus, StoreError};
+use crate::event::{AuditRecord, Resolution, WaitKind};
+use crate::message::Usage;
+use crate::run::{Consumption, RunError, RunKind, RunStatus};
+
+/// Columns that are written together.
+pub(super) trait Group: Sized {
+    fn list(columns: &mut Vec<Column>);
+    fn append(self, values: &mut Vec<Value>);
+
+    fn columns(&self) -> Vec<Column> {
+        let mut columns = Vec::new();
+        Self::list(&mut columns);
+        columns
+    }
+
+    fn values(self) -> Vec<Value> {
+        let mut values = Vec::new();
+        self.append(&mut values);
+        values
+    }
+}
+
+/// What a row is read as.
+pub(super) trait Record: Sized {
+    fn read(row: &Row) -> Result<Self, StoreError>;
+}
+
+/// Declares a table as records and groups of columns:
+/// - `Record { write Group { column: Type, … } … read { column: Type, … } made { field: Type, … } }`: the
+///   record that is read, and the groups of columns that are written; a field that is made is no
+///   column.
+/// - `both Row { column: Type, … }`: one group, which is the record too.
+/// - `part Type { column: Type, … }`: the same for a struct that is declared elsewhere.
+/// - `read Record { column: Type, … }`: what a statement makes up.
+///
+/// `..part: Type` are the columns of that type.
+macro_rules! table {
+    (
+        $(#[$meta:meta])* $record:ident {
+            $($(#[$group_meta:meta])* write $group:ident {
+                $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+            })*
+            $(read { $($read:ident: $read_type:ty,)* })?
+            $(made { $($made:ident: $made_type:ty,)* })?
+        }
+    ) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $record {
+            $($(pub $field: $type,)* $(pub $part: $part_type,)*)*
+            $($(pub $read: $read_type,)*)?
+            $($(pub $made: $made_type,)*)?
+        }
+        impl Record for $record {
+            fn read(row: &Row) -> Result<Self, StoreError> {
+                Ok(Self {
+                    $($($field: row.read(stringify!($field))?,)* $($part: Record::read(row)?,)*)*
+                    $($($read: row.read(stringify!($read))?,)*)?
+                    $($($made: <$made_type>::default(),)*)?
+                })
+            }
+        }
+        /// The record of a row of which only this is known.
+        impl From<($($group,)*)> for $record {
+            fn from(groups: ($($group,)*)) -> Self {
+                let ($($group { $($field,)* $($part,)* },)*) = groups;
+                Self {
+                    $($($field,)* $($part,)*)*
+                    $($($read: <$read_type>::default(),)*)?
+                    $($($made: <$made_type>::default(),)*)?
+                }
+            }
+        }
+        $(table!(@group $(#[$group_meta])* $group {
+            $($field: $type,)* $(..$part: $part_type,)*
+        });)*
+    };
+    ($(#[$meta:meta])* both $row:ident {
+        $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+    }) => {
+        table!(@group $(#[$meta])* $row { $($field: $type,)* $(..$part: $part_type,)* });
+        table!(@record $row { $($field: $type,)* $(..$part: $part_type,)* });
+    };
+    (part $part:ident { $($field:ident: $type:ty,)* }) => {
+        table!(@columns $part { $($field: $type,)* });
+        table!(@record $part { $($field: $type,)* });
+    };
+    ($(#[$meta:meta])* read $record:ident {
+        $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $record {
+            $(pub $field: $type,)* $(pub $part: $part_type,)*
+        }
+        table!(@record $record { $($field: $type,)* $(..$part: $part_type,)* });
+    };
+    (@record $record:ident {
+        $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+    }) => {
+        impl Record for $record {
+            fn read(row: &Row) -> Result<Self, StoreError> {
+                Ok(Self {
+                    $($field: row.read(stringify!($field))?,)* $($part: Record::read(row)?,)*
+                })
+            }
+        }
+    };
+    (@group $(#[$meta:meta])* $group:ident {
+        $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+    }) => {
+        $(#[$meta])*
+        #[derive(Debug, Clone, PartialEq)]
+        pub struct $group {
+            $(pub $field: $type,)* $(pub $part: $part_type,)*
+        }
+        table!(@columns $group { $($field: $type,)* $(..$part: $part_type,)* });
+    };
+    (@columns $group:ident {
+        $($field:ident: $type:ty,)* $(..$part:ident: $part_type:ty,)*
+    }) => {
+        impl Group for $group {
+            fn list(columns: &mut Vec<Column>) {
+                $(columns.push(Column {
+                    name: stringify!($field),
+                    kind: <$type as Param>::KIND,
+                });)*
+                $(<$part_type>::list(columns);)*
+            }
+            fn append(self, values: &mut Vec<Value>) {
+                $(values.push(self.$field.value());)*
+                $(self.$part.append(values);)*
+            }
+        }
+    };
+}
+
+table! {
+    /// A run as it is stored.
+    RunRecord {
+        /// What never changes.
+        write RunOpening {
+            created_at: DateTime<Utc>,
+            parent_run_id: Option<Uuid>,
+            tenant: String,
+            subject: String,
+            scopes: Vec<String>,
+            agent: String,
+            agent_version: String,
+            definition_hash: String,
+            kind: RunKind,
+            session_id: Option<String>,
+            session_place: Option<String>,
+            session_turn: Option<i64>,
+            inputs: Json,
+            overrides: Json,
+            metadata: Labels,
+            idempotency_key: Option<String>,
+            request_hash: Option<String>,
+            traceparent: Option<String>,
+            available_at: Option<DateTime<Utc>>,
+        }
+        /// What each write of the run leaves.
+        write RunProgress {
+            id: Uuid,
+            epoch: i64,
+            next_seq: i64,
+            status: RunStatus,
+            owner: Option<String>,
+            started_at: Option<DateTime<Utc>>,
+            attempts: u32,
+            iterations: u32,
+            tool_calls_made: u32,
+            model: Option<String>,
+            tools_used: Vec<String>,
+            warnings: Vec<String>,
+            callback_errors: Vec<String>,
+            consumption: Consumption,
+            error: Option<RunError>,
+            termination_reason: Option<String>,
+            partial: bool,
+            latency_ms: Option<i64>,
+            finished_at: Option<DateTime<Utc>>,
+            ..usage: Usage,
+        }
+        read {
+            crash_count: u32,
+            cancel_requested_at: Option<DateTime<Utc>>,
+            cancel_reason: Option<String>,
+        }
+        made {
+            output: Option<Json>,
+            raw_response: Option<String>,
+        }
+    }
+}
+
+table! {
+    part Usage {
+        input_tokens: u64,
+        output_tokens: u64,
+        cached_input_tokens: u64,
+        cache_write_tokens: u64,
+        reasoning_tokens: u64,
+        cost_micro_usd: Option<i64>,
+        estimated: bool,
+    }
+}
+
+table! {
+    /// The events of one write, in the journal: `seq` and `at` are those of the last.
+    both JournalRow {
+        run_id: Uuid,
+        seq: i64,
+        first_seq: i64,
+        epoch: i64,
+        at: DateTime<Utc>,
+        events: String,
+    }
+}
+
+table! {
+    /// One model response.
+    both IterationRecord {
+        run_id: Uuid,
+        attempt: u32,
+        number: u32,
+        seq: i64,
+        started_at: DateTime<Utc>,
+        latency_ms: u64,
+        retries: u32,
+        fallback: bool,
+        provider: String,
+        model: String,
+        finish_reason: String,
+        ..usage: Usage,
+    }
+}
+
+table! {
+    /// One tool call. Arguments are parsed where they are JSON, else the raw text as a string.
+    ToolCallRecord {
+        /// What comes from the response that asked for the call: the event `proposed_seq`, which
+        /// has the arguments at the 1-based position `ordinal`.
+        write CallProposal {
+            attempt: u32,
+            iteration: u32,
+            ordinal: u32,
+            tool: String,
+            proposed_seq: i64,
+        }
+        /// Where the call stands; the event `result_seq` has the result.
+        write CallState {
+            run_id: Uuid,
+            call_id: Uuid,
+            state: String,
+            effect: Option<String>,
+            decision: Option<String>,
+            reason: Option<String>,
+            is_error: bool,
+            cached: bool,
+            started_at: Option<DateTime<Utc>>,
+            finished_at: Option<DateTime<Utc>>,
+            duration_ms: Option<u64>,
+            result_seq: Option<i64>,
+        }
+        made {
+            arguments: Json,
+            result: Option<String>,
+        }
+    }
+}
+
+table! {
+    /// What was decided on a call and done.
+    both AuditRow {
+        tenant: String,
+        id: Uuid,
+        run_id: Uuid,
+        subject: String,
+        ..record: AuditRecord,
+    }
+}
+
+table! {
+    part AuditRecord {
+        at: DateTime<Utc>,
+        call_id: Uuid,
+        tool: String,
+        rule: String,
+        decision: String,
+        reason: Option<String>,
+        outcome: String,
+        duration_ms: Option<u64>,
+        arguments: String,
+    }
+}
+
+table! {
+    /// What is remembered of an event of a run, in words.
+    both Observation {
+        run_id: Uuid,
+        seq: i64,
+        tenant: String,
+        agent: String,
+        session_id: Option<String>,
+        at: DateTime<Utc>,
+        kind: String,
+        content: String,
+    }
+}
+
+table! {
+    /// One thing that a run waits for, or waited for.
+    ApprovalRecord {
+        /// What is asked for by the event `seq`. The tool is empty for an escalation.
+        write ApprovalRequest {
+            run_id: Uuid,
+            seq: i64,
+            call_id: Uuid,
+            tenant: String,
+            kind: WaitKind,
+            tool: String,
+            arguments: Json,
+            reason: String,
+            at: DateTime<Utc>,
+            expires_at: Option<DateTime<Utc>>,
+            status: ApprovalStatus,
+        }
+        read {
+            agent: Option<String>,
+            decided_at: Option<DateTime<Utc>>,
+            decided_by: Option<String>,
+            decision_reason: Option<String>,
+            resolution: Option<Resolution>,
+        }
+    }
+}
+
+table! {
+    /// An API key without its secret. A limit that is absent is the service's.
+    both ApiKeyRecord {
+        id: String,
+        name: String,
+        tenant: String,
+        scopes: Vec<String>,
+        secret_hash: Vec<u8>,
+        created_at: DateTime<Utc>,
+        expires_at: Option<DateTime<Utc>>,
+        revoked_at: Option<DateTime<Utc>>,
+        rate_limit_per_minute: Option<u32>,
+        rate_limit_burst: Option<u32>,
+    }
+}
+
+table! {
+    /// A session as it stands.
+    read SessionRecord {
+        agent: String,
+        created_at: DateTime<Utc>,
+        last_run_at: DateTime<Utc>,
+        live: Vec<Uuid>,
+        turn: i64,
+        ended: Vec<Uuid>,
+    }
+}
+
+table! {
+    /// The run that holds an idempotency key.
+    read IdempotentRun {
+        id: Uuid,
+        request_hash: String,
+        created_at: DateTime<Utc>,
+    }
+}
+
+table! {
+    /// A run that this replica has just taken from the queue, with its definition as JSON text.
+    read ClaimedRun {
+        definition: String,
+        ..run: RunRecord,
+    }
+}
+
+table! {
+    /// How a tool's calls went; quantiles in milliseconds are those of executed calls.
+    read ToolStats {
+        tool: String,
+        calls: u64,
+        errors: u64,
+        blocked: u64,
+        p50_ms: Option<u64>,
+        p95_ms: Option<u64>,
+        p99_ms: Option<u64>,
+    }
+}
+
+table! {
+    /// What a model, as `provider/model`, took for an agent on a day, `YYYY-MM-DD` UTC.
+    read UsageStats {
+        day: String,
+        agent: String,
+        model: String,
+        runs: u64,
+        ..usage: Usage,
+    }
+}

@@ -176,7 +176,7 @@ pub struct Runtime {
     #[serde(deserialize_with = "count::<0, 100_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<0, 100_000_000>")]
     pub max_queued_runs: u64,
-    /// Maximum number of queued and recovered runs that this replica executes concurrently.
+    /// Maximum number of them that may have come from the queue, recovered runs among them.
     #[serde(deserialize_with = "count::<1, 100_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 100_000>")]
     pub queue_workers: usize,

@@ -1,19 +1,7 @@
 //! What a run that was claimed brings along, and why it cannot go on.
 
-use tokio::sync::OwnedSemaphorePermit;
-
 use crate::engine::{FoldError, Stopped};
 use crate::store::{ClaimedRun, StoreError};
-
-/// A claimed run's place among those that are driven at once.
-pub(super) enum Place {
-    /// One of the workers.
-    Worker(OwnedSemaphorePermit),
-    /// Its parent's.
-    Parent,
-    /// None, unless a worker is free: the run is to be ended or parked, or given back.
-    Decision,
-}
 
 /// Why a claimed run cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -24,6 +12,9 @@ pub(super) enum ResumeError {
     Unusable(String),
     #[error(transparent)]
     Stopped(#[from] Stopped),
+    /// It goes back to the queue.
+    #[error("there is no place for it")]
+    NoPlace,
 }
 
 impl From<FoldError> for ResumeError {

@@ -1,8 +1,8 @@
 //! Child runs: who may start one, what it inherits, and that none outlives the call that waits for
 //! it.
 //!
-//! A child is a run like any other, with a row, a journal and an owner of its own; it takes no
-//! place among the runs that may be driven at once, because its parent holds one for it. Its id
+//! A child is a run like any other, with a row, a journal and an owner of its own; its parent, which
+//! waits for it, lends it its place among the runs that may be driven at once. Its id
 //! follows from the call, so that a parent which goes on after a crash finds the child that it
 //! started, wherever that is driven by then. Who its ancestors are follows from the rows. That
 //! children of an ended parent end is also seen to by the store's sweep, whatever became of the
@@ -22,7 +22,7 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::claimed::Place;
+use super::places::{Lender, Place};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::Head;
 use super::{Inner, Runtime};
@@ -59,6 +59,8 @@ pub(super) struct Parent {
     pub(super) control: Arc<RunControl>,
     /// Whether its budget is shared by now.
     pub(super) is_open: Arc<AtomicBool>,
+    /// Its place, lent to its children.
+    pub(super) lender: Lender,
 }
 
 /// All of them, by id.
@@ -280,11 +282,14 @@ impl Runtime {
         given_up: CancellationToken,
     ) -> Result<RunRecord, NoOutput> {
         let (id, tenant) = (child_id(&call.effect_key), parent.head.caller.tenant.clone());
-        let started = self.start_child(&parent, call, id, &given_up).await?;
-        let ended =
-            given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
-        if let Some(ended) = ended {
-            return ended;
+        let place = given_up.run_until_cancelled(self.inner.places.for_child(&parent.lender)).await;
+        if let Some(place) = place.flatten() {
+            let started = self.start_child(&parent, call, id, place, &given_up).await?;
+            let ended =
+                given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
+            if let Some(ended) = ended {
+                return ended;
+            }
         }
         // A parent that goes on elsewhere will wait for it again.
         while !parent.control.is_lost() {
@@ -306,6 +311,7 @@ impl Runtime {
         parent: &Arc<Parent>,
         call: ChildCall,
         id: Uuid,
+        place: Place,
         given_up: &CancellationToken,
     ) -> Result<Option<Started>, NoOutput> {
         let lineage = parent.lineage_of(&call.agent)?;
@@ -313,7 +319,8 @@ impl Runtime {
             return Err(NoOutput("The call was given up.".into()));
         };
         loop {
-            match self.try_start(parent, &now, &call, id, lineage.clone()).await {
+            let started = self.try_start(parent, &now, &call, id, lineage.clone(), place.clone());
+            match started.await {
                 Ok(started) => return Ok(Some(started)),
                 Err(StartError::RunIdTaken(_)) => return Ok(None),
                 Err(StartError::Store(error))
@@ -342,6 +349,7 @@ impl Runtime {
         call: &ChildCall,
         id: Uuid,
         lineage: Lineage,
+        place: Place,
     ) -> Result<Started, StartError> {
         let Head { new, caller, .. } = &parent.head;
         let inputs = match &call.task {
@@ -386,15 +394,8 @@ impl Runtime {
             parent.is_open.store(true, Ordering::Release);
         }
         let lineage = Some(Arc::new(lineage));
-        self.launch(Launch {
-            checked,
-            opening,
-            background,
-            lineage,
-            slot: None,
-            mode: Mode::Stored,
-        })
-        .await
+        self.launch(Launch { checked, opening, background, lineage, place, mode: Mode::Stored })
+            .await
     }
 
     /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there
@@ -443,7 +444,7 @@ impl Runtime {
                         return Ok(run);
                     }
                     if run.status == RunStatus::Queued {
-                        self.take_child(id).await;
+                        self.take_child(parent, id).await;
                     }
                     let has_ended =
                         tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq()))
@@ -477,15 +478,18 @@ impl Runtime {
         false
     }
 
-    async fn take_child(&self, id: Uuid) {
+    async fn take_child(&self, parent: &Parent, id: Uuid) {
         if self.is_draining() || !self.inner.lease.holds() {
             return;
         }
-        match self.inner.store.claim_run(&self.inner.owner, id).await {
-            Ok(Some(claimed)) => self.resume(claimed, Place::Parent).await,
-            Ok(None) => {} // somebody else was faster, or its turn has not come
-            Err(error) => tracing::debug!(run_id = %id, %error, "the child run is taken later"),
+        if let Some(place) = self.inner.places.lent_or_free(Some(&parent.lender)) {
+            self.take_over(id, Some(place)).await;
         }
+    }
+
+    /// The place of a run that is driven here and can start others.
+    pub(super) fn lender(&self, run: Uuid) -> Option<Lender> {
+        self.inner.parents.lock().get(&run).map(|parent| parent.lender.clone())
     }
 }
 

@@ -6,33 +6,47 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
+use super::holds::Hold;
 use crate::engine::RunControl;
 
 /// Who runs here and how to reach them.
 #[derive(Debug, Default)]
 pub(super) struct Live {
-    running: Mutex<HashMap<Uuid, Arc<RunControl>>>,
-    abandoned: Mutex<Vec<Uuid>>,
+    running: Mutex<HashMap<Uuid, Running>>,
+    abandoned: Mutex<Vec<Hold>>,
+}
+
+#[derive(Debug)]
+struct Running {
+    epoch: i64,
+    control: Arc<RunControl>,
 }
 
 impl Live {
-    pub(super) fn insert(&self, id: Uuid, control: Arc<RunControl>) {
-        // An earlier task of the same run still winds down under an older epoch.
-        if let Some(earlier) = lock(&self.running).insert(id, control) {
-            earlier.lose();
+    /// Of two tasks of one run, that of the older epoch winds down.
+    pub(super) fn insert(&self, id: Uuid, epoch: i64, control: Arc<RunControl>) {
+        let mut running = lock(&self.running);
+        match running.get(&id) {
+            Some(newer) if newer.epoch > epoch => control.lose(),
+            earlier => {
+                if let Some(earlier) = earlier {
+                    earlier.control.lose();
+                }
+                running.insert(id, Running { epoch, control });
+            }
         }
     }
 
     /// Forgets a run, unless it has been claimed again by then.
     pub(super) fn remove(&self, id: Uuid, control: &Arc<RunControl>) {
         let mut running = lock(&self.running);
-        if running.get(&id).is_some_and(|current| Arc::ptr_eq(current, control)) {
+        if running.get(&id).is_some_and(|current| Arc::ptr_eq(&current.control, control)) {
             running.remove(&id);
         }
     }
 
     pub(super) fn get(&self, id: Uuid) -> Option<Arc<RunControl>> {
-        lock(&self.running).get(&id).cloned()
+        lock(&self.running).get(&id).map(|running| Arc::clone(&running.control))
     }
 
     pub(super) fn len(&self) -> usize {
@@ -41,16 +55,16 @@ impl Live {
 
     /// Stops all of them; others own them now.
     pub(super) fn lose_all(&self) {
-        lock(&self.running).drain().for_each(|(_, control)| control.lose());
+        lock(&self.running).drain().for_each(|(_, running)| running.control.lose());
     }
 
-    /// Notes a run that is still ours in the store although nobody drives it.
-    pub(super) fn abandon(&self, id: Uuid) {
-        lock(&self.abandoned).push(id);
+    /// Notes a run that is still ours in the store although no task drives it any more.
+    pub(super) fn abandon(&self, hold: Hold) {
+        lock(&self.abandoned).push(hold);
     }
 
     /// The runs to give back to the queue.
-    pub(super) fn take_abandoned(&self) -> Vec<Uuid> {
+    pub(super) fn take_abandoned(&self) -> Vec<Hold> {
         std::mem::take(&mut *lock(&self.abandoned))
     }
 }

@@ -11,10 +11,12 @@ mod delegation;
 mod deltas;
 mod follow;
 mod history;
+mod holds;
 pub mod keys;
 mod live;
 mod loaded;
 mod memory;
+mod places;
 mod probation;
 mod queue;
 mod rate_limits;
@@ -33,7 +35,6 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -68,11 +69,11 @@ const END: Duration = Duration::from_secs(2);
 /// What the runtime goes by.
 #[derive(Debug, Clone)]
 pub struct Settings {
-    /// Runs that are started here at once.
+    /// Runs that this replica drives at once, whatever way they came.
     pub max_concurrent_runs: usize,
     /// Runs that may wait in the queue, of all replicas together.
     pub max_queued_runs: u64,
-    /// Runs from the queue, recovered ones among them, at once on this replica.
+    /// How many of them may have come from the queue, recovered ones among them.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
     pub lease: Duration,
@@ -99,11 +100,11 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
+    holds: Arc<holds::Holds>,
     probation: Arc<probation::Probation>,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
-    slots: Arc<Semaphore>,
-    workers: Arc<Semaphore>,
+    places: places::Places,
     queue: Arc<queue::Queue>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
@@ -162,13 +163,13 @@ impl Runtime {
             catalogue,
             router,
             handlers: Arc::new(Handlers::new()),
-            slots: Arc::new(Semaphore::new(settings.max_concurrent_runs)),
-            workers: Arc::new(Semaphore::new(settings.queue_workers)),
+            places: places::Places::new(settings.max_concurrent_runs, settings.queue_workers),
             queue,
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,
             live: live::Live::default(),
+            holds: Arc::default(),
             probation,
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),

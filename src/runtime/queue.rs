@@ -3,7 +3,6 @@
 //! Runs that somebody waits for go first: the queue gets what they leave of the room for runs. How
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
@@ -11,7 +10,6 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
 
 use super::Runtime;
-use super::claimed::Place;
 use crate::store::StoreError;
 
 /// Runs that are taken at once, at most.
@@ -82,25 +80,23 @@ impl Runtime {
     pub(super) async fn claim(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         loop {
-            let room = inner
-                .workers
-                .available_permits()
-                .min(inner.slots.available_permits())
-                .min(MAX_CLAIM);
+            let room = inner.places.room().min(MAX_CLAIM);
+            if room == 0 {
+                inner.queue.has_more.store(true, Ordering::Relaxed); // there may be
+            }
             if room == 0 || self.is_draining() || !inner.lease.holds() {
                 return Ok(());
             }
-            let claimed =
-                inner.store.claim(&inner.owner, u32::try_from(room).unwrap_or(u32::MAX)).await?;
+            let limit = u32::try_from(room).unwrap_or(u32::MAX);
+            let claimed = self.claimed(inner.store.claim(&inner.owner, limit)).await?;
             let has_more = claimed.len() == room;
             inner.queue.shrank(claimed.len() as u64);
             inner.queue.has_more.store(has_more, Ordering::Relaxed);
-            for claimed in claimed {
+            for (claimed, hold) in claimed {
                 tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-                let worker = Arc::clone(&inner.workers).try_acquire_owned();
-                let place = worker.map_or(Place::Decision, Place::Worker);
+                let place = inner.places.for_worker();
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, place).await });
+                inner.tasks.spawn(async move { runtime.resume(claimed, hold, place).await });
             }
             if !has_more {
                 return Ok(());

@@ -5,15 +5,18 @@
 //! park a run takes no place among those that are driven, so full workers delay no cancel. A run
 //! whose journal cannot be read is failed by itself, from its row.
 
+use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 
 use chrono::{SubsecRound as _, Utc};
-use tokio::sync::OwnedSemaphorePermit;
+use futures::FutureExt;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::claimed::{Place, ResumeError, Resumption, unreadable, unusable};
+use super::claimed::{ResumeError, Resumption, unreadable, unusable};
+use super::holds::{Hold, Reclaimed};
 use super::loaded::LoadedAgent;
+use super::places::Place;
 use super::waiting::expiry;
 use super::worker::{Head, Owned, Tell, write};
 use crate::agents::prompt::ActiveSkill;
@@ -35,8 +38,6 @@ enum Claimed {
     GoesOn(Box<Owned>),
     /// It is ended or parked with this.
     Disposed(Box<(Head, Entry)>),
-    /// There is no place for it.
-    NoPlace,
 }
 
 /// The state of a run, with what has happened since its last event.
@@ -59,35 +60,33 @@ impl Recovered {
 }
 
 impl Runtime {
-    /// Goes on with a run that was claimed, or ends or parks it.
-    pub(super) async fn resume(&self, claimed: ClaimedRun, place: Place) {
-        let id = claimed.run.id;
+    /// Goes on with a run that was claimed, or ends or parks it. Without a place it takes a free one
+    /// where it goes on.
+    pub(super) async fn resume(&self, claimed: ClaimedRun, hold: Hold, place: Option<Place>) {
         let head = head_of(&claimed, self.inner.settings.sample_ratio);
-        match self.recover(claimed, head.clone(), place).await {
-            Ok(Claimed::GoesOn(owned)) => owned.spawn(Tell::default()),
-            Ok(Claimed::Disposed(ended)) => {
+        let recover = AssertUnwindSafe(self.recover(claimed, head.clone(), place));
+        match recover.catch_unwind().await {
+            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(hold, Tell::default()),
+            Ok(Ok(Claimed::Disposed(ended))) => {
                 let (head, entry) = *ended;
-                self.dispose(&head, entry).await;
+                self.dispose(&head, hold, entry).await;
             }
-            Ok(Claimed::NoPlace) => {
-                if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
-                    tracing::warn!(run_id = %id, %error, "run could not be given back yet");
-                    self.inner.live.abandon(id);
-                }
+            Ok(Err(error)) => self.not_resumed(&head, hold, error).await,
+            Err(_panic) => {
+                self.interrupt(&head, hold, "the service failed while reading it".into()).await;
             }
-            Err(error) => self.not_resumed(&head, error).await,
         }
     }
 
-    /// Gives a run back that cannot be read at the moment, and fails one that never can be.
-    pub(super) async fn not_resumed(&self, head: &Head, error: ResumeError) {
-        let id = head.new.id;
+    /// Gives a run back that cannot go on at the moment, and fails one that never can.
+    pub(super) async fn not_resumed(&self, head: &Head, hold: Hold, error: ResumeError) {
         match error {
+            ResumeError::NoPlace => self.give_back(hold).await,
             ResumeError::Store(error) if error.is_transient() => {
-                tracing::warn!(run_id = %id, %error, "run could not be read; it is tried again");
-                self.inner.live.abandon(id);
+                tracing::warn!(run_id = %hold.run(), %error, "run could not be read; it is tried again");
+                self.inner.live.abandon(hold);
             }
-            error => self.interrupt(head, error.to_string()).await,
+            error => self.interrupt(head, hold, error.to_string()).await,
         }
     }
 
@@ -95,11 +94,12 @@ impl Runtime {
     pub(super) async fn end_cancelled(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         while inner.lease.holds() {
-            let claimed = inner.store.claim_cancelled(&inner.owner, MAX_CLAIM).await?;
+            let claimed =
+                self.claimed(inner.store.claim_cancelled(&inner.owner, MAX_CLAIM)).await?;
             let has_more = claimed.len() == MAX_CLAIM as usize;
-            for claimed in claimed {
+            for (claimed, hold) in claimed {
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, Place::Decision).await });
+                inner.tasks.spawn(async move { runtime.resume(claimed, hold, None).await });
             }
             if !has_more {
                 break;
@@ -115,13 +115,20 @@ impl Runtime {
             if self.is_draining() || !inner.lease.holds() {
                 return;
             }
-            match inner.store.claim_run(&inner.owner, run).await {
-                Ok(Some(claimed)) => self.resume(claimed, Place::Decision).await,
-                Ok(None) => {} // another replica was faster
-                Err(error) => {
-                    tracing::debug!(run_id = %run, %error, "the run is decided on when it is claimed");
+            self.take_over(run, None).await;
+        }
+    }
+
+    /// Claims this run and goes on with it, unless another replica was faster or its turn has not
+    /// come.
+    pub(super) async fn take_over(&self, run: Uuid, place: Option<Place>) {
+        match self.claimed(self.inner.store.claim_run(&self.inner.owner, run)).await {
+            Ok(claimed) => {
+                for (claimed, hold) in claimed {
+                    self.resume(claimed, hold, place.clone()).await;
                 }
             }
+            Err(error) => tracing::debug!(run_id = %run, %error, "the run is claimed later"),
         }
     }
 
@@ -129,7 +136,7 @@ impl Runtime {
         &self,
         claimed: ClaimedRun,
         mut head: Head,
-        place: Place,
+        place: Option<Place>,
     ) -> Result<Claimed, ResumeError> {
         let row = &claimed.run;
         let journal = match self.journal_of(&row.tenant, row.id).await {
@@ -159,14 +166,7 @@ impl Runtime {
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
             return Ok(Claimed::Disposed(Box::new((head, entry))));
         }
-        let slot = match place {
-            Place::Worker(worker) => Some(worker),
-            Place::Parent => None,
-            Place::Decision => match self.free_worker() {
-                Some(worker) => Some(worker),
-                None => return Ok(Claimed::NoPlace),
-            },
-        };
+        let place = place.or_else(|| self.free_place()).ok_or(ResumeError::NoPlace)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
@@ -174,7 +174,7 @@ impl Runtime {
         head.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;
-        let mut owned = Owned::new(self, head, Arc::new(plan), executor, workspace, state, slot);
+        let mut owned = Owned::new(self, head, Arc::new(plan), executor, workspace, state, place);
         (owned.run.outbox, owned.run.audit) = (events, audit);
         owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
         Ok(Claimed::GoesOn(Box::new(owned)))
@@ -207,11 +207,8 @@ impl Runtime {
         Ok(())
     }
 
-    fn free_worker(&self) -> Option<OwnedSemaphorePermit> {
-        if self.is_draining() || self.inner.slots.available_permits() == 0 {
-            return None;
-        }
-        Arc::clone(&self.inner.workers).try_acquire_owned().ok()
+    fn free_place(&self) -> Option<Place> {
+        if self.is_draining() { None } else { self.inner.places.for_worker() }
     }
 
     fn plan_of(
@@ -240,17 +237,14 @@ impl Runtime {
     }
 
     /// Commits the end of a run, or that it is parked.
-    async fn dispose(&self, head: &Head, entry: Entry) {
-        let id = head.new.id;
+    async fn dispose(&self, head: &Head, hold: Hold, entry: Entry) {
         match self.inner.writer.append(write(head, None, entry)).await {
             Ok(()) => {}
-            Err(AppendError::Unavailable) => self.inner.live.abandon(id),
+            Err(AppendError::Unavailable) => self.inner.live.abandon(hold),
             Err(AppendError::Refused) => {
-                self.interrupt(head, "the store refused to record it".to_owned()).await;
+                self.interrupt(head, hold, "the store refused to record it".to_owned()).await;
             }
-            Err(reason @ (AppendError::Fenced | AppendError::IdTaken)) => {
-                tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
-            }
+            Err(AppendError::Fenced | AppendError::IdTaken) => self.fenced(hold).await,
         }
     }
 
@@ -267,26 +261,31 @@ impl Runtime {
         }
     }
 
-    /// Fails a run that cannot go on, without its journal and its state machine.
-    pub(super) async fn interrupt(&self, head: &Head, reason: String) {
+    /// Fails a run that cannot go on, without its journal and its state machine. One whose end cannot
+    /// be written goes back to the queue, to wait the longer the more often it comes.
+    pub(super) async fn interrupt(&self, head: &Head, hold: Hold, reason: String) {
         let id = head.new.id;
         tracing::error!(run_id = %id, %reason, "run interrupted");
-        let ended: Result<(), String> = async {
-            let row = self.inner.store.run(&head.caller.tenant, id).await;
-            let row = row.map_err(|e| e.to_string())?.ok_or("its row is gone")?;
-            let message = format!("The run cannot be resumed: {reason}");
-            let what = RunEvent::interrupted(message);
-            let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
-            let entry =
-                Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
-            let write = write(head, None, entry);
-            self.inner.writer.append(write).await.map_err(|e| e.to_string())
+        let row = match self.inner.store.run(&head.caller.tenant, id).await {
+            Ok(Some(row)) => row,
+            Ok(None) => return, // it was deleted
+            Err(error) if error.is_transient() => return self.inner.live.abandon(hold),
+            Err(error) => return self.not_ended(&hold, error.to_string()).await,
+        };
+        let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
+        let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
+        let entry =
+            Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
+        match self.inner.writer.append(write(head, None, entry)).await {
+            Ok(()) => {}
+            Err(AppendError::Unavailable) => self.inner.live.abandon(hold),
+            Err(error) => self.not_ended(&hold, error.to_string()).await,
         }
-        .await;
-        // Not given back to the queue: it would come back for ever.
-        if let Err(error) = ended {
-            tracing::error!(run_id = %id, %error, "the interrupted run could not be ended");
-        }
+    }
+
+    async fn not_ended(&self, hold: &Hold, error: String) {
+        tracing::error!(run_id = %hold.run(), %error, "the interrupted run could not be ended");
+        self.reclaim(hold, Reclaimed::Unended).await;
     }
 }
 
@@ -296,12 +295,15 @@ impl Owned {
     pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
-            self.slot = None; // it may wait for long
+            self.place.leave(); // it may wait for long
             tokio::select! {
                 biased;
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once
                 () = self.runtime.inner.probation.enter(self.head.new.id) => {}
             }
+            let lender = self.head.new.parent_run_id.and_then(|id| self.runtime.lender(id));
+            let place = self.runtime.inner.places.lent_or_free(lender.as_ref());
+            self.place.take(&place.ok_or(ResumeError::NoPlace)?);
         }
         if has_crashed {
             self.run.persist().await?; // so that the next crash is counted

@@ -18,6 +18,9 @@ use crate::store::{Store, StoreError, Swept, Wakeup};
 
 /// How often the loop looks without being woken.
 const POLL: Duration = Duration::from_secs(1);
+/// How often it looks for runs that are owned and not driven, at most; a sixth of the lease where
+/// that is shorter.
+const RECONCILE: Duration = Duration::from_secs(2);
 
 /// Opens the store that the heartbeat thread uses, on that thread.
 pub type HeartbeatStore =
@@ -72,7 +75,7 @@ impl Runtime {
         let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
-        if let Err(error) = inner.store.release(&inner.owner, None).await {
+        if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }
     }
@@ -82,10 +85,18 @@ impl Runtime {
         let mut hints = inner.store.wakeups();
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut reconcile = tokio::time::interval(RECONCILE.min(inner.settings.lease / 6));
+        reconcile.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut healthy_since = Instant::now();
         loop {
             let hint = tokio::select! {
                 () = inner.stop.cancelled() => return,
+                _ = reconcile.tick() => {
+                    if let Err(error) = self.reconcile().await {
+                        tracing::debug!(%error, "runs that nothing drives are looked for later");
+                    }
+                    continue;
+                }
                 () = inner.queue.changed.notified() => Wakeup::Queue,
                 hint = hints.recv() => match hint {
                     Ok(hint) => hint,
@@ -141,14 +152,11 @@ impl Runtime {
 
     async fn give_back_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
-        while let Some(id) = abandoned.pop() {
-            if self.inner.live.get(id).is_some() {
-                continue; // another driver's
-            }
-            if let Err(error) = self.inner.store.release(&self.inner.owner, Some(id)).await {
-                abandoned.push(id);
-                for id in abandoned {
-                    self.inner.live.abandon(id);
+        while let Some(hold) = abandoned.pop() {
+            if let Err((hold, error)) = self.try_to_give_back(hold).await {
+                abandoned.push(hold);
+                for hold in abandoned {
+                    self.inner.live.abandon(hold);
                 }
                 return Err(error);
             }
@@ -208,6 +216,6 @@ impl Runtime {
 /// Registers again after others declared this replica dead. What it took since then goes back
 /// first: nobody drives it any more.
 async fn return_to_life(store: &Store, owner: &str) -> Result<(), StoreError> {
-    store.release(owner, None).await?;
+    store.release(owner).await?;
     store.register_replica(owner).await
 }

@@ -8,12 +8,13 @@ use std::sync::Arc;
 
 use chrono::{SubsecRound, TimeDelta, Utc};
 use serde_json::Value;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::background::SkillError;
 use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
+use super::places::Place;
 use super::worker::{Head, Owned, Tell, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
@@ -168,7 +169,7 @@ pub(super) struct Launch {
     pub(super) background: Background,
     /// Where it stands, if another run started it.
     pub(super) lineage: Option<Arc<Lineage>>,
-    pub(super) slot: Option<OwnedSemaphorePermit>,
+    pub(super) place: Place,
     pub(super) mode: Mode,
 }
 
@@ -257,9 +258,8 @@ impl Runtime {
             checked.new.status = RunStatus::Queued;
             return self.enqueue(checked).await.map(Accepted::Queued);
         }
-        let slot =
-            Arc::clone(&inner.slots).try_acquire_owned().map_err(|_| StartError::Overloaded)?;
-        self.start_here(checked, slot, mode).await.map(Accepted::Started)
+        let place = inner.places.free().ok_or(StartError::Overloaded)?;
+        self.start_here(checked, place, mode).await.map(Accepted::Started)
     }
 
     pub(super) fn check(
@@ -308,19 +308,18 @@ impl Runtime {
     async fn start_here(
         &self,
         checked: Checked,
-        slot: OwnedSemaphorePermit,
+        place: Place,
         mode: Mode,
     ) -> Result<Started, StartError> {
         let Checked { new, caller, plan, earlier, .. } = &checked;
         let background = self.background(plan, caller, new, earlier).await?;
         let opening = opening(plan, &new.inputs, &background)?;
-        self.launch(Launch { checked, opening, background, lineage: None, slot: Some(slot), mode })
-            .await
+        self.launch(Launch { checked, opening, background, lineage: None, place, mode }).await
     }
 
     /// Drives a run from its start; accepted as its mode says.
     pub(super) async fn launch(&self, launch: Launch) -> Result<Started, StartError> {
-        let Launch { checked, opening, background, lineage, slot, mode } = launch;
+        let Launch { checked, opening, background, lineage, place, mode } = launch;
         let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
         self.refuse_known(run_id)?;
@@ -332,13 +331,15 @@ impl Runtime {
             lineage,
             ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)
         };
-        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, slot);
+        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, place);
         owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
         let tell_stored = mode != Mode::Now;
         let is_followed = mode == Mode::Followed;
-        owned.spawn(Tell { stored: tell_stored.then_some(stored), is_followed, end: Some(tell) });
+        let hold = self.inner.holds.hold(run_id, owned.head.epoch);
+        let stored = tell_stored.then_some(stored);
+        owned.spawn(hold, Tell { stored, is_followed, end: Some(tell) });
         let mut follower = None;
         if tell_stored {
             follower = is_stored

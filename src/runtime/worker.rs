@@ -10,11 +10,13 @@ use std::sync::atomic::AtomicBool;
 use std::time::Duration;
 
 use futures::FutureExt;
-use tokio::sync::{OwnedSemaphorePermit, oneshot};
+use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Known, Lineage, Parent};
 use super::deltas::pieces_for;
+use super::holds::Hold;
+use super::places::Place;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
@@ -42,7 +44,7 @@ pub(super) struct Owned {
     pub(super) head: Head,
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
-    pub(super) slot: Option<OwnedSemaphorePermit>,
+    pub(super) place: Place,
     /// What comes before it is driven, where it was claimed.
     pub(super) resumption: Option<Resumption>,
     registration: Registration,
@@ -97,7 +99,7 @@ impl Owned {
         executor: Arc<Executor>,
         workspace: Workspace,
         state: State,
-        slot: Option<OwnedSemaphorePermit>,
+        place: Place,
     ) -> Self {
         if plan.is_observed {
             head.origin =
@@ -128,6 +130,7 @@ impl Owned {
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
+            lender: place.lender(),
         };
         let run = Run {
             shared: runtime.sharing(&head, &plan, &is_open),
@@ -152,7 +155,7 @@ impl Owned {
         };
         let runtime = runtime.clone();
         let registration = Registration::Pending(Some(Box::new(parent)));
-        Self { runtime, head, run, slot, resumption: None, registration }
+        Self { runtime, head, run, place, resumption: None, registration }
     }
 
     fn is_registered(&self) -> bool {
@@ -164,12 +167,13 @@ impl Owned {
         if let Registration::Pending(parent) = &mut self.registration {
             let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
             self.registration = Registration::Done { _known: known };
-            self.runtime.inner.live.insert(self.head.new.id, Arc::clone(&self.run.control));
+            let control = Arc::clone(&self.run.control);
+            self.runtime.inner.live.insert(self.head.new.id, self.head.epoch, control);
         }
     }
 
     /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
-    pub(super) fn spawn(mut self, Tell { stored, is_followed, end }: Tell) {
+    pub(super) fn spawn(mut self, hold: Hold, Tell { stored, is_followed, end }: Tell) {
         let (runtime, id) = (self.runtime.clone(), self.head.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
@@ -193,29 +197,20 @@ impl Owned {
                         let _ = end.send(Some(record));
                     }
                 }
-                Ok(Err(reason)) if !self.is_registered() => self.not_begun(&reason),
-                Ok(Err(ResumeError::Stopped(Stopped::Journal(AppendFailed::Refused)))) => {
-                    self.runtime
-                        .interrupt(&self.head, "the store refused to record it".into())
-                        .await;
-                }
+                Ok(Err(reason)) if !self.is_registered() => self.not_begun(hold, &reason),
                 Ok(Err(ResumeError::Stopped(Stopped::Journal(reason)))) => {
-                    tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
-                    if reason == AppendFailed::Unavailable {
-                        self.runtime.inner.live.abandon(id);
-                    }
+                    self.runtime.not_recorded(&self.head, hold, reason, control.is_lost()).await;
                 }
-                Ok(Err(error)) => self.runtime.not_resumed(&self.head, error).await,
-                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(id),
+                Ok(Err(error)) => self.runtime.not_resumed(&self.head, hold, error).await,
+                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(hold),
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
-                    self.runtime
-                        .interrupt(&self.head, "the service failed while running it".into())
-                        .await;
+                    let reason = "the service failed while running it".into();
+                    self.runtime.interrupt(&self.head, hold, reason).await;
                 }
             }
             let runtime = self.runtime.clone();
-            drop(self); // and with it its slot
+            drop(self); // and with it its place
             runtime.inner.queue.worker_freed();
         };
         runtime.inner.tasks.spawn(task);
@@ -244,11 +239,28 @@ impl Owned {
 
     /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
     /// the answer was lost.
-    fn not_begun(&self, reason: &ResumeError) {
-        let id = self.head.new.id;
-        tracing::debug!(run_id = %id, %reason, "run not begun");
+    fn not_begun(&self, hold: Hold, reason: &ResumeError) {
+        tracing::debug!(run_id = %hold.run(), %reason, "run not begun");
         if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
-            self.runtime.inner.live.abandon(id);
+            self.runtime.inner.live.abandon(hold);
+        }
+    }
+}
+
+impl Runtime {
+    /// The journal of a run that is driven did not take what happened.
+    async fn not_recorded(&self, head: &Head, hold: Hold, reason: AppendFailed, is_lost: bool) {
+        match reason {
+            AppendFailed::Refused => {
+                self.interrupt(head, hold, "the store refused to record it".into()).await;
+            }
+            AppendFailed::Fenced if !is_lost => self.fenced(hold).await,
+            reason => {
+                tracing::warn!(run_id = %hold.run(), %reason, "run stopped on this replica");
+                if reason == AppendFailed::Unavailable {
+                    self.inner.live.abandon(hold);
+                }
+            }
         }
     }
 }

@@ -74,7 +74,7 @@ impl Store {
 
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits
     /// for its session is taken when no run holds that and no other run waits before it; it holds
-    /// it then.
+    /// it then. One whose row cannot be read is taken and left out.
     pub async fn claim(&self, owner: &str, limit: u32) -> Result<Vec<ClaimedRun>, StoreError> {
         // First in each line for a session: those whose turn it is if no run holds it.
         // Materialised, so that the limits hold.
@@ -219,17 +219,47 @@ impl Store {
         rows.iter().map(|row| Ok((row.read("id")?, row.read("cancel_reason")?))).collect()
     }
 
-    /// Puts this owner's running runs, or only the named one, back into the queue; no crash is
-    /// counted. How many.
-    pub async fn release(&self, owner: &str, run: Option<Uuid>) -> Result<u64, StoreError> {
+    /// Puts this owner's running runs back into the queue; no crash is counted. How many.
+    pub async fn release(&self, owner: &str) -> Result<u64, StoreError> {
         let release = Query::new(
             "UPDATE runs SET status = 'queued', owner = NULL, available_at = {now} \
-             WHERE status = 'running' AND owner = :owner",
+             WHERE status = 'running' AND owner = :owner RETURNING id",
         );
-        let release = release.bind("owner", owner).and("id = :run", "run", run);
-        let rows = self.backend.write(Work::Control, release.push(" RETURNING id")).await?;
+        let rows = self.backend.write(Work::Control, release.bind("owner", owner)).await?;
         self.backend.hint(Wakeup::Queue).await;
         Ok(rows.len() as u64)
+    }
+
+    /// This owner's running runs, each with its epoch.
+    pub async fn owned_runs(&self, owner: &str) -> Result<Vec<(Uuid, i64)>, StoreError> {
+        let running =
+            Query::new("SELECT id, epoch FROM runs WHERE status = 'running' AND owner = :owner");
+        let rows = self.backend.read(Work::Control, running.bind("owner", owner)).await?;
+        rows.iter().map(|row| Ok((row.read("id")?, row.read("epoch")?))).collect()
+    }
+
+    /// Puts a running run back into the queue, if this owner still has it under this epoch; whether
+    /// it had. A crash is counted where one is suspected; the run waits a second for each that was
+    /// counted before, a minute at most.
+    pub async fn give_back(
+        &self,
+        owner: &str,
+        run: Uuid,
+        epoch: i64,
+        has_crashed: bool,
+    ) -> Result<bool, StoreError> {
+        let second = Duration::from_secs(u64::from(has_crashed));
+        let give_back = Query::new(
+            "UPDATE runs SET status = 'queued', owner = NULL, \
+             crash_count = crash_count + :crashes, available_at = {now} + :second * \
+             CASE WHEN crash_count < 60 THEN crash_count ELSE 60 END WHERE status = 'running' \
+             AND owner = :owner AND id = :run AND epoch = :epoch RETURNING id",
+        );
+        let give_back = give_back.bind("crashes", i64::from(has_crashed)).bind("second", second);
+        let give_back = give_back.bind("owner", owner).bind("run", run).bind("epoch", epoch);
+        let rows = self.backend.write(Work::Control, give_back).await?;
+        self.backend.hint(Wakeup::Queue).await;
+        Ok(!rows.is_empty())
     }
 
     /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.

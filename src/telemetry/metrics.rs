@@ -17,6 +17,7 @@ use crate::message::{CallTarget, Usage};
 use crate::run::RunOrigin;
 
 const RUNS: &str = "toolloop_runs_total";
+const RUNS_RECLAIMED: &str = "toolloop_runs_reclaimed_total";
 const RUNS_IN_FLIGHT: &str = "toolloop_runs_in_flight";
 const RUN_DURATION: &str = "toolloop_run_duration_seconds";
 const ITERATIONS: &str = "toolloop_iterations_total";
@@ -303,6 +304,11 @@ fn recorder() -> Result<PrometheusHandle, BuildError> {
 fn describe() {
     for (name, text) in [
         (RUNS, "Runs that ended, by agent, status and termination reason."),
+        (
+            RUNS_RECLAIMED,
+            "Runs that this replica owned and did not drive, given back to the queue, by reason: undriven, \
+             lost_commit or unended.",
+        ),
         (ITERATIONS, "Model responses used by runs."),
         (TOOL_CALLS, "Tool calls by tool and outcome: succeeded, failed, cancelled or blocked."),
         (MODEL_CALLS, "Tries of model calls by outcome: succeeded, or the kind of failure."),

@@ -123,7 +123,14 @@ impl Setup {
 
 async fn launch(dir: TempDir, database_url: String) -> Service {
     let process = Process::start(dir.path(), &database_url, ADMIN_KEY, None).await;
-    Service { dir, database_url, process, key: ADMIN_KEY.into(), http: reqwest::Client::new() }
+    Service {
+        dir,
+        database_url,
+        process,
+        key: ADMIN_KEY.into(),
+        http: reqwest::Client::new(),
+        expects_reclaims: false,
+    }
 }
 
 struct Process {
@@ -208,6 +215,18 @@ pub struct Service {
     pub key: String,
     pub http: reqwest::Client,
     process: Process,
+    expects_reclaims: bool,
+}
+
+/// No run may have been owned without being driven, unless the test brought that about.
+impl Drop for Service {
+    fn drop(&mut self) {
+        if self.expects_reclaims || std::thread::panicking() {
+            return;
+        }
+        let log = self.log();
+        assert!(!log.contains("run reclaimed"), "a run was lost and found:\n{log}");
+    }
 }
 
 /// An answer: status, headers, JSON body (null where there is none).
@@ -270,6 +289,11 @@ impl Service {
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
         panic!("{text:?} was never logged:\n{}", self.log());
+    }
+
+    /// The test takes runs away from their tasks.
+    pub fn expect_reclaims(&mut self) {
+        self.expects_reclaims = true;
     }
 
     /// SIGKILL, as a crash would.

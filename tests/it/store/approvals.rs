@@ -96,7 +96,7 @@ async fn a_parked_run_has_no_owner_and_waits(db: Db) {
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
     assert_eq!((row.status, row.owner, row.crash_count), (RunStatus::AwaitingApproval, None, 0));
     assert!(db.store.claim("you", 9).await.unwrap().is_empty());
-    assert_eq!(db.store.release("me", None).await.unwrap(), 0);
+    assert_eq!(db.store.release("me").await.unwrap(), 0);
     let asked = db.asked(script.id).await.remove(0);
     let sent = &write.events[1];
     assert_eq!((asked.seq, asked.at, asked.call_id), (sent.seq, sent.at, shell.id));

@@ -95,7 +95,7 @@ async fn only_the_owner_writes(db: Db) {
     // The same write under the right name passes: it was the fence that held, nothing else.
     db.commit("me", &next).await;
 
-    db.store.release("me", None).await.unwrap();
+    db.store.release("me").await.unwrap();
     assert_eq!(
         db.commit_one("me", &script.write(vec![completed(json!(1))])).await,
         WriteOutcome::Fenced

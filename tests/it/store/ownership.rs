@@ -19,6 +19,7 @@ on_both! {
     cancelling_races_completing,
     cancelling_races_claiming,
     a_release_counts_no_crash,
+    a_suspected_crash_is_counted_and_the_run_waits_the_longer,
     a_dead_replica_is_swept_and_a_living_one_is_not,
     a_sweep_queues_and_decides_nothing,
     a_parked_run_is_queued_to_be_cancelled,
@@ -194,7 +195,7 @@ async fn cancelling_races_claiming(db: Db) {
         let flagged = claimed.unwrap().iter().filter(|c| c.run.id == script.id).count();
         let waiting = db.store.claim_cancelled("you", 10).await.unwrap().len();
         assert_eq!((asked, flagged + waiting), (flagged, 1), "its owner is told, or becomes it");
-        db.store.release("you", None).await.unwrap();
+        db.store.release("you").await.unwrap();
         db.cancel(script.id).await;
     }
 }
@@ -204,14 +205,40 @@ async fn a_release_counts_no_crash(db: Db) {
     for (script, owner) in scripts.iter_mut().zip(["me", "me", "you"]) {
         db.commit(owner, &script.start()).await;
     }
-    assert_eq!(db.store.release("me", Some(scripts[2].id)).await.unwrap(), 0, "not this owner's");
-    assert_eq!(db.store.release("me", Some(scripts[0].id)).await.unwrap(), 1);
+    assert!(!db.store.give_back("me", scripts[2].id, 1, false).await.unwrap(), "another owner's");
+    assert!(!db.store.give_back("me", scripts[0].id, 2, false).await.unwrap(), "another epoch");
+    let mut owned = db.store.owned_runs("me").await.unwrap();
+    owned.sort_unstable();
+    let mut mine = [(scripts[0].id, 1), (scripts[1].id, 1)];
+    mine.sort_unstable();
+    assert_eq!(owned, mine);
+    assert!(db.store.give_back("me", scripts[0].id, 1, false).await.unwrap());
+    assert!(!db.store.give_back("me", scripts[0].id, 1, false).await.unwrap(), "it is queued");
     assert_eq!(db.status(scripts[1].id).await, RunStatus::Running);
-    assert_eq!(db.store.release("me", None).await.unwrap(), 1);
+    assert_eq!(db.store.release("me").await.unwrap(), 1);
     let claimed = db.store.claim("she", 10).await.unwrap();
     assert_eq!(claimed.len(), 2);
     assert!(claimed.iter().all(|claimed| claimed.run.crash_count == 0 && claimed.run.epoch == 2));
     assert_eq!(db.status(scripts[2].id).await, RunStatus::Running);
+}
+
+async fn a_suspected_crash_is_counted_and_the_run_waits_the_longer(db: Db) {
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    assert!(db.store.give_back("me", script.id, 1, true).await.unwrap());
+    let claimed = db.store.claim_run("me", script.id).await.unwrap().unwrap().run;
+    assert_eq!((claimed.crash_count, claimed.epoch), (1, 2), "the first time it is due at once");
+    assert!(db.store.give_back("me", script.id, 2, true).await.unwrap());
+    assert_eq!(db.store.claim_run("me", script.id).await.unwrap(), None);
+    let due = async {
+        loop {
+            if let Some(claimed) = db.store.claim_run("me", script.id).await.unwrap() {
+                return claimed.run.crash_count;
+            }
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    };
+    assert_eq!(due.await, 2);
 }
 
 async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
@@ -349,8 +376,8 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
     let batch: Vec<RunWrite> = (0..10).map(|_| Script::queued().start()).collect();
     db.store.commit("me", &batch).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
-    let run = db.store.claim("you", 1).await.unwrap()[0].run.id;
-    db.store.release("you", Some(run)).await.unwrap();
+    let run = db.store.claim("you", 1).await.unwrap().remove(0).run;
+    assert!(db.store.give_back("you", run.id, run.epoch, false).await.unwrap());
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     db.store.claim("never registered", 10).await.unwrap();
     assert_eq!(db.store.sweep("sweeper", FOREVER).await.unwrap().requeued.len(), 10);

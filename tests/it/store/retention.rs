@@ -181,7 +181,7 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     ended(&db, script("b")).await;
     assert_eq!(rows(&db).await[6], 2);
     db.age_definitions(before).await;
-    db.store.release("me", None).await.unwrap();
+    db.store.release("me").await.unwrap();
     db.store.delete_ended(before, 10).await.unwrap();
     assert_eq!(db.store.claim("you", 1).await.unwrap()[0].definition, r#"{"name":"a"}"#);
 

@@ -157,7 +157,7 @@ async fn whoever_holds_keeps_it_through_crashes_and_parking(db: Db) {
         db.commit("gone", &begin).await;
     }
     let holder = scripts[0].id;
-    db.store.release("gone", None).await.unwrap();
+    db.store.release("gone").await.unwrap();
     assert_eq!(db.status(holder).await, RunStatus::Queued);
     assert_eq!(claim(&db, &mut scripts).await, [holder]);
     let shell = call("shell", "{}");

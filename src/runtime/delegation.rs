@@ -60,7 +60,7 @@ pub(super) struct Parent {
     /// Whether its budget is shared by now.
     pub(super) is_open: Arc<AtomicBool>,
     /// Its slot, lent to its children.
-    pub(super) parent_slot: ParentSlot,
+    pub(super) slot: ParentSlot,
 }
 
 /// The parents that are driven here, by id.
@@ -285,8 +285,7 @@ impl Runtime {
         given_up: CancellationToken,
     ) -> Result<RunRecord, ChildFailed> {
         let (id, tenant) = (child_id(&call.effect_key), parent.identity.caller.tenant.clone());
-        let slot =
-            given_up.run_until_cancelled(self.inner.slots.for_child(&parent.parent_slot)).await;
+        let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
             let ended =
@@ -486,14 +485,14 @@ impl Runtime {
         if self.is_draining() || !self.inner.lease.holds() {
             return;
         }
-        if let Some(slot) = self.inner.slots.of_parent_or_free(Some(&parent.parent_slot)) {
+        if let Some(slot) = self.inner.slots.of_parent_or_free(Some(&parent.slot)) {
             self.take_over(id, Some(slot)).await;
         }
     }
 
     /// The place of a run that is driven here and can start others.
     pub(super) fn parent_slot(&self, run: Uuid) -> Option<ParentSlot> {
-        self.inner.parents.lock().get(&run).map(|parent| parent.parent_slot.clone())
+        self.inner.parents.lock().get(&run).map(|parent| parent.slot.clone())
     }
 }
 

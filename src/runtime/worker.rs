@@ -130,7 +130,7 @@ impl DrivenRun {
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
-            parent_slot: slot.parent_slot(),
+            slot: slot.parent_slot(),
         };
         let run = Run {
             shared: runtime.sharing(&identity, &plan, &is_open),

@@ -117,7 +117,7 @@ impl State {
                 self.reply(prompt);
             }
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => {
-                self.required_call = RequiredCall::Settled
+                self.required_call = RequiredCall::Settled;
             }
             RunEvent::AnswerBlank { prompt, .. } => {
                 self.blank_answers += 1;

@@ -205,17 +205,17 @@ async fn a_parked_tree_survives_crashes(db: Db) {
 
 async fn an_end_without_output_is_told_to_the_parent(db: Db) {
     let service = tree().start(db).await;
-    let denied = start(&service, "lead").await;
+    let denied = start(&service, "parent").await;
     let waiting = parked(&service, &denied).await;
     assert_eq!(settle(&service, &waiting, "deny").await.status, 200);
     let run = ended(&service, &denied).await;
     assert_eq!(run["output"]["result"], "told: written: Error", "{run:#}");
 
-    let lead = start(&service, "lead").await;
-    let waiting = parked(&service, &lead).await;
+    let parent = start(&service, "lead").await;
+    let waiting = parked(&service, &parent).await;
     let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
     service.post(&format!("{leaf}/cancel"), &json!({})).await;
-    let run = ended(&service, &lead).await;
+    let run = ended(&service, &parent).await;
     let told = run["output"]["result"].as_str().unwrap();
     assert!(told.contains("The agent writer was cancelled"), "{told}");
 }

@@ -4,6 +4,8 @@
 
 CREATE TABLE replicas (
     id           text        PRIMARY KEY,
+    -- For how many microseconds a heartbeat counts.
+    lease        bigint      NOT NULL,
     started_at   timestamptz NOT NULL,
     heartbeat_at timestamptz NOT NULL,
     dead         boolean     NOT NULL DEFAULT false
@@ -105,6 +107,7 @@ CREATE INDEX runs_queue ON runs (available_at, id)
     WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
 CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
@@ -139,6 +142,8 @@ CREATE TABLE iterations (
     cost_micro_usd      bigint,
     estimated           boolean     NOT NULL,
     fallback            boolean     NOT NULL,
+    -- The answer to an earlier call was lost; the columns above count that too, as an estimate.
+    repeated            boolean     NOT NULL,
     provider            text        NOT NULL,
     model               text        NOT NULL,
     finish_reason       text        NOT NULL,

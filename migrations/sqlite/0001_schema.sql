@@ -3,6 +3,7 @@
 
 CREATE TABLE replicas (
     id           TEXT    PRIMARY KEY NOT NULL,
+    lease        INTEGER NOT NULL,
     started_at   INTEGER NOT NULL,
     heartbeat_at INTEGER NOT NULL,
     dead         INTEGER NOT NULL DEFAULT 0
@@ -88,6 +89,7 @@ CREATE INDEX runs_queue ON runs (available_at, id)
     WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
 CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
@@ -119,6 +121,7 @@ CREATE TABLE iterations (
     cost_micro_usd      INTEGER,
     estimated           INTEGER NOT NULL,
     fallback            INTEGER NOT NULL,
+    repeated            INTEGER NOT NULL,
     provider            TEXT    NOT NULL,
     model               TEXT    NOT NULL,
     finish_reason       TEXT    NOT NULL,

@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
 type Ownership = (Uuid, i64);
@@ -155,20 +155,24 @@ impl Runtime {
     }
 
     /// Gives a run back to the queue that did nothing wrong, now or as soon as the store is there.
-    pub(super) async fn give_back(&self, hold: Hold) {
-        if let Err((hold, error)) = self.try_to_give_back(hold).await {
+    pub(super) async fn give_back(&self, hold: Hold, how: GivenBack) {
+        if let Err((hold, error)) = self.try_to_give_back(hold, how).await {
             tracing::warn!(run_id = %hold.run(), %error, "run could not be given back yet");
             self.inner.live.abandon(hold);
         }
     }
 
     /// The same; where the store does not take it, the hold comes back.
-    pub(super) async fn try_to_give_back(&self, hold: Hold) -> Result<(), (Hold, StoreError)> {
+    pub(super) async fn try_to_give_back(
+        &self,
+        hold: Hold,
+        how: GivenBack,
+    ) -> Result<(), (Hold, StoreError)> {
         if hold.is_shared() {
             return Ok(()); // the other one's
         }
         let Hold { run, epoch, .. } = hold;
-        match self.inner.store.give_back(&self.inner.owner, run, epoch, false).await {
+        match self.inner.store.give_back(&self.inner.owner, run, epoch, how).await {
             Ok(_) => Ok(()),
             Err(error) => Err((hold, error)),
         }
@@ -215,7 +219,8 @@ impl Runtime {
         (run, epoch): Ownership,
         reason: Reclaimed,
     ) -> Result<bool, StoreError> {
-        let was_ours = self.inner.store.give_back(&self.inner.owner, run, epoch, true).await?;
+        let crashed = GivenBack::Crashed;
+        let was_ours = self.inner.store.give_back(&self.inner.owner, run, epoch, crashed).await?;
         if was_ours {
             let reason = reason.as_str();
             metrics::counter!("toolloop_runs_reclaimed_total", "reason" => reason).increment(1);

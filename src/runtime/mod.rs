@@ -10,6 +10,8 @@ mod claimed;
 mod delegation;
 mod deltas;
 mod follow;
+mod health;
+mod heartbeat;
 mod history;
 mod holds;
 pub mod keys;
@@ -54,11 +56,11 @@ use crate::tools::use_skill::UseSkill;
 
 pub use bus::{News, Published};
 pub use follow::Follower;
+pub use heartbeat::HeartbeatStore;
 pub use history::{OwnTurns, own_turns};
 pub use memory::recollection;
 pub use rate_limits::Allowance;
 pub use rehearsal::Rehearsal;
-pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
@@ -73,7 +75,7 @@ pub struct Settings {
     pub max_concurrent_runs: usize,
     /// Runs that may wait in the queue, of all replicas together.
     pub max_queued_runs: u64,
-    /// How many of them may have come from the queue, recovered ones among them.
+    /// How many of them may have been begun from the queue; recovered ones were begun before.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
     pub lease: Duration,
@@ -102,6 +104,7 @@ struct Inner {
     live: live::Live,
     holds: Arc<holds::Holds>,
     probation: Arc<probation::Probation>,
+    health: health::Health,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     places: places::Places,
@@ -170,6 +173,7 @@ impl Runtime {
             owner,
             live: live::Live::default(),
             holds: Arc::default(),
+            health: health::Health::default(),
             probation,
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
@@ -206,6 +210,11 @@ impl Runtime {
     /// How many runs this replica drives now.
     pub fn in_flight(&self) -> usize {
         self.inner.live.len()
+    }
+
+    /// Whether the store takes what runs write, as of the last commit.
+    pub fn is_storing(&self) -> bool {
+        self.inner.writer.is_available()
     }
 
     /// Whether the service is stopping.

@@ -111,6 +111,7 @@ impl Owned {
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },
         };
+        let control = Arc::new(RunControl::default());
         let scope = RunScope {
             run_id: head.new.id,
             agent: head.new.agent.as_str().into(),
@@ -122,8 +123,8 @@ impl Owned {
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&head.new.inputs),
             skills: state.skills().into(),
+            standing: control.standing(Arc::clone(&runtime.inner.lease)),
         };
-        let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
         let parent = Parent {
             head: head.clone(),
@@ -181,8 +182,9 @@ impl Owned {
         }
         let task = async move {
             let ended = tokio::select! {
-                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
+                biased;
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced).into())),
+                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
             };
             self.runtime.inner.live.remove(id, &control);
             self.runtime.inner.probation.leave(id);
@@ -200,6 +202,10 @@ impl Owned {
                 Ok(Err(reason)) if !self.is_registered() => self.not_begun(hold, &reason),
                 Ok(Err(ResumeError::Stopped(Stopped::Journal(reason)))) => {
                     self.runtime.not_recorded(&self.head, hold, reason, control.is_lost()).await;
+                }
+                Ok(Err(ResumeError::Stopped(reason @ Stopped::LeaseOver))) => {
+                    tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
+                    self.runtime.inner.live.abandon(hold);
                 }
                 Ok(Err(error)) => self.runtime.not_resumed(&self.head, hold, error).await,
                 Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(hold),

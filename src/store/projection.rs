@@ -247,6 +247,7 @@ fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
         latency_ms: response.latency_ms,
         retries: response.retries,
         fallback: response.fallback,
+        repeated: response.repeated,
         provider: response.provider.clone(),
         model: response.model.clone(),
         finish_reason: response.finish_reason.as_str().to_owned(),

@@ -257,6 +257,7 @@ table! {
         latency_ms: u64,
         retries: u32,
         fallback: bool,
+        repeated: bool,
         provider: String,
         model: String,
         finish_reason: String,

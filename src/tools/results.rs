@@ -3,11 +3,11 @@
 //! Results are made here in one shape, whether a call was executed, refused or blocked, and capped
 //! before anything stores or reads them. Which of them a call gets is the executor's.
 
-use chrono::Utc;
 use uuid::Uuid;
 
 use super::arguments;
 use super::shown::shown;
+use crate::clock;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
 };
@@ -107,7 +107,7 @@ pub(super) fn not_executed(
     arguments: String,
 ) -> AuditRecord {
     AuditRecord {
-        at: Utc::now(),
+        at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: rule.to_owned(),
@@ -124,7 +124,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
     let arguments = arguments::parse(&call.arguments).unwrap_or_default();
     let canonical = canonical_json(arguments.clone());
     AuditRecord {
-        at: Utc::now(),
+        at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "recovery".to_owned(),

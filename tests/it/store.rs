@@ -270,6 +270,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
         latency_ms: 12,
         retries: 1,
         fallback: false,
+        repeated: false,
         warnings: vec![],
     })
 }

@@ -15,7 +15,7 @@ pub(super) enum ResumeError {
     Stopped(#[from] Stopped),
     /// It goes back to the queue.
     #[error("there is no place for it")]
-    NoPlace,
+    NoFreeSlot,
     /// The same: another replica may be able to drive it.
     #[error("this replica has no workspace: {0}")]
     NoWorkspace(WorkspaceError),

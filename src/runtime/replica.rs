@@ -51,7 +51,7 @@ impl Runtime {
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
-            runtime.tend().await;
+            runtime.run_loop().await;
         });
         if let Some(retention) = inner.settings.retention {
             tokio::spawn(self.clone().forget_after(retention));
@@ -86,7 +86,7 @@ impl Runtime {
         }
     }
 
-    async fn tend(&self) {
+    async fn run_loop(&self) {
         let inner = &self.inner;
         let mut hints = inner.store.wakeups();
         let every = |most: Duration| {
@@ -122,7 +122,7 @@ impl Runtime {
                 },
                 _ = poll.tick() => Wakeup::Resync,
             };
-            if let Err(error) = self.attend(hint, &mut others).await {
+            if let Err(error) = self.handle_wakeup(hint, &mut others).await {
                 tracing::warn!(%error, "the queue cannot be reached");
                 others.healthy_since = Instant::now();
             }
@@ -147,11 +147,11 @@ impl Runtime {
     }
 
     /// What fails keeps nothing else from being done; the first failure is told.
-    async fn attend(&self, hint: Wakeup, others: &mut Others) -> Result<(), StoreError> {
+    async fn handle_wakeup(&self, hint: Wakeup, others: &mut Others) -> Result<(), StoreError> {
         let mut done = Ok(());
         let mut orphans = Vec::new();
         if hint == Wakeup::Resync {
-            done = done.and(self.give_back_abandoned().await);
+            done = done.and(self.requeue_abandoned().await);
             done = done.and(self.inner.store.expire_approvals().await.map(drop));
             if others.healthy_since.elapsed() >= self.inner.settings.lease {
                 match self.sweep(&std::mem::take(&mut others.silent)).await {
@@ -161,7 +161,7 @@ impl Runtime {
             }
         }
         if hint != Wakeup::Queue {
-            done = done.and(self.hear_cancels().await);
+            done = done.and(self.apply_cancel_requests().await);
             done = done.and(self.end_cancelled().await);
         }
         done = done.and(self.claim().await);
@@ -172,7 +172,7 @@ impl Runtime {
         done
     }
 
-    async fn hear_cancels(&self) -> Result<(), StoreError> {
+    async fn apply_cancel_requests(&self) -> Result<(), StoreError> {
         if self.inner.live.len() == 0 {
             return Ok(());
         }
@@ -184,13 +184,14 @@ impl Runtime {
         Ok(())
     }
 
-    async fn give_back_abandoned(&self) -> Result<(), StoreError> {
+    async fn requeue_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
-        while let Some(hold) = abandoned.pop() {
-            if let Err((hold, error)) = self.try_to_give_back(hold, GivenBack::AtOnce).await {
-                abandoned.push(hold);
-                for hold in abandoned {
-                    self.inner.live.abandon(hold);
+        while let Some(ownership) = abandoned.pop() {
+            if let Err((ownership, error)) = self.try_to_requeue(ownership, GivenBack::AtOnce).await
+            {
+                abandoned.push(ownership);
+                for ownership in abandoned {
+                    self.inner.live.abandon(ownership);
                 }
                 return Err(error);
             }

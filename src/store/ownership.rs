@@ -1,6 +1,6 @@
 //! Who drives a run: claims, cancel requests, giving runs back.
 //!
-//! A run that no replica drives is queued, and nothing is decided here: whoever claims it asks the
+//! An orphaned run is requeued, and nothing is decided here: the replica that claims it asks the
 //! run's state machine.
 
 use std::time::Duration;

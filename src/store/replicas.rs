@@ -16,6 +16,7 @@ use super::backend::Work;
 use super::sql::{Query, Row};
 use super::tables::ids;
 use super::{Store, StoreError, Wakeup};
+use crate::clock;
 
 /// Why a run is cancelled whose parent has ended.
 const PARENT_ENDED: &str = "the run that started it has ended";
@@ -118,7 +119,7 @@ impl Store {
         let register = register.bind("id", id).bind("lease", lease);
         let rows = self.backend.write(Work::Control, register).await?;
         self.backend.note_replica(id);
-        rows.first().map_or_else(|| Ok(Utc::now()), |row| row.read("heartbeat_at"))
+        rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("heartbeat_at"))
     }
 
     /// Renews the lease, and tells the store's time; `None`: declared dead by another replica.

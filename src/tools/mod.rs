@@ -5,6 +5,7 @@
 
 pub mod approval;
 pub mod arguments;
+mod audit_arguments;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
@@ -12,7 +13,6 @@ pub mod lease;
 pub mod recall;
 pub mod registry;
 pub mod results;
-mod shown;
 pub mod subagent;
 pub mod use_skill;
 pub mod workspace;

@@ -32,6 +32,8 @@ CREATE TABLE runs (
     agent_version       text        NOT NULL,
     -- The version of the service that wrote the row's beginning.
     engine_version      text        NOT NULL,
+    -- The newest format of a version that has owned the run: versions that cannot read it leave it alone.
+    format              bigint      NOT NULL,
     definition_hash     text        NOT NULL,
     kind                text        NOT NULL,
     session_id          text,
@@ -94,7 +96,7 @@ CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
 CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
-    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+    WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
@@ -190,6 +192,9 @@ CREATE TABLE audit_log (
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
+CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
 
 -- What parked runs wait for, and what became of it. `seq` is the number of the event that asks.

@@ -25,6 +25,7 @@ CREATE TABLE runs (
     agent               TEXT    NOT NULL,
     agent_version       TEXT    NOT NULL,
     engine_version      TEXT    NOT NULL,
+    format              INTEGER NOT NULL,
     definition_hash     TEXT    NOT NULL,
     kind                TEXT    NOT NULL,
     session_id          TEXT,
@@ -78,7 +79,7 @@ CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
 CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
-    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+    WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
@@ -166,6 +167,9 @@ CREATE TABLE audit_log (
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
+CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
 
 CREATE TABLE approvals (

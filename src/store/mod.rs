@@ -56,6 +56,10 @@ pub use tables::{
     Observation, RunRecord, SessionRecord, ToolCallRecord, ToolStats, UsageStats,
 };
 
+/// The format of definitions and journals that this version writes, and the newest that it reads.
+/// Raised with each change that an earlier version could not read.
+const FORMAT: u32 = 1;
+
 /// What can go wrong with the store.
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
@@ -143,7 +147,8 @@ impl Store {
 
     /// Brings the schema up to date; runs at every start.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        self.backend.migrate().await
+        self.backend.migrate().await?;
+        migrations::ahead(&self.about().await?)
     }
 
     /// Whether the store answers, takes writes and has an up-to-date schema.

@@ -1,7 +1,8 @@
 //! Who drives a run: claims, cancel requests, giving runs back.
 //!
 //! An orphaned run is requeued, and nothing is decided here: the replica that claims it asks the
-//! run's state machine.
+//! run's state machine. A run is claimed only by a version of the service that can read what has been
+//! written of it: its row has the newest format of those that have owned it.
 
 use std::time::Duration;
 
@@ -11,7 +12,7 @@ use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
 use super::tables::{Record, ids};
-use super::{ClaimedRun, RunRecord, Store, StoreError, Wakeup};
+use super::{ClaimedRun, FORMAT, RunRecord, Store, StoreError, Wakeup};
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
@@ -88,13 +89,14 @@ impl Store {
             waits!("w."),
             " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
              AND r.session_id = w.session_id AND r.session_place = 'holds' \
-             AND r.finished_at IS NULL) LIMIT :limit{skip_locked}), \
+             AND r.finished_at IS NULL) AND w.format <= :format LIMIT :limit{skip_locked}), \
              due AS MATERIALIZED (SELECT id, available_at FROM runs WHERE ",
             in_line!(),
-            " AND available_at <= {now} ORDER BY available_at, id LIMIT :limit{skip_locked}), \
+            " AND available_at <= {now} AND format <= :format \
+             ORDER BY available_at, id LIMIT :limit{skip_locked}), \
              next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
              UNION ALL SELECT * FROM due) AS both_lines ORDER BY available_at, id LIMIT :limit) \
-             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
+             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL, \
              session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
              session_turn = CASE WHEN session_place <> 'holds' THEN \
@@ -114,14 +116,15 @@ impl Store {
         limit: u32,
     ) -> Result<Vec<ClaimedRun>, StoreError> {
         let due = "FROM runs WHERE status = 'queued' AND started_at IS NOT NULL \
-             AND available_at <= {now} ORDER BY available_at, id LIMIT :limit";
-        let any = Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32);
+             AND available_at <= {now} AND format <= :format \
+             ORDER BY available_at, id LIMIT :limit";
+        let any = Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32).bind("format", FORMAT);
         if self.backend.read(Work::Control, any).await?.is_empty() {
             return Ok(Vec::new()); // and nothing is written
         }
         let claim = Query::new(format!(
             "WITH next AS MATERIALIZED (SELECT id AS next_id {due}{{skip_locked}}) \
-             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
+             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL FROM next WHERE id = next_id{}",
             claimed!(),
         ));
@@ -135,11 +138,12 @@ impl Store {
         run: Uuid,
     ) -> Result<Option<ClaimedRun>, StoreError> {
         let claim = Query::new(concat!(
-            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
-             available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now}",
+            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
+             available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now} \
+             AND format <= :format",
             claimed!(),
         ));
-        let claim = claim.bind("owner", owner).bind("run", run);
+        let claim = claim.bind("owner", owner).bind("run", run).bind("format", FORMAT);
         let rows = self.backend.write(Work::Control, claim).await?;
         rows.first().map(Record::read).transpose()
     }
@@ -158,9 +162,10 @@ impl Store {
             return Ok(Vec::new()); // and nothing is written
         }
         let claim = Query::new(concat!(
-            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
+            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL WHERE id IN (SELECT id FROM runs WHERE status = 'queued' \
-             AND cancel_requested_at IS NOT NULL ORDER BY cancel_requested_at \
+             AND cancel_requested_at IS NOT NULL AND format <= :format \
+             ORDER BY cancel_requested_at \
              LIMIT :limit{skip_locked})",
             claimed!(),
         ));
@@ -168,7 +173,7 @@ impl Store {
     }
 
     async fn claimed(&self, claim: Query) -> Result<Vec<ClaimedRun>, StoreError> {
-        let rows = self.backend.write(Work::Control, claim).await?;
+        let rows = self.backend.write(Work::Control, claim.bind("format", FORMAT)).await?;
         Ok(readable(&rows).collect())
     }
 

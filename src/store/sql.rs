@@ -114,7 +114,6 @@ impl Query {
     }
 
     /// The same with a text before it.
-    #[cfg(debug_assertions)]
     pub(super) fn after(mut self, text: &str) -> Self {
         self.template.to_mut().insert_str(0, text);
         self

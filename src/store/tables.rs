@@ -174,6 +174,7 @@ table! {
             agent: String,
             agent_version: String,
             engine_version: String,
+            format: u32,
             definition_hash: String,
             kind: RunKind,
             session_id: Option<String>,

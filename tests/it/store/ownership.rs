@@ -25,6 +25,7 @@ on_both! {
     a_parked_run_is_queued_to_be_cancelled,
     a_replica_declared_dead_may_come_back_without_its_runs,
     a_run_whose_owner_nobody_knows_is_taken_over,
+    a_run_of_a_newer_format_is_left_to_newer_versions,
     wakeups_tell_of_queue_and_cancel,
     what_waits_again_is_told_once_per_batch,
 }
@@ -366,6 +367,30 @@ async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
     db.commit("never registered", &script.start()).await;
     let swept = db.store.sweep(&[]).await.unwrap();
     assert_eq!(swept, Swept { replicas: 0, requeued: vec![script.id] });
+}
+
+async fn a_run_of_a_newer_format_is_left_to_newer_versions(db: Db) {
+    let mut script = Script::queued();
+    let mut begun = Script::owned();
+    let mut cancelled = Script::queued();
+    let mut plain = Script::queued();
+    for script in [&mut script, &mut begun, &mut cancelled, &mut plain] {
+        db.commit("me", &script.start()).await;
+    }
+    assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
+    db.store.request_cancel(TENANT, cancelled.id, None).await.unwrap();
+    db.execute(&format!("UPDATE runs SET format = 2 WHERE id <> '{}'", plain.id)).await;
+    let claimed = db.store.claim("you", 10).await.unwrap();
+    assert_eq!(claimed.iter().map(|c| c.run.id).collect::<Vec<_>>(), [plain.id]);
+    assert_eq!(claimed[0].run.format, 1);
+    assert_eq!(db.store.claim_begun("you", 10).await.unwrap(), []);
+    assert_eq!(db.store.claim_cancelled("you", 10).await.unwrap(), []);
+    assert_eq!(db.store.claim_run("you", script.id).await.unwrap(), None);
+    // As the newer version leaves them.
+    db.execute("UPDATE runs SET format = 0").await;
+    let begun_before = db.store.claim_begun("you", 10).await.unwrap();
+    assert_eq!(begun_before.iter().map(|c| c.run.id).collect::<Vec<_>>(), [begun.id]);
+    assert_eq!(begun_before[0].run.format, 1, "this version writes its own format from now on");
 }
 
 async fn wakeups_tell_of_queue_and_cancel(db: Db) {

@@ -282,6 +282,7 @@ impl Parts {
         let url = config.database.url.clone();
         let shared = Arc::clone(&self.store);
         let heartbeat: HeartbeatStore = Box::new(move || {
+            let (shared, url) = (Arc::clone(&shared), url.clone());
             Box::pin(async move {
                 match shared.kind() {
                     "sqlite" => Ok(shared),

@@ -278,6 +278,10 @@ pub struct ModelResponded {
     pub retries: u32,
     /// Whether a fallback model answered.
     pub fallback: bool,
+    /// Whether the model was asked before, and its answer lost with the replica. The usage has that
+    /// call too, estimated to be as much.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub repeated: bool,
     /// For the caller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,

@@ -3,6 +3,7 @@
 //! Read `ARCHITECTURE.md` first. Modules are declared in reading order: shared types first, then the
 //! modules that use them, and last [`app`], which wires them together.
 
+pub mod clock;
 pub mod event;
 pub mod message;
 pub mod model;

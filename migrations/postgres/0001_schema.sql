@@ -4,6 +4,8 @@
 
 CREATE TABLE replicas (
     id           text        PRIMARY KEY,
+    -- For how many microseconds a heartbeat counts.
+    lease        bigint      NOT NULL,
     started_at   timestamptz NOT NULL,
     heartbeat_at timestamptz NOT NULL,
     dead         boolean     NOT NULL DEFAULT false
@@ -30,6 +32,8 @@ CREATE TABLE runs (
     agent_version       text        NOT NULL,
     -- The version of the service that wrote the row's beginning.
     engine_version      text        NOT NULL,
+    -- The newest format of a version that has owned the run: versions that cannot read it leave it alone.
+    format              bigint      NOT NULL,
     definition_hash     text        NOT NULL,
     kind                text        NOT NULL,
     session_id          text,
@@ -92,7 +96,7 @@ CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
 CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
-    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+    WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
@@ -105,6 +109,7 @@ CREATE INDEX runs_queue ON runs (available_at, id)
     WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
 CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
@@ -139,6 +144,8 @@ CREATE TABLE iterations (
     cost_micro_usd      bigint,
     estimated           boolean     NOT NULL,
     fallback            boolean     NOT NULL,
+    -- The answer to an earlier call was lost; the columns above count that too, as an estimate.
+    repeated            boolean     NOT NULL,
     provider            text        NOT NULL,
     model               text        NOT NULL,
     finish_reason       text        NOT NULL,
@@ -185,6 +192,9 @@ CREATE TABLE audit_log (
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
+CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
 
 -- What parked runs wait for, and what became of it. `seq` is the number of the event that asks.

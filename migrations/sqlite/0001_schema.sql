@@ -3,6 +3,7 @@
 
 CREATE TABLE replicas (
     id           TEXT    PRIMARY KEY NOT NULL,
+    lease        INTEGER NOT NULL,
     started_at   INTEGER NOT NULL,
     heartbeat_at INTEGER NOT NULL,
     dead         INTEGER NOT NULL DEFAULT 0
@@ -24,6 +25,7 @@ CREATE TABLE runs (
     agent               TEXT    NOT NULL,
     agent_version       TEXT    NOT NULL,
     engine_version      TEXT    NOT NULL,
+    format              INTEGER NOT NULL,
     definition_hash     TEXT    NOT NULL,
     kind                TEXT    NOT NULL,
     session_id          TEXT,
@@ -77,7 +79,7 @@ CREATE INDEX runs_listed ON runs (tenant, created_at DESC, id DESC);
 CREATE INDEX runs_by_agent ON runs (tenant, agent, created_at DESC, id DESC);
 CREATE INDEX runs_owned ON runs (owner) WHERE status = 'running';
 CREATE INDEX runs_by_status ON runs (tenant, status, created_at DESC, id DESC)
-    WHERE status IN ('awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
+    WHERE status IN ('queued', 'awaiting_approval', 'awaiting_tool_results', 'needs_review', 'failed', 'cancelled');
 CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC, id DESC)
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
@@ -88,6 +90,7 @@ CREATE INDEX runs_queue ON runs (available_at, id)
     WHERE status = 'queued' AND (session_place IS NULL OR session_place = 'holds');
 CREATE INDEX runs_session_waiting ON runs (tenant, session_id, session_place, available_at, id)
     WHERE status = 'queued' AND session_place <> 'holds';
+CREATE INDEX runs_begun ON runs (available_at, id) WHERE status = 'queued' AND started_at IS NOT NULL;
 CREATE INDEX runs_to_cancel ON runs (cancel_requested_at) WHERE status = 'queued' AND cancel_requested_at IS NOT NULL;
 CREATE UNIQUE INDEX runs_session_held ON runs (tenant, session_id) WHERE session_place = 'holds' AND finished_at IS NULL;
 CREATE UNIQUE INDEX runs_session_turn ON runs (tenant, session_id, session_turn) WHERE session_turn IS NOT NULL;
@@ -119,6 +122,7 @@ CREATE TABLE iterations (
     cost_micro_usd      INTEGER,
     estimated           INTEGER NOT NULL,
     fallback            INTEGER NOT NULL,
+    repeated            INTEGER NOT NULL,
     provider            TEXT    NOT NULL,
     model               TEXT    NOT NULL,
     finish_reason       TEXT    NOT NULL,
@@ -163,6 +167,9 @@ CREATE TABLE audit_log (
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
+CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
+CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
 
 CREATE TABLE approvals (

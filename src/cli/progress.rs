@@ -229,10 +229,11 @@ fn answered(response: &ModelResponded) -> String {
     let usage = &response.usage;
     let cost = usage.cost_micro_usd.map(|cost| format!(", {}", usd(cost))).unwrap_or_default();
     let mut line = format!(
-        "  {}/{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
+        "  {}/{}{}{}: {} tokens{cost}, {} ms, {} tool call(s)",
         escape_control(&response.provider),
         escape_control(&response.model),
         if response.fallback { " (fallback)" } else { "" },
+        if response.repeated { " (repeated)" } else { "" },
         usage.total_tokens(),
         response.latency_ms,
         response.message.tool_calls.len()

@@ -10,7 +10,6 @@ pub mod client_tools;
 pub mod context;
 pub mod handlers;
 pub mod journal;
-pub mod lease;
 pub mod output;
 pub mod phrases;
 pub mod plan;
@@ -20,9 +19,9 @@ pub mod run;
 pub mod state;
 pub mod validation;
 
+pub use crate::tools::lease::Lease;
 pub use handlers::Handlers;
 pub use journal::{AppendFailed, Entry, Journal};
-pub use lease::Lease;
 pub use plan::{Contract, Plan, PlanError, Rules, Window};
 pub use run::{Audience, Driven, Pieces, Run, RunControl, Stopped};
 pub use state::{Disposal, FoldError, State, Step};

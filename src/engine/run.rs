@@ -24,11 +24,11 @@ use super::budget::SharedBudget;
 use super::context::Compaction;
 use super::handlers::Handlers;
 use super::journal::{AppendFailed, Entry, Journal};
-use super::lease::Lease;
 use super::plan::Plan;
 use super::state::{FoldError, ModelFault, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
+use crate::clock;
 use crate::drivers::{Ask, Driver, Place};
 use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
 use crate::message::{Conversation, Turn};
@@ -38,6 +38,7 @@ use crate::providers::{
 };
 use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
 
 /// Entries that need not be durable yet when a model's answer is used.
@@ -65,6 +66,11 @@ impl RunControl {
     pub fn cancel(&self, reason: Option<String>) {
         let _ = self.reason.set(reason);
         self.token.cancel();
+    }
+
+    /// Whether the run may change something, with this replica's lease.
+    pub fn standing(&self, lease: Arc<Lease>) -> Standing {
+        Standing::new(lease, self.lost.clone())
     }
 
     /// Marks the run as owned by another replica: it stops at once and writes nothing more.
@@ -109,6 +115,9 @@ pub enum Stopped {
     /// The journal did not take an entry.
     #[error(transparent)]
     Journal(#[from] AppendFailed),
+    /// This replica may not act any more, and what it was doing was stopped.
+    #[error("the lease of this replica ran out during a tool call")]
+    LeaseOver,
     /// The state did not take an event: our own error.
     #[error("the journal does not fit the state: {0}")]
     Fold(#[from] FoldError),
@@ -169,7 +178,7 @@ impl Run {
             {
                 self.record(request)?;
             }
-            match self.state.next(Utc::now()) {
+            match self.state.next(clock::now()) {
                 Step::Open => self.record(RunEvent::interrupted("the run was never opened"))?,
                 Step::Record(events) => self.record_all(events)?,
                 Step::Compact(compaction) => self.compact(compaction, None).await?,
@@ -193,7 +202,7 @@ impl Run {
 
     /// Applies what happened and keeps it for the next hand-over.
     pub fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
-        let at = Utc::now().trunc_subsecs(6);
+        let at = clock::now().trunc_subsecs(6);
         if !matches!(what, RunEvent::ToolCallCompleted(_)) {
             self.note_lost(&what);
         }
@@ -291,7 +300,7 @@ impl Run {
 
     /// Looks at the stop conditions before the next iteration.
     fn evaluate_stop_conditions(&mut self) -> Result<(), FoldError> {
-        let (now, agent) = (Utc::now(), &self.plan.agent);
+        let (now, agent) = (clock::now(), &self.plan.agent);
         let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
         let id = Uuid::now_v7();
         let patience = agent.definition.governance.approval_timeout;
@@ -320,7 +329,7 @@ impl Run {
             () = until(deadline) => return Ok(()),
             errors = validation::errors_of(agent, proposal, &self.inputs, run_id, &self.handlers) => errors,
         };
-        let events = self.state.judged(proposal, errors, Utc::now());
+        let events = self.state.judged(proposal, errors, clock::now());
         Ok(self.record_all(events)?)
     }
 
@@ -390,7 +399,7 @@ impl Run {
                 let fault = fault(failure);
                 match recovery {
                     Some(compaction) => return self.compact(compaction, Some(&fault)).await,
-                    None => self.state.model_failed(&fault, Utc::now()),
+                    None => self.state.model_failed(&fault, clock::now()),
                 }
             }
         };
@@ -417,12 +426,13 @@ impl Run {
             iteration,
             message: reading.message,
             finish_reason,
-            usage: answer.usage,
+            usage: self.state.charged(answer.usage),
             provider: answer.provider,
             model: answer.model,
             latency_ms: answer.latency_ms,
             retries: answer.retries,
             fallback: answer.fallback,
+            repeated: self.state.repeats_model_call(),
             warnings: answer.warnings,
         });
         std::iter::once(responded)
@@ -492,7 +502,7 @@ fn fault(failure: ModelFailure) -> ModelFault {
 
 /// The monotonic instant of a wall-clock time.
 fn instant_of(at: DateTime<Utc>) -> Instant {
-    Instant::now() + (at - Utc::now()).to_std().unwrap_or_default()
+    Instant::now() + (at - clock::now()).to_std().unwrap_or_default()
 }
 
 async fn until(deadline: Option<Instant>) {

@@ -14,6 +14,7 @@ use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::{OnceCell, broadcast};
 use uuid::Uuid;
 
+use crate::clock;
 use crate::event::{Event, ModelDelta, RunEvent};
 
 /// Events that a reader may be behind before it is sent to the journal.
@@ -120,7 +121,7 @@ impl Channel {
 
     /// Passes on pieces of an answer.
     pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
-        deltas.for_each(|delta| self.tell(StreamItem::Delta(Utc::now(), delta)));
+        deltas.for_each(|delta| self.tell(StreamItem::Delta(clock::now(), delta)));
     }
 
     fn tell(&self, item: StreamItem) {

@@ -2,6 +2,7 @@
 
 use crate::engine::{FoldError, Stopped};
 use crate::store::{ClaimedRun, StoreError};
+use crate::tools::workspace::WorkspaceError;
 
 /// Why a claimed run cannot go on.
 #[derive(Debug, thiserror::Error)]
@@ -15,6 +16,9 @@ pub(super) enum ResumeError {
     /// It goes back to the queue.
     #[error("there is no place for it")]
     NoFreeSlot,
+    /// The same: another replica may be able to drive it.
+    #[error("this replica has no workspace: {0}")]
+    NoWorkspace(WorkspaceError),
 }
 
 impl From<FoldError> for ResumeError {

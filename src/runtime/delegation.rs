@@ -14,7 +14,6 @@ use std::sync::{Arc, Weak};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use chrono::Utc;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
 use sha2::{Digest, Sha256};
@@ -28,6 +27,7 @@ use super::worker::RunIdentity;
 use super::{Inner, Runtime};
 use crate::agents::Agent;
 use crate::agents::definition::GovernanceSection;
+use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
 use crate::event::ValidationError;
@@ -35,7 +35,7 @@ use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus,
     SpanPlace,
 };
-use crate::store::{RunRecord, StoreError};
+use crate::store::{Ownership, RunRecord, Settled, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 
 /// How many ancestors a run may have.
@@ -172,7 +172,7 @@ impl Parent {
     /// What a child's request narrows, whatever its definition says.
     fn bounds(&self, now: &State) -> Overrides {
         let is_private = self.identity.new.overrides.get("private").and_then(Value::as_bool);
-        let left = now.deadline().map(|deadline| (deadline - Utc::now()).num_seconds());
+        let left = now.deadline().map(|deadline| (deadline - clock::now()).num_seconds());
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
         let used = &now.totals().consumption;
         let files = used.files_modified.len() as u64;
@@ -226,17 +226,25 @@ impl Runtime {
         }
         let run = identity.new.id;
         let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
-        let (reserving, settling) = (self.clone(), self.clone());
+        let (reserving, settling, epoch) = (self.clone(), self.clone(), identity.epoch);
         let reserve = move |wanted| {
             let runtime = reserving.clone();
             Box::pin(async move {
-                runtime.patiently(|| runtime.inner.store.reserve(root, run, wanted)).await
+                let Inner { store, owner, .. } = &*runtime.inner;
+                let by = Ownership { owner, epoch };
+                let reserved = runtime.patiently(|| store.reserve((root, run), by, wanted));
+                reserved.await?.ok_or(AppendFailed::Fenced)
             }) as _
         };
         let settle = move |spent, ended| {
             let runtime = settling.clone();
             Box::pin(async move {
-                runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await
+                let Inner { store, owner, .. } = &*runtime.inner;
+                let by = Ownership { owner, epoch };
+                match runtime.patiently(|| store.settle((root, run), by, spent, ended)).await? {
+                    Settled::Done => Ok(()),
+                    Settled::Fenced => Err(AppendFailed::Fenced),
+                }
             }) as _
         };
         Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
@@ -400,7 +408,8 @@ impl Runtime {
                 Amounts { tool_calls: now.calls_under_way() as u64, ..Amounts::default() };
             let (caps, spent) =
                 (Caps::of(&parent.plan.rules.budget), Amounts::of(now.totals()).and(under_way));
-            self.inner.store.open_budget(lineage.root, caps, spent).await?;
+            let by = Ownership { owner: &self.inner.owner, epoch: parent.identity.epoch };
+            self.inner.store.open_budget(lineage.root, by, caps, spent).await?;
             parent.is_open.store(true, Ordering::Release);
         }
         let lineage = Some(Arc::new(lineage));

@@ -4,12 +4,12 @@
 
 use std::sync::Arc;
 
-use chrono::Utc;
 use serde_json::Value;
 
 use super::start::{Checked, StartError, StartRequest, opening};
 use super::{Runtime, conversation};
 use crate::agents::Agent;
+use crate::clock;
 use crate::engine::Rules;
 use crate::event::{Event, RunEvent};
 use crate::message::{Conversation, Turn};
@@ -52,7 +52,7 @@ impl Runtime {
         let (single_shot, warnings) = (plan.rules.single_shot, plan.warnings.clone());
         let what =
             RunEvent::RunStarted { system: opening.system, turns, history, single_shot, warnings };
-        let opened = Event { seq: 1, at: Utc::now(), run_id: new.id, what };
+        let opened = Event { seq: 1, at: clock::now(), run_id: new.id, what };
         let conversation = conversation(&[opened]).map_err(|e| StartError::BrokenAgent {
             agent: new.agent.clone(),
             message: e.to_string(),

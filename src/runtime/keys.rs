@@ -6,11 +6,11 @@
 
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use chrono::Utc;
 use secrecy::{ExposeSecret, SecretString};
 use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
+use crate::clock;
 use crate::store::{ApiKeyRecord, Store, StoreError};
 
 /// Everything that a key can be allowed, besides `tools:<name>`.
@@ -161,7 +161,7 @@ fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
         tenant: DEFAULT_TENANT.into(),
         scopes: vec!["admin".into()],
         secret_hash,
-        created_at: Utc::now(),
+        created_at: clock::now(),
         expires_at: None,
         revoked_at: None,
         rate_limit_per_minute: None,

@@ -11,6 +11,8 @@ mod delegation;
 mod deltas;
 mod dry_run;
 mod follow;
+mod health;
+mod heartbeat;
 mod history;
 pub mod keys;
 mod live;
@@ -55,10 +57,10 @@ use crate::tools::use_skill::UseSkill;
 pub use bus::{Published, StreamItem};
 pub use dry_run::DryRunOutcome;
 pub use follow::Follower;
+pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, own_turns};
 pub use memory::recollection;
 pub use rate_limits::Allowance;
-pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
@@ -73,7 +75,7 @@ pub struct Settings {
     pub max_concurrent_runs: usize,
     /// Runs that may wait in the queue, of all replicas together.
     pub max_queued_runs: u64,
-    /// How many of them may have come from the queue, recovered ones among them.
+    /// How many of them may have been begun from the queue; recovered ones were begun before.
     pub queue_workers: usize,
     /// A replica that is silent for longer than this is dead.
     pub lease: Duration,
@@ -102,6 +104,7 @@ struct Inner {
     live: live::Live,
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
+    health: health::Health,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: slots::RunSlots,
@@ -172,6 +175,7 @@ impl Runtime {
             owner,
             live: live::Live::default(),
             owned: Arc::default(),
+            health: health::Health::default(),
             probation,
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
@@ -208,6 +212,11 @@ impl Runtime {
     /// How many runs this replica drives now.
     pub fn in_flight(&self) -> usize {
         self.inner.live.len()
+    }
+
+    /// Whether the store takes what runs write, as of the last commit.
+    pub fn is_storing(&self) -> bool {
+        self.inner.writer.is_available()
     }
 
     /// Whether the service is stopping.

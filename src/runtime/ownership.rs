@@ -12,7 +12,7 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::Runtime;
-use crate::store::{ClaimedRun, StoreError};
+use crate::store::{ClaimedRun, GivenBack, StoreError};
 
 /// A run, and the epoch under which it is owned.
 type Ownership = (Uuid, i64);
@@ -155,8 +155,8 @@ impl Runtime {
     }
 
     /// Requeues a run without counting a crash, now or as soon as the store is available.
-    pub(super) async fn requeue_uncounted(&self, ownership: OwnedRun) {
-        if let Err((ownership, error)) = self.try_to_requeue(ownership).await {
+    pub(super) async fn requeue_uncounted(&self, ownership: OwnedRun, how: GivenBack) {
+        if let Err((ownership, error)) = self.try_to_requeue(ownership, how).await {
             tracing::warn!(run_id = %ownership.run(), %error, "run could not be given back yet");
             self.inner.live.abandon(ownership);
         }
@@ -166,12 +166,13 @@ impl Runtime {
     pub(super) async fn try_to_requeue(
         &self,
         ownership: OwnedRun,
+        how: GivenBack,
     ) -> Result<(), (OwnedRun, StoreError)> {
         if ownership.is_shared() {
             return Ok(()); // the other one's
         }
         let OwnedRun { run, epoch, .. } = ownership;
-        match self.inner.store.give_back(&self.inner.owner, run, epoch, false).await {
+        match self.inner.store.give_back(&self.inner.owner, run, epoch, how).await {
             Ok(_) => Ok(()),
             Err(error) => Err((ownership, error)),
         }
@@ -218,7 +219,8 @@ impl Runtime {
         (run, epoch): Ownership,
         reason: Reclaimed,
     ) -> Result<bool, StoreError> {
-        let was_ours = self.inner.store.give_back(&self.inner.owner, run, epoch, true).await?;
+        let crashed = GivenBack::Crashed;
+        let was_ours = self.inner.store.give_back(&self.inner.owner, run, epoch, crashed).await?;
         if was_ours {
             let reason = reason.as_str();
             metrics::counter!("toolloop_runs_reclaimed_total", "reason" => reason).increment(1);

@@ -73,6 +73,31 @@ impl Queue {
 }
 
 impl Runtime {
+    /// Takes back runs that were begun before, wherever that was: what bounds the beginning of runs
+    /// from the queue does not make them wait.
+    async fn claim_begun(&self) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        loop {
+            let room = inner.slots.free_slots().min(MAX_CLAIM);
+            if room == 0 || self.is_draining() || !inner.lease.holds() {
+                return Ok(());
+            }
+            let limit = u32::try_from(room).unwrap_or(u32::MAX);
+            let claimed = self.claimed(inner.store.claim_begun(&inner.owner, limit)).await?;
+            let has_more = claimed.len() == room;
+            inner.queue.shrank(claimed.len() as u64);
+            for (claimed, ownership) in claimed {
+                tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run taken back");
+                let slot = inner.slots.free();
+                let runtime = self.clone();
+                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
+            }
+            if !has_more {
+                return Ok(());
+            }
+        }
+    }
+
     /// Runs of all tenants that wait for a replica, as of a second ago.
     ///
     /// # Errors
@@ -106,6 +131,10 @@ impl Runtime {
 
     /// Takes from the queue what there is room for.
     pub(super) async fn claim(&self) -> Result<(), StoreError> {
+        if !self.has_workspace() {
+            return Ok(());
+        }
+        self.claim_begun().await?;
         let inner = &self.inner;
         loop {
             let room = inner.slots.room().min(MAX_CLAIM);

@@ -7,8 +7,9 @@
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
+use std::time::Duration;
 
-use chrono::{SubsecRound as _, Utc};
+use chrono::SubsecRound as _;
 use futures::FutureExt;
 use uuid::Uuid;
 
@@ -20,16 +21,20 @@ use super::slots::RunSlot;
 use super::waiting::expiry;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use crate::agents::prompt::ActiveSkill;
+use crate::clock;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
 use crate::event::{AuditRecord, Event, RunEvent};
 use crate::run::{Caller, Overrides, RunOrigin};
 use crate::store::writer::AppendError;
-use crate::store::{ClaimedRun, DefinitionSnapshot, NewRun, StoreError};
+use crate::store::{ClaimedRun, DefinitionSnapshot, GivenBack, NewRun, StoreError};
 use crate::tools::Workspace;
 use crate::tools::results::lost;
+use crate::tools::workspace::WorkspaceError;
 
 /// Journal entries read at once during recovery.
 const PAGE: u32 = 500;
+/// How long a run waits that this replica cannot drive and another one may.
+const ELSEWHERE: Duration = Duration::from_secs(3);
 /// Cancelled runs that are claimed at once.
 const MAX_CLAIM: u32 = 64;
 
@@ -50,7 +55,7 @@ struct Recovered {
 
 impl Recovered {
     fn record(&mut self, what: RunEvent) -> Result<(), FoldError> {
-        let at = Utc::now().trunc_subsecs(6);
+        let at = clock::now().trunc_subsecs(6);
         self.audit.extend(self.state.settles(&what).map(lost));
         let event = Event { seq: self.state.last_seq() + 1, at, run_id: self.run, what };
         self.state.apply(&event)?;
@@ -92,7 +97,11 @@ impl Runtime {
         error: ResumeError,
     ) {
         match error {
-            ResumeError::NoFreeSlot => self.requeue_uncounted(ownership).await,
+            ResumeError::NoFreeSlot => self.requeue_uncounted(ownership, GivenBack::AtOnce).await,
+            ResumeError::NoWorkspace(error) => {
+                tracing::warn!(run_id = %ownership.run(), %error, "run is left to other replicas");
+                self.requeue_uncounted(ownership, GivenBack::After(ELSEWHERE)).await;
+            }
             ResumeError::Store(error) if error.is_transient() => {
                 tracing::warn!(run_id = %ownership.run(), %error, "run could not be read; it is tried again");
                 self.inner.live.abandon(ownership);
@@ -166,7 +175,7 @@ impl Runtime {
             (state.has_crashed(row.crash_count), state.is_suspect(row.crash_count));
         let mut recovered = Recovered { run: row.id, state, events: Vec::new(), audit: Vec::new() };
         self.catch_up(&mut recovered, &claimed, is_alone).await?;
-        let now = Utc::now();
+        let now = clock::now();
         if let Some(Disposal { events, park }) = recovered.state.disposal(now) {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
@@ -178,11 +187,11 @@ impl Runtime {
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
             return Ok(Claimed::Disposed(Box::new((identity, entry))));
         }
-        let slot = slot.or_else(|| self.free_place()).ok_or(ResumeError::NoFreeSlot)?;
+        let was_begun = recovered.state.started_at().is_some();
+        let slot = slot.or_else(|| self.free_slot(was_begun)).ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
-        let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
-            .map_err(|error| unusable(&error))?;
+        let workspace = self.workspace(&row.tenant, &directory).await?;
         identity.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;
@@ -220,8 +229,28 @@ impl Runtime {
         Ok(())
     }
 
-    fn free_place(&self) -> Option<RunSlot> {
-        if self.is_draining() { None } else { self.inner.slots.for_worker() }
+    /// The directory of a run, where it is not this replica that lacks it.
+    pub(super) async fn workspace(
+        &self,
+        tenant: &str,
+        directory: &str,
+    ) -> Result<Workspace, ResumeError> {
+        match Workspace::open(&self.inner.settings.workspace, tenant, directory) {
+            Ok(workspace) => Ok(workspace),
+            Err(error @ WorkspaceError::Io { .. }) if !self.look_at_workspace().await => {
+                Err(ResumeError::NoWorkspace(error))
+            }
+            Err(error) => Err(unusable(&error)),
+        }
+    }
+
+    fn free_slot(&self, was_begun: bool) -> Option<RunSlot> {
+        let slots = &self.inner.slots;
+        match (self.is_draining(), was_begun) {
+            (true, _) => None,
+            (false, true) => slots.free(),
+            (false, false) => slots.for_worker(),
+        }
     }
 
     fn plan_of(
@@ -292,7 +321,7 @@ impl Runtime {
             Err(error) => return self.not_ended(&ownership, error.to_string()).await,
         };
         let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
-        let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
+        let end = Event { seq: row.next_seq, at: clock::now(), run_id: id, what };
         let entry =
             Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
         match self.inner.writer.append(write(identity, None, entry)).await {

@@ -1,33 +1,38 @@
 //! This process as one of many: its lease, its share of the queue, what it does for dead replicas,
 //! and how it leaves.
 //!
-//! One loop claims, applies cancel requests and sweeps; notifications wake it, a timer makes it right without
-//! them. The heartbeat has a thread and a connection of its own, so that busy runs cannot cost the
-//! lease.
+//! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
+//! them.
 
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use futures::future::BoxFuture;
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
-use super::{Inner, Runtime};
-use crate::store::{Store, StoreError, Swept, Wakeup};
+use super::Runtime;
+use super::heartbeat::HeartbeatStore;
+use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
 const POLL: Duration = Duration::from_secs(1);
 /// How often it looks for runs that are owned and not driven, at most; a sixth of the lease where
 /// that is shorter.
 const RECONCILE: Duration = Duration::from_secs(2);
+/// How often it looks at the heartbeats of the others, at most; the same.
+const WATCH: Duration = Duration::from_millis(500);
 
 /// How often all parked parents are looked at, in case the end of a child was not noticed.
 const PARENTS: Duration = Duration::from_secs(15);
 
-/// Opens the store that the heartbeat thread uses, on that thread.
-pub type HeartbeatStore =
-    Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
+/// What the loop has seen of other replicas.
+struct Others {
+    watch: Watch,
+    /// Those whose lease has run out.
+    silent: Vec<String>,
+    /// Since when the store has answered.
+    healthy_since: Instant,
+}
 
 impl Runtime {
     /// Makes this process a replica: registers it, takes over what dead replicas left, starts the
@@ -37,14 +42,15 @@ impl Runtime {
     /// [`StoreError`] where the store cannot be reached.
     pub async fn join(&self, heartbeat: HeartbeatStore) -> Result<(), StoreError> {
         let inner = &self.inner;
-        let sent = Instant::now();
-        inner.store.register_replica(&inner.owner).await?;
-        inner.lease.renewed(sent);
+        self.register(&inner.store).await?;
         let mut orphans = Vec::new();
         if inner.store.kind() == "sqlite" {
-            orphans = self.sweep().await?; // the process that had the file before is gone
+            // The process that held the file before is gone.
+            let gone = inner.store.silent_replicas(&inner.owner, &mut Watch::default()).await?;
+            orphans = self.sweep(&gone).await?;
         }
         self.start_heartbeat(heartbeat);
+        tokio::spawn(self.clone().watch_workspace());
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
@@ -86,13 +92,18 @@ impl Runtime {
     async fn run_loop(&self) {
         let inner = &self.inner;
         let mut hints = inner.store.wakeups();
+        let every = |most: Duration| {
+            let mut ticks = tokio::time::interval(most.min(inner.settings.lease / 6));
+            ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+            ticks
+        };
+        let (mut reconcile, mut watch) = (every(RECONCILE), every(WATCH));
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut reconcile = tokio::time::interval(RECONCILE.min(inner.settings.lease / 6));
-        reconcile.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut parents = tokio::time::interval(PARENTS);
         parents.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
-        let mut healthy_since = Instant::now();
+        let mut others =
+            Others { watch: Watch::default(), silent: Vec::new(), healthy_since: Instant::now() };
         loop {
             let hint = tokio::select! {
                 () = inner.stop.cancelled() => return,
@@ -108,6 +119,12 @@ impl Runtime {
                     }
                     continue;
                 }
+                _ = watch.tick() => {
+                    if !self.watch(&mut others).await {
+                        continue;
+                    }
+                    Wakeup::Resync
+                }
                 () = inner.queue.changed.notified() => Wakeup::Queue,
                 hint = hints.recv() => match hint {
                     Ok(hint) => hint,
@@ -116,22 +133,39 @@ impl Runtime {
                 },
                 _ = poll.tick() => Wakeup::Resync,
             };
-            if let Err(error) = self.handle_wakeup(hint, healthy_since).await {
+            if let Err(error) = self.handle_wakeup(hint, &mut others).await {
                 tracing::warn!(%error, "the queue cannot be reached");
-                healthy_since = Instant::now();
+                others.healthy_since = Instant::now();
             }
         }
     }
 
+    /// Looks at the heartbeats of the others; whether there are runs to be taken over.
+    async fn watch(&self, others: &mut Others) -> bool {
+        let inner = &self.inner;
+        match inner.store.silent_replicas(&inner.owner, &mut others.watch).await {
+            Ok(silent) => others.silent = silent,
+            Err(error) => {
+                tracing::debug!(%error, "heartbeats cannot be looked at");
+                *others = Others {
+                    watch: Watch::default(),
+                    silent: Vec::new(),
+                    healthy_since: Instant::now(),
+                };
+            }
+        }
+        !others.silent.is_empty() && others.healthy_since.elapsed() >= inner.settings.lease
+    }
+
     /// What fails keeps nothing else from being done; the first failure is told.
-    async fn handle_wakeup(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
+    async fn handle_wakeup(&self, hint: Wakeup, others: &mut Others) -> Result<(), StoreError> {
         let mut done = Ok(());
         let mut orphans = Vec::new();
         if hint == Wakeup::Resync {
             done = done.and(self.requeue_abandoned().await);
             done = done.and(self.inner.store.expire_approvals().await.map(drop));
-            if healthy_since.elapsed() >= self.inner.settings.lease {
-                match self.sweep().await {
+            if others.healthy_since.elapsed() >= self.inner.settings.lease {
+                match self.sweep(&std::mem::take(&mut others.silent)).await {
                     Ok(requeued) => orphans = requeued,
                     Err(error) => done = done.and(Err(error)),
                 }
@@ -165,7 +199,8 @@ impl Runtime {
     async fn requeue_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
         while let Some(ownership) = abandoned.pop() {
-            if let Err((ownership, error)) = self.try_to_requeue(ownership).await {
+            if let Err((ownership, error)) = self.try_to_requeue(ownership, GivenBack::AtOnce).await
+            {
                 abandoned.push(ownership);
                 for ownership in abandoned {
                     self.inner.live.abandon(ownership);
@@ -176,58 +211,12 @@ impl Runtime {
         Ok(())
     }
 
-    /// Takes the runs of dead replicas; they are queued.
-    async fn sweep(&self) -> Result<Vec<Uuid>, StoreError> {
-        let Swept { replicas, requeued } =
-            self.inner.store.sweep(&self.inner.owner, self.inner.settings.lease).await?;
-        if !requeued.is_empty() {
+    /// Takes the runs of dead replicas, these among them; they are queued.
+    async fn sweep(&self, silent: &[String]) -> Result<Vec<Uuid>, StoreError> {
+        let Swept { replicas, requeued } = self.inner.store.sweep(silent).await?;
+        if replicas > 0 || !requeued.is_empty() {
             tracing::warn!(replicas, runs = requeued.len(), "took the runs of replicas that died");
         }
         Ok(requeued)
     }
-
-    fn start_heartbeat(&self, open: HeartbeatStore) {
-        let inner = Arc::clone(&self.inner);
-        let beat = async move {
-            let Inner { store, owner, stop, settings, live, lease, .. } = inner.as_ref();
-            let store = open().await.unwrap_or_else(|_| Arc::clone(store));
-            loop {
-                tokio::select! {
-                    () = stop.cancelled() => return,
-                    () = tokio::time::sleep(settings.lease / 3) => {}
-                }
-                let sent = Instant::now();
-                match store.heartbeat(owner).await {
-                    Ok(true) => lease.renewed(sent),
-                    Ok(false) => {
-                        tracing::error!("this replica was declared dead; its runs were taken over");
-                        live.lose_all();
-                        match return_to_life(store.as_ref(), owner).await {
-                            Ok(()) => lease.renewed(sent),
-                            Err(error) => {
-                                tracing::warn!(%error, "this replica cannot register again yet");
-                            }
-                        }
-                    }
-                    Err(error) => tracing::warn!(%error, "heartbeat failed"),
-                }
-            }
-        };
-        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
-            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
-                Ok(runtime) => runtime.block_on(beat),
-                Err(error) => tracing::error!(%error, "no heartbeat: the lease will be lost"),
-            }
-        });
-        if let Err(error) = thread {
-            tracing::error!(%error, "no heartbeat: the lease will be lost");
-        }
-    }
-}
-
-/// Registers again after others declared this replica dead. What it took since then goes back
-/// first: no task drives it any more.
-async fn return_to_life(store: &Store, owner: &str) -> Result<(), StoreError> {
-    store.release(owner).await?;
-    store.register_replica(owner).await
 }

@@ -6,7 +6,7 @@
 
 use std::time::Duration;
 
-use chrono::{TimeDelta, Utc};
+use chrono::TimeDelta;
 
 use super::Runtime;
 use crate::store::StoreError;
@@ -42,7 +42,9 @@ impl Runtime {
 
     async fn forget(&self, retention: Duration, batch: &mut u32) -> Result<u64, StoreError> {
         let retention = TimeDelta::from_std(retention).unwrap_or(TimeDelta::MAX);
-        let Some(before) = Utc::now().checked_sub_signed(retention) else { return Ok(0) };
+        // The store's own time: a replica whose clock is ahead must not delete what has just ended.
+        let now = self.inner.store.now().await?;
+        let Some(before) = now.checked_sub_signed(retention) else { return Ok(0) };
         let mut deleted = 0;
         while !self.inner.stop.is_cancelled() {
             let asked = *batch;

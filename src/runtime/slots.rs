@@ -43,6 +43,11 @@ impl RunSlots {
         Self { runs: Arc::new(Semaphore::new(runs)), workers: Arc::new(Semaphore::new(workers)) }
     }
 
+    /// How many runs there is room for that need no worker.
+    pub(super) fn free_slots(&self) -> usize {
+        self.runs.available_permits()
+    }
+
     /// How many runs from the queue there is room for.
     pub(super) fn room(&self) -> usize {
         self.workers.available_permits().min(self.runs.available_permits())

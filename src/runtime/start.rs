@@ -6,12 +6,13 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use chrono::{SubsecRound, TimeDelta, Utc};
+use chrono::{SubsecRound, TimeDelta};
 use serde_json::Value;
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::background::SkillError;
+use super::claimed::ResumeError;
 use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
@@ -19,12 +20,12 @@ use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{Background, Opening};
+use crate::clock;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ValidationError};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
-use crate::tools::Workspace;
 
 /// For how long a repeated idempotency key finds its run.
 const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
@@ -99,6 +100,9 @@ pub enum StartError {
     /// The service is stopping.
     #[error("the service is shutting down")]
     Draining,
+    /// Files cannot be written on this replica at the moment.
+    #[error("the workspace of this replica is not available")]
+    NoWorkspace,
     /// The run could not be stored.
     #[error(transparent)]
     Store(#[from] StoreError),
@@ -205,7 +209,7 @@ impl Runtime {
         let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else {
             return Ok(None);
         };
-        let expired = Utc::now() - KEY_KEPT;
+        let expired = clock::now() - KEY_KEPT;
         if known.created_at < expired {
             store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
             return Ok(None);
@@ -223,7 +227,7 @@ impl Runtime {
             return Err(StartError::Draining);
         }
         if !inner.writer.is_available() {
-            inner.store.ping().await?; // writes are waiting: refuse at once, or be the first to find it back
+            inner.store.take_writes().await?; // writes are waiting: refuse at once, or be the first to find it back
         }
         let session_id = request.session_id.clone();
         let has_rival =
@@ -257,6 +261,9 @@ impl Runtime {
             }
             checked.new.status = RunStatus::Queued;
             return self.enqueue(checked).await.map(Accepted::Queued);
+        }
+        if inner.health.fault().is_some() {
+            return Err(StartError::NoWorkspace);
         }
         let slot = inner.slots.free().ok_or(StartError::Overloaded)?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
@@ -294,7 +301,7 @@ impl Runtime {
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
             idempotency: request.idempotency,
             traceparent: request.traceparent,
-            created_at: Utc::now().trunc_subsecs(6),
+            created_at: clock::now().trunc_subsecs(6),
         };
         Ok(Checked {
             new,
@@ -324,8 +331,10 @@ impl Runtime {
         let run_id = new.id;
         self.refuse_known(run_id)?;
         let directory = plan.agent.workspace_of(run_id, new.session_id.as_deref());
-        let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
-            .map_err(|e| broken(&new.agent, &e))?;
+        let workspace = match self.workspace(&caller.tenant, &directory).await {
+            Err(ResumeError::NoWorkspace(_)) => return Err(StartError::NoWorkspace),
+            opened => opened.map_err(|e| broken(&new.agent, &e))?,
+        };
         let state = State::new(plan.rules.clone());
         let identity = RunIdentity {
             lineage,

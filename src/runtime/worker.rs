@@ -112,6 +112,7 @@ impl DrivenRun {
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },
         };
+        let control = Arc::new(RunControl::default());
         let scope = RunScope {
             run_id: identity.new.id,
             agent: identity.new.agent.as_str().into(),
@@ -123,8 +124,8 @@ impl DrivenRun {
             tools: Arc::new(plan.callable()),
             inputs: Arc::clone(&identity.new.inputs),
             skills: state.skills().into(),
+            standing: control.standing(Arc::clone(&runtime.inner.lease)),
         };
-        let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(identity.lineage.is_some()));
         let parent = Parent {
             identity: identity.clone(),
@@ -186,8 +187,9 @@ impl DrivenRun {
         }
         let task = async move {
             let ended = tokio::select! {
-                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
+                biased;
                 () = control.lost() => Ok(Err(Stopped::Journal(AppendFailed::Fenced).into())),
+                ended = AssertUnwindSafe(self.store_and_drive(stored, is_followed)).catch_unwind() => ended,
             };
             self.runtime.inner.live.remove(id, &control);
             self.runtime.inner.probation.leave(id);
@@ -213,6 +215,10 @@ impl DrivenRun {
                     self.runtime
                         .not_recorded(&self.identity, ownership, reason, control.is_lost())
                         .await;
+                }
+                Ok(Err(ResumeError::Stopped(reason @ Stopped::LeaseOver))) => {
+                    tracing::warn!(run_id = %id, %reason, "run stopped on this replica");
+                    self.runtime.inner.live.abandon(ownership);
                 }
                 Ok(Err(error)) => self.runtime.not_resumed(&self.identity, ownership, error).await,
                 Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(ownership),

@@ -4,7 +4,9 @@
 //! A budget has a row from the moment when its root starts another run; a run that starts none
 //! never comes here. A hold says what one run has reserved and, in all, spent: settling states the
 //! run's totals, so that doing it twice, or after a crash, changes nothing. A transaction takes the
-//! budget's row before any hold. What is asked for, and when, is the engine's.
+//! budget's row before anything else, and looks whether the run is still its owner's in the statements
+//! that follow: a replica that took the run over has settled before, and is seen, or settles after. What a
+//! run has spent only grows. What is asked for, and when, is the engine's.
 
 use uuid::Uuid;
 
@@ -26,6 +28,27 @@ pub struct SharedBudget {
     /// What they have reserved besides.
     pub reserved: Amounts,
 }
+
+/// Under which ownership a run asks.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Ownership<'o> {
+    /// The replica.
+    pub owner: &'o str,
+    /// Its epoch.
+    pub epoch: i64,
+}
+
+/// What became of a settlement.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Settled {
+    Done,
+    /// The run is another owner's.
+    Fenced,
+}
+
+/// That the run is driven by this owner, or was when it ended.
+const IS_OURS: &str = "EXISTS (SELECT 1 FROM runs WHERE runs.id = :run AND runs.epoch = :epoch \
+    AND ((runs.status = 'running' AND runs.owner = :owner) OR runs.finished_at IS NOT NULL))";
 
 impl SharedBudget {
     fn read(row: &Row) -> Result<Self, StoreError> {
@@ -64,11 +87,12 @@ fn amounts(query: Query, amounts: Amounts) -> Query {
 }
 
 impl Store {
-    /// Opens the budget that a run shares with those that it starts, unless it is open: its caps,
-    /// and what the run itself has spent.
+    /// Opens the budget that a run shares with those that it starts, unless it is open or the run
+    /// another owner's: its caps, and what the run itself has spent.
     pub async fn open_budget(
         &self,
         root: Uuid,
+        by: Ownership<'_>,
         caps: Caps,
         spent: Amounts,
     ) -> Result<(), StoreError> {
@@ -76,11 +100,12 @@ impl Store {
         let open = Query::new(
             "INSERT INTO budgets (root_run_id, max_tokens, max_micro_usd, max_tool_calls, \
              max_iterations, spent_tokens, spent_micro_usd, spent_tool_calls, spent_iterations) \
-             VALUES (:root, :max_tokens, :max_micro_usd, :max_tool_calls, :max_iterations, \
-             :tokens, :micro_usd, :tool_calls, :iterations) \
-             ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id",
+             SELECT :root, :max_tokens, :max_micro_usd, :max_tool_calls, :max_iterations, \
+             :tokens, :micro_usd, :tool_calls, :iterations WHERE ",
         );
-        let open = open
+        let open =
+            open.push(IS_OURS).push(" ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id");
+        let open = ours(open, root, by)
             .bind("root", root)
             .bind("max_tokens", caps.tokens)
             .bind("max_micro_usd", caps.micro_usd)
@@ -99,23 +124,25 @@ impl Store {
     }
 
     /// Reserves so much of the root's budget for a run. Where there is no such budget, everything
-    /// is granted.
+    /// is granted. `None`: the run is another owner's.
     pub async fn reserve(
         &self,
-        root: Uuid,
-        run: Uuid,
+        (root, run): (Uuid, Uuid),
+        by: Ownership<'_>,
         wanted: Amounts,
-    ) -> Result<Reserved, StoreError> {
+    ) -> Result<Option<Reserved>, StoreError> {
         loop {
-            if self.try_to_reserve(root, run, wanted).await? {
-                return Ok(Reserved::Granted);
+            match self.try_to_reserve((root, run), by, wanted).await? {
+                Some(true) => return Ok(Some(Reserved::Granted)),
+                Some(false) => {}
+                None => return Ok(None),
             }
             let Some(budget) = self.shared_budget(root).await? else {
-                return Ok(Reserved::Granted);
+                return Ok(Some(Reserved::Granted));
             };
             let taken = budget.spent.and(budget.reserved);
             if let Some(refusal) = budget.caps.refuses(taken, wanted) {
-                return Ok(Reserved::Refused(refusal));
+                return Ok(Some(Reserved::Refused(refusal)));
             }
             // What stood in the way was settled in between.
         }
@@ -123,11 +150,15 @@ impl Store {
 
     async fn try_to_reserve(
         &self,
-        root: Uuid,
-        run: Uuid,
+        (root, run): (Uuid, Uuid),
+        by: Ownership<'_>,
         wanted: Amounts,
-    ) -> Result<bool, StoreError> {
+    ) -> Result<Option<bool>, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
+        if !lock(&mut *tx, root).await? {
+            tx.commit().await?;
+            return Ok(Some(true));
+        }
         let reserve = Query::new(
             "UPDATE budgets SET reserved_tokens = reserved_tokens + :tokens, \
              reserved_micro_usd = reserved_micro_usd + :micro_usd, \
@@ -140,10 +171,11 @@ impl Store {
              AND (:tool_calls = 0 \
              OR reserved_tool_calls + spent_tool_calls + :tool_calls <= max_tool_calls) \
              AND (:iterations = 0 \
-             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) \
-             RETURNING root_run_id",
+             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) AND ",
         );
+        let reserve = ours(reserve.push(IS_OURS).push(" RETURNING root_run_id"), run, by);
         let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
+        let is_ours = granted || is_ours(&mut *tx, run, by).await?;
         if granted {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
@@ -158,21 +190,26 @@ impl Store {
             tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
         }
         tx.commit().await?;
-        Ok(granted)
+        Ok(is_ours.then_some(granted))
     }
 
     /// States all that a run has spent so far, and gives back what it has reserved; `ended` where
     /// it spends no more.
     pub async fn settle(
         &self,
-        root: Uuid,
-        run: Uuid,
+        (root, run): (Uuid, Uuid),
+        by: Ownership<'_>,
         spent: Amounts,
         ended: bool,
-    ) -> Result<(), StoreError> {
+    ) -> Result<Settled, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
-        settle(&mut *tx, (root, run), spent, ended).await?;
-        tx.commit().await
+        let exists = lock(&mut *tx, root).await?;
+        let is_ours = !exists || is_ours(&mut *tx, run, by).await?;
+        if exists && is_ours {
+            settle(&mut *tx, (root, run), spent, ended).await?;
+        }
+        tx.commit().await?;
+        Ok(if is_ours { Settled::Done } else { Settled::Fenced })
     }
 
     /// The budget of a root.
@@ -197,20 +234,46 @@ impl Store {
         );
         for row in self.backend.read(Work::Data, unsettled.bind("limit", CHUNK)).await? {
             let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
-            self.settle(root, run, spent(&row)?, row.read("is_over")?).await?;
+            let mut tx = self.backend.begin(Work::Data).await?;
+            lock(&mut *tx, root).await?;
+            // It may have been claimed since, and have reserved something.
+            let driven = Query::new("SELECT 1 FROM runs WHERE id = :run AND status = 'running'");
+            if tx.run(driven.bind("run", run)).await?.is_empty() {
+                settle(&mut *tx, (root, run), spent(&row)?, row.read("is_over")?).await?;
+            }
+            tx.commit().await?;
         }
         Ok(())
     }
 }
 
+/// Locks a budget; whether there is one.
+async fn lock(tx: &mut dyn Transaction, root: Uuid) -> Result<bool, StoreError> {
+    let lock = Query::new("SELECT 1 FROM budgets WHERE root_run_id = :root{for_update}");
+    Ok(!tx.run(lock.bind("root", root)).await?.is_empty())
+}
+
+/// Binds what [`IS_OURS`] needs.
+fn ours(query: Query, run: Uuid, by: Ownership<'_>) -> Query {
+    query.bind("run", run).bind("owner", by.owner).bind("epoch", by.epoch)
+}
+
+async fn is_ours(
+    tx: &mut dyn Transaction,
+    run: Uuid,
+    by: Ownership<'_>,
+) -> Result<bool, StoreError> {
+    let look = ours(Query::new("SELECT 1 AS is_ours WHERE ").push(IS_OURS), run, by);
+    Ok(!tx.run(look).await?.is_empty())
+}
+
+/// The budget is locked.
 async fn settle(
     tx: &mut dyn Transaction,
     (root, run): (Uuid, Uuid),
     spent: Amounts,
     ended: bool,
 ) -> Result<(), StoreError> {
-    let lock = Query::new("SELECT 1 FROM budgets WHERE root_run_id = :root{for_update}");
-    tx.run(lock.bind("root", root)).await?;
     // A run that reserved nothing yet has spent something all the same.
     let hold = Query::new(
         "INSERT INTO budget_holds (run_id, root_run_id) SELECT :run, root_run_id FROM budgets \
@@ -222,18 +285,24 @@ async fn settle(
          reserved_micro_usd = budgets.reserved_micro_usd - h.reserved_micro_usd, \
          reserved_tool_calls = budgets.reserved_tool_calls - h.reserved_tool_calls, \
          reserved_iterations = budgets.reserved_iterations - h.reserved_iterations, \
-         spent_tokens = budgets.spent_tokens + :tokens - h.spent_tokens, \
-         spent_micro_usd = budgets.spent_micro_usd + :micro_usd - h.spent_micro_usd, \
-         spent_tool_calls = budgets.spent_tool_calls + :tool_calls - h.spent_tool_calls, \
-         spent_iterations = budgets.spent_iterations + :iterations - h.spent_iterations \
+         spent_tokens = budgets.spent_tokens + {greatest}(:tokens - h.spent_tokens, 0), \
+         spent_micro_usd = \
+         budgets.spent_micro_usd + {greatest}(:micro_usd - h.spent_micro_usd, 0), \
+         spent_tool_calls = \
+         budgets.spent_tool_calls + {greatest}(:tool_calls - h.spent_tool_calls, 0), \
+         spent_iterations = \
+         budgets.spent_iterations + {greatest}(:iterations - h.spent_iterations, 0) \
          FROM budget_holds h WHERE h.run_id = :run AND budgets.root_run_id = h.root_run_id",
     );
     tx.run(amounts(state.bind("run", run), spent)).await?;
     let release = Query::new(
         "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
-         reserved_tool_calls = 0, reserved_iterations = 0, spent_tokens = :tokens, \
-         spent_micro_usd = :micro_usd, spent_tool_calls = :tool_calls, \
-         spent_iterations = :iterations, ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
+         reserved_tool_calls = 0, reserved_iterations = 0, \
+         spent_tokens = {greatest}(spent_tokens, :tokens), \
+         spent_micro_usd = {greatest}(spent_micro_usd, :micro_usd), \
+         spent_tool_calls = {greatest}(spent_tool_calls, :tool_calls), \
+         spent_iterations = {greatest}(spent_iterations, :iterations), \
+         ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
          WHERE run_id = :run",
     );
     let release = release.bind("run", run).bind("ended", i64::from(ended));

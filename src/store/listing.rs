@@ -21,6 +21,29 @@ struct Order {
     id_is_uuid: bool,
 }
 
+/// Runs that are looked through for a label before its index is asked.
+const NEWEST: u32 = 1000;
+
+impl Order {
+    /// Adds where the page begins.
+    fn after(&self, query: Query, page: &Page<RunCursor>) -> Query {
+        let Self { time, id, id_is_uuid } = self;
+        let Some(cursor) = &page.after else { return query };
+        let query = query.push(&format!(" AND ({time}, {id}) < (:after, :after_id)"));
+        let query = query.bind("after", cursor.at);
+        // Ids in a cursor come from callers: one that is no UUID stands at the end of its time.
+        if *id_is_uuid {
+            query.bind("after_id", Uuid::parse_str(&cursor.id).unwrap_or_default())
+        } else {
+            query.bind("after_id", &cursor.id)
+        }
+    }
+
+    fn order(&self, query: Query) -> Query {
+        query.push(&format!(" ORDER BY {} DESC, {} DESC", self.time, self.id))
+    }
+}
+
 const RUNS: Order = Order { time: "runs.created_at", id: "runs.id", id_is_uuid: true };
 const AUDIT: Order = Order { time: "audit_log.at", id: "audit_log.id", id_is_uuid: true };
 const APPROVALS: Order = Order { time: "approvals.at", id: "approvals.call_id", id_is_uuid: true };
@@ -51,6 +74,27 @@ impl Store {
             .and("parent_run_id = :parent", "parent", filter.parent_run_id)
             .and("runs.created_at > :since", "since", filter.created_after)
             .and("runs.created_at < :until", "until", filter.created_before);
+        if filter.metadata.is_empty() {
+            return self.list(query, &RUNS, page).await;
+        }
+        if self.backend.dialect() == Dialect::Postgres {
+            // The index finds what has a label and knows no order, which is fine for a rare label.
+            // A common one is found among the newest.
+            let newest = RUNS.order(RUNS.after(query.clone(), page)).push(" LIMIT :newest");
+            let newest = newest.after("SELECT * FROM (").push(") AS runs WHERE true");
+            let newest = RUNS.order(self.labelled(newest.bind("newest", NEWEST), filter));
+            let newest = newest.push(" LIMIT :limit").bind("limit", page.limit);
+            let rows = self.backend.read(Work::Data, newest).await?;
+            let records: Vec<RunRecord> = readable(&rows).collect();
+            if records.len() >= page.limit as usize {
+                return Ok(records);
+            }
+        }
+        self.list(self.labelled(query, filter), &RUNS, page).await
+    }
+
+    /// Adds the labels that are asked for.
+    fn labelled(&self, mut query: Query, filter: &RunFilter) -> Query {
         for (number, (key, value)) in filter.metadata.iter().enumerate() {
             let (key_name, value_name) = (format!("key{number}"), format!("label{number}"));
             query = query.push(" AND ").push(&match self.backend.dialect() {
@@ -64,7 +108,7 @@ impl Store {
             });
             query = query.bind(key_name, key).bind(value_name, value);
         }
-        self.list(query, &RUNS, page).await
+        query
     }
 
     /// Audit records, newest first.
@@ -78,6 +122,9 @@ impl Store {
         query = query.bind("tenant", tenant);
         if filter.decision.as_ref().is_some_and(|decision| decision != "allowed") {
             query = query.push(" AND decision <> 'allowed'");
+        }
+        if filter.outcome.as_ref().is_some_and(|outcome| outcome != "succeeded") {
+            query = query.push(" AND outcome <> 'succeeded'");
         }
         query = query
             .and("run_id = :run", "run", filter.run_id)
@@ -127,18 +174,7 @@ impl Store {
         order: &Order,
         page: &Page<RunCursor>,
     ) -> Result<Vec<T>, StoreError> {
-        let Order { time, id, id_is_uuid } = order;
-        if let Some(cursor) = &page.after {
-            query = query.push(&format!(" AND ({time}, {id}) < (:after, :after_id)"));
-            query = query.bind("after", cursor.at);
-            // Ids in a cursor come from callers: one that is no UUID stands at the end of its time.
-            query = if *id_is_uuid {
-                query.bind("after_id", Uuid::parse_str(&cursor.id).unwrap_or_default())
-            } else {
-                query.bind("after_id", &cursor.id)
-            };
-        }
-        query = query.push(&format!(" ORDER BY {time} DESC, {id} DESC LIMIT :limit"));
+        query = order.order(order.after(query, page)).push(" LIMIT :limit");
         let mut limit = page.limit;
         loop {
             let rows = self.backend.read(Work::Data, query.clone().bind("limit", limit)).await?;

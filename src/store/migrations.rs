@@ -5,10 +5,12 @@ use std::sync::LazyLock;
 use sqlx::SqlStr;
 use sqlx::migrate::{Migration, MigrationType, Migrator};
 
+use super::{DatabaseInfo, StoreError};
+
 macro_rules! embedded {
     ($database:literal: $($version:literal $name:literal),+ $(,)?) => {
         LazyLock::new(|| {
-            Migrator::with_migrations(vec![$(Migration::new(
+            let mut migrator = Migrator::with_migrations(vec![$(Migration::new(
                 $version,
                 $name.into(),
                 MigrationType::Simple,
@@ -16,9 +18,24 @@ macro_rules! embedded {
                     "../../migrations/", $database, "/000", $version, "_", $name, ".sql"
                 ))),
                 false,
-            )),+])
+            )),+]);
+            // What a newer version has added does not concern this one; see `ahead`.
+            migrator.set_ignore_missing(true);
+            migrator
         })
     };
+}
+
+/// Refuses a schema that is more than one step ahead: only what the next version adds is made so that
+/// this one can do without it.
+pub(super) fn ahead(about: &DatabaseInfo) -> Result<(), StoreError> {
+    if about.applied <= about.known + 1 {
+        return Ok(());
+    }
+    Err(StoreError::Failed(format!(
+        "the schema is {} steps ahead of this version, which can do with one; start a newer version",
+        about.applied - about.known
+    )))
 }
 
 pub(super) static POSTGRES: LazyLock<Migrator> = embedded!("postgres": 1 "schema");

@@ -12,6 +12,8 @@ mod batch;
 mod budget;
 mod commit;
 mod definitions;
+#[cfg(debug_assertions)]
+mod explain;
 mod failure;
 mod keys;
 mod listing;
@@ -22,6 +24,7 @@ mod postgres;
 pub mod projection;
 mod rate_limit;
 mod recall;
+mod replicas;
 mod retention;
 pub mod rows;
 mod runs;
@@ -40,16 +43,22 @@ use uuid::Uuid;
 use self::backend::{Backend, Work};
 use self::definitions::Definitions;
 use self::sql::Query;
+use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
-pub use budget::SharedBudget;
-pub use ownership::{CancelOutcome, Swept};
+pub use budget::{Ownership, Settled, SharedBudget};
+pub use ownership::{CancelOutcome, GivenBack};
 pub use rate_limit::{RateLimit, Taken};
+pub use replicas::{Swept, Watch};
 pub use rows::*;
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord,
     Observation, RunRecord, SessionRecord, ToolCallRecord, ToolStats, UsageStats,
 };
+
+/// The format of definitions and journals that this version writes, and the newest that it reads.
+/// Raised with each change that an earlier version could not read.
+const FORMAT: u32 = 1;
 
 /// What can go wrong with the store.
 #[derive(Debug, thiserror::Error)]
@@ -119,6 +128,15 @@ impl Store {
         Self { backend: Box::new(backend), definitions: Definitions::default() }
     }
 
+    /// The same store, and the plans of what it reads from now on.
+    #[cfg(debug_assertions)]
+    #[must_use]
+    pub fn explaining(self) -> (Self, Arc<parking_lot::Mutex<Vec<String>>>) {
+        let plans = explain::Plans::default();
+        let backend = explain::Explaining { backend: self.backend, plans: Arc::clone(&plans) };
+        (Self { backend: Box::new(backend), definitions: self.definitions }, plans)
+    }
+
     /// `postgres` or `sqlite`.
     pub fn kind(&self) -> &'static str {
         match self.backend.dialect() {
@@ -129,7 +147,8 @@ impl Store {
 
     /// Brings the schema up to date; runs at every start.
     pub async fn migrate(&self) -> Result<(), StoreError> {
-        self.backend.migrate().await
+        self.backend.migrate().await?;
+        migrations::ahead(&self.about().await?)
     }
 
     /// Whether the store answers, takes writes and has an up-to-date schema.
@@ -146,6 +165,28 @@ impl Store {
             self.backend.write(Work::Control, beat.bind("replicas", &*replicas)).await?;
         }
         Ok(())
+    }
+
+    /// The same, and whether there is room: asked where commits fail.
+    pub async fn take_writes(&self) -> Result<(), StoreError> {
+        self.ping().await?;
+        if self.backend.only_replicas().is_none() {
+            let mut tx = self.backend.begin(Work::Control).await?;
+            // More than fits on a page, and hardly compressible; rolled back.
+            let write = Query::new(
+                "INSERT INTO run_events (run_id, seq, first_seq, epoch, at, events) \
+                 SELECT :run, 1, 1, 0, {now}, string_agg(md5(random()::text), '') \
+                 FROM generate_series(1, 4000)",
+            );
+            tx.run(write.bind("run", Uuid::nil())).await?;
+        }
+        Ok(())
+    }
+
+    /// The store's time.
+    pub async fn now(&self) -> Result<DateTime<Utc>, StoreError> {
+        let rows = self.backend.read(Work::Data, Query::new("SELECT {now} AS now")).await?;
+        rows.first().map_or_else(|| Ok(clock::now()), |row| row.read("now"))
     }
 
     /// What the database says about itself; changes nothing.

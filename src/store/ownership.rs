@@ -1,8 +1,8 @@
-//! Who drives a run: claims, cancel requests, giving runs back, and taking them from dead replicas.
+//! Who drives a run: claims, cancel requests, giving runs back.
 //!
 //! An orphaned run is requeued, and nothing is decided here: the replica that claims it asks the
-//! run's state machine. A takeover locks first and requeues second, in two statements of one
-//! transaction, so that it waits for what the owner of its runs is committing.
+//! run's state machine. A run is claimed only by a version of the service that can read what has been
+//! written of it: its row has the newest format of those that have owned it.
 
 use std::time::Duration;
 
@@ -12,12 +12,7 @@ use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
 use super::tables::{Record, ids};
-use super::{ClaimedRun, RunRecord, Store, StoreError, Wakeup};
-
-/// Why a run is cancelled whose parent has ended.
-const PARENT_ENDED: &str = "the run that started it has ended";
-/// Runs that are taken over in one transaction.
-const CHUNK: i64 = 64;
+use super::{ClaimedRun, FORMAT, RunRecord, Store, StoreError, Wakeup};
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
@@ -49,13 +44,15 @@ pub enum CancelOutcome {
     Requested(RunRecord),
 }
 
-/// What a sweep found.
-#[derive(Debug, Clone, Default, PartialEq, Eq)]
-pub struct Swept {
-    /// Replicas declared dead.
-    pub replicas: u64,
-    /// Runs that were taken from dead replicas and wait for a new owner.
-    pub requeued: Vec<Uuid>,
+/// How a run goes back to the queue.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum GivenBack {
+    /// It can be claimed at once.
+    AtOnce,
+    /// It can be claimed after a pause: this replica is at fault.
+    After(Duration),
+    /// A crash is counted; it waits a second for each that was counted before, a minute at most.
+    Crashed,
 }
 
 impl Store {
@@ -92,13 +89,14 @@ impl Store {
             waits!("w."),
             " AND NOT EXISTS (SELECT 1 FROM runs r WHERE r.tenant = w.tenant \
              AND r.session_id = w.session_id AND r.session_place = 'holds' \
-             AND r.finished_at IS NULL) LIMIT :limit{skip_locked}), \
+             AND r.finished_at IS NULL) AND w.format <= :format LIMIT :limit{skip_locked}), \
              due AS MATERIALIZED (SELECT id, available_at FROM runs WHERE ",
             in_line!(),
-            " AND available_at <= {now} ORDER BY available_at, id LIMIT :limit{skip_locked}), \
+            " AND available_at <= {now} AND format <= :format \
+             ORDER BY available_at, id LIMIT :limit{skip_locked}), \
              next AS MATERIALIZED (SELECT id AS next_id FROM (SELECT * FROM turned \
              UNION ALL SELECT * FROM due) AS both_lines ORDER BY available_at, id LIMIT :limit) \
-             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
+             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL, \
              session_place = CASE WHEN session_place IS NOT NULL THEN 'holds' END, \
              session_turn = CASE WHEN session_place <> 'holds' THEN \
@@ -111,6 +109,28 @@ impl Store {
         self.claimed(claim.bind("owner", owner).bind("limit", limit)).await
     }
 
+    /// Takes up to `limit` queued runs that were begun before: they had a place then.
+    pub async fn claim_begun(
+        &self,
+        owner: &str,
+        limit: u32,
+    ) -> Result<Vec<ClaimedRun>, StoreError> {
+        let due = "FROM runs WHERE status = 'queued' AND started_at IS NOT NULL \
+             AND available_at <= {now} AND format <= :format \
+             ORDER BY available_at, id LIMIT :limit";
+        let any = Query::new(format!("SELECT 1 {due}")).bind("limit", 1_u32).bind("format", FORMAT);
+        if self.backend.read(Work::Control, any).await?.is_empty() {
+            return Ok(Vec::new()); // and nothing is written
+        }
+        let claim = Query::new(format!(
+            "WITH next AS MATERIALIZED (SELECT id AS next_id {due}{{skip_locked}}) \
+             UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
+             available_at = NULL FROM next WHERE id = next_id{}",
+            claimed!(),
+        ));
+        self.claimed(claim.bind("owner", owner).bind("limit", limit)).await
+    }
+
     /// Takes this run, if it is queued and its turn has come.
     pub async fn claim_run(
         &self,
@@ -118,11 +138,12 @@ impl Store {
         run: Uuid,
     ) -> Result<Option<ClaimedRun>, StoreError> {
         let claim = Query::new(concat!(
-            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
-             available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now}",
+            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
+             available_at = NULL WHERE id = :run AND status = 'queued' AND available_at <= {now} \
+             AND format <= :format",
             claimed!(),
         ));
-        let claim = claim.bind("owner", owner).bind("run", run);
+        let claim = claim.bind("owner", owner).bind("run", run).bind("format", FORMAT);
         let rows = self.backend.write(Work::Control, claim).await?;
         rows.first().map(Record::read).transpose()
     }
@@ -141,9 +162,10 @@ impl Store {
             return Ok(Vec::new()); // and nothing is written
         }
         let claim = Query::new(concat!(
-            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, \
+            "UPDATE runs SET status = 'running', owner = :owner, epoch = epoch + 1, format = :format, \
              available_at = NULL WHERE id IN (SELECT id FROM runs WHERE status = 'queued' \
-             AND cancel_requested_at IS NOT NULL ORDER BY cancel_requested_at \
+             AND cancel_requested_at IS NOT NULL AND format <= :format \
+             ORDER BY cancel_requested_at \
              LIMIT :limit{skip_locked})",
             claimed!(),
         ));
@@ -151,7 +173,7 @@ impl Store {
     }
 
     async fn claimed(&self, claim: Query) -> Result<Vec<ClaimedRun>, StoreError> {
-        let rows = self.backend.write(Work::Control, claim).await?;
+        let rows = self.backend.write(Work::Control, claim.bind("format", FORMAT)).await?;
         Ok(readable(&rows).collect())
     }
 
@@ -185,7 +207,7 @@ impl Store {
     }
 
     /// `None`: it has ended, or there is no such run.
-    async fn cancel_one(
+    pub(super) async fn cancel_one(
         &self,
         tenant: &str,
         run: Uuid,
@@ -239,131 +261,30 @@ impl Store {
     }
 
     /// Puts a running run back into the queue, if this owner still has it under this epoch; whether
-    /// it had. A crash is counted where one is suspected; the run waits a second for each that was
-    /// counted before, a minute at most.
+    /// it had.
     pub async fn give_back(
         &self,
         owner: &str,
         run: Uuid,
         epoch: i64,
-        has_crashed: bool,
+        how: GivenBack,
     ) -> Result<bool, StoreError> {
-        let second = Duration::from_secs(u64::from(has_crashed));
+        let (crashes, pause) = match how {
+            GivenBack::AtOnce => (0_i64, Duration::ZERO),
+            GivenBack::After(pause) => (0, pause),
+            GivenBack::Crashed => (1, Duration::from_secs(1)),
+        };
         let give_back = Query::new(
             "UPDATE runs SET status = 'queued', owner = NULL, \
-             crash_count = crash_count + :crashes, available_at = {now} + :second * \
-             CASE WHEN crash_count < 60 THEN crash_count ELSE 60 END WHERE status = 'running' \
+             crash_count = crash_count + :crashes, available_at = {now} + :pause * \
+             CASE WHEN :crashes = 0 THEN 1 WHEN crash_count < 60 THEN crash_count ELSE 60 END \
+             WHERE status = 'running' \
              AND owner = :owner AND id = :run AND epoch = :epoch RETURNING id",
         );
-        let give_back = give_back.bind("crashes", i64::from(has_crashed)).bind("second", second);
+        let give_back = give_back.bind("crashes", crashes).bind("pause", pause);
         let give_back = give_back.bind("owner", owner).bind("run", run).bind("epoch", epoch);
         let rows = self.backend.write(Work::Control, give_back).await?;
         self.backend.hint(Wakeup::Queue).await;
         Ok(!rows.is_empty())
-    }
-
-    /// Registers a replica, again if it was declared dead: its runs are other replicas' by then.
-    pub async fn register_replica(&self, id: &str) -> Result<(), StoreError> {
-        let register = Query::new(
-            "INSERT INTO replicas (id, started_at, heartbeat_at) VALUES (:id, {now}, {now}) \
-             ON CONFLICT (id) DO UPDATE SET started_at = excluded.started_at, \
-             heartbeat_at = excluded.heartbeat_at, dead = false",
-        );
-        self.backend.write(Work::Control, register.bind("id", id)).await?;
-        self.backend.note_replica(id);
-        Ok(())
-    }
-
-    /// Renews the lease; `false`: declared dead by another replica.
-    pub async fn heartbeat(&self, id: &str) -> Result<bool, StoreError> {
-        let beat = Query::new(
-            "UPDATE replicas SET heartbeat_at = {now} WHERE id = :id AND NOT dead RETURNING id",
-        );
-        Ok(!self.backend.write(Work::Control, beat.bind("id", id)).await?.is_empty())
-    }
-
-    /// Declares replicas dead whose last heartbeat is older than `lease`, puts their runs back into
-    /// the queue and counts a crash of each. Asks children to cancel whose parent has ended without
-    /// them. Settles what ended runs left reserved. The sweeper itself is never declared dead.
-    pub async fn sweep(&self, sweeper: &str, lease: Duration) -> Result<Swept, StoreError> {
-        let replicas = self.declare_dead(sweeper, lease).await?;
-        let mut swept = Swept { replicas, ..Swept::default() };
-        loop {
-            let requeued = self.requeue_orphans().await?;
-            if requeued.is_empty() {
-                break;
-            }
-            swept.requeued.extend(requeued);
-        }
-        self.cancel_strays().await?;
-        self.settle_rest().await?;
-        if !swept.requeued.is_empty() {
-            self.backend.hint(Wakeup::Queue).await;
-        }
-        Ok(swept)
-    }
-
-    /// Marks replicas dead whose lease has run out, and fences them; how many.
-    async fn declare_dead(&self, sweeper: &str, lease: Duration) -> Result<u64, StoreError> {
-        let mut tx = self.backend.begin(Work::Control).await?;
-        let stale = Query::new(
-            "SELECT id FROM replicas WHERE NOT dead AND id <> :sweeper \
-             AND (heartbeat_at < {now} - :lease",
-        );
-        let mut stale = stale.bind("sweeper", sweeper).bind("lease", lease);
-        if let Some(living) = self.backend.only_replicas() {
-            stale = stale.push(" OR NOT id IN :living").bind("living", &*living);
-        }
-        let rows = tx.run(stale.push("){skip_locked}")).await?;
-        let stale = rows.iter().map(|row| row.read("id")).collect::<Result<Vec<String>, _>>()?;
-        if !stale.is_empty() {
-            let dead = Query::new("UPDATE replicas SET dead = true WHERE id IN :stale");
-            tx.run(dead.bind("stale", &*stale)).await?;
-            // At once, so that a replica which registers again does not own what it lost.
-            let disown = Query::new(
-                "UPDATE runs SET owner = 'dead ' || owner \
-                 WHERE status = 'running' AND owner IN :stale",
-            );
-            tx.run(disown.bind("stale", &*stale)).await?;
-            let forget =
-                Query::new("DELETE FROM replicas WHERE dead AND heartbeat_at < {now} - :day");
-            tx.run(forget.bind("day", Duration::from_hours(24))).await?;
-        }
-        tx.commit().await?;
-        Ok(stale.len() as u64)
-    }
-
-    /// Queues some runs without a living owner; none where none is left.
-    async fn requeue_orphans(&self) -> Result<Vec<Uuid>, StoreError> {
-        let mut tx = self.backend.begin(Work::Control).await?;
-        let lock = Query::new(
-            "SELECT id FROM runs WHERE status = 'running' \
-             AND owner NOT IN (SELECT id FROM replicas WHERE NOT dead) LIMIT :limit{skip_locked}",
-        );
-        let runs = ids(&tx.run(lock.bind("limit", CHUNK)).await?)?;
-        if !runs.is_empty() {
-            let requeue = Query::new(
-                "UPDATE runs SET status = 'queued', owner = NULL, available_at = {now}, \
-                 crash_count = crash_count + 1 WHERE id IN :runs",
-            );
-            tx.run(requeue.bind("runs", &*runs)).await?;
-        }
-        tx.commit().await?;
-        Ok(runs)
-    }
-
-    /// Asks children to cancel whose parent has ended without them.
-    async fn cancel_strays(&self) -> Result<(), StoreError> {
-        let strays = Query::new(
-            "SELECT child.tenant, child.id FROM runs child WHERE child.parent_run_id IS NOT NULL \
-             AND child.finished_at IS NULL AND child.cancel_requested_at IS NULL AND EXISTS \
-             (SELECT 1 FROM runs parent WHERE parent.id = child.parent_run_id \
-             AND parent.finished_at IS NOT NULL) LIMIT :limit",
-        );
-        for row in self.backend.read(Work::Control, strays.bind("limit", CHUNK)).await? {
-            let (tenant, run): (String, Uuid) = (row.read("tenant")?, row.read("id")?);
-            self.cancel_one(&tenant, run, Some(PARENT_ENDED)).await?;
-        }
-        Ok(())
     }
 }

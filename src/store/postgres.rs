@@ -52,6 +52,12 @@ impl Postgres {
     pub(super) async fn connect(url: &str, max_connections: u32) -> Result<Self, StoreError> {
         let invalid = |_| StoreError::Failed("the PostgreSQL URL is not valid".to_owned());
         let plain = PgConnectOptions::from_str(url).map_err(invalid)?.disable_statement_logging();
+        // The server drops a connection whose other end is gone, and what it has locked.
+        let plain = plain.options([
+            ("tcp_keepalives_idle", "5"),
+            ("tcp_keepalives_interval", "2"),
+            ("tcp_keepalives_count", "3"),
+        ]);
         let options = plain.clone().application_name("toolloop").options([
             ("statement_timeout", "5s"),
             ("lock_timeout", "2s"),

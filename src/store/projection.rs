@@ -22,7 +22,7 @@ use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, Observation,
     RunOpening, RunProgress, RunRecord, ToolCallRecord,
 };
-use super::{ApprovalStatus, NewRun, RunWrite, SessionPlace, StoreError};
+use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Outcome, RunStatus, Totals};
@@ -189,6 +189,7 @@ fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
         agent: new.agent.clone(),
         agent_version: new.agent_version.clone(),
         engine_version: env!("CARGO_PKG_VERSION").to_owned(),
+        format: FORMAT,
         definition_hash: new.definition.hash.clone(),
         kind: new.kind,
         session_id: new.session_id.clone(),
@@ -249,6 +250,7 @@ fn iteration(event: &Event, response: &ModelResponded) -> IterationRecord {
         latency_ms: response.latency_ms,
         retries: response.retries,
         fallback: response.fallback,
+        repeated: response.repeated,
         provider: response.provider.clone(),
         model: response.model.clone(),
         finish_reason: response.finish_reason.as_str().to_owned(),

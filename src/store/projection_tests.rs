@@ -33,6 +33,7 @@ fn response(tool_calls: Vec<ToolCall>) -> RunEvent {
         latency_ms: 1500,
         retries: 0,
         fallback: false,
+        repeated: false,
         warnings: vec![],
     })
 }

@@ -17,6 +17,7 @@ use sqlx::{ColumnIndex, Decode, Row as _, Type, TypeInfo, ValueRef};
 use uuid::Uuid;
 
 use super::StoreError;
+use crate::clock;
 
 pub(super) use field::{Field, Labels, Param, json};
 
@@ -112,6 +113,12 @@ impl Query {
         self
     }
 
+    /// The same with a text before it.
+    pub(super) fn after(mut self, text: &str) -> Self {
+        self.template.to_mut().insert_str(0, text);
+        self
+    }
+
     pub(super) fn push(mut self, text: &str) -> Self {
         self.template.to_mut().push_str(text);
         self
@@ -152,7 +159,7 @@ impl Query {
                 match dialect.fragment(name) {
                     Some(fragment) => text.push_str(fragment),
                     None if ["now", "nanos"].contains(&name) => {
-                        let micros = Utc::now().timestamp_micros();
+                        let micros = clock::now().timestamp_micros();
                         let factor = if name == "now" { 1 } else { 1000 };
                         values.push(Value::Int(Some(micros * factor)));
                         names.push(Cow::Borrowed(""));

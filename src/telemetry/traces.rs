@@ -24,6 +24,7 @@ use opentelemetry_sdk::trace::{
 use parking_lot::Mutex;
 
 use super::{ModelTry, Observed, TelemetryError, TraceSettings, began, earlier};
+use crate::clock;
 use crate::event::{CallFailure, Ending, Event, ModelResponded, RunEvent};
 use crate::message::{CallTarget, Usage};
 use crate::run::{RunOrigin, SpanPlace, Totals, TraceSpan};
@@ -170,7 +171,7 @@ impl Traces {
         if !span.run.sampled {
             return;
         }
-        let ended = Utc::now();
+        let ended = clock::now();
         let mut attributes = about_model("chat", tried.provider, tried.model);
         attributes.push(KeyValue::new("toolloop.run_id", span.run.run_id.to_string()));
         let content = SpanContent {

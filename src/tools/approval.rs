@@ -5,11 +5,11 @@
 //! their place. It answers the gate's question for one and nothing else: arguments are checked and
 //! judged like any others.
 
-use chrono::Utc;
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::audit_arguments::shown;
+use crate::clock;
 use crate::event::AuditRecord;
 use crate::governance::Decision;
 use crate::message::canonical_json;
@@ -45,7 +45,7 @@ pub fn decided(
 ) -> AuditRecord {
     let decision = if passes { Decision::Allowed } else { Decision::Blocked };
     AuditRecord {
-        at: Utc::now(),
+        at: clock::now(),
         call_id,
         tool: tool.to_owned(),
         rule: rule.to_owned(),

@@ -27,8 +27,9 @@ use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
     not_executed, refused,
 };
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
+use super::{Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::bounds::schema::{Fault, Schema};
+use crate::clock;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted,
     ValidationError,
@@ -101,6 +102,8 @@ pub struct RunScope {
     pub inputs: Arc<Value>,
     /// The skills that are active.
     pub skills: Arc<[SkillActivated]>,
+    /// Whether it may change something.
+    pub standing: Standing,
 }
 
 /// Where in a run a call stands.
@@ -166,9 +169,15 @@ impl Ready {
         self.started.effect
     }
 
+    /// Whether it changes something by itself: neither reads nor leaves the work to another run,
+    /// which has a fence of its own.
+    pub fn changes(&self) -> bool {
+        self.effect() != Effect::Read && Delegation::of_tool(&self.started.tool).is_none()
+    }
+
     /// The call, answered with the result of an earlier identical one.
     pub fn answered_with(self, content: String) -> Finished {
-        let audit = self.audit(Utc::now(), "succeeded", Some(0));
+        let audit = self.audit(clock::now(), "succeeded", Some(0));
         let completed = ToolCallCompleted {
             call_id: self.started.call_id,
             tool: self.started.tool,
@@ -306,6 +315,7 @@ impl Executor {
             call_id: call.id,
             effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
             workspace: scope.workspace.clone(),
+            standing: scope.standing.clone(),
         };
         let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
             Ok(actions) => actions,
@@ -452,7 +462,7 @@ impl Executor {
             Err(Failure::Told(CallFailure::Cancelled, _)) => "cancelled",
             Err(_) => "failed",
         };
-        let audit = ready.audit(Utc::now(), outcome, Some(duration_ms));
+        let audit = ready.audit(clock::now(), outcome, Some(duration_ms));
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
@@ -504,12 +514,18 @@ impl Executor {
         let retries = if ready.effect() == Effect::Once { 0 } else { options.retries };
         let mut pause = FIRST_PAUSE;
         for _ in 0..retries {
+            if ready.effect() != Effect::Read {
+                scope.standing.held().await;
+            }
             let work = tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context);
             match guarded(limit, work).await {
                 Err(Failure::Told(..)) => tokio::time::sleep(pause).await,
                 done => return done,
             }
             pause = (pause * 2).min(LONGEST_PAUSE);
+        }
+        if ready.effect() != Effect::Read {
+            scope.standing.held().await;
         }
         guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context))
             .await

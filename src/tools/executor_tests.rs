@@ -12,6 +12,7 @@ use super::*;
 use crate::event::ToolCallBlocked;
 use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
 use crate::run::Autonomy;
+use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::results::MAX_RESULT;
 
@@ -108,6 +109,10 @@ fn bench(policy: &Policy) -> Bench {
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
         skills: Arc::default(),
+        standing: Standing::new(
+            Arc::new(Lease::new(Duration::from_hours(1))),
+            CancellationToken::new(),
+        ),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default())

@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::workspace::{Kind, PathError, Resolved};
-use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 
@@ -148,7 +148,11 @@ impl Tool for FileOps {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,
         };
-        blocking(move |stop| Operation::parse(&arguments)?.perform(&workspace, &permit, stop)).await
+        let changes = permit.actions().iter().any(|action| action.effect != Effect::Read);
+        let perform = move |stop: &CancellationToken| {
+            Operation::parse(&arguments)?.perform(&workspace, &permit, stop)
+        };
+        if changes { changing(&context.standing, perform).await } else { blocking(perform).await }
     }
 }
 
@@ -309,6 +313,26 @@ async fn blocking<T: Send + 'static>(
             Ok(panic) => std::panic::resume_unwind(panic),
             Err(_) => Err(stopped()),
         },
+    }
+}
+
+/// The same for work that changes something: it may have waited for long for a thread, so whether it
+/// still may is its first question there.
+async fn changing<T, W>(standing: &Standing, mut work: W) -> Result<T, ToolError>
+where
+    T: Send + 'static,
+    W: FnOnce(&CancellationToken) -> Result<T, ToolError> + Send + 'static,
+{
+    loop {
+        let look = standing.clone();
+        let begun = blocking(move |stop| {
+            Ok(if look.holds() && !stop.is_cancelled() { Ok(work(stop)?) } else { Err(work) })
+        });
+        match begun.await? {
+            Ok(done) => return Ok(done),
+            Err(not_begun) => work = not_begun,
+        }
+        standing.held().await;
     }
 }
 

@@ -9,6 +9,7 @@ mod audit_arguments;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
+pub mod lease;
 pub mod recall;
 pub mod registry;
 pub mod results;
@@ -26,6 +27,7 @@ use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect};
 
+pub use lease::Standing;
 pub use workspace::Workspace;
 
 /// What is known of a tool without running it.
@@ -76,6 +78,8 @@ pub struct ToolContext {
     pub effect_key: String,
     /// The directory that the run's files lie beneath.
     pub workspace: Workspace,
+    /// Looked at last thing before something is changed.
+    pub standing: Standing,
 }
 
 /// How a tool call fails: there is no third way.

@@ -3,12 +3,12 @@
 //! Results are made here in one shape, whether a call was executed, refused or blocked, and capped
 //! before anything stores or reads them. Which of them a call gets is the executor's.
 
-use chrono::Utc;
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::arguments;
 use super::audit_arguments::shown;
+use crate::clock;
 use crate::event::{
     AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, ToolCallBlocked,
     ToolCallCompleted, WaitKind,
@@ -131,7 +131,7 @@ pub(super) fn not_executed(
     arguments: String,
 ) -> AuditRecord {
     AuditRecord {
-        at: Utc::now(),
+        at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: rule.to_owned(),
@@ -148,7 +148,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
     let arguments = arguments::parse(&call.arguments).unwrap_or_default();
     let canonical = canonical_json(arguments.clone());
     AuditRecord {
-        at: Utc::now(),
+        at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "recovery".to_owned(),

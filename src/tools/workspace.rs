@@ -20,6 +20,8 @@ use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 pub const MAX_PATH: usize = 4096;
 /// Bytes of one name in a path; file systems have this limit.
 const MAX_NAME: usize = 255;
+/// The file that a probe writes; no tenant can have its name.
+const PROBE: &str = ".probe";
 /// Links followed for one path, as many as Linux follows.
 const MAX_LINKS: usize = 40;
 
@@ -130,6 +132,15 @@ impl Workspace {
             open_or_make(&tenant, &beneath).map_err(failed)?
         };
         Ok(Self(Arc::new(directory)))
+    }
+
+    /// Whether files can be written beneath a root: found out by writing one.
+    ///
+    /// # Errors
+    /// Why not.
+    pub fn probe(root: &Path) -> io::Result<()> {
+        let root = Dir::open_ambient_dir(root, ambient_authority())?;
+        root.write(PROBE, b"written to find out whether files can be\n")
     }
 
     /// What a path as a model wrote it really names, its last link followed too.

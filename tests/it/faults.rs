@@ -263,6 +263,8 @@ async fn a_database_that_restarts_under_load_loses_nothing_that_was_acknowledged
         }
     }
     assert!(told >= 20, "only {told} runs were acknowledged");
+    let errors = service.log().matches("\"request failed\"").count();
+    assert!(errors <= 2, "{errors} lines for one outage\n{}", service.log());
     service.until("/v1/runs?status=running", |runs| count(runs) == 0).await;
     drop(service);
     drop(postgres);

@@ -4,13 +4,15 @@
 
 use std::fs::{self, File};
 use std::io::{ErrorKind, Write};
+use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::Command;
 
 use serde_json::{Value, json};
-use sqlx::{Connection, SqliteConnection};
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 use tempfile::TempDir;
 
+use crate::postgres_cluster::OwnServer;
 use crate::service::{Service, Setup, answer};
 
 const READER: &str = r#"
@@ -34,13 +36,22 @@ struct SmallDisk {
 }
 
 impl SmallDisk {
-    fn mount() -> Option<Self> {
+    /// Of that many MiB; says so where it cannot be mounted.
+    fn mount(size: u32) -> Option<Self> {
         let disk = Self { dir: TempDir::new().unwrap() };
         let mount = Command::new("mount")
-            .args(["-t", "tmpfs", "-o", "size=8m", "tmpfs"])
+            .args(["-t", "tmpfs", "-o", &format!("size={size}m,mode=0777"), "tmpfs"])
             .arg(disk.dir.path())
             .output();
-        mount.is_ok_and(|mount| mount.status.success()).then_some(disk)
+        if mount.is_ok_and(|mount| mount.status.success()) {
+            return Some(disk);
+        }
+        // Straight to the terminal: what a passing test prints is not shown.
+        let _ = writeln!(
+            std::io::stderr(),
+            "NOT RUN: full_disk needs the right to mount a file system"
+        );
+        None
     }
 
     fn filler(&self) -> PathBuf {
@@ -83,14 +94,7 @@ async fn the_service_recovers_from_a_full_disk_without_keys() {
 }
 
 async fn survive(setup: Setup) {
-    let Some(disk) = SmallDisk::mount() else {
-        // Straight to the terminal: what a passing test prints is not shown.
-        let _ = writeln!(
-            std::io::stderr(),
-            "NOT RUN: full_disk needs the right to mount a file system"
-        );
-        return;
-    };
+    let Some(disk) = SmallDisk::mount(8) else { return };
     let database = format!("sqlite://{}", disk.dir.path().join("toolloop.db").display());
     let setup =
         setup.agent("reader", READER).scenario("reader", READING).file("notes.txt", "seventeen\n");
@@ -142,6 +146,58 @@ async fn survive(setup: Setup) {
     let found: String =
         sqlx::query_scalar("PRAGMA integrity_check").fetch_one(&mut connection).await.unwrap();
     assert_eq!(found, "ok");
+}
+
+/// The tables are on a disk of their own; what the server needs besides goes on.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_full_disk_under_postgres_turns_readiness_off_and_loses_nothing() {
+    let Some(disk) = SmallDisk::mount(64) else { return };
+    std::fs::set_permissions(disk.dir.path(), std::fs::Permissions::from_mode(0o777)).unwrap();
+    let postgres = tokio::task::spawn_blocking(OwnServer::start).await.unwrap();
+    let tables = disk.dir.path().join("tables");
+    postgres.directory(&tables);
+    let mut admin = PgConnection::connect(&postgres.url()).await.unwrap();
+    for sql in [
+        format!("CREATE TABLESPACE small LOCATION '{}'", tables.display()),
+        "CREATE DATABASE small TABLESPACE small".to_owned(),
+    ] {
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut admin).await.unwrap();
+    }
+    let database = postgres.url().replace("/postgres", "/small").replace("//small@", "//postgres@");
+    let setup = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READING)
+        .config("[runtime]\nstore_patience = \"60s\"");
+    let service = setup.start_on(database).await;
+    // Hardly compressible, so that each run needs pages of its own.
+    let noise: String = (0..4000).map(|_| uuid::Uuid::new_v4().to_string()).collect();
+    let body = json!({"inputs": {"out": "new.txt", "noise": noise}});
+    assert_eq!(service.run("reader", &body).await["status"], "completed");
+
+    disk.fill();
+    let caught = {
+        let request = service
+            .request(reqwest::Method::POST, "/v1/agents/reader/invoke-iterative")
+            .json(&body);
+        tokio::spawn(async move { answer(request).await })
+    };
+    service.until("/readyz", |ready| ready["checks"]["store"] == "unavailable").await;
+    for _ in 0..3 {
+        let refused = service.post("/v1/agents/reader/invoke-iterative", &body).await;
+        let code = refused.body["code"].as_str();
+        assert_eq!((refused.status.as_u16(), code), (503, Some("STORE_UNAVAILABLE")));
+        assert_eq!(service.get("/readyz").await.status, 503);
+    }
+    assert!(!caught.is_finished());
+
+    disk.make_room();
+    let caught = caught.await.unwrap();
+    assert_eq!((caught.status.as_u16(), &caught.body["status"]), (200, &json!("completed")));
+    service.until("/readyz", |ready| ready["status"] == "ready").await;
+    assert_eq!(service.run("reader", &body).await["status"], "completed");
+    drop(service);
+    drop(admin);
+    drop(postgres);
 }
 
 fn start(service: &Service, number: u8) -> tokio::task::JoinHandle<Value> {

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 
 /// Each room and the rooms that it may import.
 const ROOMS: &[(&str, &[&str])] = &[
+    ("clock", &[]),
     ("message", &["run", "event"]),
     ("run", &["message", "event"]),
     ("event", &["message", "run"]),
@@ -16,13 +17,17 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("providers", &["message", "run", "event", "model", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
-    ("store", &["message", "run", "event", "bounds"]),
+    ("store", &["clock", "message", "run", "event", "bounds"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
-    ("tools", &["message", "run", "event", "bounds", "governance"]),
-    ("engine", &["message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"]),
+    ("tools", &["clock", "message", "run", "event", "bounds", "governance"]),
+    (
+        "engine",
+        &["clock", "message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"],
+    ),
     (
         "runtime",
         &[
+            "clock",
             "message",
             "run",
             "event",
@@ -37,8 +42,11 @@ const ROOMS: &[(&str, &[&str])] = &[
             "config",
         ],
     ),
-    ("http", &["message", "run", "event", "bounds", "runtime", "store", "agents", "tools"]),
-    ("telemetry", &["message", "run", "event"]),
+    (
+        "http",
+        &["clock", "message", "run", "event", "bounds", "runtime", "store", "agents", "tools"],
+    ),
+    ("telemetry", &["clock", "message", "run", "event"]),
 ];
 /// The only places that may import anything.
 const ASSEMBLY: &[&str] = &["app", "cli", "main", "lib"];

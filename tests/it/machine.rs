@@ -217,6 +217,7 @@ impl Bench {
             latency_ms: 1,
             retries: 0,
             fallback: false,
+            repeated: false,
             warnings: vec![],
         }));
         if must_decide && is_nonsense {

@@ -44,6 +44,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod reclaims;
+mod replicas;
 mod retention;
 mod reviews;
 mod rivals;

@@ -205,7 +205,7 @@ async fn a_parked_tree_survives_crashes(db: Db) {
 
 async fn an_end_without_output_is_told_to_the_parent(db: Db) {
     let service = tree().start(db).await;
-    let denied = start(&service, "parent").await;
+    let denied = start(&service, "lead").await;
     let waiting = parked(&service, &denied).await;
     assert_eq!(settle(&service, &waiting, "deny").await.status, 200);
     let run = ended(&service, &denied).await;

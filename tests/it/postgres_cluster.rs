@@ -55,6 +55,14 @@ impl OwnServer {
         format!("postgres://postgres@127.0.0.1:{}/postgres", self.port)
     }
 
+    /// Makes a directory that belongs to the server.
+    pub(crate) fn directory(&self, path: &Path) {
+        fs::create_dir(path).unwrap();
+        if let Some((uid, gid)) = self.server.user {
+            std::os::unix::fs::chown(path, Some(uid), Some(gid)).unwrap();
+        }
+    }
+
     /// Ends all connections and shuts down.
     pub(crate) fn stop(&self) {
         self.server.stop("fast");

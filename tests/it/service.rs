@@ -36,6 +36,7 @@ pub struct Setup {
     skills: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
+    clock_wrong_by: i64,
 }
 
 impl Setup {
@@ -79,13 +80,19 @@ impl Setup {
         self
     }
 
+    /// Its machine's clock is ahead by so many seconds.
+    pub fn clock_wrong_by(mut self, seconds: i64) -> Self {
+        self.clock_wrong_by = seconds;
+        self
+    }
+
     pub async fn start(self, db: Db) -> Service {
         let dir = self.lay_out();
         let database_url = match db {
             Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
             Db::Postgres => postgres_cluster::fresh_database().await,
         };
-        launch(dir, database_url).await
+        launch(dir, database_url, self.clock_wrong_by).await
     }
 
     /// The directory of a service that a test starts by itself.
@@ -117,12 +124,13 @@ impl Setup {
     /// On a database of the test's own.
     pub async fn start_on(self, database_url: String) -> Service {
         let dir = self.lay_out();
-        launch(dir, database_url).await
+        launch(dir, database_url, self.clock_wrong_by).await
     }
 }
 
-async fn launch(dir: TempDir, database_url: String) -> Service {
-    let process = Process::start(dir.path(), &database_url, ADMIN_KEY, None).await;
+async fn launch(dir: TempDir, database_url: String, clock_wrong_by: i64) -> Service {
+    let clock = ("CLOCK_WRONG_BY", clock_wrong_by.to_string());
+    let process = Process::start(dir.path(), &database_url, clock).await;
     Service {
         dir,
         database_url,
@@ -140,14 +148,9 @@ struct Process {
 }
 
 impl Process {
-    async fn start(
-        dir: &Path,
-        database_url: &str,
-        admin_key: &str,
-        crash_point: Option<&str>,
-    ) -> Self {
+    async fn start(dir: &Path, database_url: &str, (variable, value): (&str, String)) -> Self {
         let mut child = command(dir)
-            .envs(crash_point.map(|point| ("CRASH_POINT", point)))
+            .env(variable, value)
             .args([
                 "serve",
                 "--listen",
@@ -157,7 +160,7 @@ impl Process {
                 "--database-url",
                 database_url,
             ])
-            .env("TOOLLOOP_ADMIN_KEY", admin_key)
+            .env("TOOLLOOP_ADMIN_KEY", ADMIN_KEY)
             .spawn()
             .unwrap();
         let log = Arc::<Mutex<Vec<String>>>::default();
@@ -313,13 +316,14 @@ impl Service {
 
     /// Starts it again on the same directory and database, at a new port.
     pub async fn restart(&mut self) {
-        self.process = Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, None).await;
+        self.restart_to_crash("never").await;
     }
 
     /// Starts it again, to die at that point, e.g. `after_commit:7`.
     pub async fn restart_to_crash(&mut self, point: &str) {
         self.process =
-            Process::start(self.dir.path(), &self.database_url, ADMIN_KEY, Some(point)).await;
+            Process::start(self.dir.path(), &self.database_url, ("CRASH_POINT", point.into()))
+                .await;
     }
 
     /// Whether the process has ended.

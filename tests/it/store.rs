@@ -12,6 +12,7 @@ mod journal;
 mod lists;
 mod memory;
 mod ownership;
+mod plans;
 mod rate_limits;
 mod retention;
 mod sessions;
@@ -21,6 +22,7 @@ use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
+use sqlx::Connection;
 use tempfile::TempDir;
 use toolloop::event::{
     AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked,
@@ -97,6 +99,17 @@ impl Db {
         (script.epoch, script.next_seq, script.new) = (claimed.epoch, claimed.next_seq, None);
         let end = RunEvent::cancelled("queued", None, String::new(), 0);
         self.commit("ender", &script.write(vec![end])).await;
+    }
+
+    /// Changes the database behind the store's back.
+    async fn execute(&self, sql: &str) {
+        let sql = sqlx::raw_sql(sqlx::AssertSqlSafe(sql));
+        if self.store.kind() == "postgres" {
+            sql.execute(&mut sqlx::PgConnection::connect(&self.url).await.unwrap()).await.unwrap();
+        } else {
+            let mut database = sqlx::SqliteConnection::connect(&self.url).await.unwrap();
+            sql.execute(&mut database).await.unwrap();
+        }
     }
 
     async fn journal(&self, run: Uuid) -> Vec<Event> {
@@ -270,6 +283,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
         latency_ms: 12,
         retries: 1,
         fallback: false,
+        repeated: false,
         warnings: vec![],
     })
 }
@@ -376,6 +390,27 @@ async fn a_store_that_is_not_migrated_does_not_answer_pings() {
         store.migrate().await.unwrap();
         store.ping().await.unwrap();
     }
+}
+
+on_both! {
+    a_schema_one_step_ahead_is_used_and_one_further_ahead_is_refused,
+}
+
+async fn a_schema_one_step_ahead_is_used_and_one_further_ahead_is_refused(db: Db) {
+    let newer = |version: u32| {
+        format!(
+            "INSERT INTO _sqlx_migrations (version, description, success, checksum, execution_time) \
+             SELECT {version}, 'newer', success, checksum, 0 FROM _sqlx_migrations WHERE version = 1"
+        )
+    };
+    db.execute(&newer(2)).await;
+    let db = db.reopen().await;
+    db.store.ping().await.unwrap();
+    let mut script = Script::queued();
+    db.commit("me", &script.start()).await;
+    db.execute(&newer(3)).await;
+    let error = db.store.migrate().await.unwrap_err();
+    assert!(error.to_string().contains("2 steps ahead"), "{error}");
 }
 
 #[tokio::test]

@@ -8,11 +8,11 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use chrono::Utc;
 use futures::future::join_all;
 
 use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
+use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::{Delegation, Effect};
@@ -54,7 +54,7 @@ impl Run {
             }
             if let NextStep::Ready(ready) = &next {
                 if let Some(events) =
-                    self.state.over_budget_with(&ready.started().consumes, Utc::now())
+                    self.state.over_budget_with(&ready.started().consumes, clock::now())
                 {
                     return Ok(self.record_all(events)?);
                 }
@@ -118,7 +118,19 @@ impl Run {
 
     /// Executes calls at the same time and records their results in order. What was recorded before
     /// is handed over as soon as that takes a while.
+    ///
+    /// Where they change something and this replica's lease runs out meanwhile, they are stopped:
+    /// another one may be about to take over.
     async fn execute(&mut self, calls: Vec<NextStep>) -> Result<(), Stopped> {
+        let changes = |call: &NextStep| matches!(call, NextStep::Ready(ready) if ready.changes());
+        let lease = calls.iter().any(changes).then(|| Arc::clone(&self.lease));
+        let over = async {
+            match lease {
+                Some(lease) => lease.over().await,
+                None => std::future::pending().await,
+            }
+        };
+        let mut over = std::pin::pin!(over);
         let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);
@@ -145,6 +157,7 @@ impl Run {
                 stop.cancel();
                 execution.await
             }
+            () = &mut over => return Err(Stopped::LeaseOver),
         };
         Ok(self.results(results)?)
     }
@@ -168,7 +181,7 @@ impl Run {
                 }
             }
         }
-        let events = faulty.map(|tool| self.state.tool_fault(&tool, Utc::now()));
+        let events = faulty.map(|tool| self.state.tool_fault(&tool, clock::now()));
         self.record_all(events.unwrap_or_default())
     }
 

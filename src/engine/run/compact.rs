@@ -7,10 +7,9 @@
 
 use std::sync::Arc;
 
-use chrono::Utc;
-
 use super::sharing::ModelCall;
 use super::{MAY_LAG, Run, Stopped, fault, instant_of, until};
+use crate::clock;
 use crate::engine::context::{Compaction, Written};
 use crate::engine::state::ModelFault;
 use crate::event::{RunEvent, SummaryCall};
@@ -60,7 +59,7 @@ impl Run {
                     failure.error.kind,
                     FailureKind::ContextLength | FailureKind::ContentFilter
                 ) {
-                    let end = self.state.model_failed(&fault(failure), Utc::now());
+                    let end = self.state.model_failed(&fault(failure), clock::now());
                     return Ok(self.record_all(end)?);
                 }
                 compaction.failed_tries += failure.attempts;
@@ -72,7 +71,7 @@ impl Run {
         let compacted = compaction.settled(self.state.conversation(), place, written);
         let refused = refused.filter(|_| !compacted.shrank());
         self.record(RunEvent::ContextCompacted(compacted))?;
-        let end = refused.map(|fault| self.state.model_failed(fault, Utc::now()));
+        let end = refused.map(|fault| self.state.model_failed(fault, clock::now()));
         Ok(self.record_all(end.unwrap_or_default())?)
     }
 

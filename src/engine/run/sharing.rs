@@ -5,9 +5,8 @@
 //! that is not left, it makes do with a shorter answer, as long as that is worth a call. The answer
 //! that a limit leaves is not refused.
 
-use chrono::Utc;
-
 use super::{Run, Stopped};
+use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
@@ -63,7 +62,7 @@ impl Run {
             return Ok(granted(shorter));
         }
         let least = wanted(u32::try_from(LEAST_TOKENS).unwrap_or(u32::MAX).min(output));
-        Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, least, Utc::now())))
+        Ok(ModelCall::Refused(self.state.shared_budget_spent(&refusal, least, clock::now())))
     }
 
     /// The tokens of output that what is left pays for, where that is worth a call.
@@ -89,7 +88,7 @@ impl Run {
         Ok(match shared.reserve(one).await? {
             Reserved::Granted => None,
             Reserved::Refused(refusal) => {
-                Some(self.state.shared_budget_spent(&refusal, one, Utc::now()))
+                Some(self.state.shared_budget_spent(&refusal, one, clock::now()))
             }
         })
     }

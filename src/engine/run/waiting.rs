@@ -5,10 +5,10 @@
 //! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
 //! and how, is not known here.
 
-use chrono::Utc;
 use serde_json::Value;
 
 use super::Run;
+use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{Awaited, RunEvent, WaitKind};
 use crate::message::ToolCall;
@@ -79,7 +79,7 @@ impl Run {
             tool: call.name.clone(),
             arguments,
             reason,
-            expires_at: Some(Utc::now() + patience.delta()),
+            expires_at: Some(clock::now() + patience.delta()),
             condition: None,
             child_run_id: None,
         };

@@ -11,7 +11,7 @@ use serde_json::{Value, json};
 
 use super::{OpenTurn, Phase, State, Step};
 use crate::event::{Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind};
-use crate::message::{CallTarget, ToolCall};
+use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
 
 /// Why a call is to be reviewed.
@@ -69,6 +69,20 @@ impl State {
     /// Whether a replica died while it drove the run, before it is resumed.
     pub fn has_crashed(&self, deaths: u32) -> bool {
         deaths > self.blame.deaths
+    }
+
+    /// Whether the model was asked before what it is to be asked now: its answer was lost.
+    pub fn repeats_model_call(&self) -> bool {
+        self.repeats
+    }
+
+    /// What an answer costs, with that which was lost: as much again, for want of anything better.
+    pub fn charged(&self, usage: Usage) -> Usage {
+        let mut charged = usage;
+        if self.repeats {
+            charged.add(&Usage { estimated: true, ..usage });
+        }
+        charged
     }
 
     /// How the run is ended or parked, where that takes no work.

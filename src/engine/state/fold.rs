@@ -144,7 +144,10 @@ impl State {
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
             }
-            RunEvent::RunResumed { deaths, is_alone, .. } => self.blame.resumed(*deaths, *is_alone),
+            RunEvent::RunResumed { deaths, is_alone, .. } => {
+                self.blame.resumed(*deaths, *is_alone);
+                self.repeats = self.phase == Phase::Calling;
+            }
             RunEvent::RunQueued {}
             | RunEvent::SessionLoaded { .. }
             | RunEvent::HandoffStarted { .. } => {}
@@ -164,6 +167,7 @@ impl State {
             self.reply(phrases::WRITE_ANSWER);
         }
         self.phase = Phase::Calling;
+        self.repeats = false;
     }
 
     fn dispatched(
@@ -275,7 +279,9 @@ impl State {
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
         self.blame.cleared();
-        self.last_tokens = response.usage.total_tokens();
+        self.repeats = false;
+        let asked = if response.repeated { 2 } else { 1 };
+        self.last_tokens = response.usage.total_tokens() / asked;
         self.counted_turns = self.conversation.turns().len();
         if message.decision.is_some() {
             self.undecided.clear();

@@ -275,6 +275,8 @@ pub struct State {
     limit: Option<LimitReached>,
     raw_response: String,
     blame: Blame,
+    /// Whether the model call that is due was under way when the run was stopped.
+    repeats: bool,
     phase: Phase,
 }
 
@@ -316,6 +318,7 @@ impl State {
             limit: None,
             raw_response: String::new(),
             blame: Blame::default(),
+            repeats: false,
             phase: Phase::Opening,
         }
     }

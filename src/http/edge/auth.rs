@@ -11,10 +11,10 @@ use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
 use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
-use chrono::Utc;
 
 use super::key_cache::{Auth, CachedKey};
 use super::problem::{Code, Problem};
+use crate::clock;
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::keys;
@@ -119,7 +119,7 @@ async fn authenticated(app: &App, headers: &HeaderMap) -> Result<CachedKey, Prob
         && let Some(cached) = app.keys.find(app.store.as_ref(), id).await?
         && keys::verify(secret, &cached.key.secret_hash)
         && cached.key.revoked_at.is_none()
-        && cached.key.expires_at.is_none_or(|expiry| Utc::now() < expiry)
+        && cached.key.expires_at.is_none_or(|expiry| clock::now() < expiry)
     {
         return Ok(cached);
     }

@@ -5,10 +5,13 @@
 //! ([`super::layer`]) adds request id and instance, logs the cause once and writes the body. Modules
 //! below do not know HTTP, and no handler writes an error body of its own.
 
+use std::time::{Duration, Instant};
+
 use axum::body::Body;
 use axum::http::header::{CONTENT_LENGTH, CONTENT_TYPE, RETRY_AFTER, WWW_AUTHENTICATE};
 use axum::http::{HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
+use parking_lot::Mutex;
 use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
@@ -45,6 +48,7 @@ pub(crate) enum Code {
     Overloaded,
     Draining,
     StoreUnavailable,
+    WorkspaceUnavailable,
     Timeout,
 }
 
@@ -106,6 +110,9 @@ impl Code {
             Self::StoreUnavailable => {
                 ("STORE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Store unavailable")
             }
+            Self::WorkspaceUnavailable => {
+                ("WORKSPACE_UNAVAILABLE", StatusCode::SERVICE_UNAVAILABLE, "Workspace unavailable")
+            }
             Self::Timeout => ("TIMEOUT", StatusCode::GATEWAY_TIMEOUT, "Timeout"),
         }
     }
@@ -127,7 +134,7 @@ impl Code {
         match self {
             Self::Overloaded => Some(HeaderValue::from_static("1")),
             Self::StoreUnavailable => Some(HeaderValue::from_static("2")),
-            Self::Draining => Some(HeaderValue::from_static("5")),
+            Self::Draining | Self::WorkspaceUnavailable => Some(HeaderValue::from_static("5")),
             _ => None,
         }
     }
@@ -170,6 +177,8 @@ pub(crate) struct ProblemBody<'a> {
     request_id: &'a str,
 }
 
+/// Refusals with no longer pause between them belong to one outage.
+const SAME_OUTAGE: Duration = Duration::from_secs(30);
 /// Maximum length of a detail, a message or a pointer, in bytes.
 const MAX_TEXT: usize = 600;
 
@@ -238,7 +247,9 @@ impl Problem {
     /// Logs the cause and writes the body of the response that carried the problem.
     pub(crate) fn finish(self, bare: Response, request_id: &str, path: &str) -> Response {
         let (code, status, title) = self.code.meaning();
-        if let Some(cause) = &self.cause {
+        if let Some(cause) = &self.cause
+            && (self.code != Code::StoreUnavailable || is_first_of_outage())
+        {
             tracing::error!(request_id, path, status = status.as_u16(), cause, "request failed");
         }
         let body = ProblemBody {
@@ -258,6 +269,14 @@ impl Problem {
         parts.headers.insert(CONTENT_TYPE, HeaderValue::from_static("application/problem+json"));
         Response::from_parts(parts, Body::from(json))
     }
+}
+
+/// Whether no request was refused for want of the store in the last while: one line in the log is
+/// enough for an outage.
+fn is_first_of_outage() -> bool {
+    static LAST: Mutex<Option<Instant>> = Mutex::new(None);
+    let last = LAST.lock().replace(Instant::now());
+    last.is_none_or(|last| last.elapsed() > SAME_OUTAGE)
 }
 
 /// Cuts a text that repeats more than a refusal may; our own words are shorter.
@@ -324,6 +343,7 @@ impl From<StartError> for Problem {
             StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
+            StartError::NoWorkspace => Code::WorkspaceUnavailable,
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
             StartError::InvalidOverride(error) => {
                 return Self::invalid(Code::InvalidOverride, vec![error]);

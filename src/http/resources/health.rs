@@ -44,6 +44,9 @@ pub(crate) struct Checks {
     /// `ok`, or `unavailable` if the store or its schema is.
     #[schema(example = "ok")]
     store: &'static str,
+    /// `ok`, or `unavailable` if files cannot be written.
+    #[schema(example = "ok")]
+    workspace: &'static str,
     /// `ok`, or `draining` during a graceful shutdown.
     #[schema(example = "ok")]
     serving: &'static str,
@@ -63,11 +66,19 @@ pub(crate) async fn healthz() -> Json<Liveness> {
     get, path = "/readyz", operation_id = "check_readiness", tag = "health",
     responses(
         (status = 200, description = "Requests can be served.", body = Readiness),
-        (status = 503, description = "The store is unavailable, or the service is shutting down.", body = Readiness),
+        (status = 503, description = "The store or the workspace is unavailable, or the service is shutting down.", body = Readiness),
     ),
 )]
 pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readiness>) {
-    let store = match tokio::time::timeout(STORE_PATIENCE, app.store.ping()).await {
+    let look = async {
+        // Where commits fail, answers to questions say little.
+        if app.runtime.is_storing() {
+            app.store.ping().await
+        } else {
+            app.store.take_writes().await
+        }
+    };
+    let store = match tokio::time::timeout(STORE_PATIENCE, look).await {
         Ok(Ok(())) => "ok",
         Ok(Err(error)) => {
             tracing::warn!(%error, "not ready");
@@ -76,10 +87,11 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
         Err(_) => "unavailable",
     };
     let serving = if app.runtime.is_draining() { "draining" } else { "ok" };
-    let checks = Checks { store, serving };
-    let (code, status) = match (checks.store, checks.serving) {
-        ("ok", "ok") => (StatusCode::OK, "ready"),
-        ("ok", serving) => (StatusCode::SERVICE_UNAVAILABLE, serving),
+    let workspace = if app.runtime.has_workspace() { "ok" } else { "unavailable" };
+    let checks = Checks { store, workspace, serving };
+    let (code, status) = match (checks.store, checks.workspace, checks.serving) {
+        ("ok", "ok", "ok") => (StatusCode::OK, "ready"),
+        ("ok", "ok", serving) => (StatusCode::SERVICE_UNAVAILABLE, serving),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
     };
     (code, Json(Readiness { status, checks, definitions: app.catalogue.problems() }))

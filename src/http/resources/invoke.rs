@@ -183,6 +183,10 @@ async fn outcome(
             }
             Ok(response)
         }
+        _ if app.runtime.is_draining() => Err(Problem::new(
+            Code::Draining,
+            "The run continues without this connection; get it by its id.",
+        )),
         _ => Err(Problem::new(
             Code::Timeout,
             "The run has not ended within the request timeout; get it by its id.",

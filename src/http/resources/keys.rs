@@ -13,6 +13,7 @@ use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use crate::clock;
 use crate::event::ValidationError;
 use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
@@ -186,7 +187,7 @@ pub(crate) async fn create_key(
 ) -> Result<(StatusCode, Json<NewKey>), Problem> {
     let request: NewKeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
-    let now = Utc::now().trunc_subsecs(6);
+    let now = clock::now().trunc_subsecs(6);
     let errors = validation_errors(&request, now);
     if !errors.is_empty() {
         return Err(Problem::invalid(Code::InvalidInputs, errors));

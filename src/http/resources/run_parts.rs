@@ -59,6 +59,9 @@ pub(crate) struct Iteration {
     retries: u32,
     /// Whether a fallback model responded.
     fallback: bool,
+    /// Whether the model was called before and its response was lost in a crash; `usage` includes that call, estimated
+    /// to be as much.
+    repeated: bool,
     /// When the model was called.
     started_at: DateTime<Utc>,
     /// Compactions of the conversation in this iteration.
@@ -141,6 +144,7 @@ impl From<IterationRecord> for Iteration {
             latency_ms: row.latency_ms,
             retries: row.retries,
             fallback: row.fallback,
+            repeated: row.repeated,
             started_at: row.started_at,
             compactions: Vec::new(),
             children: Vec::new(),

@@ -5,12 +5,13 @@
 
 use axum::Json;
 use axum::extract::State;
-use chrono::{TimeDelta, Utc};
+use chrono::TimeDelta;
 use serde::Serialize;
 use utoipa::ToSchema;
 
 use super::page::{LISTS, ListParams, Listing, by_number};
 use super::run_views::UsageView;
+use crate::clock;
 use crate::http::edge::auth::{RunsRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
@@ -83,9 +84,9 @@ impl From<UsageStats> for UsageStatsView {
 
 fn filter(params: &mut Params) -> Result<StatsFilter, Problem> {
     let (since, until) = (params.time("since")?, params.time("until")?);
-    let until = until.unwrap_or_else(|| Utc::now() + TimeDelta::days(1)); // another replica's clock may be ahead
-    let since =
-        since.unwrap_or_else(|| until.min(Utc::now()).checked_sub_signed(WINDOW).unwrap_or(until));
+    let until = until.unwrap_or_else(|| clock::now() + TimeDelta::days(1)); // another replica's clock may be ahead
+    let since = since
+        .unwrap_or_else(|| until.min(clock::now()).checked_sub_signed(WINDOW).unwrap_or(until));
     Ok(StatsFilter { since, until, agent: params.text("agent") })
 }
 

@@ -10,6 +10,7 @@ use std::time::Duration;
 use sqlx::postgres::{PgConnectOptions, PgListener, PgPoolOptions};
 use tokio::sync::broadcast;
 use tokio::task::AbortHandle;
+use tokio::time::timeout;
 use uuid::Uuid;
 
 use crate::store::Wakeup;
@@ -19,6 +20,10 @@ pub(super) const CHANNEL: &str = "toolloop";
 const QUEUE: &str = "queue";
 /// The pause before the listener connects again.
 const RECONNECT: Duration = Duration::from_secs(1);
+/// A connection on which nothing was heard for so long is asked whether it still lives.
+const QUIET: Duration = Duration::from_secs(5);
+/// How long it may take to answer.
+const ANSWER: Duration = Duration::from_secs(2);
 
 /// What a hint is sent as.
 pub(super) fn payload(wakeup: Wakeup) -> String {
@@ -85,7 +90,14 @@ async fn listen_until_broken(
     listener.eager_reconnect(false);
     listener.listen(CHANNEL).await?;
     let _ = heard.send(Wakeup::Resync);
-    while let Some(notification) = listener.try_recv().await? {
+    loop {
+        let heard_of = timeout(QUIET, listener.try_recv()).await;
+        let Ok(notification) = heard_of else {
+            let answer = timeout(ANSWER, sqlx::query("SELECT 1").execute(&mut listener)).await;
+            answer.map_err(|_| sqlx::Error::Io(std::io::ErrorKind::TimedOut.into()))??;
+            continue;
+        };
+        let Some(notification) = notification? else { return Ok(()) };
         let wakeup = match notification.payload().strip_prefix("cancel ") {
             Some(run) => Uuid::parse_str(run).map_or(Wakeup::Resync, Wakeup::Cancel),
             None if notification.payload() == QUEUE => Wakeup::Queue,
@@ -93,5 +105,4 @@ async fn listen_until_broken(
         };
         let _ = heard.send(wakeup);
     }
-    Ok(())
 }

@@ -7,16 +7,19 @@ use std::fs;
 use std::os::unix::fs::symlink;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rustix::fs::{CWD, FileType, Mode, mknodat};
 use serde_json::Value;
 use tempfile::TempDir;
+use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
 use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
 use crate::run::{Autonomy, Caller, Effect};
-use crate::tools::{Tool, ToolContext, ToolError, Workspace};
+use crate::tools::lease::Lease;
+use crate::tools::{Standing, Tool, ToolContext, ToolError, Workspace};
 
 /// What lies outside; it must show up in no answer.
 pub(super) const SECRET: &str = "TOP-SECRET";
@@ -59,6 +62,10 @@ impl Fixture {
             call_id: Uuid::nil(),
             effect_key: String::new(),
             workspace,
+            standing: Standing::new(
+                Arc::new(Lease::new(Duration::from_hours(1))),
+                CancellationToken::new(),
+            ),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }

@@ -2,10 +2,12 @@
 
 use std::time::Duration;
 
+use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
 use toolloop::run::{Amounts, Caps, Refusal, Reserved};
-use toolloop::store::SharedBudget;
+use toolloop::store::{GivenBack, Ownership, Settled, SharedBudget};
 
+use super::ownership::until_blocked;
 use super::*;
 
 on_both! {
@@ -16,6 +18,8 @@ on_both! {
     a_run_outside_of_a_tree_is_granted_everything,
     a_sweep_settles_what_nobody_drives,
     a_budget_goes_with_its_run,
+    who_lost_a_run_changes_no_budget,
+    what_a_run_has_spent_only_grows,
 }
 
 const NONE: Amounts = Amounts { tokens: 0, micro_usd: 0, tool_calls: 0, iterations: 0 };
@@ -23,6 +27,29 @@ const CAPS: Caps = Caps { tokens: Some(1000), micro_usd: Some(500), tool_calls: 
 
 fn iteration(tokens: u64) -> Amounts {
     Amounts { tokens, iterations: 1, ..NONE }
+}
+
+/// The owner of the runs here.
+const ME: Ownership<'_> = Ownership { owner: "me", epoch: 1 };
+
+/// A run that is driven.
+async fn driven(db: &Db) -> Uuid {
+    let mut script = Script::owned();
+    db.commit("me", &script.start()).await;
+    script.id
+}
+
+async fn open(db: &Db, root: Uuid, caps: Caps, spent: Amounts) {
+    db.store.open_budget(root, ME, caps, spent).await.unwrap();
+}
+
+async fn reserve(db: &Db, root: Uuid, run: Uuid, wanted: Amounts) -> Reserved {
+    db.store.reserve((root, run), ME, wanted).await.unwrap().unwrap()
+}
+
+async fn settle(db: &Db, root: Uuid, run: Uuid, spent: Amounts, ended: bool) {
+    let settled = db.store.settle((root, run), ME, spent, ended).await.unwrap();
+    assert_eq!(settled, Settled::Done);
 }
 
 async fn budget(db: &Db, root: Uuid) -> SharedBudget {
@@ -35,20 +62,19 @@ async fn parallel_runs_never_overspend(db: Db) {
         _ => db.store.clone(),
     };
     let replicas = [db.store.clone(), handle().await, handle().await];
-    let root = Uuid::now_v7();
-    db.store.open_budget(root, CAPS, NONE).await.unwrap();
+    let root = driven(&db).await;
+    open(&db, root, CAPS, NONE).await;
     let mut runs = JoinSet::new();
     for number in 0..64 {
         let store = replicas[number % 3].clone();
+        let run = driven(&db).await;
         runs.spawn(async move {
-            let run = Uuid::now_v7();
             // One that is settled makes room for nobody: what it took is spent.
-            let granted =
-                store.reserve(root, run, iteration(20)).await.unwrap() == Reserved::Granted;
-            store
-                .settle(root, run, if granted { iteration(20) } else { NONE }, true)
-                .await
-                .unwrap();
+            let reserved = store.reserve((root, run), ME, iteration(20)).await.unwrap();
+            let granted = reserved == Some(Reserved::Granted);
+            let spent = if granted { iteration(20) } else { NONE };
+            let settled = store.settle((root, run), ME, spent, true).await.unwrap();
+            assert_eq!(settled, Settled::Done);
             u64::from(granted)
         });
     }
@@ -59,9 +85,9 @@ async fn parallel_runs_never_overspend(db: Db) {
 }
 
 async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
-    let (root, run) = (Uuid::now_v7(), Uuid::now_v7());
+    let (root, run) = (driven(&db).await, driven(&db).await);
     let spent = Amounts { tokens: 900, micro_usd: 400, tool_calls: 3, iterations: 9 };
-    db.store.open_budget(root, CAPS, spent).await.unwrap();
+    open(&db, root, CAPS, spent).await;
     let table = [
         (iteration(101), "max_total_tokens", 900, 1000),
         (Amounts { micro_usd: 101, ..NONE }, "max_cost_usd", 400, 500),
@@ -69,56 +95,50 @@ async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
         (Amounts { iterations: 2, ..NONE }, "max_iterations", 9, 10),
     ];
     for (wanted, limit, used, max) in table {
-        let reserved = db.store.reserve(root, run, wanted).await.unwrap();
+        let reserved = reserve(&db, root, run, wanted).await;
         assert_eq!(reserved, Reserved::Refused(Refusal { limit, used, max }), "{wanted:?}");
     }
     assert_eq!(budget(&db, root).await, SharedBudget { caps: CAPS, spent, reserved: NONE });
     let rest = Amounts { tokens: 100, micro_usd: 100, tool_calls: 1, iterations: 1 };
-    assert_eq!(
-        db.store.reserve(root, run, rest).await.unwrap(),
-        Reserved::Granted,
-        "exactly what is left"
-    );
+    assert_eq!(reserve(&db, root, run, rest).await, Reserved::Granted, "exactly what is left");
     assert_eq!(budget(&db, root).await.reserved, rest);
-    let more = db.store.reserve(root, run, iteration(0)).await.unwrap();
+    let more = reserve(&db, root, run, iteration(0)).await;
     assert_eq!(
         more,
         Reserved::Refused(Refusal { limit: "max_iterations", used: 10, max: 10 }),
         "reserved is as good as spent"
     );
     let free = Caps { tokens: None, micro_usd: None, ..CAPS };
-    let root = Uuid::now_v7();
-    db.store.open_budget(root, free, NONE).await.unwrap();
+    let root = driven(&db).await;
+    open(&db, root, free, NONE).await;
     let much = Amounts { tokens: 1 << 40, micro_usd: 1 << 40, ..NONE };
-    assert_eq!(db.store.reserve(root, run, much).await.unwrap(), Reserved::Granted);
+    assert_eq!(reserve(&db, root, run, much).await, Reserved::Granted);
 }
 
 async fn settling_states_totals_and_may_be_repeated(db: Db) {
-    let (root, run) = (Uuid::now_v7(), Uuid::now_v7());
-    db.store.open_budget(root, CAPS, iteration(100)).await.unwrap();
+    let (root, run) = (driven(&db).await, driven(&db).await);
+    open(&db, root, CAPS, iteration(100)).await;
     for _ in 0..2 {
-        assert_eq!(db.store.reserve(root, run, iteration(200)).await.unwrap(), Reserved::Granted);
+        assert_eq!(reserve(&db, root, run, iteration(200)).await, Reserved::Granted);
     }
     assert_eq!(budget(&db, root).await.reserved, Amounts { tokens: 400, iterations: 2, ..NONE });
     for _ in 0..2 {
-        db.store.settle(root, run, iteration(50), false).await.unwrap();
+        settle(&db, root, run, iteration(50), false).await;
         let SharedBudget { spent, reserved, .. } = budget(&db, root).await;
         assert_eq!((spent, reserved), (Amounts { tokens: 150, iterations: 2, ..NONE }, NONE));
     }
-    db.store
-        .settle(root, run, Amounts { tokens: 80, iterations: 2, tool_calls: 1, ..NONE }, true)
-        .await
-        .unwrap();
-    db.store.settle(root, root, iteration(110), true).await.unwrap();
+    settle(&db, root, run, Amounts { tokens: 80, iterations: 2, tool_calls: 1, ..NONE }, true)
+        .await;
+    settle(&db, root, root, iteration(110), true).await;
     let expected = Amounts { tokens: 190, iterations: 3, tool_calls: 1, ..NONE };
     assert_eq!(budget(&db, root).await.spent, expected, "the sum of what the runs say");
 }
 
 async fn a_budget_is_opened_once(db: Db) {
-    let root = Uuid::now_v7();
-    db.store.open_budget(root, CAPS, iteration(100)).await.unwrap();
-    db.store.settle(root, root, iteration(300), false).await.unwrap();
-    db.store.open_budget(root, Caps { iterations: 99, ..CAPS }, iteration(100)).await.unwrap();
+    let root = driven(&db).await;
+    open(&db, root, CAPS, iteration(100)).await;
+    settle(&db, root, root, iteration(300), false).await;
+    open(&db, root, Caps { iterations: 99, ..CAPS }, iteration(100)).await;
     assert_eq!(
         budget(&db, root).await,
         SharedBudget { caps: CAPS, spent: iteration(300), reserved: NONE }
@@ -127,11 +147,8 @@ async fn a_budget_is_opened_once(db: Db) {
 
 async fn a_run_outside_of_a_tree_is_granted_everything(db: Db) {
     let (root, run) = (Uuid::now_v7(), Uuid::now_v7());
-    assert_eq!(
-        db.store.reserve(root, run, iteration(u64::MAX >> 1)).await.unwrap(),
-        Reserved::Granted
-    );
-    db.store.settle(root, run, iteration(5), true).await.unwrap();
+    assert_eq!(reserve(&db, root, run, iteration(u64::MAX >> 1)).await, Reserved::Granted);
+    settle(&db, root, run, iteration(5), true).await;
     assert_eq!(db.store.shared_budget(root).await.unwrap(), None);
 }
 
@@ -141,20 +158,22 @@ async fn a_sweep_settles_what_nobody_drives(db: Db) {
     let mut crashed = Script::with(|new| new.parent_run_id = Some(root.id));
     let mut ended = Script::with(|new| new.parent_run_id = Some(root.id));
     let mut driven = Script::with(|new| new.parent_run_id = Some(root.id));
-    db.store.register_replica("me").await.unwrap();
-    db.store.open_budget(root.id, CAPS, NONE).await.unwrap();
+    db.store.register_replica("me", Duration::from_hours(1)).await.unwrap();
     for (script, owner) in
         [(&mut root, "me"), (&mut ended, "me"), (&mut driven, "me"), (&mut crashed, "nobody knows")]
     {
         db.commit(owner, &script.start()).await;
-        db.store.reserve(tree, script.id, iteration(30)).await.unwrap();
+        open(&db, tree, CAPS, NONE).await;
+        let by = Ownership { owner, ..ME };
+        let reserved = db.store.reserve((tree, script.id), by, iteration(30)).await.unwrap();
+        assert_eq!(reserved, Some(Reserved::Granted));
     }
     let begun =
         RunEvent::IterationStarted { attempt: 1, iteration: 1, answer_only: false, limit: None };
     db.commit("me", &ended.write(vec![begun.clone(), responded(1, &[]), completed(json!({}))]))
         .await;
     db.commit("nobody knows", &crashed.write(vec![begun, responded(1, &[])])).await;
-    let swept = db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap();
+    let swept = db.store.sweep(&[]).await.unwrap();
     assert_eq!(swept.requeued, [crashed.id]);
     let SharedBudget { spent, reserved, .. } = budget(&db, tree).await;
     assert_eq!(
@@ -172,9 +191,71 @@ async fn a_sweep_settles_what_nobody_drives(db: Db) {
 async fn a_budget_goes_with_its_run(db: Db) {
     let mut root = Script::owned();
     db.commit("me", &root.start()).await;
-    db.store.open_budget(root.id, CAPS, NONE).await.unwrap();
+    open(&db, root.id, CAPS, NONE).await;
     db.commit("me", &root.write(vec![completed(json!({}))])).await;
     assert!(db.store.shared_budget(root.id).await.unwrap().is_some());
     assert_eq!(db.store.delete_ended(now() + chrono::TimeDelta::seconds(5), 10).await.unwrap(), 1);
     assert_eq!(db.store.shared_budget(root.id).await.unwrap(), None);
+}
+
+/// A run that another replica has taken over, its budget, and its owner now.
+async fn taken_over(db: &Db) -> (Uuid, Ownership<'static>) {
+    let run = driven(db).await;
+    open(db, run, CAPS, iteration(10)).await;
+    assert_eq!(reserve(db, run, run, iteration(100)).await, Reserved::Granted);
+    assert!(db.store.give_back("me", run, 1, GivenBack::AtOnce).await.unwrap());
+    db.store.claim_run("you", run).await.unwrap().unwrap();
+    (run, Ownership { owner: "you", epoch: 2 })
+}
+
+async fn who_lost_a_run_changes_no_budget(db: Db) {
+    let (run, you) = taken_over(&db).await;
+    let before = budget(&db, run).await;
+    for zombie in [ME, Ownership { epoch: 2, ..ME }, Ownership { epoch: 1, ..you }] {
+        assert_eq!(db.store.reserve((run, run), zombie, iteration(1)).await.unwrap(), None);
+        let settled = db.store.settle((run, run), zombie, iteration(900), true).await.unwrap();
+        assert_eq!(settled, Settled::Fenced);
+        assert_eq!(budget(&db, run).await, before);
+    }
+    let settled = db.store.settle((run, run), you, iteration(30), false).await.unwrap();
+    let SharedBudget { spent, reserved, .. } = budget(&db, run).await;
+    assert_eq!((settled, spent, reserved), (Settled::Done, iteration(30), NONE));
+
+    let other = driven(&db).await;
+    let stranger = Ownership { owner: "you", epoch: 1 };
+    db.store.open_budget(other, stranger, CAPS, iteration(900)).await.unwrap();
+    assert_eq!(db.store.shared_budget(other).await.unwrap(), None);
+}
+
+async fn what_a_run_has_spent_only_grows(db: Db) {
+    let run = driven(&db).await;
+    open(&db, run, CAPS, NONE).await;
+    settle(&db, run, run, Amounts { tool_calls: 1, ..iteration(50) }, false).await;
+    settle(&db, run, run, Amounts { tool_calls: 2, ..iteration(30) }, false).await;
+    let expected = Amounts { tool_calls: 2, ..iteration(50) };
+    assert_eq!(budget(&db, run).await.spent, expected);
+    settle(&db, run, run, iteration(60), true).await;
+    assert_eq!(budget(&db, run).await.spent, Amounts { tokens: 60, ..expected });
+}
+
+/// The run is taken over while its former owner already waits for the budget: what it wanted is
+/// refused, and nothing stays reserved.
+#[tokio::test]
+async fn postgres_a_reservation_that_waited_sees_who_owns_the_run_now() {
+    let db = Db::postgres().await;
+    let run = driven(&db).await;
+    open(&db, run, CAPS, NONE).await;
+    let mut observer = PgConnection::connect(&db.url).await.unwrap();
+    let mut connection = PgConnection::connect(&db.url).await.unwrap();
+    let mut other = connection.begin().await.unwrap();
+    sqlx::query("SELECT 1 FROM budgets FOR UPDATE").execute(&mut *other).await.unwrap();
+    let store = db.store.clone();
+    let zombie =
+        tokio::spawn(async move { store.reserve((run, run), ME, iteration(1)).await.unwrap() });
+    until_blocked(&mut observer).await;
+    assert!(db.store.give_back("me", run, 1, GivenBack::AtOnce).await.unwrap());
+    db.store.claim_run("you", run).await.unwrap().unwrap();
+    other.commit().await.unwrap();
+    assert_eq!(zombie.await.unwrap(), None);
+    assert_eq!(budget(&db, run).await.reserved, NONE);
 }

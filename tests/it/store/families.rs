@@ -82,8 +82,8 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
 }
 
 async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
-    db.store.register_replica("me").await.unwrap();
-    db.store.register_replica("you").await.unwrap();
+    db.store.register_replica("me", Duration::from_hours(1)).await.unwrap();
+    db.store.register_replica("you", Duration::from_hours(1)).await.unwrap();
     let (mut parent, mut living) = (Script::owned(), Script::owned());
     let (mut running, mut queued) =
         (child_of(&parent, RunStatus::Running), child_of(&parent, RunStatus::Queued));
@@ -91,9 +91,9 @@ async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
     for script in [&mut parent, &mut living, &mut running, &mut queued, &mut spared] {
         db.commit("me", &script.start()).await;
     }
-    assert_eq!(db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep(&[]).await.unwrap(), Swept::default());
     db.commit("me", &parent.write(vec![completed(json!({}))])).await;
-    let swept = db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap();
+    let swept = db.store.sweep(&[]).await.unwrap();
     assert_eq!(swept, Swept::default());
     let claimed = db.store.claim_cancelled("you", 10).await.unwrap();
     assert_eq!(claimed.iter().map(|claimed| claimed.run.id).collect::<Vec<_>>(), [queued.id]);
@@ -103,9 +103,5 @@ async fn a_sweep_cancels_what_an_ended_run_started(db: Db) {
         "its owner ends the one that is driven"
     );
     assert_eq!(db.status(spared.id).await, RunStatus::Queued);
-    assert_eq!(
-        db.store.sweep("sweeper", Duration::from_hours(1)).await.unwrap(),
-        Swept::default(),
-        "once is enough"
-    );
+    assert_eq!(db.store.sweep(&[]).await.unwrap(), Swept::default(), "once is enough");
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use sqlx::{Connection, PgConnection};
 use tokio::task::JoinSet;
-use toolloop::store::{CancelOutcome, SessionPlace, Swept, Wakeup};
+use toolloop::store::{CancelOutcome, GivenBack, SessionPlace, Swept, Wakeup, Watch};
 
 use super::*;
 
@@ -25,6 +25,7 @@ on_both! {
     a_parked_run_is_queued_to_be_cancelled,
     a_replica_declared_dead_may_come_back_without_its_runs,
     a_run_whose_owner_nobody_knows_is_taken_over,
+    a_run_of_a_newer_format_is_left_to_newer_versions,
     wakeups_tell_of_queue_and_cancel,
     what_waits_again_is_told_once_per_batch,
 }
@@ -205,15 +206,24 @@ async fn a_release_counts_no_crash(db: Db) {
     for (script, owner) in scripts.iter_mut().zip(["me", "me", "you"]) {
         db.commit(owner, &script.start()).await;
     }
-    assert!(!db.store.give_back("me", scripts[2].id, 1, false).await.unwrap(), "another owner's");
-    assert!(!db.store.give_back("me", scripts[0].id, 2, false).await.unwrap(), "another epoch");
+    assert!(
+        !db.store.give_back("me", scripts[2].id, 1, GivenBack::AtOnce).await.unwrap(),
+        "another owner's"
+    );
+    assert!(
+        !db.store.give_back("me", scripts[0].id, 2, GivenBack::AtOnce).await.unwrap(),
+        "another epoch"
+    );
     let mut owned = db.store.owned_runs("me").await.unwrap();
     owned.sort_unstable();
     let mut mine = [(scripts[0].id, 1), (scripts[1].id, 1)];
     mine.sort_unstable();
     assert_eq!(owned, mine);
-    assert!(db.store.give_back("me", scripts[0].id, 1, false).await.unwrap());
-    assert!(!db.store.give_back("me", scripts[0].id, 1, false).await.unwrap(), "it is queued");
+    assert!(db.store.give_back("me", scripts[0].id, 1, GivenBack::AtOnce).await.unwrap());
+    assert!(
+        !db.store.give_back("me", scripts[0].id, 1, GivenBack::AtOnce).await.unwrap(),
+        "it is queued"
+    );
     assert_eq!(db.status(scripts[1].id).await, RunStatus::Running);
     assert_eq!(db.store.release("me").await.unwrap(), 1);
     let claimed = db.store.claim("she", 10).await.unwrap();
@@ -225,10 +235,10 @@ async fn a_release_counts_no_crash(db: Db) {
 async fn a_suspected_crash_is_counted_and_the_run_waits_the_longer(db: Db) {
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
-    assert!(db.store.give_back("me", script.id, 1, true).await.unwrap());
+    assert!(db.store.give_back("me", script.id, 1, GivenBack::Crashed).await.unwrap());
     let claimed = db.store.claim_run("me", script.id).await.unwrap().unwrap().run;
     assert_eq!((claimed.crash_count, claimed.epoch), (1, 2), "the first time it is due at once");
-    assert!(db.store.give_back("me", script.id, 2, true).await.unwrap());
+    assert!(db.store.give_back("me", script.id, 2, GivenBack::Crashed).await.unwrap());
     assert_eq!(db.store.claim_run("me", script.id).await.unwrap(), None);
     let due = async {
         loop {
@@ -242,35 +252,40 @@ async fn a_suspected_crash_is_counted_and_the_run_waits_the_longer(db: Db) {
 }
 
 async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
+    let lease = Duration::from_millis(300);
     for replica in ["dead", "alive"] {
-        db.store.register_replica(replica).await.unwrap();
+        db.store.register_replica(replica, lease).await.unwrap();
     }
     let (mut lost, mut kept) = (Script::owned(), Script::owned());
     db.commit("dead", &lost.start()).await;
     db.commit("alive", &kept.start()).await;
-    assert_eq!(db.store.sweep("sweeper", FOREVER).await.unwrap(), Swept::default());
+    assert_eq!(db.store.sweep(&[]).await.unwrap(), Swept::default());
+    let alive = ["alive".to_owned()];
+    assert_eq!(db.store.sweep(&alive).await.unwrap(), Swept::default(), "it was heard of");
     assert_eq!(db.status(lost.id).await, RunStatus::Running);
 
-    let lease = Duration::from_millis(300);
     let beats = async {
         loop {
-            assert!(db.store.heartbeat("alive").await.unwrap());
+            assert!(db.store.heartbeat("alive").await.unwrap().is_some());
             tokio::time::sleep(Duration::from_millis(30)).await;
         }
     };
-    let sweeps = async {
+    let looks = async {
+        let mut watch = Watch::default();
         loop {
-            let swept = db.store.sweep("sweeper", lease).await.unwrap();
-            if swept != Swept::default() {
-                return swept;
+            let silent = db.store.silent_replicas("alive", &mut watch).await.unwrap();
+            if !silent.is_empty() {
+                return silent;
             }
             tokio::time::sleep(Duration::from_millis(10)).await;
         }
     };
-    let swept = tokio::select! { swept = sweeps => swept, () = beats => unreachable!() };
+    let silent = tokio::select! { silent = looks => silent, () = beats => unreachable!() };
+    assert_eq!(silent, ["dead"]);
+    let swept = db.store.sweep(&silent).await.unwrap();
     assert_eq!(swept, Swept { replicas: 1, requeued: vec![lost.id] });
-    assert!(!db.store.heartbeat("dead").await.unwrap());
-    assert!(db.store.heartbeat("alive").await.unwrap());
+    assert_eq!(db.store.heartbeat("dead").await.unwrap(), None);
+    assert!(db.store.heartbeat("alive").await.unwrap().is_some());
     assert_eq!(
         (db.status(lost.id).await, db.status(kept.id).await),
         (RunStatus::Queued, RunStatus::Running)
@@ -284,10 +299,10 @@ async fn a_dead_replica_is_swept_and_a_living_one_is_not(db: Db) {
     assert!(claimed.run.epoch > 1);
 }
 
-/// Declares every replica dead that has registered.
+/// Declares the replica dead that registered without a lease.
 async fn sweep_all(db: &Db) -> Vec<Uuid> {
     loop {
-        let swept = db.store.sweep("sweeper", Duration::ZERO).await.unwrap();
+        let swept = db.store.sweep(&["me".to_owned()]).await.unwrap();
         if swept.replicas > 0 {
             return swept.requeued;
         }
@@ -295,7 +310,7 @@ async fn sweep_all(db: &Db) -> Vec<Uuid> {
 }
 
 async fn a_sweep_queues_and_decides_nothing(db: Db) {
-    db.store.register_replica("me").await.unwrap();
+    db.store.register_replica("me", Duration::ZERO).await.unwrap();
     let once = call("once", "{}");
     let (mut acting, mut cancelled) = (Script::owned(), Script::owned());
     for script in [&mut acting, &mut cancelled] {
@@ -333,13 +348,13 @@ async fn a_parked_run_is_queued_to_be_cancelled(db: Db) {
 }
 
 async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
-    db.store.register_replica("me").await.unwrap();
+    db.store.register_replica("me", Duration::ZERO).await.unwrap();
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
     sweep_all(&db).await;
-    assert!(!db.store.heartbeat("me").await.unwrap());
-    db.store.register_replica("me").await.unwrap();
-    assert!(db.store.heartbeat("me").await.unwrap());
+    assert_eq!(db.store.heartbeat("me").await.unwrap(), None);
+    db.store.register_replica("me", FOREVER).await.unwrap();
+    assert!(db.store.heartbeat("me").await.unwrap().is_some());
     assert_eq!(
         db.commit_one("me", &script.write(vec![completed(json!(1))])).await,
         WriteOutcome::Fenced
@@ -350,8 +365,32 @@ async fn a_replica_declared_dead_may_come_back_without_its_runs(db: Db) {
 async fn a_run_whose_owner_nobody_knows_is_taken_over(db: Db) {
     let mut script = Script::owned();
     db.commit("never registered", &script.start()).await;
-    let swept = db.store.sweep("sweeper", FOREVER).await.unwrap();
+    let swept = db.store.sweep(&[]).await.unwrap();
     assert_eq!(swept, Swept { replicas: 0, requeued: vec![script.id] });
+}
+
+async fn a_run_of_a_newer_format_is_left_to_newer_versions(db: Db) {
+    let mut script = Script::queued();
+    let mut begun = Script::owned();
+    let mut cancelled = Script::queued();
+    let mut plain = Script::queued();
+    for script in [&mut script, &mut begun, &mut cancelled, &mut plain] {
+        db.commit("me", &script.start()).await;
+    }
+    assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
+    db.store.request_cancel(TENANT, cancelled.id, None).await.unwrap();
+    db.execute(&format!("UPDATE runs SET format = 2 WHERE id <> '{}'", plain.id)).await;
+    let claimed = db.store.claim("you", 10).await.unwrap();
+    assert_eq!(claimed.iter().map(|c| c.run.id).collect::<Vec<_>>(), [plain.id]);
+    assert_eq!(claimed[0].run.format, 1);
+    assert_eq!(db.store.claim_begun("you", 10).await.unwrap(), []);
+    assert_eq!(db.store.claim_cancelled("you", 10).await.unwrap(), []);
+    assert_eq!(db.store.claim_run("you", script.id).await.unwrap(), None);
+    // As the newer version leaves them.
+    db.execute("UPDATE runs SET format = 0").await;
+    let begun_before = db.store.claim_begun("you", 10).await.unwrap();
+    assert_eq!(begun_before.iter().map(|c| c.run.id).collect::<Vec<_>>(), [begun.id]);
+    assert_eq!(begun_before[0].run.format, 1, "this version writes its own format from now on");
 }
 
 async fn wakeups_tell_of_queue_and_cancel(db: Db) {
@@ -377,10 +416,10 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
     db.store.commit("me", &batch).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     let run = db.store.claim("you", 1).await.unwrap().remove(0).run;
-    assert!(db.store.give_back("you", run.id, run.epoch, false).await.unwrap());
+    assert!(db.store.give_back("you", run.id, run.epoch, GivenBack::AtOnce).await.unwrap());
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     db.store.claim("never registered", 10).await.unwrap();
-    assert_eq!(db.store.sweep("sweeper", FOREVER).await.unwrap().requeued.len(), 10);
+    assert_eq!(db.store.sweep(&[]).await.unwrap().requeued.len(), 10);
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     // Nothing was left over from any of them.
     let mut last = Script::owned();
@@ -393,18 +432,20 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
 #[tokio::test]
 async fn sqlite_takes_over_at_once_what_an_earlier_process_left() {
     let db = Db::sqlite().await;
-    db.store.register_replica("before").await.unwrap();
+    db.store.register_replica("before", FOREVER).await.unwrap();
     let mut script = Script::owned();
     db.commit("before", &script.start()).await;
     let db = db.reopen().await;
-    db.store.register_replica("after").await.unwrap();
-    let swept = db.store.sweep("sweeper", FOREVER).await.unwrap();
+    db.store.register_replica("after", FOREVER).await.unwrap();
+    let gone = db.store.silent_replicas("after", &mut Watch::default()).await.unwrap();
+    assert_eq!(gone, ["before"]);
+    let swept = db.store.sweep(&gone).await.unwrap();
     assert_eq!(swept, Swept { replicas: 1, requeued: vec![script.id] });
     assert_eq!(db.store.claim("after", 1).await.unwrap()[0].run.id, script.id);
 }
 
 /// Waits until somebody in this database waits for a lock.
-async fn until_blocked(observer: &mut PgConnection) {
+pub(super) async fn until_blocked(observer: &mut PgConnection) {
     let waiting = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
     while sqlx::query_scalar::<_, i64>(waiting).fetch_one(&mut *observer).await.unwrap() == 0 {
         tokio::time::sleep(Duration::from_millis(5)).await;
@@ -416,7 +457,7 @@ async fn until_blocked(observer: &mut PgConnection) {
 #[tokio::test]
 async fn postgres_sweep_waits_for_what_is_being_committed() {
     let db = Db::postgres().await;
-    db.store.register_replica("me").await.unwrap();
+    db.store.register_replica("me", Duration::ZERO).await.unwrap();
     let shell = call("shell", "{}");
     let (mut acting, mut cancelled) = (Script::owned(), Script::owned());
     for script in [&mut acting, &mut cancelled] {
@@ -446,7 +487,7 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
         .unwrap();
 
     let store = db.store.clone();
-    let sweep = tokio::spawn(async move { store.sweep("sweeper", Duration::ZERO).await.unwrap() });
+    let sweep = tokio::spawn(async move { store.sweep(&["me".to_owned()]).await.unwrap() });
     until_blocked(&mut observer).await;
     other.commit().await.unwrap();
     let mut swept = sweep.await.unwrap();
@@ -466,14 +507,15 @@ async fn postgres_sweep_waits_for_what_is_being_committed() {
 #[tokio::test]
 async fn postgres_sweep_leaves_a_replica_whose_heartbeat_is_being_committed() {
     let db = Db::postgres().await;
-    db.store.register_replica("me").await.unwrap();
+    db.store.register_replica("me", Duration::ZERO).await.unwrap();
     let mut script = Script::owned();
     db.commit("me", &script.start()).await;
     let mut connection = PgConnection::connect(&db.url).await.unwrap();
     let mut beat = connection.begin().await.unwrap();
     sqlx::query("UPDATE replicas SET heartbeat_at = now()").execute(&mut *beat).await.unwrap();
-    assert_eq!(db.store.sweep("sweeper", Duration::ZERO).await.unwrap(), Swept::default());
+    let me = ["me".to_owned()];
+    assert_eq!(db.store.sweep(&me).await.unwrap(), Swept::default());
     beat.commit().await.unwrap();
-    assert!(db.store.heartbeat("me").await.unwrap());
+    assert!(db.store.heartbeat("me").await.unwrap().is_some());
     assert_eq!(db.status(script.id).await, RunStatus::Running);
 }

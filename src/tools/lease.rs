@@ -4,8 +4,11 @@
 //! since the last good heartbeat is measured on the monotonic clock, and after two thirds of the
 //! lease nothing new is started: a process that was stopped for a while learns it before it acts.
 
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
+
+use tokio_util::sync::CancellationToken;
 
 /// How often a replica that may not act looks again.
 const LOOK: Duration = Duration::from_millis(50);
@@ -33,14 +36,54 @@ impl Lease {
 
     /// Whether something new may be started.
     pub fn holds(&self) -> bool {
+        !self.left().is_zero()
+    }
+
+    /// For how long it holds unless it is renewed.
+    fn left(&self) -> Duration {
         let renewed = Duration::from_millis(self.renewed_ms.load(Ordering::Relaxed));
-        self.since.elapsed().saturating_sub(renewed) < self.good_for
+        self.good_for.saturating_sub(self.since.elapsed().saturating_sub(renewed))
+    }
+
+    /// Resolves when it holds no more.
+    pub async fn over(&self) {
+        while self.holds() {
+            tokio::time::sleep(self.left()).await;
+        }
     }
 
     /// Resolves when something new may be started; at once in ordinary times.
     pub async fn held(&self) {
         while !self.holds() {
             tokio::time::sleep(LOOK).await;
+        }
+    }
+}
+
+/// Whether a run may change something outside of it: this replica's lease holds, and the run was not
+/// lost to another one.
+#[derive(Debug, Clone)]
+pub struct Standing {
+    lease: Arc<Lease>,
+    lost: CancellationToken,
+}
+
+impl Standing {
+    /// `lost` is cancelled when another replica owns the run.
+    pub fn new(lease: Arc<Lease>, lost: CancellationToken) -> Self {
+        Self { lease, lost }
+    }
+
+    /// Whether it may now.
+    pub fn holds(&self) -> bool {
+        self.lease.holds() && !self.lost.is_cancelled()
+    }
+
+    /// Resolves when it may; never for a run that was lost.
+    pub async fn held(&self) {
+        self.lease.held().await;
+        if self.lost.is_cancelled() {
+            std::future::pending::<()>().await;
         }
     }
 }
@@ -57,5 +100,17 @@ mod tests {
         lease.renewed(Instant::now() + Duration::from_mins(1));
         let lease = Lease { good_for: Duration::from_mins(1), ..lease };
         assert!(lease.holds(), "it was renewed");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_lost_run_may_nothing_more() {
+        let lost = CancellationToken::new();
+        let standing = Standing::new(Arc::new(Lease::new(Duration::from_mins(1))), lost.clone());
+        assert!(standing.holds());
+        standing.held().await;
+        lost.cancel();
+        assert!(!standing.holds());
+        let waited = tokio::time::timeout(Duration::from_hours(1), standing.held()).await;
+        assert!(waited.is_err());
     }
 }

@@ -1,0 +1,70 @@
+//! The time by which runs are judged: the database's, where replicas share one.
+//!
+//! The clocks of replicas differ, and a run that one of them began is ended by another. So what is
+//! written down as a time, and compared with one that was, is this machine's clock put right by
+//! what the database said last. It does not measure leases or timeouts: those are spans, on the
+//! monotonic clock.
+
+use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Instant;
+
+use chrono::{DateTime, TimeDelta, Utc};
+
+/// A difference that is put down to the way of the answer and not to the clocks, in microseconds.
+const TOLERANCE: i64 = 100_000;
+
+/// How far the database's clock is ahead of this machine's, in microseconds.
+static AHEAD: AtomicI64 = AtomicI64::new(0);
+
+/// The time.
+pub fn now() -> DateTime<Utc> {
+    machine() + TimeDelta::microseconds(AHEAD.load(Ordering::Relaxed))
+}
+
+/// Takes note that the database had that time between `asked` and now.
+pub fn told(database: DateTime<Utc>, asked: Instant) {
+    let way = asked.elapsed() / 2;
+    let there = database + TimeDelta::from_std(way).unwrap_or_default();
+    let ahead = (there - machine()).num_microseconds().unwrap_or_default();
+    let doubt = i64::try_from(way.as_micros()).unwrap_or(i64::MAX).saturating_add(TOLERANCE);
+    if ahead.abs_diff(AHEAD.load(Ordering::Relaxed)) > doubt.unsigned_abs() {
+        AHEAD.store(ahead, Ordering::Relaxed);
+    }
+}
+
+/// What this machine takes for the time. A test may have it wrong by so many seconds.
+#[cfg(debug_assertions)]
+fn machine() -> DateTime<Utc> {
+    use std::sync::LazyLock;
+    static WRONG_BY: LazyLock<i64> = LazyLock::new(|| {
+        std::env::var("CLOCK_WRONG_BY").ok().and_then(|by| by.parse().ok()).unwrap_or_default()
+    });
+    Utc::now() + TimeDelta::seconds(*WRONG_BY)
+}
+
+#[cfg(not(debug_assertions))]
+fn machine() -> DateTime<Utc> {
+    Utc::now()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::time::Duration;
+
+    use super::*;
+
+    /// One test: the difference is that of the process.
+    #[test]
+    fn the_database_puts_it_right() {
+        let off = |hours: i64| (now() - Utc::now() - TimeDelta::hours(hours)).abs();
+        let close = TimeDelta::seconds(5);
+        told(Utc::now() + TimeDelta::hours(2), Instant::now());
+        assert!(off(2) < close);
+        let slow =
+            Instant::now().checked_sub(Duration::from_hours(20)).unwrap_or_else(Instant::now);
+        told(Utc::now() - TimeDelta::hours(8), slow);
+        assert!(off(2) < close, "an answer that was so long on its way says nothing");
+        told(Utc::now(), Instant::now());
+        assert!(off(0) < close);
+    }
+}

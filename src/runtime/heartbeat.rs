@@ -1,0 +1,102 @@
+//! The heartbeat: a thread and a connection of its own, so that busy runs cannot cost the lease.
+//!
+//! A heartbeat that fails, or is not answered within a sixth of the lease, is repeated at once on a
+//! new connection, so that a half-open connection does not cost the lease. A replica that was
+//! declared dead stops all its runs and registers again.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use futures::future::BoxFuture;
+use tokio::time::timeout;
+
+use super::Runtime;
+use crate::clock;
+use crate::store::{Store, StoreError};
+
+/// How long a beat may take, at least: a new connection needs some time, however short the lease.
+const LEAST_PATIENCE: Duration = Duration::from_millis(500);
+
+/// Opens a store that the heartbeat thread has for itself, on that thread.
+pub type HeartbeatStore =
+    Box<dyn Fn() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
+
+impl Runtime {
+    /// Registers this process as a replica.
+    pub(super) async fn register(&self, store: &Store) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let sent = Instant::now();
+        clock::told(store.register_replica(&inner.owner, inner.settings.lease).await?, sent);
+        inner.lease.renewed(sent);
+        Ok(())
+    }
+
+    pub(super) fn start_heartbeat(&self, open: HeartbeatStore) {
+        let runtime = self.clone();
+        let beat = async move {
+            tokio::select! {
+                () = runtime.inner.stop.cancelled() => {}
+                () = runtime.beat(open) => {}
+            }
+        };
+        let thread = std::thread::Builder::new().name("heartbeat".into()).spawn(move || {
+            match tokio::runtime::Builder::new_current_thread().enable_all().build() {
+                Ok(runtime) => runtime.block_on(beat),
+                Err(error) => tracing::error!(%error, "no heartbeat: the lease will be lost"),
+            }
+        });
+        if let Err(error) = thread {
+            tracing::error!(%error, "no heartbeat: the lease will be lost");
+        }
+    }
+
+    async fn beat(&self, open: HeartbeatStore) {
+        let lease = self.inner.settings.lease;
+        let patience = LEAST_PATIENCE.max(lease / 6);
+        let mut own = None;
+        let mut failures = 0_u32;
+        loop {
+            tokio::time::sleep(match failures {
+                0 => jittered(lease / 3),
+                1 => Duration::ZERO,
+                _ => jittered(lease / 12),
+            })
+            .await;
+            if own.is_none() {
+                own = timeout(patience, open()).await.ok().and_then(Result::ok);
+            }
+            let store = own.as_ref().unwrap_or(&self.inner.store);
+            let beaten = timeout(patience, self.beat_once(store)).await;
+            match beaten
+                .unwrap_or_else(|_| Err(StoreError::Unavailable("no answer in time".into())))
+            {
+                Ok(()) => failures = 0,
+                Err(error) => {
+                    failures = failures.saturating_add(1);
+                    tracing::warn!(%error, failures, "heartbeat failed");
+                }
+            }
+        }
+    }
+
+    async fn beat_once(&self, store: &Store) -> Result<(), StoreError> {
+        let inner = &self.inner;
+        let sent = Instant::now();
+        if let Some(now) = store.heartbeat(&inner.owner).await? {
+            clock::told(now, sent);
+            inner.lease.renewed(sent);
+            return Ok(());
+        }
+        tracing::error!("this replica was declared dead; its runs were taken over");
+        inner.live.lose_all();
+        // What it has claimed since then goes back first: no task drives it any more.
+        store.release(&inner.owner).await?;
+        self.register(store).await
+    }
+}
+
+/// Up to a tenth less, so that replicas that were started together do not beat together.
+fn jittered(pause: Duration) -> Duration {
+    let share = f64::from(getrandom::u32().unwrap_or_default()) / f64::from(u32::MAX);
+    pause.mul_f64(1.0 - share / 10.0)
+}

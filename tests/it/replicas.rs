@@ -1,0 +1,405 @@
+//! Several replicas on one database, and faults in which none of them is dead: half-open connections,
+//! clock jumps, suspended machines, a workspace that cannot be written.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use parking_lot::Mutex;
+use reqwest::Method;
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection, PgConnection};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
+use tokio_util::sync::CancellationToken;
+
+use crate::postgres_cluster;
+use crate::service::{Answer, Db, Service, Setup, Signal, answer, on_both_stores};
+
+on_both_stores! {
+    a_replica_without_a_workspace_leaves_runs_alone,
+    runs_that_were_begun_wait_for_no_worker,
+    a_model_call_that_is_repeated_is_marked_and_charged,
+}
+
+const AGENT: &str = "
+model: scripted/AGENT
+instructions: Answer.
+tools: [file_ops]
+enable_double_confirmation: false
+";
+
+fn setup() -> Setup {
+    Setup::new()
+        .agent("slow", &AGENT.replace("AGENT", "slow"))
+        .scenario("slow", "steps: [{delay_ms: 600000, text: late}]")
+        .agent("quick", &AGENT.replace("AGENT", "quick"))
+        .scenario("quick", "steps: [{text: done}]")
+}
+
+fn lease(lease: &str) -> Setup {
+    setup().config(&format!("[runtime]\nlease = \"{lease}\""))
+}
+
+async fn enqueue(service: &Service, agent: &str) -> String {
+    let accepted = invoke(service, agent, &json!({})).await;
+    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
+    path_of(&accepted.body)
+}
+
+async fn invoke(service: &Service, agent: &str, body: &Value) -> Answer {
+    let path = format!("/v1/agents/{agent}/invoke-iterative");
+    let request = service.request(Method::POST, &path).header("prefer", "respond-async");
+    answer(request.json(body)).await
+}
+
+fn path_of(run: &Value) -> String {
+    format!("/v1/runs/{}", run["run_id"].as_str().unwrap())
+}
+
+/// Runs in the middle of a model call.
+async fn running(service: &Service, count: usize) -> Vec<String> {
+    let mut runs = Vec::new();
+    for _ in 0..count {
+        runs.push(enqueue(service, "slow").await);
+    }
+    for run in &runs {
+        service.until(run, |run| run["iterations"] == 0 && run["status"] == "running").await;
+        service.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
+    }
+    runs
+}
+
+fn has(events: &Value, kind: &str) -> bool {
+    events["data"].as_array().unwrap().iter().any(|event| event["type"] == kind)
+}
+
+/// None of the runs was taken away from its replica.
+async fn are_undisturbed(service: &Service, runs: &[String]) {
+    for run in runs {
+        assert_eq!(service.get(run).await.body["status"], "running");
+        let events = service.get(&format!("{run}/events")).await.body;
+        assert!(!has(&events, "run.resumed"), "{events:#}");
+    }
+}
+
+async fn database(url: &str) -> PgConnection {
+    PgConnection::connect(url).await.unwrap()
+}
+
+async fn execute(url: &str, sql: &str) {
+    sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut database(url).await).await.unwrap();
+}
+
+/// A TCP proxy between a service and its database, which can make the connections of the heartbeat
+/// half-open.
+struct Proxy {
+    url: String,
+    heartbeats: Arc<Mutex<Vec<CancellationToken>>>,
+}
+
+impl Proxy {
+    async fn to(database_url: &str) -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let own = listener.local_addr().unwrap();
+        let server = database_url.split_once('@').unwrap().1;
+        let server = server.split_once('/').unwrap().0.to_owned();
+        let url = database_url.replace(&server, &own.to_string());
+        let heartbeats = Arc::<Mutex<Vec<CancellationToken>>>::default();
+        let known = Arc::clone(&heartbeats);
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let server = TcpStream::connect(&server).await.unwrap();
+                tokio::spawn(carry(client, server, Arc::clone(&known)));
+            }
+        });
+        Self { url, heartbeats }
+    }
+
+    /// Stops forwarding on the connections that have carried heartbeats so far; how many.
+    fn silence(&self) -> usize {
+        let heartbeats = std::mem::take(&mut *self.heartbeats.lock());
+        heartbeats.iter().for_each(CancellationToken::cancel);
+        heartbeats.len()
+    }
+}
+
+async fn carry(
+    client: TcpStream,
+    server: TcpStream,
+    heartbeats: Arc<Mutex<Vec<CancellationToken>>>,
+) {
+    const HEARTBEAT: &[u8] = b"UPDATE replicas SET heartbeat_at";
+    let silent = CancellationToken::new();
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let there = async {
+        let mut bytes = vec![0; 1 << 16];
+        let mut sends_heartbeats = false;
+        while let Ok(count @ 1..) = from_client.read(&mut bytes).await {
+            if !sends_heartbeats
+                && bytes[..count].windows(HEARTBEAT.len()).any(|window| window == HEARTBEAT)
+            {
+                sends_heartbeats = true;
+                heartbeats.lock().push(silent.clone());
+            }
+            if to_server.write_all(&bytes[..count]).await.is_err() {
+                break;
+            }
+        }
+    };
+    let back = tokio::io::copy(&mut from_server, &mut to_client);
+    tokio::select! {
+        () = there => {}
+        _ = back => {}
+        () = silent.cancelled() => {}
+    }
+    if silent.is_cancelled() {
+        std::future::pending::<()>().await; // open, and nothing comes through any more
+    }
+}
+
+#[tokio::test]
+async fn a_heartbeat_connection_that_goes_silent_costs_no_lease() {
+    let url = postgres_cluster::fresh_database().await;
+    let proxy = Proxy::to(&url).await;
+    let service = lease("3s").start_on(proxy.url.clone()).await;
+    let runs = running(&service, 3).await;
+    let other = lease("3s").start_on(url).await;
+    for _ in 0..3 {
+        for _ in 0..500 {
+            if !proxy.heartbeats.lock().is_empty() {
+                break;
+            }
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+        assert!(proxy.silence() >= 1, "no heartbeat was sent");
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        are_undisturbed(&other, &runs).await;
+    }
+    service.until_logged("heartbeat failed").await;
+    assert!(!service.log().contains("declared dead"), "{}", service.log());
+}
+
+/// As a clock that jumps ahead by a minute makes them look.
+#[tokio::test]
+async fn a_clock_that_jumps_takes_no_run_away() {
+    let url = postgres_cluster::fresh_database().await;
+    let services =
+        [lease("3s").start_on(url.clone()).await, lease("3s").start_on(url.clone()).await];
+    let runs = running(&services[0], 2).await.into_iter().chain(running(&services[1], 2).await);
+    let runs: Vec<String> = runs.collect();
+    tokio::time::sleep(Duration::from_secs(4)).await; // both may sweep by now
+    for _ in 0..8 {
+        let jump = "UPDATE replicas SET heartbeat_at = heartbeat_at - interval '60 s'";
+        execute(&url, jump).await;
+        tokio::time::sleep(Duration::from_millis(700)).await;
+    }
+    are_undisturbed(&services[0], &runs).await;
+}
+
+#[tokio::test]
+async fn a_machine_that_sleeps_takes_no_run_away() {
+    let url = postgres_cluster::fresh_database().await;
+    let services =
+        [lease("3s").start_on(url.clone()).await, lease("3s").start_on(url.clone()).await];
+    let runs = running(&services[0], 2).await.into_iter().chain(running(&services[1], 2).await);
+    let runs: Vec<String> = runs.collect();
+    tokio::time::sleep(Duration::from_secs(4)).await;
+    for _ in 0..3 {
+        services.iter().for_each(|service| service.signal(Signal::STOP));
+        tokio::time::sleep(Duration::from_secs(4)).await;
+        services.iter().for_each(|service| service.signal(Signal::CONT));
+        tokio::time::sleep(Duration::from_secs(2)).await;
+    }
+    are_undisturbed(&services[0], &runs).await;
+}
+
+#[tokio::test]
+async fn a_replica_with_a_longer_lease_is_given_that_long() {
+    let url = postgres_cluster::fresh_database().await;
+    let patient = lease("60s").start_on(url.clone()).await;
+    let runs = running(&patient, 2).await;
+    let hasty = lease("2s").start_on(url.clone()).await;
+    tokio::time::sleep(Duration::from_secs(7)).await;
+    are_undisturbed(&hasty, &runs).await;
+    drop(patient);
+    execute(&url, "UPDATE replicas SET heartbeat_at = heartbeat_at - interval '31 s', lease = lease / 20 WHERE lease > 10000000").await;
+    for run in &runs {
+        hasty.until(&format!("{run}/events"), |events| has(events, "run.resumed")).await;
+    }
+}
+
+async fn a_replica_without_a_workspace_leaves_runs_alone(db: Db) {
+    let service = setup().start(db).await;
+    let (workspace, aside) =
+        (service.dir.path().join("workspace"), service.dir.path().join("aside"));
+    assert_eq!(service.run("quick", &json!({})).await["status"], "completed");
+    std::fs::rename(&workspace, &aside).unwrap();
+    std::fs::write(&workspace, "what is not mounted").unwrap();
+    let unready = service.until("/readyz", |ready| ready["status"] != "ready").await;
+    assert_eq!(
+        (&unready["checks"]["workspace"], &unready["checks"]["store"]),
+        (&json!("unavailable"), &json!("ok"))
+    );
+    service.until_logged("the workspace cannot be written").await;
+    let refused = service.post("/v1/agents/quick/invoke-iterative", &json!({})).await;
+    assert_eq!(
+        (refused.status.as_u16(), &refused.body["code"]),
+        (503, &json!("WORKSPACE_UNAVAILABLE"))
+    );
+    assert!(refused.headers.contains_key("retry-after"));
+    let run = enqueue(&service, "quick").await;
+    if service.database_url.starts_with("postgres") {
+        let healthy = setup().start_on(service.database_url.clone()).await;
+        let ended = healthy.until(&run, |run| run["finished_at"].is_string()).await;
+        assert_eq!(ended["status"], "completed", "{ended:#}");
+    }
+    let run = enqueue(&service, "quick").await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(service.get(&run).await.body["status"], "queued");
+    std::fs::remove_file(&workspace).unwrap();
+    std::fs::rename(&aside, &workspace).unwrap();
+    service.until("/readyz", |ready| ready["status"] == "ready").await;
+    let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+    assert_eq!((&ended["status"], &ended["error"]), (&json!("completed"), &Value::Null));
+}
+
+/// The first thing that the replica meets is a run that it claims.
+#[tokio::test]
+async fn a_run_that_is_claimed_by_a_broken_replica_is_given_back() {
+    let url = postgres_cluster::fresh_database().await;
+    let first = lease("2s").start_on(url.clone()).await;
+    let runs = running(&first, 4).await;
+    let broken =
+        lease("2s").config("[tools]\nworkspace = \"toolloop.toml\"").start_on(url.clone()).await;
+    drop(first);
+    tokio::time::sleep(Duration::from_secs(8)).await;
+    let healthy = lease("2s").start_on(url).await;
+    for run in &runs {
+        healthy.until(&format!("{run}/events"), |events| has(events, "run.resumed")).await;
+        let run = healthy.get(run).await.body;
+        assert_eq!((&run["status"], &run["error"]), (&json!("running"), &Value::Null), "{run:#}");
+    }
+    assert_eq!(broken.get("/readyz").await.status, 503);
+}
+
+async fn runs_that_were_begun_wait_for_no_worker(db: Db) {
+    let mut service =
+        setup().config("[runtime]\nlease = \"2s\"\nqueue_workers = 1").start(db).await;
+    let body = json!({});
+    let mut callers = Vec::new();
+    for _ in 0..5 {
+        let request = service.request(Method::POST, "/v1/agents/slow/invoke-iterative").json(&body);
+        callers.push(tokio::spawn(request.send()));
+    }
+    let count = |runs: &Value| runs["data"].as_array().map_or(0, Vec::len);
+    let runs = service.until("/v1/runs?status=running", |runs| count(runs) == 5).await;
+    let queued = enqueue(&service, "slow").await;
+    service.until(&format!("{queued}/events"), |events| has(events, "iteration.started")).await;
+    service.kill().await;
+    service.restart().await;
+    for run in runs["data"].as_array().unwrap() {
+        let events = format!("{}/events", path_of(run));
+        service.until(&events, |events| has(events, "run.resumed")).await;
+    }
+    service.until("/v1/runs?status=running", |runs| count(runs) == 6).await;
+    let late = [enqueue(&service, "slow").await, enqueue(&service, "slow").await];
+    service.until("/v1/runs?status=running", |runs| count(runs) == 7).await;
+    tokio::time::sleep(Duration::from_millis(1500)).await;
+    let mut statuses = Vec::new();
+    for run in &late {
+        statuses.push(service.get(run).await.body["status"].as_str().unwrap().to_owned());
+    }
+    statuses.sort();
+    assert_eq!(statuses, ["queued", "running"], "what begins needs a worker");
+}
+
+async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
+    let scenario = "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: list}}]}, \
+         {delay_ms: 2500, text: done}]";
+    let mut service = setup()
+        .config("[runtime]\nlease = \"2s\"")
+        .agent("two", &AGENT.replace("AGENT", "two"))
+        .scenario("two", scenario)
+        .start(db)
+        .await;
+    let plain = service.run("two", &json!({})).await;
+    let run = enqueue(&service, "two").await;
+    let in_second_call = |events: &Value| {
+        let started = |event: &&Value| event["type"] == "iteration.started";
+        events["data"].as_array().unwrap().iter().filter(started).count() == 2
+    };
+    service.until(&format!("{run}/events"), in_second_call).await;
+    service.kill().await;
+    service.restart().await;
+    let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
+    assert_eq!(ended["status"], "completed", "{ended:#}");
+    let of = async |run: String| service.get(&format!("{run}/iterations")).await.body;
+    let (plain_rows, rows) = (of(path_of(&plain)).await, of(run.clone()).await);
+    let tokens =
+        |rows: &Value, at: usize| rows["data"][at]["usage"]["total_tokens"].as_u64().unwrap();
+    assert_eq!(rows["data"][0]["repeated"], false);
+    assert_eq!(rows["data"][1]["repeated"], true, "{rows:#}");
+    assert_eq!(tokens(&rows, 0), tokens(&plain_rows, 0));
+    assert_eq!(tokens(&rows, 1), 2 * tokens(&plain_rows, 1));
+    assert_eq!(ended["tokens_used"], json!(tokens(&rows, 0) + tokens(&rows, 1)));
+    let events = service.get(&format!("{run}/events")).await.body;
+    let events = events["data"].as_array().unwrap().iter();
+    let answers = events.filter(|event| event["type"] == "model.responded");
+    let marks: Vec<&Value> = answers.map(|event| &event["data"]["repeated"]).collect();
+    assert_eq!(marks, [&Value::Null, &json!(true)]);
+}
+
+/// A machine whose clock is minutes or weeks off, beside one whose clock is right.
+#[tokio::test]
+async fn the_time_is_that_of_the_database() {
+    const DAY: i64 = 86_400;
+    let asker = "tools: [file_ops]\ngovernance: {approval_timeout: 10m, paths: {write: ['**']}, tool_policies: {file_ops: ask}}\n";
+    let timed = "model: scripted/slow\ninstructions: Wait.\ngovernance: {budget: {max_duration_seconds: 300}}\n";
+    let setup = || {
+        lease("2s")
+            .agent("asker", &format!("model: scripted/asker\ninstructions: Ask.\n{asker}"))
+            .scenario(
+                "asker",
+                "steps: [{tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]}]",
+            )
+            .agent("timed", timed)
+    };
+    let url = postgres_cluster::fresh_database().await;
+    let right = setup().start_on(url.clone()).await;
+    let ended = path_of(&right.run("quick", &json!({})).await);
+    let keyed = |service: &Service| {
+        let path = "/v1/agents/quick/invoke-iterative";
+        let request = service.request(Method::POST, path).header("idempotency-key", "k");
+        answer(request.json(&json!({})))
+    };
+    let first = keyed(&right).await;
+    let run = path_of(&invoke(&right, "timed", &json!({})).await.body);
+    right.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
+
+    // Behind: what it asks for is not overdue at once.
+    let behind = setup().clock_wrong_by(-11 * 60).start_on(url.clone()).await;
+    let parked = path_of(&behind.post("/v1/agents/asker/invoke-iterative", &json!({})).await.body);
+    let expires_at = right.get(&parked).await.body["pending"][0]["expires_at"].clone();
+    let expires_at: chrono::DateTime<chrono::Utc> = serde_json::from_value(expires_at).unwrap();
+    let left = (expires_at - chrono::Utc::now()).num_seconds();
+    assert!((580..=610).contains(&left), "{left}");
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(right.get(&parked).await.body["status"], "awaiting_approval");
+    drop(behind);
+
+    // Ahead: nothing is over yet.
+    let retention = "[runtime]\nlease = \"2s\"\nretention = \"30d\"";
+    let weeks = Setup::new().config(retention).clock_wrong_by(31 * DAY).start_on(url.clone()).await;
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    assert_eq!(right.get(&ended).await.body["status"], "completed");
+    drop(weeks);
+    let days = setup().clock_wrong_by(2 * DAY).start_on(url.clone()).await;
+    let again = keyed(&days).await;
+    assert_eq!((again.status.as_u16(), &again.body["run_id"]), (200, &first.body["run_id"]));
+    assert_eq!(again.headers["idempotency-replayed"], "true");
+    drop(right);
+    days.until(&format!("{run}/events"), |events| has(events, "run.resumed")).await;
+    tokio::time::sleep(Duration::from_secs(1)).await;
+    assert_eq!(days.get(&run).await.body["status"], "running");
+}

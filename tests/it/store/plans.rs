@@ -1,0 +1,288 @@
+//! The query plans of every list with every filter, over many rows: no sort, no sequential scan.
+
+use std::time::Instant;
+
+use chrono::TimeDelta;
+use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
+use toolloop::store::{
+    ApprovalFilter, ApprovalStatus, AuditFilter, RunCursor, RunFilter, StatsFilter,
+};
+
+use super::*;
+
+on_both! {
+    no_list_sorts_or_looks_through_a_table,
+    usage_of_many_runs_is_added_up_quickly,
+}
+
+/// SQLite's planner does not ask how many there are.
+fn many(db: &Db) -> u32 {
+    if db.store.kind() == "postgres" { 100_000 } else { 10_000 }
+}
+
+/// Rows that one page may look at in vain.
+const IN_VAIN: f64 = 1000.0;
+
+/// A number for which a database makes a row, in its words.
+struct Words {
+    series: String,
+    id: &'static str,
+    at: &'static str,
+    label: &'static str,
+    no: &'static str,
+    yes: &'static str,
+}
+
+impl Words {
+    fn of(db: &Db, rows: u32) -> Self {
+        if db.store.kind() == "postgres" {
+            Self {
+                series: format!("generate_series(1, {rows}) AS s (n)"),
+                id: "('00000000-0000-7000-8000-' || lpad(n::text, 12, '0'))::uuid",
+                at: "timestamptz '2026-01-01 00:00:00Z' + n * interval '20 seconds'",
+                label: "jsonb_build_object('ticket', (n % 20000)::text, 'env', 'prod')",
+                no: "false",
+                yes: "true",
+            }
+        } else {
+            let numbers =
+                "WITH RECURSIVE s (n) AS (SELECT 1 UNION ALL SELECT n + 1 FROM s WHERE n <";
+            Self {
+                series: format!("({numbers} {rows}) SELECT n FROM s)"),
+                id: "'00000000-0000-7000-8000-' || printf('%012d', n)",
+                at: "1767225600000000 + n * 20000000",
+                label: "json_object('ticket', CAST(n % 20000 AS TEXT), 'env', 'prod')",
+                no: "0",
+                yes: "1",
+            }
+        }
+    }
+}
+
+async fn execute(db: &Db, statements: &[String]) {
+    let sql = statements.join(";\n");
+    if db.store.kind() == "postgres" {
+        let mut database = PgConnection::connect(&db.url).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut database).await.unwrap();
+    } else {
+        let mut database = SqliteConnection::connect(&db.url).await.unwrap();
+        sqlx::raw_sql(AssertSqlSafe(sql)).execute(&mut database).await.unwrap();
+    }
+}
+
+/// So many runs of one tenant, a few of them with each rare value, and a hundred of another.
+async fn fill(db: &Db, rows: u32) {
+    let Words { series, id, at, label, no, yes } = Words::of(db, rows);
+    let rare = |rest: u32, value: &str, usual: &str| {
+        format!("CASE WHEN n % 5000 = {rest} THEN {value} ELSE {usual} END")
+    };
+    let status = "CASE n % 5000 WHEN 1 THEN 'failed' WHEN 2 THEN 'cancelled' \
+         WHEN 3 THEN 'awaiting_approval' WHEN 4 THEN 'queued' WHEN 5 THEN 'running' \
+         WHEN 6 THEN 'needs_review' WHEN 7 THEN 'awaiting_tool_results' ELSE 'completed' END";
+    let live = "n % 5000 BETWEEN 3 AND 7";
+    let tenant = format!("CASE WHEN n % {} = 0 THEN 'other' ELSE '{TENANT}' END", rows / 100);
+    let parent = if no == "0" { id.replace("n)", "1)") } else { id.replace("n::", "1::") };
+    execute(db, &[
+        format!(
+            "INSERT INTO runs (id, created_at, tenant, subject, agent, agent_version, \
+             engine_version, format, definition_hash, kind, inputs, overrides, metadata, epoch, next_seq, \
+             iterations, status, owner, available_at, started_at, finished_at, session_id, \
+             parent_run_id, termination_reason, idempotency_key, request_hash) \
+             SELECT {id}, {at}, {tenant}, 'key', {}, '1', '1', 1, 'd', 'iterative', '{{}}', '{{}}', \
+             {label}, 1, 3, 1, {status}, CASE WHEN n % 5000 = 5 THEN 'me' END, \
+             CASE WHEN n % 5000 = 4 THEN {at} END, {at}, CASE WHEN NOT ({live}) THEN {at} END, \
+             {}, {}, CASE WHEN {live} THEN NULL WHEN n % 5000 = 1 THEN 'max_iterations' \
+             WHEN n % 5000 = 2 THEN 'cancelled' ELSE 'completed' END, 'key-' || n, 'hash' FROM {series}",
+            rare(8, "'rare'", "'agent'"),
+            rare(9, "'session'", "NULL"),
+            rare(10, &parent, "NULL"),
+        ),
+        format!(
+            "INSERT INTO iterations (run_id, attempt, number, seq, started_at, latency_ms, retries, \
+             input_tokens, output_tokens, cached_input_tokens, cache_write_tokens, \
+             reasoning_tokens, cost_micro_usd, estimated, fallback, repeated, provider, model, \
+             finish_reason) SELECT {id}, 1, 1, 2, {at}, 5, 0, 100, 20, 0, 0, 0, 7, {no}, {no}, {no}, \
+             'openai', 'gpt', 'stop' FROM {series}"
+        ),
+        format!(
+            "INSERT INTO audit_log (tenant, at, id, run_id, call_id, subject, tool, rule, decision, \
+             outcome, arguments) SELECT '{TENANT}', {at}, {id}, {id}, {id}, {}, {}, 'none', {}, {}, \
+             '{{}}' FROM {series}",
+            rare(1, "'rare'", "'key'"),
+            rare(2, "'rare'", "'tool'"),
+            rare(3, "'blocked'", "'allowed'"),
+            rare(4, "'failed'", "'succeeded'"),
+        ),
+        format!(
+            "INSERT INTO approvals (run_id, seq, call_id, tenant, at, expires_at, kind, tool, \
+             reason, arguments, status, resolution) SELECT {id}, 3, {id}, '{TENANT}', {at}, {at}, \
+             'approval', 't', 'r', '{{}}', {}, {} FROM {series}",
+            rare(1, "'pending'", "'denied'"),
+            rare(1, "NULL", "'{\"resolution\": \"denied\"}'"),
+        ),
+        format!(
+            "INSERT INTO api_keys (id, tenant, name, secret_hash, created_at) \
+             SELECT 'key-' || n, '{TENANT}', 'n', {}, {at} FROM {series}",
+            if yes == "1" { "x'00'" } else { "'\\x00'" },
+        ),
+        if no == "false" { "ANALYZE" } else { "SELECT 1" }.to_owned(), // SQLite's are never made
+    ])
+    .await;
+}
+
+/// What is wrong with a plan, if anything: it sorts, reads or filters out many rows. What belongs to
+/// one run is not many.
+fn fault(plan: &str) -> Option<String> {
+    let lines: Vec<&str> =
+        plan.lines().map(|line| line.trim_start_matches([' ', '-', '>'])).collect();
+    let rows = |line: &str| {
+        let rows = line.split_once("(actual rows=")?.1.split(' ').next()?;
+        rows.parse::<f64>().ok()
+    };
+    let of_one_run = plan.contains("(run_id=?");
+    let is_bad = |(at, line): &(usize, &&str)| {
+        let sorted = lines.get(at + 1..).and_then(|below| below.iter().find_map(|line| rows(line)));
+        let sorts = line.starts_with("Sort (") && sorted.is_none_or(|rows| rows > IN_VAIN);
+        let sorts_too = line.contains("TEMP B-TREE") && !of_one_run;
+        let scans = line.starts_with("Seq Scan");
+        let scans_too = line.starts_with("SCAN ")
+            && !["INDEX", "json_each", "CONSTANT ROW", " m "]
+                .iter()
+                .any(|known| line.contains(known));
+        let removed =
+            line.split_once("Removed by Filter: ").and_then(|(_, rows)| rows.parse().ok());
+        sorts || sorts_too || scans || scans_too || removed.is_some_and(|rows: f64| rows > IN_VAIN)
+    };
+    lines.iter().enumerate().find(is_bad).map(|(_, line)| (*line).to_owned())
+}
+
+fn run_filters() -> Vec<RunFilter> {
+    let any = RunFilter::default;
+    let at =
+        |days| Some(DateTime::from_timestamp(1_767_225_600, 0).unwrap() + TimeDelta::days(days));
+    let mut filters = vec![
+        any(),
+        RunFilter { agent: Some("rare".into()), ..any() },
+        RunFilter { agent: Some("agent".into()), ..any() },
+        RunFilter { session_id: Some("session".into()), ..any() },
+        RunFilter { parent_run_id: Some(Uuid::from_u128(0x7000_8000_0000_0000_0001)), ..any() },
+        RunFilter { termination_reason: Some("max_iterations".into()), ..any() },
+        RunFilter { termination_reason: Some("completed".into()), ..any() },
+        RunFilter { metadata: vec![("ticket".into(), "17".into())], ..any() },
+        RunFilter { metadata: vec![("env".into(), "prod".into())], ..any() },
+        RunFilter { created_after: at(3), ..any() },
+        RunFilter { created_before: at(3), ..any() },
+    ];
+    let statuses = [
+        RunStatus::Queued,
+        RunStatus::Running,
+        RunStatus::AwaitingApproval,
+        RunStatus::AwaitingToolResults,
+        RunStatus::NeedsReview,
+        RunStatus::Completed,
+        RunStatus::Failed,
+        RunStatus::Cancelled,
+    ];
+    filters.extend(statuses.map(|status| RunFilter { status: Some(status), ..any() }));
+    filters
+}
+
+fn audit_filters() -> Vec<AuditFilter> {
+    let any = AuditFilter::default;
+    let at =
+        |days| Some(DateTime::from_timestamp(1_767_225_600, 0).unwrap() + TimeDelta::days(days));
+    vec![
+        any(),
+        AuditFilter { run_id: Some(Uuid::from_u128(0x7000_8000_0000_0000_0001)), ..any() },
+        AuditFilter { tool: Some("rare".into()), ..any() },
+        AuditFilter { tool: Some("tool".into()), ..any() },
+        AuditFilter { decision: Some("blocked".into()), ..any() },
+        AuditFilter { decision: Some("allowed".into()), ..any() },
+        AuditFilter { subject: Some("rare".into()), ..any() },
+        AuditFilter { outcome: Some("failed".into()), ..any() },
+        AuditFilter { outcome: Some("succeeded".into()), ..any() },
+        AuditFilter { created_after: at(3), ..any() },
+        AuditFilter { created_before: at(3), ..any() },
+    ]
+}
+
+fn approval_filters() -> Vec<ApprovalFilter> {
+    let any = ApprovalFilter::default;
+    let one = Uuid::from_u128(0x7000_8000_0000_0000_0001);
+    vec![
+        ApprovalFilter { status: Some(ApprovalStatus::Pending), ..any() },
+        ApprovalFilter { status: Some(ApprovalStatus::Denied), ..any() },
+        ApprovalFilter { run_id: Some(one), ..any() },
+        ApprovalFilter { call_id: Some(one), run_id: Some(one), ..any() },
+    ]
+}
+
+async fn no_list_sorts_or_looks_through_a_table(mut db: Db) {
+    fill(&db, many(&db)).await;
+    let cursor = RunCursor {
+        at: DateTime::from_timestamp(1_767_225_600, 0).unwrap() + TimeDelta::days(9),
+        id: Uuid::from_u128(0x7000_8000_0000_0000_ffff).to_string(),
+    };
+    let (store, plans) = Arc::into_inner(db.store).unwrap().explaining();
+    db.store = Arc::new(store);
+    let mut faults = Vec::new();
+    let mut found = |what: String| {
+        for plan in std::mem::take(&mut *plans.lock()) {
+            if let Some(fault) = fault(&plan) {
+                faults.push(format!("{what}: {fault}\n{plan}"));
+            }
+        }
+    };
+    let all = page(20, None);
+    let of_runs = db.store.runs(TENANT, &RunFilter::default(), &all).await.unwrap().len();
+    let of_audit = db.store.audit(TENANT, &AuditFilter::default(), &all).await.unwrap().len();
+    let of_approvals =
+        db.store.approvals(TENANT, &ApprovalFilter::default(), &all).await.unwrap().len();
+    assert_eq!((of_runs, of_audit, of_approvals), (20, 20, 20), "the rows can be read");
+    plans.lock().clear();
+    for after in [None, Some(cursor)] {
+        let page = page(20, after.clone());
+        for filter in run_filters() {
+            db.store.runs(TENANT, &filter, &page).await.unwrap();
+            found(format!("{filter:?} {after:?}"));
+        }
+        for filter in audit_filters() {
+            db.store.audit(TENANT, &filter, &page).await.unwrap();
+            found(format!("{filter:?} {after:?}"));
+        }
+        for filter in approval_filters() {
+            db.store.approvals(TENANT, &filter, &page).await.unwrap();
+            found(format!("{filter:?} {after:?}"));
+        }
+        db.store.keys(TENANT, &page).await.unwrap();
+        found(format!("keys {after:?}"));
+    }
+    db.store.queued().await.unwrap();
+    found("queued".into());
+    db.store.cancel_requests("me").await.unwrap();
+    db.store.owned_runs("me").await.unwrap();
+    found("owned".into());
+    db.store.idempotent_run(TENANT, "key-7").await.unwrap().unwrap();
+    found("idempotent".into());
+    let run = Uuid::from_u128(0x7000_8000_0000_0000_0001);
+    db.store.events(TENANT, run, 0, 100).await.unwrap();
+    db.store.iterations(TENANT, run, &page(20, None)).await.unwrap();
+    db.store.tool_calls(TENANT, run, &page(20, None)).await.unwrap();
+    found("parts".into());
+    assert!(faults.is_empty(), "{}", faults.join("\n\n"));
+}
+
+async fn usage_of_many_runs_is_added_up_quickly(db: Db) {
+    let many = 2 * many(&db);
+    fill(&db, many).await;
+    let since = DateTime::from_timestamp(1_767_225_600, 0).unwrap();
+    let filter = StatsFilter { since, until: since + TimeDelta::days(90), agent: None };
+    db.store.usage_stats(TENANT, &filter).await.unwrap();
+    let begun = Instant::now();
+    let stats = db.store.usage_stats(TENANT, &filter).await.unwrap();
+    let took = begun.elapsed();
+    let runs: u64 = stats.iter().map(|row| row.runs).sum();
+    assert_eq!(runs, u64::from(many) - 100);
+    println!("{took:?}");
+    assert!(took.as_millis() < 1500, "{took:?}");
+}

@@ -13,6 +13,7 @@ use futures::future::BoxFuture;
 use tokio::sync::broadcast::error::RecvError;
 use uuid::Uuid;
 
+use super::retention::Kept;
 use super::{Inner, Runtime};
 use crate::store::{Store, StoreError, Swept, Wakeup};
 
@@ -48,8 +49,12 @@ impl Runtime {
             runtime.tend().await;
         });
         if let Some(retention) = inner.settings.retention {
-            tokio::spawn(self.clone().forget_after(retention));
+            tokio::spawn(self.clone().forget_after(retention, Kept::Runs));
         }
+        if let Some(retention) = inner.settings.audit_retention {
+            tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
+        }
+        tokio::spawn(self.clone().write_logins());
         Ok(())
     }
 
@@ -75,6 +80,7 @@ impl Runtime {
         let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
+        self.write_noted_logins(true).await;
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }

@@ -111,18 +111,7 @@ impl Owned {
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },
         };
-        let scope = RunScope {
-            run_id: head.new.id,
-            agent: head.new.agent.as_str().into(),
-            caller: Arc::clone(&head.caller),
-            workspace,
-            timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
-            delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
-            longest: plan.longest_call_seconds.map(Duration::from_secs),
-            tools: Arc::new(plan.callable()),
-            inputs: Arc::clone(&head.new.inputs),
-            skills: state.skills().into(),
-        };
+        let scope = run_scope(&head, &plan, workspace, &state);
         let control = Arc::new(RunControl::default());
         let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
         let parent = Parent {
@@ -262,6 +251,22 @@ impl Runtime {
                 }
             }
         }
+    }
+}
+
+/// What a run's tools are told.
+pub(super) fn run_scope(head: &Head, plan: &Plan, workspace: Workspace, state: &State) -> RunScope {
+    RunScope {
+        run_id: head.new.id,
+        agent: head.new.agent.as_str().into(),
+        caller: Arc::clone(&head.caller),
+        workspace,
+        timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
+        delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
+        longest: plan.longest_call_seconds.map(Duration::from_secs),
+        tools: Arc::new(plan.callable()),
+        inputs: Arc::clone(&head.new.inputs),
+        skills: state.skills().into(),
     }
 }
 

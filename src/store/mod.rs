@@ -7,6 +7,7 @@
 //! another tenant does not exist.
 
 mod approvals;
+mod audit;
 mod backend;
 mod batch;
 mod budget;
@@ -25,6 +26,7 @@ mod recall;
 mod retention;
 pub mod rows;
 mod runs;
+mod secrets;
 mod sessions;
 mod sql;
 mod sqlite;
@@ -43,6 +45,7 @@ use self::sql::Query;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
 pub use budget::SharedBudget;
+pub use keys::{KeyStored, Revocation, Revoked};
 pub use ownership::{CancelOutcome, Swept};
 pub use rate_limit::{RateLimit, Taken};
 pub use rows::*;

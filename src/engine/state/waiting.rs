@@ -5,6 +5,7 @@
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::crashes::unexecuted;
 use super::{Approval, PendingCall, Phase, State, Step};
@@ -56,6 +57,13 @@ impl State {
                 *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
             });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
+    }
+
+    /// An open call, as it will be looked at once what it waits for is there.
+    pub fn open_call(&self, call: Uuid) -> Option<PendingCall> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let (index, call) = turn.open_calls().find(|(_, open)| open.id == call)?;
+        Some(self.pending(index, call, None))
     }
 
     /// What to do with a call that was waited for.

@@ -6,7 +6,7 @@ use serde_json::Value;
 
 use super::Runtime;
 use super::claimed::ResumeError;
-use super::recovery::head_of;
+use super::recovery::identity_of;
 use super::waiting::AnswerError;
 use super::worker::run_scope;
 use crate::engine::State;
@@ -60,7 +60,7 @@ impl Runtime {
         let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &run.tenant, &directory)
             .map_err(|error| AnswerError::Broken(error.to_string()))?;
-        let scope = run_scope(&head_of(&claimed, 0.0), &plan, workspace, &state);
+        let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state);
         let granted = Granted { by: &approver.subject, arguments: Some(arguments) };
         let prepared =
             loaded.executor.prepare(&pending.call, pending.slot(), &scope, Some(granted)).await;

@@ -227,7 +227,7 @@ mod tests {
             let due = used.take(start + Duration::from_secs(second));
             assert_eq!(due == ["k"], written, "{second}");
         }
-        assert_eq!(used.take(start + Duration::from_secs(120)), ["k"], "the use at 61 s");
-        assert_eq!(used.take(start + Duration::from_secs(180)).len(), 0, "no use since");
+        assert_eq!(used.take(start + Duration::from_mins(2)), ["k"], "the use at 61 s");
+        assert_eq!(used.take(start + Duration::from_mins(3)).len(), 0, "no use since");
     }
 }

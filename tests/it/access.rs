@@ -589,7 +589,7 @@ async fn a_providers_text_forges_no_line_of_the_log() {
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
         while let Ok((mut stream, _)) = listener.accept().await {
-            let _ = stream.read(&mut [0; 65536]).await;
+            let _ = stream.read(&mut vec![0; 65536]).await;
             let body = format!("{{\"error\": {{\"message\": \"{forged}\", \"type\": \"x\"}}}}");
             let answer = format!(
                 "HTTP/1.1 400 Bad Request\r\nContent-Type: application/json\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{body}",

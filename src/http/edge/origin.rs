@@ -7,6 +7,7 @@
 use std::net::{Ipv4Addr, Ipv6Addr};
 
 use axum::http::header::{HOST, ORIGIN};
+use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Uri};
 
 use super::problem::{Code, Problem};
@@ -23,7 +24,7 @@ pub(super) fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem>
     };
     let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
     let hosts: Vec<&str> =
-        uri.authority().map(|host| host.as_str()).into_iter().chain(named).collect();
+        uri.authority().map(Authority::as_str).into_iter().chain(named).collect();
     if hosts.is_empty() || !hosts.iter().all(|host| is_loopback(host)) {
         return foreign("the host must be localhost, a 127.0.0.0/8 address or [::1]");
     }

@@ -199,8 +199,8 @@ async fn connection(server: Arc<Server>, stream: TcpStream, peer: Peer, slot: Sl
         idle_timeout: server.limits.idle_timeout.min(RESERVED_PAUSE),
         ..server.limits
     };
-    let served = serve_connection(&server, stream, peer, limits, true);
-    let _ = tokio::time::timeout(RESERVED_TIME, served).await;
+    let serving = serve_connection(&server, stream, peer, limits, true);
+    let _ = tokio::time::timeout(RESERVED_TIME, serving).await;
 }
 
 async fn serve_connection(

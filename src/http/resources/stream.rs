@@ -26,7 +26,7 @@ use crate::http::edge::auth::key_lost;
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
-use crate::runtime::{Follower, News, Published, Runtime};
+use crate::runtime::{Follower, Published, Runtime, StreamItem};
 use crate::store::{ApiKeyRecord, Store, StoreError};
 
 /// Interval of keep-alive comments.
@@ -101,10 +101,10 @@ impl Reader {
             Ok(Ok(Some(published))) => {
                 match frame(&self.app, &self.tenant, self.run, &published).await {
                     Ok(frame) => {
-                        if let News::Event(event) = &published.news {
+                        if let StreamItem::Event(event) = &published.item {
                             self.seen = event.seq;
                         }
-                        if published.news.is_the_end() {
+                        if published.item.is_the_end() {
                             self.is_over = true;
                             CancelOnDrop::disarm(self.cancel.take());
                         }
@@ -132,9 +132,9 @@ async fn frame(
     run: Uuid,
     published: &Published,
 ) -> Result<Bytes, StoreError> {
-    let make = async || match &published.news {
-        News::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
-        News::Delta(at, delta) => Ok(delta_frame(run, *at, delta)),
+    let make = async || match &published.item {
+        StreamItem::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
+        StreamItem::Delta(at, delta) => Ok(delta_frame(run, *at, delta)),
     };
     published.frame.get_or_try_init(make).await.cloned()
 }

@@ -13,7 +13,7 @@ use tokio_util::sync::CancellationToken;
 
 use crate::agents::{Catalogue, Skills, catalogue};
 use crate::config::tables::ModelPrice;
-use crate::config::{AuthMode, Config, Exposed, Model, ModelServer};
+use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
 use crate::engine::requirements;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
 use crate::model::{CapabilityOverrides, ProviderKind};
@@ -24,7 +24,7 @@ use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
-use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
+use crate::runtime::{self, Approver, ChildIds, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
@@ -65,7 +65,16 @@ pub enum AppError {
 /// # Errors
 /// The store is unreachable, or locked by another process.
 pub async fn open_store(config: &Config) -> Result<Arc<Store>, AppError> {
+    keep_files_private();
     Ok(store::open(config.database.url.expose_secret(), config.database.max_connections).await?)
+}
+
+/// From now on, files and directories that this process makes are its user's alone: the database,
+/// its write-ahead log, the workspaces.
+fn keep_files_private() {
+    let own = rustix::process::umask(rustix::fs::Mode::from_bits_retain(0o077));
+    // Never less than what the operator has set.
+    let _ = rustix::process::umask(own | rustix::fs::Mode::from_bits_retain(0o077));
 }
 
 /// Serves until SIGTERM or SIGINT, then drains.
@@ -214,6 +223,7 @@ impl Parts {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
         }
         store.migrate().await?;
+        let child_ids = ChildIds::of(&store).await?;
         let settings = Settings {
             max_concurrent_runs: config.runtime.max_concurrent_runs,
             max_queued_runs: config.runtime.max_queued_runs,
@@ -222,6 +232,11 @@ impl Parts {
             store_patience: config.runtime.store_patience,
             max_crashes: config.runtime.max_crashes,
             retention: config.runtime.retention,
+            audit_retention: config.audit.retention,
+            approver: match config.governance.approver {
+                config::Approver::Any => Approver::Any,
+                config::Approver::NotTheCaller => Approver::NotTheCaller,
+            },
             workspace: config.tools.workspace.clone(),
             sample_ratio: config
                 .telemetry
@@ -235,6 +250,7 @@ impl Parts {
             Arc::clone(&catalogue),
             router,
             tools,
+            child_ids,
             settings,
             on_durable(&telemetry),
         );
@@ -268,6 +284,7 @@ impl Parts {
                 docs: config.server.expose.contains(&Exposed::Docs),
                 console: config.server.expose.contains(&Exposed::Console),
             },
+            requests_per_key: requests_per_key(&config.server),
             rate_limit: RateLimit {
                 per_minute: config.governance.rate_limit_per_minute,
                 burst: config.governance.rate_limit_burst,
@@ -292,6 +309,12 @@ impl Parts {
         });
         Ok(self.runtime.join(heartbeat).await?)
     }
+}
+
+/// What one key may have open, so that something is left for the others.
+fn requests_per_key(server: &config::Server) -> usize {
+    let most = http::affordable_connections(server.max_connections);
+    server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)
 }
 
 fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {

@@ -68,6 +68,7 @@ pub struct Config {
     /// Corrections of the shipped table, by `provider/model` or glob.
     pub capabilities: BTreeMap<String, CapabilityOverrides>,
     pub governance: Governance,
+    pub audit: Audit,
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
     pub admin_key: Option<SecretString>,
@@ -101,6 +102,10 @@ pub struct Server {
     #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
     pub max_connections: usize,
+    /// Maximum number of concurrent requests of a key, event streams and waits included.
+    #[serde(deserialize_with = "count::<1, 1_000_000, _, _>")]
+    #[schemars(schema_with = "values::count_schema::<1, 1_000_000>")]
+    pub max_requests_per_key: usize,
     /// Time to receive the first byte of a connection, and a request's head.
     #[serde(deserialize_with = "duration::<100, 3_600, _>")]
     #[schemars(schema_with = "values::duration_schema")]
@@ -206,7 +211,7 @@ pub struct Tools {
     pub workspace: PathBuf,
 }
 
-/// `[governance]`: limits of keys that have none of their own.
+/// `[governance]`: limits of keys that have none of their own, and who approves.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Governance {
@@ -218,6 +223,28 @@ pub struct Governance {
     #[serde(deserialize_with = "count::<1, 1_000_000_000, _, _>")]
     #[schemars(schema_with = "values::count_schema::<1, 1_000_000_000>")]
     pub rate_limit_burst: u32,
+    /// Who may approve tool calls.
+    pub approver: Approver,
+}
+
+/// Who may approve tool calls.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum Approver {
+    /// Every key with the scope `runs:approve`.
+    Any,
+    /// Every such key, except for the one that started the run.
+    NotTheCaller,
+}
+
+/// `[audit]`
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[serde(deny_unknown_fields)]
+pub struct Audit {
+    /// How long an audit record is kept; `never` deletes none.
+    #[serde(deserialize_with = "values::retention::<1_000, 3_153_600_000, _>")]
+    #[schemars(schema_with = "values::retention_schema")]
+    pub retention: Option<Duration>,
 }
 
 /// `[telemetry]`
@@ -252,6 +279,7 @@ struct Settings {
     runtime: Runtime,
     tools: Tools,
     governance: Governance,
+    audit: Audit,
     telemetry: Telemetry,
     /// Model providers by name; a model is referred to as provider/model.
     models: BTreeMap<String, ModelSettings>,
@@ -379,6 +407,7 @@ fn resolve(
         prices: settings.prices,
         capabilities: settings.capabilities,
         governance: settings.governance,
+        audit: settings.audit,
         telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,

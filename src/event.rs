@@ -22,7 +22,7 @@ mod audit;
 mod totals;
 mod waiting;
 
-pub use audit::{AuditRecord, SECRET_NAMES};
+pub use audit::{Act, AuditAction, AuditRecord, SECRET_NAMES, SERVICE};
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.

@@ -529,6 +529,15 @@ impl Caller {
         Self { subject: "local".into(), tenant: "default".into(), scopes: vec!["admin".into()] }
     }
 
+    /// Whether the scopes allow executing a tool.
+    pub fn may_execute(&self, tool: &str) -> bool {
+        self.scopes.iter().any(|scope| {
+            scope == "tools:execute"
+                || scope == "admin"
+                || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
+        })
+    }
+
     /// Whether a scope is granted; `admin` includes every scope.
     pub fn has(&self, scope: &str) -> bool {
         self.scopes.iter().any(|s| s == scope || s == "admin")

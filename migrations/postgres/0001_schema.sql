@@ -174,28 +174,49 @@ CREATE TABLE tool_calls (
     PRIMARY KEY (run_id, call_id)
 );
 
--- The key is also the order of the list.
+-- Decisions on calls, and acts of administration, which have no call. Rows are only added; they outlive the runs that
+-- they name. The key is also the order of the list.
 CREATE TABLE audit_log (
     tenant      text        NOT NULL,
     at          timestamptz NOT NULL,
     id          uuid        NOT NULL,
-    run_id      uuid        NOT NULL,
-    call_id     uuid        NOT NULL,
+    action      text        NOT NULL,
+    run_id      uuid,
+    call_id     uuid,
     duration_ms bigint,
     subject     text        NOT NULL,
-    tool        text        NOT NULL,
-    rule        text        NOT NULL,
+    tool        text,
+    rule        text,
     decision    text        NOT NULL,
     reason      text,
     outcome     text        NOT NULL,
     arguments   text        NOT NULL,
     PRIMARY KEY (tenant, at, id)
 );
-CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+-- What deleted runs took, by the hour in which they were accepted. A NULL cost is not known.
+CREATE TABLE past_usage (
+    tenant              text        NOT NULL,
+    hour                timestamptz NOT NULL,
+    agent               text        NOT NULL,
+    -- provider/model
+    model               text        NOT NULL,
+    runs                bigint      NOT NULL,
+    input_tokens        bigint      NOT NULL,
+    output_tokens       bigint      NOT NULL,
+    cached_input_tokens bigint      NOT NULL,
+    cache_write_tokens  bigint      NOT NULL,
+    reasoning_tokens    bigint      NOT NULL,
+    cost_micro_usd      bigint,
+    estimated           boolean     NOT NULL,
+    PRIMARY KEY (tenant, hour, agent, model)
+);
 
 -- What parked runs wait for, and what became of it. `seq` is the number of the event that asks.
 -- `resolution` is the answer as the run that goes on reads it.
@@ -232,12 +253,22 @@ CREATE TABLE api_keys (
     scopes                text,
     secret_hash           bytea       NOT NULL,
     created_at            timestamptz NOT NULL,
+    -- The key that created it; NULL for those that the service itself created.
+    created_by            text,
     expires_at            timestamptz,
     revoked_at            timestamptz,
+    last_used_at          timestamptz,
     rate_limit_per_minute bigint,
     rate_limit_burst      bigint
 );
 CREATE INDEX api_keys_listed ON api_keys (tenant, created_at DESC, id DESC);
+CREATE INDEX api_keys_by_creator ON api_keys (created_by) WHERE created_by IS NOT NULL;
+
+-- Random values that all replicas share, made by the first that needs them.
+CREATE TABLE secrets (
+    name  text  PRIMARY KEY,
+    value bytea NOT NULL
+);
 
 -- Token buckets that all replicas share. A crash of the database empties this table, which leaves
 -- every bucket full; that is worth not writing it to the WAL.

@@ -154,23 +154,41 @@ CREATE TABLE audit_log (
     tenant      TEXT    NOT NULL,
     at          INTEGER NOT NULL,
     id          TEXT    NOT NULL,
-    run_id      TEXT    NOT NULL,
-    call_id     TEXT    NOT NULL,
+    action      TEXT    NOT NULL,
+    run_id      TEXT,
+    call_id     TEXT,
     duration_ms INTEGER,
     subject     TEXT    NOT NULL,
-    tool        TEXT    NOT NULL,
-    rule        TEXT    NOT NULL,
+    tool        TEXT,
+    rule        TEXT,
     decision    TEXT    NOT NULL,
     reason      TEXT,
     outcome     TEXT    NOT NULL,
     arguments   TEXT    NOT NULL,
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
-CREATE INDEX audit_by_run ON audit_log (run_id);
+CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
+CREATE INDEX audit_acts ON audit_log (tenant, action, at DESC, id DESC) WHERE action <> 'tool_call';
 CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+CREATE TABLE past_usage (
+    tenant              TEXT    NOT NULL,
+    hour                INTEGER NOT NULL,
+    agent               TEXT    NOT NULL,
+    model               TEXT    NOT NULL,
+    runs                INTEGER NOT NULL,
+    input_tokens        INTEGER NOT NULL,
+    output_tokens       INTEGER NOT NULL,
+    cached_input_tokens INTEGER NOT NULL,
+    cache_write_tokens  INTEGER NOT NULL,
+    reasoning_tokens    INTEGER NOT NULL,
+    cost_micro_usd      INTEGER,
+    estimated           INTEGER NOT NULL,
+    PRIMARY KEY (tenant, hour, agent, model)
+) STRICT, WITHOUT ROWID;
 
 CREATE TABLE approvals (
     run_id          TEXT    NOT NULL,
@@ -204,12 +222,20 @@ CREATE TABLE api_keys (
     scopes                TEXT,
     secret_hash           BLOB    NOT NULL,
     created_at            INTEGER NOT NULL,
+    created_by            TEXT,
     expires_at            INTEGER,
     revoked_at            INTEGER,
+    last_used_at          INTEGER,
     rate_limit_per_minute INTEGER,
     rate_limit_burst      INTEGER
 ) STRICT;
 CREATE INDEX api_keys_listed ON api_keys (tenant, created_at DESC, id DESC);
+CREATE INDEX api_keys_by_creator ON api_keys (created_by) WHERE created_by IS NOT NULL;
+
+CREATE TABLE secrets (
+    name  TEXT PRIMARY KEY NOT NULL,
+    value BLOB NOT NULL
+) STRICT;
 
 CREATE TABLE rate_limits (
     key     TEXT    PRIMARY KEY NOT NULL,

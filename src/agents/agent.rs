@@ -169,10 +169,11 @@ impl Agent {
     }
 
     /// The directory of a run's files, relative to its tenant's. A run without a session has the
-    /// place of a session to itself. Session ids come from callers: one that could be read as more
-    /// than a name is replaced by its hash.
+    /// place of a session to itself. Ids come from callers: their kinds are told apart by a prefix,
+    /// and a session's id that could be read as more than a name is replaced by its hash.
     pub fn workspace_of(&self, run: Uuid, session: Option<&str>) -> String {
-        let workspace = self.definition.workspace.replace("{run_id}", &run.to_string());
+        let run = format!("r-{run}");
+        let workspace = self.definition.workspace.replace("{run_id}", &run);
         if !workspace.contains("{session_id}") {
             return workspace;
         }
@@ -181,9 +182,9 @@ impl Agent {
                 && id.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
         };
         let session = match session {
-            None => run.to_string(),
-            Some(id) if is_name(id) => id.to_owned(),
-            Some(id) => sha256_hex(id),
+            None => run,
+            Some(id) if is_name(id) => format!("s-{id}"),
+            Some(id) => format!("h-{}", sha256_hex(id)),
         };
         workspace.replace("{session_id}", &session)
     }

@@ -96,18 +96,26 @@ fn inputs_and_outputs_are_checked_with_pointers() {
 
 #[test]
 fn a_workspace_is_one_directory_whatever_the_session_is_called() {
-    let of = |workspace: &str, session| {
+    let of = |workspace: &str, session: Option<&str>| {
         let yaml = format!("name: x1\nmodel: a/b\nworkspace: '{workspace}'\n");
         Agent::from_yaml("x1", &yaml).unwrap().workspace_of(uuid::Uuid::nil(), session)
     };
-    let run = uuid::Uuid::nil().to_string();
+    let run = format!("r-{}", uuid::Uuid::nil());
     assert_eq!(of(".", Some("s")), ".");
     assert_eq!(of("r/{run_id}", None), format!("r/{run}"));
-    assert_eq!(of("{session_id}", Some("s-1")), "s-1");
+    assert_eq!(of("{session_id}", Some("s-1")), "s-s-1");
     assert_eq!(of("{session_id}", None), run);
+    let mut places = std::collections::BTreeSet::from([run.clone()]);
     for hostile in ["../up", "a/b", "", "{run_id}", "ä"] {
         let directory = of("{session_id}", Some(hostile));
-        assert_eq!(directory.len(), 64, "{directory}");
+        assert_eq!(directory.len(), 66, "{directory}");
+        places.insert(directory);
+    }
+    // Sessions that are called like another place have one of their own.
+    for taken in places.clone() {
+        for name in [taken.as_str(), &taken[2..]] {
+            assert!(places.insert(of("{session_id}", Some(name))), "{name}");
+        }
     }
 }
 

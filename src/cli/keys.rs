@@ -9,7 +9,7 @@ use clap::{Args, Subcommand};
 use serde_json::{Value, json};
 
 use super::client::{Client, TargetArgs};
-use super::output::{print, print_json, print_notice};
+use super::output::{confirmed, print, print_json, print_notice};
 use super::table::table;
 use super::{JsonArg, UsageError};
 use crate::config::Flags;
@@ -49,6 +49,15 @@ pub(super) enum KeysCommand {
     Revoke {
         /// The key's id: the part between tl_ and the secret
         id: String,
+        /// Also revoke the keys that it created, the keys that those created, and so on
+        #[arg(long)]
+        descendants: bool,
+        /// Also cancel the runs that the keys started
+        #[arg(long)]
+        cancel_runs: bool,
+        /// Do not ask before the operator's own key or the last key with admin is revoked
+        #[arg(long)]
+        force: bool,
         #[command(flatten)]
         access: AccessArgs,
     },
@@ -78,7 +87,7 @@ impl KeysCommand {
     /// Checks the arguments before a request is made.
     fn check(&self) -> Result<(), UsageError> {
         let wrong = |message: String| Err(UsageError(message));
-        let AccessArgs { tenant, target, .. } = self.access();
+        let AccessArgs { tenant, .. } = self.access();
         if let Some(tenant) = tenant.as_ref().filter(|tenant| !is_tenant(tenant)) {
             return wrong(format!(
                 "--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$"
@@ -92,9 +101,6 @@ impl KeysCommand {
                 )),
                 None => Ok(()),
             },
-            _ if tenant.is_some() && target.server().is_some() => {
-                wrong("--tenant: with --server the key determines the tenant".to_owned())
-            }
             Self::Revoke { id, .. } if !is_id(id) => wrong(format!(
                 "{id:?} is not a key id, which is the part between tl_ and the secret"
             )),
@@ -130,29 +136,52 @@ async fn carry_out(client: &Client, command: &KeysCommand) -> anyhow::Result<()>
             }
         }
         KeysCommand::List { .. } => {
-            let (keys, next_cursor) = client.list("/keys?", usize::MAX).await?;
+            let (keys, next_cursor) =
+                client.list(&list_path(tenant.as_deref()), usize::MAX).await?;
             if output.json {
                 print_json(&json!({"data": keys, "next_cursor": next_cursor}))?;
             } else {
                 print(&key_table(&keys, Utc::now()))?;
             }
         }
-        KeysCommand::Revoke { id, .. } => {
-            match client.delete(&format!("/keys/{id}")).await {
-                Err(error) if error.code() == Some("NOT_FOUND") => {
-                    bail!("there is no key {id}\n  `toolloop keys list` shows the existing keys");
-                }
-                deleted => deleted?,
-            };
-            let (keys, _) = client.list("/keys?", usize::MAX).await?;
-            let key = keys.iter().find(|key| key.get("id").and_then(Value::as_str) == Some(id));
-            match key {
-                Some(key) if output.json => print_json(key)?,
-                _ => print(&format!("Key {id} is revoked."))?,
+        KeysCommand::Revoke { id, descendants, cancel_runs, force, .. } => {
+            let path = format!("/keys/{id}?descendants={descendants}&cancel_runs={cancel_runs}");
+            revoke(client, id, &path, *force).await?;
+            if !output.json {
+                print(&format!("Key {id} is revoked."))?;
+                return Ok(());
             }
+            let (keys, _) = client.list(&list_path(tenant.as_deref()), usize::MAX).await?;
+            let key = keys.iter().find(|key| key.get("id").and_then(Value::as_str) == Some(id));
+            key.map_or(Ok(()), print_json)?;
         }
     }
     Ok(())
+}
+
+/// The path of the list of a tenant's keys; the caller's where none is named.
+fn list_path(tenant: Option<&str>) -> String {
+    tenant.map_or_else(|| "/keys?".to_owned(), |tenant| format!("/keys?tenant={tenant}"))
+}
+
+/// Revokes a key; asks first where it is one that should not be revoked by accident.
+async fn revoke(client: &Client, id: &str, path: &str, force: bool) -> anyhow::Result<()> {
+    let forced = format!("{path}&force=true");
+    match client.delete(if force { &forced } else { path }).await {
+        Ok(_) => Ok(()),
+        Err(error) if error.code() == Some("NOT_FOUND") => {
+            bail!("there is no key {id}\n  `toolloop keys list` shows the existing keys")
+        }
+        Err(error) if error.code() == Some("PROTECTED_KEY") => {
+            print_notice(&error.to_string());
+            if !confirmed("Revoke it?")? {
+                bail!("key {id} was not revoked\n  `--force` revokes it without a question");
+            }
+            client.delete(&forced).await?;
+            Ok(())
+        }
+        Err(error) => Err(error.into()),
+    }
 }
 
 fn key_table(keys: &[Value], now: DateTime<Utc>) -> String {
@@ -168,13 +197,23 @@ fn key_table(keys: &[Value], now: DateTime<Utc>) -> String {
         } else {
             "active"
         };
-        let created = text(key, "created_at");
-        let created = created.get(..19).map(|seconds| format!("{seconds}Z")).unwrap_or(created);
+        let second = |field: &str| {
+            let time = text(key, field);
+            time.get(..19).map(|seconds| format!("{seconds}Z")).unwrap_or(time)
+        };
         let scopes = key.get("scopes").and_then(Value::as_array).into_iter().flatten();
         let scopes: Vec<&str> = scopes.filter_map(Value::as_str).collect();
-        vec![text(key, "id"), text(key, "name"), created, state.to_owned(), scopes.join(" ")]
+        vec![
+            text(key, "id"),
+            text(key, "name"),
+            second("created_at"),
+            second("last_used_at"),
+            state.to_owned(),
+            scopes.join(" "),
+        ]
     };
-    table(&["ID", "NAME", "CREATED", "STATE", "SCOPES"], &keys.iter().map(row).collect::<Vec<_>>())
+    let titles = ["ID", "NAME", "CREATED", "LAST USED", "STATE", "SCOPES"];
+    table(&titles, &keys.iter().map(row).collect::<Vec<_>>())
 }
 
 #[cfg(test)]
@@ -186,7 +225,7 @@ mod tests {
         let now = "2026-01-02T00:00:00Z".parse().unwrap();
         let key = |id: &str, expires: Option<&str>, revoked: Option<&str>| {
             json!({"id": id, "name": "ci", "created_at": "2026-01-01T00:00:00.123456Z", "expires_at": expires,
-                "revoked_at": revoked, "scopes": ["runs:read", "tools:file_ops"]})
+                "revoked_at": revoked, "last_used_at": revoked, "scopes": ["runs:read", "tools:file_ops"]})
         };
         let keys = [
             key("a1", Some("2026-02-01T00:00:00Z"), None),

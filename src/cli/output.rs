@@ -38,6 +38,19 @@ pub(super) fn stdout_is_terminal() -> bool {
     io::stdout().is_terminal()
 }
 
+/// Asks a question on a terminal. Without one the answer is no.
+pub(super) fn confirmed(question: &str) -> io::Result<bool> {
+    if !io::stdin().is_terminal() {
+        return Ok(false);
+    }
+    let mut error = io::stderr().lock();
+    write!(error, "{question} [y/N] ")?;
+    error.flush()?;
+    let mut answer = String::new();
+    io::stdin().read_line(&mut answer)?;
+    Ok(["y", "yes"].contains(&answer.trim().to_ascii_lowercase().as_str()))
+}
+
 /// Escapes control characters other than line feeds and tabs.
 pub(super) fn escape_control(text: &str) -> Cow<'_, str> {
     let harms = |c: char| c.is_control() && !matches!(c, '\n' | '\t');

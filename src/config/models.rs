@@ -160,7 +160,7 @@ pub(super) fn resolve(
     for (header, value) in &model.headers {
         let name_ok = HeaderName::from_bytes(header.as_bytes()).is_ok();
         if !name_ok || HeaderValue::from_str(value.expose_secret()).is_err() {
-            return Err(sources.error(&key("headers"), format!("{header:?} is not a valid header")));
+            return Err(sources.error(&key("headers"), "one of them is not a valid header"));
         }
     }
     let api_key = model.api_key_env.as_ref().and_then(|variable| env.get(variable));

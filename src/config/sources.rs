@@ -189,12 +189,23 @@ impl Sources {
                     reinterpreted.push(key);
                 }
                 _ => {
-                    return Err(self.error(
-                        &key,
-                        error.inner().to_string().replace("unknown field", "unknown key"),
-                    ));
+                    let message = error.inner().to_string().replace("unknown field", "unknown key");
+                    return Err(self.error(&key, self.masked(&key, message)));
                 }
             }
+        }
+    }
+
+    /// A message without the value of this key, which may be a secret.
+    fn masked(&self, key: &str, message: String) -> String {
+        let value =
+            self.root.pointer(&format!("/{}", key.replace(['.', '['], "/").replace(']', "")));
+        match value {
+            Some(Value::String(text)) => {
+                message.replace(&format!("{text:?}"), "\"…\"").replace(&format!("`{text}`"), "`…`")
+            }
+            Some(Value::Number(number)) => message.replace(&format!("`{number}`"), "`…`"),
+            _ => message,
         }
     }
 

@@ -5,7 +5,7 @@
 use std::time::Duration;
 
 use schemars::{Schema, SchemaGenerator, json_schema};
-use serde::de::{Deserialize, Deserializer, Error as _};
+use serde::de::{Deserialize, Deserializer, Error as _, IntoDeserializer as _};
 use serde_json::Value;
 
 /// Parses `500ms`, `15s`, `10m`, `24h`, `7d`.
@@ -85,6 +85,20 @@ where
     duration::<MIN_MS, MAX_S, D>(deserializer).map(Some)
 }
 
+/// As [`duration`]; `never` is none.
+pub(super) fn retention<'de, const MIN_MS: u64, const MAX_S: u64, D>(
+    deserializer: D,
+) -> Result<Option<Duration>, D::Error>
+where
+    D: Deserializer<'de>,
+{
+    let text = String::deserialize(deserializer)?;
+    if text == "never" {
+        return Ok(None);
+    }
+    duration::<MIN_MS, MAX_S, _>(text.into_deserializer()).map(Some)
+}
+
 /// A size in bytes between `MIN` and `MAX`, as text or as a number.
 pub(super) fn size<'de, const MIN: u64, const MAX: u64, D>(
     deserializer: D,
@@ -134,6 +148,11 @@ fn within<T: TryFrom<u64>, E: serde::de::Error>(value: u64, min: u64, max: u64) 
 /// The JSON Schema of a [`duration`], which cannot express its bounds.
 pub(super) fn duration_schema(_: &mut SchemaGenerator) -> Schema {
     json_schema!({"type": "string", "pattern": "^[0-9]+ *(ms|s|m|h|d)$"})
+}
+
+/// The JSON Schema of a [`retention`].
+pub(super) fn retention_schema(_: &mut SchemaGenerator) -> Schema {
+    json_schema!({"type": "string", "pattern": "^([0-9]+ *(ms|s|m|h|d)|never)$"})
 }
 
 /// The JSON Schema of a [`size`].

@@ -1,7 +1,62 @@
-//! What the audit log keeps of a call.
+//! What the audit log keeps of a call and of an act of administration.
 
 use chrono::{DateTime, Utc};
+use serde_json::Value;
+use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
+
+/// What an entry of the audit log is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
+pub enum AuditAction {
+    /// A decision on a tool call, and its outcome.
+    #[strum(serialize = "tool_call")]
+    ToolCall,
+    /// An API key was created.
+    #[strum(serialize = "key.created")]
+    KeyCreated,
+    /// An API key was revoked.
+    #[strum(serialize = "key.revoked")]
+    KeyRevoked,
+    /// API keys were refused; one entry counts several attempts.
+    #[strum(serialize = "login.refused")]
+    LoginRefused,
+    /// It was requested that a run be cancelled.
+    #[strum(serialize = "run.cancel_requested")]
+    RunCancelRequested,
+    /// A session was deleted, with the content of its runs.
+    #[strum(serialize = "session.deleted")]
+    SessionDeleted,
+    /// The content of runs was deleted after `runtime.retention`.
+    #[strum(serialize = "runs.deleted")]
+    RunsDeleted,
+    /// Entries of the audit log were deleted after `audit.retention`.
+    #[strum(serialize = "audit.deleted")]
+    AuditDeleted,
+}
+
+impl AuditAction {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// An act of administration.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Act {
+    pub tenant: String,
+    /// The API key that did it, or `service`.
+    pub subject: String,
+    pub action: AuditAction,
+    pub run_id: Option<Uuid>,
+    /// Why, in words.
+    pub reason: Option<String>,
+    /// What it was done to; an object.
+    pub details: Value,
+}
+
+/// The subject of what the service does by itself.
+pub const SERVICE: &str = "service";
 
 /// Parts of names of arguments whose values are neither audited nor remembered.
 pub const SECRET_NAMES: [&str; 11] = [

@@ -28,12 +28,17 @@ use self::state::{App, Shared};
 
 pub use self::edge::key_cache::Auth;
 pub use self::edge::metrics_sink::MetricsSink;
-pub use self::edge::server::{Limits, serve};
+pub use self::edge::server::{Limits, affordable_connections, serve};
 pub use self::state::{Exposed, HttpSettings, HttpState};
 
 /// All routes, each under `/v1` and without a prefix.
 pub fn router(state: HttpState, settings: HttpSettings) -> Router {
-    let app: App = Arc::new(Shared { state, settings, keys: key_cache::KeyCache::new() });
+    let app: App = Arc::new(Shared {
+        state,
+        settings,
+        keys: key_cache::KeyCache::new(),
+        open: Arc::default(),
+    });
     let (routes, _) = table().split_for_parts();
     let routes = routes.method_not_allowed_fallback(wrong_method);
     Router::new()

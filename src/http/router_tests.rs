@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
-use axum::http::{HeaderMap, Request, StatusCode};
+use axum::http::{HeaderMap, HeaderValue, Request, StatusCode};
 use axum::routing::get;
 use serde_json::{Value, json};
 use tower::ServiceExt;
@@ -30,6 +30,7 @@ const SETTINGS: HttpSettings = HttpSettings {
     body_timeout: Duration::from_secs(30),
     request_timeout: Duration::from_millis(10),
     expose: Exposed { metrics: true, docs: true, console: true },
+    requests_per_key: 100,
     rate_limit: RateLimit { per_minute: 60, burst: 10 },
 };
 
@@ -58,6 +59,8 @@ async fn state(auth: Auth) -> HttpState {
         store_patience: Duration::ZERO,
         max_crashes: 3,
         retention: None,
+        audit_retention: None,
+        approver: runtime::Approver::Any,
         workspace: std::env::temp_dir(),
         sample_ratio: 0.0,
     };
@@ -68,6 +71,7 @@ async fn state(auth: Auth) -> HttpState {
             Arc::clone(&catalogue),
             router,
             registry,
+            runtime::ChildIds::known(),
             settings,
             Arc::new(|_| ()),
         ),
@@ -83,6 +87,8 @@ async fn state(auth: Auth) -> HttpState {
 }
 
 async fn ask(router: Router, request: Request<Body>) -> (StatusCode, HeaderMap, Value) {
+    let mut request = request;
+    request.headers_mut().entry("host").or_insert(HeaderValue::from_static("localhost"));
     let (parts, body) = router.oneshot(request).await.unwrap().into_parts();
     let body = to_bytes(body, usize::MAX).await.unwrap();
     (parts.status, parts.headers, serde_json::from_slice(&body).unwrap_or(Value::Null))
@@ -289,6 +295,7 @@ async fn a_panic_is_answered_500_and_a_timeout_504() {
         state: state(Auth::None).await,
         settings: SETTINGS,
         keys: key_cache::KeyCache::new(),
+        open: Arc::default(),
     };
     let app: App = Arc::new(shared);
     let routes = Router::new()

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
+use super::edge::open_requests::OpenRequests;
 use crate::agents::Catalogue;
 use crate::runtime::Runtime;
 use crate::store::{RateLimit, Store};
@@ -34,6 +35,8 @@ pub struct HttpSettings {
     /// Maximum time to a response. A run that takes longer continues without the caller.
     pub request_timeout: Duration,
     pub expose: Exposed,
+    /// Maximum number of concurrent requests of a key.
+    pub requests_per_key: usize,
     /// The limit of keys that have none of their own.
     pub rate_limit: RateLimit,
 }
@@ -52,6 +55,7 @@ pub(super) struct Shared {
     pub(super) state: HttpState,
     pub(super) settings: HttpSettings,
     pub(super) keys: KeyCache,
+    pub(super) open: Arc<OpenRequests>,
 }
 
 impl Deref for Shared {

@@ -16,7 +16,6 @@ use std::time::Duration;
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -30,7 +29,7 @@ use crate::agents::definition::GovernanceSection;
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
-use crate::event::ValidationError;
+use crate::event::{SERVICE, ValidationError};
 use crate::run::{
     Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus,
     SpanPlace,
@@ -130,14 +129,6 @@ impl StartRun for Children {
 /// Whether a run can start others.
 fn delegates(plan: &Plan) -> bool {
     plan.offers.iter().any(|offer| Delegation::of_tool(&offer.name).is_some())
-}
-
-/// The id of the child that a call means.
-pub(super) fn child_id(effect_key: &str) -> Uuid {
-    let hash = Sha256::new().chain_update("child\0").chain_update(effect_key).finalize();
-    let mut bytes = [0; 16];
-    bytes.iter_mut().zip(&hash[..]).for_each(|(byte, hashed)| *byte = *hashed);
-    uuid::Builder::from_custom_bytes(bytes).into_uuid()
 }
 
 impl Parent {
@@ -298,7 +289,8 @@ impl Runtime {
         call: ChildCall,
         given_up: CancellationToken,
     ) -> Result<RunRecord, ChildFailed> {
-        let (id, tenant) = (child_id(&call.effect_key), parent.identity.caller.tenant.clone());
+        let id = self.inner.child_ids.of_call(&call.effect_key);
+        let tenant = parent.identity.caller.tenant.clone();
         let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
@@ -311,7 +303,8 @@ impl Runtime {
         }
         // A parent that goes on elsewhere will wait for it again.
         while !parent.control.is_lost() {
-            match self.cancel(&tenant, id, Some("the call that waits for it has ended")).await {
+            let reason = Some("the call that waits for it has ended");
+            match self.cancel(&tenant, id, SERVICE, reason).await {
                 Err(error) if error.is_transient() => tokio::time::sleep(LOOK).await,
                 Err(error) => {
                     tracing::error!(run_id = %id, %error, "the child run could not be cancelled");

@@ -11,7 +11,7 @@ use sha2::{Digest, Sha256};
 use subtle::ConstantTimeEq;
 
 use crate::clock;
-use crate::store::{ApiKeyRecord, Store, StoreError};
+use crate::store::{ApiKeyRecord, KeyStored, Store, StoreError};
 
 /// Everything that a key can be allowed, besides `tools:<name>`.
 pub const SCOPES: [&str; 12] = [
@@ -83,7 +83,7 @@ pub fn generate() -> Result<NewKey, KeyError> {
     NewKey::with_id(hex::encode(random::<ID_BYTES>()?))
 }
 
-fn random<const N: usize>() -> Result<[u8; N], KeyError> {
+pub(super) fn random<const N: usize>() -> Result<[u8; N], KeyError> {
     let mut bytes = [0; N];
     getrandom::fill(&mut bytes).map_err(|e| KeyError::Random(e.to_string()))?;
     Ok(bytes)
@@ -139,19 +139,24 @@ pub async fn bootstrap(
 ) -> Result<Option<String>, KeyError> {
     if let Some(token) = admin_key {
         let (id, secret) = parse(token.expose_secret()).ok_or(KeyError::MalformedAdminKey)?;
-        if store.insert_key(&admin(id, hash(secret))).await? {
+        if store.insert_key(&admin(id, hash(secret))).await? == KeyStored::Stored {
             return Ok(None);
         }
         let stored = store.key(id).await?;
-        let is_same = stored.is_some_and(|key| verify(secret, &key.secret_hash));
-        return if is_same { Ok(None) } else { Err(KeyError::AdminKeyTaken) };
+        let Some(key) = stored.filter(|key| verify(secret, &key.secret_hash)) else {
+            return Err(KeyError::AdminKeyTaken);
+        };
+        if key.revoked_at.is_some() {
+            tracing::warn!(key_id = id, "the key of TOOLLOOP_ADMIN_KEY is revoked");
+        }
+        return Ok(None);
     }
     if store.has_keys().await? {
         return Ok(None);
     }
     let key = NewKey::with_id(FIRST_ID.to_owned())?;
-    let is_first = store.insert_key(&admin(&key.id, key.secret_hash)).await?;
-    Ok(is_first.then_some(key.token))
+    let stored = store.insert_key(&admin(&key.id, key.secret_hash)).await?;
+    Ok((stored == KeyStored::Stored).then_some(key.token))
 }
 
 fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
@@ -162,8 +167,10 @@ fn admin(id: &str, secret_hash: Vec<u8>) -> ApiKeyRecord {
         scopes: vec!["admin".into()],
         secret_hash,
         created_at: clock::now(),
+        created_by: None,
         expires_at: None,
         revoked_at: None,
+        last_used_at: None,
         rate_limit_per_minute: None,
         rate_limit_burst: None,
     }

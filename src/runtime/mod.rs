@@ -6,10 +6,12 @@
 
 mod background;
 mod bus;
+mod child_ids;
 mod claimed;
 mod delegation;
 mod deltas;
 mod dry_run;
+mod edited;
 mod follow;
 mod health;
 mod heartbeat;
@@ -17,6 +19,7 @@ mod history;
 pub mod keys;
 mod live;
 mod loaded;
+mod logins;
 mod memory;
 mod ownership;
 mod probation;
@@ -25,6 +28,7 @@ mod rate_limits;
 mod recovery;
 mod replica;
 mod retention;
+mod revoking;
 mod sessions;
 mod slots;
 mod start;
@@ -55,15 +59,17 @@ use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
 
 pub use bus::{Published, StreamItem};
+pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, own_turns};
+pub use logins::Refusal;
 pub use memory::recollection;
 pub use rate_limits::Allowance;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
-pub use transcript::{KeptTurn, Transcript, child_of, transcript};
-pub use waiting::{AnswerError, CallPlace, Found};
+pub use transcript::{KeptTurn, Transcript, transcript};
+pub use waiting::{AnswerError, Approver, CallPlace, Found};
 
 /// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
@@ -85,6 +91,10 @@ pub struct Settings {
     pub max_crashes: u32,
     /// How long an ended run is kept; for ever where absent.
     pub retention: Option<Duration>,
+    /// How long an entry of the audit log is kept; for ever where absent.
+    pub audit_retention: Option<Duration>,
+    /// Who may approve a call.
+    pub approver: Approver,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
@@ -105,6 +115,8 @@ struct Inner {
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
     health: health::Health,
+    child_ids: ChildIds,
+    logins: logins::Logins,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
     slots: slots::RunSlots,
@@ -131,6 +143,7 @@ impl Runtime {
         catalogue: Arc<Catalogue>,
         router: Arc<Router>,
         registry: Arc<Registry>,
+        child_ids: ChildIds,
         settings: Settings,
         observer: OnDurable,
     ) -> Self {
@@ -177,6 +190,8 @@ impl Runtime {
             owned: Arc::default(),
             health: health::Health::default(),
             probation,
+            child_ids,
+            logins: logins::Logins::default(),
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
             tasks: TaskTracker::new(),
@@ -188,14 +203,15 @@ impl Runtime {
         Self { inner }
     }
 
-    /// Cancels a run. `None`: no such run of this tenant.
+    /// Cancels a run on behalf of this subject. `None`: no such run of this tenant.
     pub async fn cancel(
         &self,
         tenant: &str,
         run: Uuid,
+        subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome = self.inner.store.request_cancel(tenant, run, reason).await?;
+        let outcome = self.inner.store.request_cancel(tenant, run, subject, reason).await?;
         let Some(CancelOutcome::Requested(requested)) = outcome else { return Ok(outcome) };
         if let Some(control) = self.inner.live.get(run) {
             control.cancel(reason.map(str::to_owned));
@@ -207,6 +223,11 @@ impl Runtime {
         self.end_cancelled().await?;
         let ended = self.wait(tenant, run, Instant::now() + END).await?;
         Ok(ended.map(CancelOutcome::Requested))
+    }
+
+    /// The child run that a dispatched call means, where it leaves work to another agent.
+    pub fn child_of(&self, tool: &str, effect_key: &str) -> Option<Uuid> {
+        self.inner.child_ids.of_tool(tool, effect_key)
     }
 
     /// How many runs this replica drives now.

@@ -253,7 +253,7 @@ impl Runtime {
         }
     }
 
-    fn plan_of(
+    pub(super) fn plan_of(
         &self,
         claimed: &ClaimedRun,
         journal: &[Event],
@@ -291,7 +291,11 @@ impl Runtime {
         }
     }
 
-    async fn journal_of(&self, tenant: &str, id: Uuid) -> Result<Vec<Event>, StoreError> {
+    pub(super) async fn journal_of(
+        &self,
+        tenant: &str,
+        id: Uuid,
+    ) -> Result<Vec<Event>, StoreError> {
         let mut events: Vec<Event> = Vec::new();
         loop {
             let after = events.last().map_or(0, |e| e.seq);
@@ -401,7 +405,7 @@ fn skills_at_start(journal: &[Event]) -> Result<Option<Vec<ActiveSkill>>, FoldEr
     Ok(state.started_at().map(|_| state.skills().iter().map(active).collect()))
 }
 
-fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentity {
+pub(super) fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentity {
     let row = &claimed.run;
     let definition =
         DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };

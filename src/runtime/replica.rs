@@ -12,6 +12,7 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::heartbeat::HeartbeatStore;
+use super::retention::Kept;
 use crate::store::{GivenBack, StoreError, Swept, Wakeup, Watch};
 
 /// How often the loop looks without being woken.
@@ -57,8 +58,12 @@ impl Runtime {
             runtime.run_loop().await;
         });
         if let Some(retention) = inner.settings.retention {
-            tokio::spawn(self.clone().forget_after(retention));
+            tokio::spawn(self.clone().forget_after(retention, Kept::Runs));
         }
+        if let Some(retention) = inner.settings.audit_retention {
+            tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
+        }
+        tokio::spawn(self.clone().write_logins());
         Ok(())
     }
 
@@ -84,6 +89,7 @@ impl Runtime {
         let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
+        self.write_noted_logins(true).await;
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");
         }

@@ -1,4 +1,5 @@
-//! Forgetting: ended runs are deleted when they have been kept for as long as the operator wants.
+//! Forgetting: ended runs, and entries of the audit log, are deleted when they have been kept for as
+//! long as the operator wants.
 //!
 //! All replicas do it, each taking what the others leave. It goes in small batches with pauses, so
 //! that no commit waits long behind one, and takes smaller ones while the store does not keep up.
@@ -11,16 +12,25 @@ use chrono::TimeDelta;
 use super::Runtime;
 use crate::store::StoreError;
 
-/// Runs that are deleted in one transaction, at most.
+/// Runs or entries that are deleted in one transaction, at most.
 const BATCH: u32 = 500;
 /// The pause between two batches.
 const PAUSE: Duration = Duration::from_millis(100);
 /// The pause between two looks, at most; a tenth of the retention where that is shorter.
 const LOOK: Duration = Duration::from_mins(1);
 
+/// What has a retention of its own.
+#[derive(Debug, Clone, Copy)]
+pub(super) enum Kept {
+    /// Ended runs.
+    Runs,
+    /// Entries of the audit log.
+    Audit,
+}
+
 impl Runtime {
-    /// Deletes what ended longer ago than this, until the service stops.
-    pub(super) async fn forget_after(self, retention: Duration) {
+    /// Deletes what is older than this, until the service stops.
+    pub(super) async fn forget_after(self, retention: Duration, what: Kept) {
         let mut look = tokio::time::interval((retention / 10).clamp(Duration::from_secs(1), LOOK));
         look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut batch = BATCH;
@@ -29,18 +39,23 @@ impl Runtime {
                 () = self.inner.stop.cancelled() => return,
                 _ = look.tick() => {}
             }
-            match self.forget(retention, &mut batch).await {
+            match self.forget(retention, what, &mut batch).await {
                 Ok(0) => {}
-                Ok(deleted) => tracing::info!(deleted, "runs were kept for long enough"),
+                Ok(deleted) => tracing::info!(deleted, ?what, "kept for long enough"),
                 Err(error) => {
-                    tracing::warn!(%error, "old runs cannot be deleted at the moment");
+                    tracing::warn!(%error, "what is old cannot be deleted at the moment");
                     batch = (batch / 2).max(1);
                 }
             }
         }
     }
 
-    async fn forget(&self, retention: Duration, batch: &mut u32) -> Result<u64, StoreError> {
+    async fn forget(
+        &self,
+        retention: Duration,
+        what: Kept,
+        batch: &mut u32,
+    ) -> Result<u64, StoreError> {
         let retention = TimeDelta::from_std(retention).unwrap_or(TimeDelta::MAX);
         // The store's own time: a replica whose clock is ahead must not delete what has just ended.
         let now = self.inner.store.now().await?;
@@ -48,7 +63,10 @@ impl Runtime {
         let mut deleted = 0;
         while !self.inner.stop.is_cancelled() {
             let asked = *batch;
-            let gone = self.inner.store.delete_ended(before, asked).await?;
+            let gone = match what {
+                Kept::Runs => self.inner.store.delete_ended(before, asked).await?,
+                Kept::Audit => self.inner.store.delete_audit(before, asked).await?,
+            };
             deleted += gone;
             if gone < u64::from(asked) {
                 break;

@@ -9,7 +9,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::start::{Accepted, Checked, Mode, StartError};
 use crate::agents::definition::HistorySection;
-use crate::run::OnSessionBusy;
+use crate::run::{Caller, OnSessionBusy};
 use crate::store::{NewRun, SessionPlace, SessionRecord, StoreError};
 
 /// How often a request is placed anew because its session has changed meanwhile.
@@ -51,7 +51,8 @@ impl Runtime {
                 placed.new.session_place = Some(place);
                 let accepted = self.admit(placed, Mode::Queued).await?;
                 if place == SessionPlace::Next {
-                    self.interrupt_those_before(&tenant, session_id, checked.new.id).await?;
+                    self.interrupt_those_before(&checked.caller, session_id, checked.new.id)
+                        .await?;
                 }
                 return Ok(accepted);
             }
@@ -114,10 +115,11 @@ impl Runtime {
     /// Cancels the run that holds the session, and those queued for it before this run.
     async fn interrupt_those_before(
         &self,
-        tenant: &str,
+        caller: &Caller,
         session_id: &str,
         run: Uuid,
     ) -> Result<(), StoreError> {
+        let tenant = &caller.tenant;
         let session = self.inner.store.session(tenant, session_id, 0).await?;
         let live = session.map(|session| session.live).unwrap_or_default();
         let before = live.iter().take_while(|live| **live != run).filter(|_| live.contains(&run));
@@ -125,6 +127,7 @@ impl Runtime {
             self.cancel(
                 tenant,
                 *other,
+                &caller.subject,
                 Some(&format!("Interrupted by run {run} of the same session.")),
             )
             .await?;

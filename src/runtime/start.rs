@@ -82,6 +82,9 @@ pub enum StartError {
     /// An override is out of range or cannot work; pointers are into the request body.
     #[error("{}", .0.message)]
     InvalidOverride(ValidationError),
+    /// The caller may execute none of the tools that the run would be offered.
+    #[error("this requires the scope `{0}`, because the run would not be allowed any of its tools")]
+    MissingScope(String),
     /// The chosen run id exists.
     #[error("the run id {0} is taken")]
     RunIdTaken(Uuid),
@@ -186,14 +189,14 @@ impl Runtime {
         let Some(idempotency) = request.idempotency.clone() else {
             return self.begin(request).await;
         };
-        let tenant = request.caller.tenant.clone();
-        if let Some(known) = self.known(&tenant, &idempotency).await? {
+        let caller = Arc::clone(&request.caller);
+        if let Some(known) = self.known(&caller, &idempotency).await? {
             return Ok(Accepted::Known(known));
         }
         match self.begin(request).await {
             // The same request may have come twice at the same time, and the other one was faster.
             Err(taken @ (StartError::RunIdTaken(_) | StartError::SessionBusy(_))) => {
-                self.known(&tenant, &idempotency).await?.map(Accepted::Known).ok_or(taken)
+                self.known(&caller, &idempotency).await?.map(Accepted::Known).ok_or(taken)
             }
             outcome => outcome,
         }
@@ -202,10 +205,10 @@ impl Runtime {
     /// The run that a key stands for.
     async fn known(
         &self,
-        tenant: &str,
+        caller: &Caller,
         idempotency: &Idempotency,
     ) -> Result<Option<Uuid>, StartError> {
-        let store = &self.inner.store;
+        let (store, tenant) = (&self.inner.store, &caller.tenant);
         let Some(known) = store.idempotent_run(tenant, &idempotency.key).await? else {
             return Ok(None);
         };
@@ -214,7 +217,9 @@ impl Runtime {
             store.forget_idempotency_key(tenant, &idempotency.key, expired).await?;
             return Ok(None);
         }
-        if known.request_hash == idempotency.request_hash {
+        // The answer shows the run, which only its caller may see without the scope for it.
+        let may_see = known.subject == caller.subject || caller.has("runs:read");
+        if known.request_hash == idempotency.request_hash && may_see {
             Ok(Some(known.id))
         } else {
             Err(StartError::IdempotencyMismatch)
@@ -284,6 +289,7 @@ impl Runtime {
             })?;
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind, active)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
+        check_tools(&plan, &request.caller)?;
         plan.check_models(&inner.router).map_err(|e| StartError::InvalidOverride(e.0))?;
         let plan = plan.informed(&inner.router);
         let new = NewRun {
@@ -395,6 +401,21 @@ impl Runtime {
         })?;
         self.inner.queue.grew();
         Ok(run_id)
+    }
+}
+
+/// Refuses a run whose every tool call would be blocked for want of a scope.
+fn check_tools(plan: &Plan, caller: &Caller) -> Result<(), StartError> {
+    let tools = plan.callable();
+    let is_allowed = |tool: &String| {
+        caller.may_execute(tool) || plan.client_tools.names().any(|name| name == tool)
+    };
+    let mut names = tools.iter();
+    match (names.next(), names.next()) {
+        (None, _) => Ok(()),
+        _ if tools.iter().any(is_allowed) => Ok(()),
+        (Some(only), None) => Err(StartError::MissingScope(format!("tools:{only}"))),
+        _ => Err(StartError::MissingScope("tools:execute".to_owned())),
     }
 }
 

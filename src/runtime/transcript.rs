@@ -8,11 +8,9 @@ use std::collections::HashSet;
 
 use uuid::Uuid;
 
-use super::delegation::child_id;
 use crate::engine::{FoldError, Rules, State};
 use crate::event::{ContextCompacted, Event, RunEvent};
 use crate::message::{AssistantMessage, ToolResult, Turn};
-use crate::run::Delegation;
 
 /// A conversation with everything that was ever in it.
 #[derive(Debug, Default)]
@@ -34,11 +32,6 @@ pub struct KeptTurn {
     pub turn: Turn,
     /// Whether a summary stands for it.
     pub is_summarised: bool,
-}
-
-/// The child run that a dispatched call means, where it leaves work to another agent.
-pub fn child_of(tool: &str, effect_key: &str) -> Option<Uuid> {
-    Delegation::of_tool(tool).map(|_| child_id(effect_key))
 }
 
 /// The whole conversation of a run.

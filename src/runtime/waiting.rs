@@ -7,7 +7,7 @@
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::{Runtime, loaded};
+use super::Runtime;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
 use crate::run::Caller;
@@ -56,12 +56,27 @@ pub enum AnswerError {
     /// The edited arguments miss the tool's schema; pointers are into the request body.
     #[error("the arguments do not match the tool's schema")]
     InvalidArguments(Vec<ValidationError>),
+    /// The caller lacks this scope.
+    #[error("this requires the scope `{0}`")]
+    MissingScope(String),
+    /// `governance.approver` demands another key than that which started the run.
+    #[error("the key that started a run may not decide about its calls (governance.approver)")]
+    OwnApproval,
     /// The run's definition cannot be made ready.
     #[error("the run's definition cannot be used: {0}")]
     Broken(String),
     /// The store.
     #[error(transparent)]
     Store(#[from] StoreError),
+}
+
+/// Who may approve a call.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Approver {
+    /// Every key with the scope.
+    Any,
+    /// Every key with the scope, except for the one that started the run.
+    NotTheCaller,
 }
 
 /// The call that an answer is for.
@@ -87,13 +102,14 @@ impl Runtime {
         arguments: Option<Value>,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        self.check_approver(caller, &run)?;
         if let Some(arguments) = &arguments {
-            self.check_edited(&run, &asked, arguments).await?;
+            self.check_edited(caller, &run, &asked, arguments).await?;
         }
         let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
         let edited =
             if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
-        let why = sentence(edited, caller, reason.as_deref());
+        let why = sentence(edited, caller, &run, reason.as_deref());
         let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
         let resolution = Resolution::Approved { arguments };
         let answer = Answer {
@@ -116,8 +132,8 @@ impl Runtime {
         place: CallPlace,
         reason: Option<String>,
     ) -> Result<RunRecord, AnswerError> {
-        let (_, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
-        let why = sentence("Denied", caller, reason.as_deref());
+        let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
+        let why = sentence("Denied", caller, &run, reason.as_deref());
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), false, why);
         let resolution = Resolution::Denied;
@@ -142,7 +158,10 @@ impl Runtime {
         content: String,
         is_error: bool,
     ) -> Result<RunRecord, AnswerError> {
-        self.awaited(&caller.tenant, place, RESULTS).await?;
+        let (run, _) = self.awaited(&caller.tenant, place, RESULTS).await?;
+        if run.subject != caller.subject && !caller.has("runs:approve") {
+            return Err(AnswerError::MissingScope("runs:approve".to_owned()));
+        }
         let resolution = Resolution::Result { content: capped(content), is_error };
         let answer = Answer {
             kinds: RESULTS,
@@ -165,7 +184,8 @@ impl Runtime {
         place: CallPlace,
         found: Found,
     ) -> Result<RunRecord, AnswerError> {
-        let (_, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, REVIEWS).await?;
+        self.check_approver(caller, &run)?;
         let (resolution, what) = match found {
             Found::Happened { result } => {
                 (Resolution::Happened { result: result.map(capped) }, "It took effect")
@@ -175,13 +195,23 @@ impl Runtime {
             }
         };
         let passes = resolution == Resolution::DidNotHappen;
-        let why = format!("{what}, says {}.", caller.subject);
+        let why = format!("{what}, says {}{}.", caller.subject, own(caller, &run));
         let audit =
             decided(place.call, &asked.tool, &asked.arguments, asked.kind.as_str(), passes, why);
         let decided_by = caller.subject.clone();
         let answer =
             Answer { kinds: REVIEWS, resolution, decided_by, reason: None, audit: Some(audit) };
         self.take(&caller.tenant, place, &answer).await
+    }
+
+    /// Whether the caller may decide about this run.
+    fn check_approver(&self, caller: &Caller, run: &RunRecord) -> Result<(), AnswerError> {
+        match self.inner.settings.approver {
+            Approver::NotTheCaller if caller.subject == run.subject => {
+                Err(AnswerError::OwnApproval)
+            }
+            Approver::Any | Approver::NotTheCaller => Ok(()),
+        }
     }
 
     async fn take(
@@ -222,41 +252,6 @@ impl Runtime {
         Err(if is_known { AnswerError::NotAwaited } else { AnswerError::UnknownCall })
     }
 
-    /// Checks arguments that an approver puts in the place of the model's. What they would do is
-    /// judged when the call is executed.
-    async fn check_edited(
-        &self,
-        run: &RunRecord,
-        asked: &ApprovalRecord,
-        arguments: &Value,
-    ) -> Result<(), AnswerError> {
-        let wrong = |pointer: String, message: String| ValidationError { pointer, message };
-        if asked.kind == WaitKind::Escalation {
-            let message = "an escalation has no arguments".to_owned();
-            return Err(AnswerError::InvalidArguments(vec![wrong("/arguments".into(), message)]));
-        }
-        if !arguments.is_object() {
-            let message = "must be an object".to_owned();
-            return Err(AnswerError::InvalidArguments(vec![wrong("/arguments".into(), message)]));
-        }
-        let loaded = self.loaded_of(run).await?;
-        let errors = loaded.executor.argument_errors(&asked.tool, arguments);
-        if errors.is_empty() {
-            return Ok(());
-        }
-        let in_body =
-            |error: ValidationError| wrong(format!("/arguments{}", error.pointer), error.message);
-        Err(AnswerError::InvalidArguments(errors.into_iter().map(in_body).collect()))
-    }
-
-    async fn loaded_of(&self, run: &RunRecord) -> Result<loaded::LoadedAgent, AnswerError> {
-        let definition = self.inner.store.definition(&run.definition_hash).await?;
-        let definition =
-            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
-        let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
-        loaded.map_err(|error| AnswerError::Broken(error.to_string()))
-    }
-
     /// The answers to what a run waits for, in the order in which it asked.
     pub(super) async fn answers_to(
         &self,
@@ -282,7 +277,12 @@ pub(super) fn expiry(answer: &ApprovalRecord) -> Option<AuditRecord> {
 }
 
 /// A decision in words, for the audit log.
-fn sentence(decision: &str, caller: &Caller, reason: Option<&str>) -> String {
+fn sentence(decision: &str, caller: &Caller, run: &RunRecord, reason: Option<&str>) -> String {
     let why = reason.map(|reason| format!(": {reason}")).unwrap_or_default();
-    format!("{decision} by {}{why}", caller.subject)
+    format!("{decision} by {}{}{why}", caller.subject, own(caller, run))
+}
+
+/// Says when the key that decides is the one that started the run.
+fn own(caller: &Caller, run: &RunRecord) -> &'static str {
+    if caller.subject == run.subject { ", who started the run" } else { "" }
 }

@@ -24,8 +24,8 @@ use crate::event::{Event, RunEvent};
 use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{NewRun, RunRecord, RunWrite};
-use crate::tools::Workspace;
 use crate::tools::executor::{Executor, RunScope};
+use crate::tools::{Standing, Workspace};
 
 /// What is fixed while this replica owns a run: row, caller, epoch, origin.
 #[derive(Clone)]
@@ -113,19 +113,8 @@ impl DrivenRun {
             Some(_) => &React { final_via_inference: false },
         };
         let control = Arc::new(RunControl::default());
-        let scope = RunScope {
-            run_id: identity.new.id,
-            agent: identity.new.agent.as_str().into(),
-            caller: Arc::clone(&identity.caller),
-            workspace,
-            timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
-            delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
-            longest: plan.longest_call_seconds.map(Duration::from_secs),
-            tools: Arc::new(plan.callable()),
-            inputs: Arc::clone(&identity.new.inputs),
-            skills: state.skills().into(),
-            standing: control.standing(Arc::clone(&runtime.inner.lease)),
-        };
+        let standing = control.standing(Arc::clone(&runtime.inner.lease));
+        let scope = run_scope(&identity, &plan, workspace, &state, standing);
         let is_open = Arc::new(AtomicBool::new(identity.lineage.is_some()));
         let parent = Parent {
             identity: identity.clone(),
@@ -288,6 +277,29 @@ impl Runtime {
                 }
             }
         }
+    }
+}
+
+/// What a run's tools are told.
+pub(super) fn run_scope(
+    identity: &RunIdentity,
+    plan: &Plan,
+    workspace: Workspace,
+    state: &State,
+    standing: Standing,
+) -> RunScope {
+    RunScope {
+        run_id: identity.new.id,
+        agent: identity.new.agent.as_str().into(),
+        caller: Arc::clone(&identity.caller),
+        workspace,
+        timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
+        delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
+        longest: plan.longest_call_seconds.map(Duration::from_secs),
+        tools: Arc::new(plan.callable()),
+        inputs: Arc::clone(&identity.new.inputs),
+        skills: state.skills().into(),
+        standing,
     }
 }
 

@@ -10,10 +10,9 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
 use super::backend::{Transaction, Work};
-use super::projection::audit_row;
 use super::runs::one_run;
 use super::sql::Query;
-use super::tables::{ApprovalRecord, Record, ids, insert};
+use super::tables::{ApprovalRecord, AuditRow, Record, ids, insert};
 use super::{RunRecord, Store, StoreError, Wakeup};
 use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 
@@ -135,7 +134,7 @@ impl Store {
             return Ok(None);
         }
         if let Some(record) = &answer.audit {
-            let row = audit_row(tenant, &answer.decided_by, run, record);
+            let row = AuditRow::of_call(tenant, &answer.decided_by, run, record);
             tx.run(insert("audit_log", row)).await?;
         }
         requeue_answered(&mut *tx, &[run]).await?;

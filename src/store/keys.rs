@@ -1,16 +1,93 @@
 //! API keys.
 
-use super::backend::Work;
+use std::time::Duration;
+
+use serde_json::json;
+use uuid::Uuid;
+
+use super::audit::note;
+use super::backend::{Transaction, Work};
 use super::sql::Query;
 use super::tables::{Record, insert};
 use super::{ApiKeyRecord, Store, StoreError};
+use crate::event::{Act, AuditAction, SERVICE};
+
+/// What became of a key that was to be stored.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum KeyStored {
+    Stored,
+    /// That id exists already and is unchanged.
+    IdTaken,
+    /// The key that was to create it has been revoked.
+    CreatorRevoked,
+}
+
+/// Which keys to revoke.
+#[derive(Debug, Clone, Copy)]
+pub struct Revocation<'a> {
+    /// Who revokes them.
+    pub subject: &'a str,
+    /// The only tenant whose keys may be revoked, and only those without `admin`; absent: all keys
+    /// of all tenants.
+    pub within: Option<&'a str>,
+    pub id: &'a str,
+    /// With the keys that it created, the keys that those created, and so on.
+    pub with_descendants: bool,
+    /// Also the operator's own key, and the last one that has `admin`.
+    pub is_forced: bool,
+}
+
+/// What became of a revocation.
+#[derive(Debug, Clone, PartialEq)]
+pub enum Revoked {
+    /// These keys are revoked, now or since an earlier time.
+    Done(Vec<ApiKeyRecord>),
+    /// There is no such key.
+    Unknown,
+    /// One of them has `admin`.
+    RequiresAdmin,
+    /// One of them is the operator's: the service created it.
+    OfOperator,
+    /// No key with `admin` would be left.
+    LastAdmin,
+}
+
+impl ApiKeyRecord {
+    /// Whether it may do everything.
+    pub fn is_admin(&self) -> bool {
+        self.scopes.iter().any(|scope| scope == "admin")
+    }
+}
+
+/// Keys with `admin` that can be used; other scopes that contain this text are none.
+const ADMINS: &str = "SELECT * FROM api_keys WHERE revoked_at IS NULL \
+    AND (expires_at IS NULL OR expires_at > {now}) AND scopes LIKE '%\"admin\"%' ORDER BY id";
 
 impl Store {
-    /// Stores a key. `false`: that id exists already and is unchanged.
-    pub async fn insert_key(&self, key: &ApiKeyRecord) -> Result<bool, StoreError> {
+    /// Stores a key, and records who created it.
+    pub async fn insert_key(&self, key: &ApiKeyRecord) -> Result<KeyStored, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        if let Some(creator) = &key.created_by {
+            // Locked, so that a revocation with all descendants misses none.
+            let creator =
+                Query::new("SELECT * FROM api_keys WHERE id = :id{for_update}").bind("id", creator);
+            if let Some(row) = tx.run(creator).await?.first()
+                && ApiKeyRecord::read(row)?.revoked_at.is_some()
+            {
+                tx.commit().await?;
+                return Ok(KeyStored::CreatorRevoked);
+            }
+        }
         let insert = insert("api_keys", key.clone());
         let insert = insert.push(" ON CONFLICT DO NOTHING RETURNING id");
-        Ok(!self.backend.write(Work::Data, insert).await?.is_empty())
+        if tx.run(insert).await?.is_empty() {
+            tx.commit().await?;
+            return Ok(KeyStored::IdTaken);
+        }
+        let subject = key.created_by.as_deref().unwrap_or(SERVICE);
+        note(&mut *tx, act_on(key, subject, AuditAction::KeyCreated)).await?;
+        tx.commit().await?;
+        Ok(KeyStored::Stored)
     }
 
     /// Whether any key exists, of any tenant, revoked or not.
@@ -26,13 +103,116 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Revokes a key of the tenant; `false`: no such key. Revoking twice is harmless.
-    pub async fn revoke_key(&self, tenant: &str, id: &str) -> Result<bool, StoreError> {
-        let revoke = Query::new(
-            "UPDATE api_keys SET revoked_at = COALESCE(revoked_at, {now}) \
-             WHERE tenant = :tenant AND id = :id RETURNING id",
+    /// Notes that keys are in use, each of them unless that was noted less than `pause` ago.
+    pub async fn note_key_use(&self, ids: &[String], pause: Duration) -> Result<(), StoreError> {
+        let note = Query::new(
+            "UPDATE api_keys SET last_used_at = {now} WHERE id IN :ids \
+             AND (last_used_at IS NULL OR last_used_at < {now} - :pause)",
         );
-        let revoke = revoke.bind("tenant", tenant).bind("id", id);
-        Ok(!self.backend.write(Work::Data, revoke).await?.is_empty())
+        let note = note.bind("ids", ids).bind("pause", pause);
+        self.backend.write(Work::Data, note).await.map(drop)
+    }
+
+    /// Revokes a key, and records who did that. Revoking it again is harmless.
+    pub async fn revoke_keys(&self, what: Revocation<'_>) -> Result<Revoked, StoreError> {
+        let mut tx = self.backend.begin(Work::Data).await?;
+        let family = family(&mut *tx, &what).await?;
+        let outside = |key: &ApiKeyRecord| what.within.is_some_and(|tenant| tenant != key.tenant);
+        if family.first().is_none_or(outside) {
+            return Ok(Revoked::Unknown);
+        }
+        let is_live = |key: &&ApiKeyRecord| key.revoked_at.is_none();
+        if what.within.is_some() && family.iter().any(|key| key.is_admin() || outside(key)) {
+            return Ok(Revoked::RequiresAdmin);
+        }
+        if !what.is_forced && family.iter().filter(is_live).any(|key| key.created_by.is_none()) {
+            return Ok(Revoked::OfOperator);
+        }
+        let takes_admin = family.iter().any(|key| key.revoked_at.is_none() && key.is_admin());
+        if takes_admin {
+            // Locked: of two revocations at once, the second sees what the first has left.
+            tx.run(Query::new(ADMINS).push("{for_update}")).await?;
+        }
+        let family = revoke(&mut *tx, &what, family).await?;
+        if takes_admin && !what.is_forced && tx.run(Query::new(ADMINS)).await?.is_empty() {
+            return Ok(Revoked::LastAdmin); // rolled back
+        }
+        tx.commit().await?;
+        Ok(Revoked::Done(family))
+    }
+
+    /// Runs of these keys that have not ended, of all tenants.
+    pub async fn live_runs_of(
+        &self,
+        subjects: &[String],
+    ) -> Result<Vec<(String, Uuid)>, StoreError> {
+        // Constants, so that the planner can see which partial indexes they imply.
+        let live = Query::new(
+            "SELECT tenant, id FROM runs WHERE status = 'running' AND owner IS NOT NULL \
+             AND subject IN :subjects UNION ALL SELECT tenant, id FROM runs \
+             WHERE status = 'queued' AND available_at IS NOT NULL AND subject IN :subjects \
+             UNION ALL SELECT tenant, id FROM runs WHERE status IN \
+             ('awaiting_approval', 'awaiting_tool_results', 'needs_review') \
+             AND subject IN :subjects",
+        );
+        let rows = self.backend.read(Work::Data, live.bind("subjects", subjects)).await?;
+        rows.iter().map(|row| Ok((row.read("tenant")?, row.read("id")?))).collect()
+    }
+}
+
+/// The keys to revoke, the named one first; none where it does not exist.
+async fn family(
+    tx: &mut dyn Transaction,
+    what: &Revocation<'_>,
+) -> Result<Vec<ApiKeyRecord>, StoreError> {
+    let keys = if what.with_descendants {
+        "WITH RECURSIVE family (id) AS (SELECT id FROM api_keys WHERE id = :id \
+         UNION SELECT k.id FROM family f JOIN api_keys k ON k.created_by = f.id) \
+         SELECT api_keys.* FROM family JOIN api_keys ON api_keys.id = family.id \
+         ORDER BY CASE WHEN api_keys.id = :id THEN 0 ELSE 1 END, api_keys.created_at, api_keys.id"
+    } else {
+        "SELECT * FROM api_keys WHERE id = :id"
+    };
+    tx.run(Query::new(keys).bind("id", what.id)).await?.iter().map(Record::read).collect()
+}
+
+/// Revokes these keys, and those that they created in the meantime where descendants go along.
+async fn revoke(
+    tx: &mut dyn Transaction,
+    what: &Revocation<'_>,
+    mut keys: Vec<ApiKeyRecord>,
+) -> Result<Vec<ApiKeyRecord>, StoreError> {
+    loop {
+        let ids: Vec<String> = keys.iter().map(|key| key.id.clone()).collect();
+        let revoke = Query::new(
+            "UPDATE api_keys SET revoked_at = {now} WHERE id IN :ids AND revoked_at IS NULL \
+             RETURNING *",
+        );
+        let revoked = tx.run(revoke.bind("ids", &*ids)).await?;
+        for row in &revoked {
+            let key = ApiKeyRecord::read(row)?;
+            note(tx, act_on(&key, what.subject, AuditAction::KeyRevoked)).await?;
+        }
+        keys = family(tx, what).await?;
+        if revoked.is_empty() || keys.iter().all(|key| key.revoked_at.is_some()) {
+            return Ok(keys);
+        }
+    }
+}
+
+fn act_on(key: &ApiKeyRecord, subject: &str, action: AuditAction) -> Act {
+    let mut details = json!({"key_id": key.id, "name": key.name, "scopes": key.scopes});
+    if action == AuditAction::KeyCreated {
+        details["expires_at"] = json!(key.expires_at);
+        details["rate_limit_per_minute"] = json!(key.rate_limit_per_minute);
+        details["rate_limit_burst"] = json!(key.rate_limit_burst);
+    }
+    Act {
+        tenant: key.tenant.clone(),
+        subject: subject.to_owned(),
+        action,
+        run_id: None,
+        reason: None,
+        details,
     }
 }

@@ -12,7 +12,7 @@ use super::{
     ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Page, RunCursor,
     RunFilter, RunRecord, Store, StoreError,
 };
-use crate::event::WaitKind;
+use crate::event::{AuditAction, WaitKind};
 
 /// By what a list is sorted, newest first: the columns of an index.
 struct Order {
@@ -126,7 +126,11 @@ impl Store {
         if filter.outcome.as_ref().is_some_and(|outcome| outcome != "succeeded") {
             query = query.push(" AND outcome <> 'succeeded'");
         }
+        if filter.action.is_some_and(|action| action != AuditAction::ToolCall) {
+            query = query.push(" AND action <> 'tool_call'");
+        }
         query = query
+            .and("action = :action", "action", filter.action)
             .and("run_id = :run", "run", filter.run_id)
             .and("tool = :tool", "tool", filter.tool.as_deref())
             .and("decision = :decision", "decision", filter.decision.as_deref())

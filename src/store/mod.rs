@@ -7,6 +7,7 @@
 //! another tenant does not exist.
 
 mod approvals;
+mod audit;
 mod backend;
 mod batch;
 mod budget;
@@ -28,6 +29,7 @@ mod replicas;
 mod retention;
 pub mod rows;
 mod runs;
+mod secrets;
 mod sessions;
 mod sql;
 mod sqlite;
@@ -47,6 +49,7 @@ use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
 pub use budget::{Ownership, Settled, SharedBudget};
+pub use keys::{KeyStored, Revocation, Revoked};
 pub use ownership::{CancelOutcome, GivenBack};
 pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};

@@ -6,13 +6,16 @@
 
 use std::time::Duration;
 
+use serde_json::json;
 use uuid::Uuid;
 
+use super::audit::note;
 use super::backend::Work;
 use super::listing::readable;
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{ClaimedRun, FORMAT, RunRecord, Store, StoreError, Wakeup};
+use crate::event::{Act, AuditAction};
 
 /// Runs that wait for a replica and for nothing else, as their index has it.
 macro_rules! in_line {
@@ -183,9 +186,10 @@ impl Store {
         &self,
         tenant: &str,
         run: Uuid,
+        subject: &str,
         reason: Option<&str>,
     ) -> Result<Option<CancelOutcome>, StoreError> {
-        let outcome = match self.cancel_one(tenant, run, reason).await? {
+        let outcome = match self.cancel_audited(tenant, run, subject, reason).await? {
             Some(run) => CancelOutcome::Requested(run),
             None => match self.run(tenant, run).await? {
                 Some(run) => CancelOutcome::AlreadyEnded(run),
@@ -206,6 +210,41 @@ impl Store {
         Ok(Some(outcome))
     }
 
+    /// As [`Self::cancel_one`]; the first request is recorded in the audit log.
+    async fn cancel_audited(
+        &self,
+        tenant: &str,
+        run: Uuid,
+        subject: &str,
+        reason: Option<&str>,
+    ) -> Result<Option<RunRecord>, StoreError> {
+        let mut tx = self.backend.begin(Work::Control).await?;
+        let look = Query::new(
+            "SELECT cancel_requested_at IS NULL AS is_first FROM runs \
+             WHERE tenant = :tenant AND id = :run AND finished_at IS NULL{for_update}",
+        );
+        let rows = tx.run(look.bind("tenant", tenant).bind("run", run)).await?;
+        let Some(row) = rows.first() else {
+            tx.commit().await?;
+            return Ok(None);
+        };
+        if row.read("is_first")? {
+            let act = Act {
+                tenant: tenant.to_owned(),
+                subject: subject.to_owned(),
+                action: AuditAction::RunCancelRequested,
+                run_id: Some(run),
+                reason: reason.map(str::to_owned),
+                details: json!({}),
+            };
+            note(&mut *tx, act).await?;
+        }
+        let rows = tx.run(cancel(tenant, run, reason)).await?;
+        tx.commit().await?;
+        self.backend.hint(Wakeup::Cancel(run)).await;
+        rows.first().map(Record::read).transpose()
+    }
+
     /// `None`: it has ended, or there is no such run.
     pub(super) async fn cancel_one(
         &self,
@@ -213,15 +252,7 @@ impl Store {
         run: Uuid,
         reason: Option<&str>,
     ) -> Result<Option<RunRecord>, StoreError> {
-        let request = Query::new(
-            "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, {now}), \
-             cancel_reason = COALESCE(cancel_reason, :reason), \
-             status = CASE WHEN status = 'running' THEN status ELSE 'queued' END, \
-             available_at = CASE WHEN status <> 'running' THEN {now} END \
-             WHERE tenant = :tenant AND id = :run AND finished_at IS NULL RETURNING *",
-        );
-        let request = request.bind("tenant", tenant).bind("run", run).bind("reason", reason);
-        let rows = self.backend.write(Work::Control, request).await?;
+        let rows = self.backend.write(Work::Control, cancel(tenant, run, reason)).await?;
         if !rows.is_empty() {
             self.backend.hint(Wakeup::Cancel(run)).await;
         }
@@ -287,4 +318,15 @@ impl Store {
         self.backend.hint(Wakeup::Queue).await;
         Ok(!rows.is_empty())
     }
+}
+
+fn cancel(tenant: &str, run: Uuid, reason: Option<&str>) -> Query {
+    let request = Query::new(
+        "UPDATE runs SET cancel_requested_at = COALESCE(cancel_requested_at, {now}), \
+         cancel_reason = COALESCE(cancel_reason, :reason), \
+         status = CASE WHEN status = 'running' THEN status ELSE 'queued' END, \
+         available_at = CASE WHEN status <> 'running' THEN {now} END \
+         WHERE tenant = :tenant AND id = :run AND finished_at IS NULL RETURNING *",
+    );
+    request.bind("tenant", tenant).bind("run", run).bind("reason", reason)
 }

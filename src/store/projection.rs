@@ -86,7 +86,8 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
             calls.apply(event);
         }
         changes.audit.extend(write.audit.iter().map(|record| {
-            audit_row(&write.caller.tenant, &write.caller.subject, write.run_id, record)
+            let Caller { tenant, subject, .. } = write.caller.as_ref();
+            AuditRow::of_call(tenant, subject, write.run_id, record)
         }));
         changes
             .observations
@@ -390,24 +391,8 @@ impl RunCalls<'_> {
     }
 }
 
-/// An audit record as a row: of this tenant, on behalf of this subject.
-pub(super) fn audit_row(
-    tenant: &str,
-    subject: &str,
-    run_id: Uuid,
-    record: &AuditRecord,
-) -> AuditRow {
-    AuditRow {
-        tenant: tenant.to_owned(),
-        id: audit_id(record),
-        run_id,
-        subject: subject.to_owned(),
-        record: record.clone(),
-    }
-}
-
 /// A UUID v7 of the record's time and call: the same each time the same record is written.
-fn audit_id(record: &AuditRecord) -> Uuid {
+pub(super) fn audit_id(record: &AuditRecord) -> Uuid {
     let micros = u64::try_from(record.at.timestamp_micros()).unwrap_or_default();
     let (_, call) = record.call_id.as_u64_pair();
     let mut random = [0; 10];

@@ -1,18 +1,24 @@
 //! Deleting what was kept for long enough: ended runs with everything that belongs to them, then
-//! definitions that no run refers to.
+//! definitions that no run refers to. The audit log stays ([`super::audit`]), and so do the sums of
+//! what models took.
 //!
 //! No index serves this alone: a run that ended before an instant was also created before it, so
 //! each tenant's list of runs, read from its old end, has what is looked for. What cannot be
 //! deleted there is what is still going on or parked, and that is little.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, Utc};
+use serde_json::json;
 use uuid::Uuid;
 
+use super::audit::{by_service, note};
 use super::backend::{Transaction, Work};
 use super::definitions::SPARED;
 use super::sql::Query;
 use super::tables::ids;
 use super::{Store, StoreError};
+use crate::event::AuditAction;
 
 /// All tenants that have runs, by one look-up each; the last row is NULL.
 const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FROM runs UNION ALL \
@@ -20,12 +26,11 @@ const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FR
     WHERE t.tenant IS NOT NULL) ";
 
 /// Where rows of a run are, and the column that names it. The runs themselves go last.
-const TABLES: [(&str, &str); 9] = [
+const TABLES: [(&str, &str); 8] = [
     ("run_events", "run_id"),
     ("iterations", "run_id"),
     ("tool_calls", "run_id"),
     ("observations", "run_id"),
-    ("audit_log", "run_id"),
     ("approvals", "run_id"),
     ("budget_holds", "run_id"),
     ("budgets", "root_run_id"),
@@ -34,17 +39,25 @@ const TABLES: [(&str, &str); 9] = [
 
 impl Store {
     /// Deletes up to `limit` runs of all tenants that ended before that instant, with their
-    /// journals and audit records; how many. When no such run is left, definitions that no run
+    /// journals, and records that; how many. When no such run is left, definitions that no run
     /// refers to and that were not used for some hours go as well.
     pub async fn delete_ended(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Rows that another replica deletes at the moment are left to it.
         let ended = Query::new(TENANTS).push(
-            "SELECT id FROM runs WHERE tenant IN (SELECT tenant FROM tenants) \
+            "SELECT id, tenant FROM runs WHERE tenant IN (SELECT tenant FROM tenants) \
              AND created_at < :before AND finished_at < :before LIMIT :limit{skip_locked}",
         );
         let ended = tx.run(ended.bind("before", before).bind("limit", limit)).await?;
         delete_runs(&mut *tx, &ids(&ended)?).await?;
+        let mut counts = BTreeMap::<String, u64>::new();
+        for row in &ended {
+            *counts.entry(row.read("tenant")?).or_default() += 1;
+        }
+        for (tenant, runs) in counts {
+            let details = json!({"runs": runs, "before": before});
+            note(&mut *tx, by_service(tenant, AuditAction::RunsDeleted, details)).await?;
+        }
         tx.commit().await?;
         if ended.len() < limit as usize {
             let unused = Query::new(TENANTS).push(
@@ -59,9 +72,31 @@ impl Store {
     }
 }
 
-/// Deletes runs and all that belongs to them.
+/// Adds what runs took to what is kept of it.
+const KEEP_USAGE: &str = "INSERT INTO past_usage (tenant, hour, agent, model, runs, input_tokens, \
+    output_tokens, cached_input_tokens, cache_write_tokens, reasoning_tokens, cost_micro_usd, \
+    estimated) \
+    SELECT r.tenant, {hour}, r.agent, i.provider || '/' || i.model, count(DISTINCT r.id), \
+    CAST(sum(i.input_tokens) AS bigint), CAST(sum(i.output_tokens) AS bigint), \
+    CAST(sum(i.cached_input_tokens) AS bigint), CAST(sum(i.cache_write_tokens) AS bigint), \
+    CAST(sum(i.reasoning_tokens) AS bigint), CASE WHEN count(*) = count(i.cost_micro_usd) \
+    THEN CAST(sum(i.cost_micro_usd) AS bigint) END, count(*) FILTER (WHERE i.estimated) > 0 \
+    FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.id IN :runs \
+    GROUP BY 1, 2, 3, 4 ORDER BY 1, 2, 3, 4 \
+    ON CONFLICT (tenant, hour, agent, model) DO UPDATE SET \
+    runs = past_usage.runs + excluded.runs, \
+    input_tokens = past_usage.input_tokens + excluded.input_tokens, \
+    output_tokens = past_usage.output_tokens + excluded.output_tokens, \
+    cached_input_tokens = past_usage.cached_input_tokens + excluded.cached_input_tokens, \
+    cache_write_tokens = past_usage.cache_write_tokens + excluded.cache_write_tokens, \
+    reasoning_tokens = past_usage.reasoning_tokens + excluded.reasoning_tokens, \
+    cost_micro_usd = past_usage.cost_micro_usd + excluded.cost_micro_usd, \
+    estimated = past_usage.estimated OR excluded.estimated";
+
+/// Deletes runs and all that belongs to them, but for the sums of what models took.
 pub(super) async fn delete_runs(tx: &mut dyn Transaction, runs: &[Uuid]) -> Result<(), StoreError> {
     if !runs.is_empty() {
+        tx.run(Query::new(KEEP_USAGE).bind("runs", runs)).await?;
         for (table, run) in TABLES {
             let delete = Query::new(format!("DELETE FROM {table} WHERE {run} IN :runs"));
             tx.run(delete.bind("runs", runs)).await?;

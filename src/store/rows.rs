@@ -10,7 +10,7 @@ use serde_json::Value;
 use strum::IntoStaticStr;
 use uuid::Uuid;
 
-use crate::event::{AuditRecord, Event};
+use crate::event::{AuditAction, AuditRecord, Event};
 use crate::run::{Caller, RunKind, RunOrigin, RunStatus, Totals};
 
 /// A definition as it was when a run started; stored once per distinct text.
@@ -177,6 +177,7 @@ pub struct RunFilter {
 #[derive(Debug, Clone, Default, PartialEq)]
 #[expect(missing_docs, reason = "each field is the filter of that name")]
 pub struct AuditFilter {
+    pub action: Option<AuditAction>,
     pub run_id: Option<Uuid>,
     pub tool: Option<String>,
     pub decision: Option<String>,

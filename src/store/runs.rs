@@ -45,7 +45,7 @@ impl Store {
         key: &str,
     ) -> Result<Option<IdempotentRun>, StoreError> {
         let look = Query::new(
-            "SELECT id, request_hash, created_at FROM runs \
+            "SELECT id, subject, request_hash, created_at FROM runs \
              WHERE tenant = :tenant AND idempotency_key = :key",
         );
         let look = look.bind("tenant", tenant).bind("key", key);

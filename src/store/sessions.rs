@@ -1,10 +1,14 @@
 //! Sessions: the runs that share one, of which one at a time holds it.
 
+use serde_json::json;
+
+use super::audit::note;
 use super::backend::Work;
 use super::retention::delete_runs;
 use super::sql::Query;
 use super::tables::{Record, ids};
 use super::{SessionDeleted, SessionRecord, Store, StoreError};
+use crate::event::{Act, AuditAction};
 
 impl Store {
     /// A session, with the last `ended` runs that held it and in which a model answered. `None`: no
@@ -40,12 +44,13 @@ impl Store {
         rows.first().map(Record::read).transpose()
     }
 
-    /// Deletes a session's runs and those that they delegated to, with their journals and audit
-    /// records.
+    /// Deletes a session's runs and those that they delegated to, with their journals, and records
+    /// who did that.
     pub async fn delete_session(
         &self,
         tenant: &str,
         session: &str,
+        subject: &str,
     ) -> Result<SessionDeleted, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
         // Locked, so that none of them begins meanwhile.
@@ -72,6 +77,15 @@ impl Store {
         );
         let rows = tx.run(family.bind("tenant", tenant).bind("runs", &*runs)).await?;
         delete_runs(&mut *tx, &ids(&rows)?).await?;
+        let act = Act {
+            tenant: tenant.to_owned(),
+            subject: subject.to_owned(),
+            action: AuditAction::SessionDeleted,
+            run_id: None,
+            reason: None,
+            details: json!({"session_id": session, "runs": rows.len()}),
+        };
+        note(&mut *tx, act).await?;
         tx.commit().await?;
         Ok(SessionDeleted::Gone)
     }

@@ -211,6 +211,10 @@ impl Dialect {
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),
             "json_array" => ("json_agg", "json_group_array"),
+            "hour" => (
+                "date_trunc('hour', r.created_at, 'UTC')",
+                "r.created_at / 3600000000 * 3600000000",
+            ),
             "day" => (
                 "to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
                 "strftime('%Y-%m-%d', r.created_at / 1000000, 'unixepoch')",

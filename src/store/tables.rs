@@ -9,7 +9,7 @@ use uuid::Uuid;
 
 use super::sql::{Column, Labels, Param, Query, Row, Value};
 use super::{ApprovalStatus, StoreError};
-use crate::event::{AuditRecord, Resolution, WaitKind};
+use crate::event::{AuditAction, Resolution, WaitKind};
 use crate::message::Usage;
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 
@@ -301,27 +301,22 @@ table! {
 }
 
 table! {
-    /// What was decided on a call and done.
+    /// What was decided on a call and done, or an act of administration.
     both AuditRow {
         tenant: String,
-        id: Uuid,
-        run_id: Uuid,
-        subject: String,
-        ..record: AuditRecord,
-    }
-}
-
-table! {
-    part AuditRecord {
         at: DateTime<Utc>,
-        call_id: Uuid,
-        tool: String,
-        rule: String,
+        id: Uuid,
+        action: AuditAction,
+        run_id: Option<Uuid>,
+        call_id: Option<Uuid>,
+        subject: String,
+        tool: Option<String>,
+        rule: Option<String>,
         decision: String,
         reason: Option<String>,
+        arguments: String,
         outcome: String,
         duration_ms: Option<u64>,
-        arguments: String,
     }
 }
 
@@ -368,7 +363,8 @@ table! {
 }
 
 table! {
-    /// An API key without its secret. A limit that is absent is the service's.
+    /// An API key without its secret. A limit that is absent is the service's. The service itself
+    /// created a key without a `created_by`: the operator's.
     both ApiKeyRecord {
         id: String,
         name: String,
@@ -376,8 +372,10 @@ table! {
         scopes: Vec<String>,
         secret_hash: Vec<u8>,
         created_at: DateTime<Utc>,
+        created_by: Option<String>,
         expires_at: Option<DateTime<Utc>>,
         revoked_at: Option<DateTime<Utc>>,
+        last_used_at: Option<DateTime<Utc>>,
         rate_limit_per_minute: Option<u32>,
         rate_limit_burst: Option<u32>,
     }
@@ -399,6 +397,7 @@ table! {
     /// The run that holds an idempotency key.
     read IdempotentRun {
         id: Uuid,
+        subject: String,
         request_hash: String,
         created_at: DateTime<Utc>,
     }

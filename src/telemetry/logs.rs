@@ -14,6 +14,8 @@ use std::time::Duration;
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use tracing_subscriber::EnvFilter;
 
+use crate::message::visible::escaped;
+
 const FILTER_VARIABLE: &str = "TOOLLOOP_LOG";
 /// OpenTelemetry's own errors are reported by [`super::traces`], less often.
 const QUIET: &str = "opentelemetry=off";
@@ -57,7 +59,20 @@ struct Pending {
 }
 
 /// Writes one line per call of `write`.
-struct LineWriter(Arc<Buffer>);
+struct LineWriter {
+    buffer: Arc<Buffer>,
+    lines: Lines,
+}
+
+/// What a line may contain.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Lines {
+    /// JSON escapes by itself what could be taken for something else.
+    Json,
+    Plain,
+    /// With colours.
+    Coloured,
+}
 
 impl Logs {
     /// `default` is the filter if `TOOLLOOP_LOG` is unset. Panics are logged, too.
@@ -76,12 +91,18 @@ impl Logs {
         // Not std's handle, whose lock would be held while the reader is blocked.
         let stderr = File::from(io::stderr().as_fd().try_clone_to_owned()?);
         let buffer = Buffer::drained_to(stderr)?;
-        let lines = Arc::clone(&buffer);
+        let has_colours = io::stderr().is_terminal();
+        let lines = match format {
+            LogFormat::Json => Lines::Json,
+            LogFormat::Text if has_colours => Lines::Coloured,
+            LogFormat::Text => Lines::Plain,
+        };
+        let shared = Arc::clone(&buffer);
         let subscriber = tracing_subscriber::fmt()
             .with_env_filter(filter)
-            .with_writer(move || LineWriter(Arc::clone(&lines)));
+            .with_writer(move || LineWriter { buffer: Arc::clone(&shared), lines });
         match format {
-            LogFormat::Text => subscriber.with_ansi(io::stderr().is_terminal()).try_init()?,
+            LogFormat::Text => subscriber.with_ansi(has_colours).try_init()?,
             LogFormat::Json => {
                 subscriber.json().flatten_event(true).with_current_span(false).try_init()?;
             }
@@ -176,13 +197,42 @@ fn write_all(reader: &mut impl Write, mut text: &[u8]) {
 
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        self.0.add(line);
+        match self.lines {
+            Lines::Json => self.buffer.add(line),
+            lines => self.buffer.add(one_line(line, lines == Lines::Coloured).as_bytes()),
+        }
         Ok(line.len())
     }
 
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A line in which nothing that somebody else wrote looks like another line, moves the cursor or is
+/// not seen. Colours are the formatter's: it escapes the sequences of others.
+fn one_line(line: &[u8], has_colours: bool) -> String {
+    let line = String::from_utf8_lossy(line);
+    let mut shown = String::with_capacity(line.len() + 16);
+    let mut rest = line.strip_suffix('\n').unwrap_or(&line);
+    while !rest.is_empty() {
+        let colour = if has_colours { colour_at_start(rest) } else { 0 };
+        let (raw, after) = rest.split_at(colour);
+        shown.push_str(raw);
+        let end = after.char_indices().skip(1).find(|(_, c)| *c == '\u{1b}');
+        let (text, after) = after.split_at(end.map_or(after.len(), |(end, _)| end));
+        shown.push_str(&escaped(text).replace('\n', "\\n"));
+        rest = after;
+    }
+    shown.push('\n');
+    shown
+}
+
+/// The length of a sequence `ESC [ digits m` at the start; 0 without one.
+fn colour_at_start(text: &str) -> usize {
+    let digits = text.strip_prefix("\u{1b}[").unwrap_or_default();
+    let count = digits.bytes().take_while(u8::is_ascii_digit).count();
+    if (1..=2).contains(&count) && digits[count..].starts_with('m') { count + 3 } else { 0 }
 }
 
 #[cfg(test)]
@@ -225,6 +275,30 @@ mod tests {
         let text: Vec<u8> = read.try_iter().flatten().collect();
         assert!(text.ends_with(b"xafter\n"));
         assert!(((1 << 20)..=(8 << 20) + 6).contains(&text.len()), "{}", text.len());
+    }
+
+    #[test]
+    fn nothing_in_a_line_looks_like_another_line() {
+        for (line, plain, coloured) in [
+            ("INFO a\tb\n", "INFO a\tb\n", "INFO a\tb\n"),
+            ("a\nINFO forged\n", "a\\nINFO forged\n", "a\\nINFO forged\n"),
+            ("a\r\u{9b}2J\u{202e}b\n", "a\\r\\u{9b}2J\\u{202e}b\n", "a\\r\\u{9b}2J\\u{202e}b\n"),
+            (
+                "\u{1b}[32mINFO\u{1b}[0m x\n",
+                "\\u{1b}[32mINFO\\u{1b}[0m x\n",
+                "\u{1b}[32mINFO\u{1b}[0m x\n",
+            ),
+            (
+                "\u{1b}[2J\u{1b}]0;t\u{7}\u{1b}",
+                "\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{1b}\n",
+                "\\u{1b}[2J\\u{1b}]0;t\\u{7}\\u{1b}\n",
+            ),
+            ("é\u{1b}[1mü\u{1b}", "é\\u{1b}[1mü\\u{1b}\n", "é\u{1b}[1mü\\u{1b}\n"),
+            ("", "\n", "\n"),
+        ] {
+            assert_eq!(one_line(line.as_bytes(), false), plain);
+            assert_eq!(one_line(line.as_bytes(), true), coloured);
+        }
     }
 
     #[test]

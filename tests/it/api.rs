@@ -192,6 +192,7 @@ async fn documented_parameters_are_accepted_and_others_rejected(db: Db) {
                 "limit" | "after" | "timeout" => "7",
                 "status" if path.ends_with("/approvals") => "approved",
                 "status" | "termination_reason" => "completed",
+                "action" => "tool_call",
                 "decision" => "allowed",
                 "outcome" => "failed",
                 "run_id" | "parent_run_id" => &run,
@@ -446,7 +447,8 @@ async fn the_audit_log_is_filtered_and_paginated(db: Db) {
         .to_owned();
     service.run("reader", &json!({"inputs": {"task": "y"}})).await;
     let count = async |query: &str| {
-        service.get(&format!("/v1/audit?{query}")).await.body["data"].as_array().unwrap().len()
+        let path = format!("/v1/audit?action=tool_call&{query}");
+        service.get(&path).await.body["data"].as_array().unwrap().len()
     };
     assert_eq!(count("").await, 4);
     assert_eq!(count(&format!("run_id={run}")).await, 2);
@@ -463,7 +465,7 @@ async fn the_audit_log_is_filtered_and_paginated(db: Db) {
     assert_eq!(count("created_after=2100-01-01T00:00:00Z").await, 0);
     let (mut seen, mut cursor) = (Vec::new(), String::new());
     loop {
-        let page = service.get(&format!("/v1/audit?limit=3{cursor}")).await.body;
+        let page = service.get(&format!("/v1/audit?action=tool_call&limit=3{cursor}")).await.body;
         seen.extend(
             page["data"]
                 .as_array()
@@ -474,14 +476,14 @@ async fn the_audit_log_is_filtered_and_paginated(db: Db) {
         let Some(next) = page["next_cursor"].as_str() else { break };
         cursor = format!("&cursor={next}");
     }
-    let all: Vec<String> = service.get("/v1/audit").await.body["data"]
+    let all: Vec<String> = service.get("/v1/audit?action=tool_call").await.body["data"]
         .as_array()
         .unwrap()
         .iter()
         .map(|row| row["id"].as_str().unwrap().to_owned())
         .collect();
     assert_eq!((seen.len(), &seen), (4, &all));
-    for wrong in ["decision=maybe", "outcome=fine", "run_id=7"] {
+    for wrong in ["action=rain", "decision=maybe", "outcome=fine", "run_id=7"] {
         assert_eq!(
             problem(&service.get(&format!("/v1/audit?{wrong}")).await),
             (400, "INVALID_PARAMETER"),

@@ -160,13 +160,13 @@ async fn an_escalated_call_waits_until_it_is_approved(db: Db) {
         (&json!("testadmin"), &json!("go on"))
     );
     assert!(row["decided_at"].is_string());
-    let audit = service.get("/v1/audit").await.body;
+    let audit = service.get("/v1/audit?action=tool_call").await.body;
     let said: Vec<_> =
         audit["data"].as_array().unwrap().iter().map(|r| (&r["decision"], &r["outcome"])).collect();
     let (asked, allowed, done) = (json!("escalated"), json!("allowed"), json!("succeeded"));
     let waits = json!("not_executed");
     assert_eq!(said, [(&asked, &done), (&allowed, &waits), (&asked, &waits)], "{audit:#}");
-    assert_eq!(audit["data"][1]["reason"], "Approved by testadmin: go on");
+    assert_eq!(audit["data"][1]["reason"], "Approved by testadmin, who started the run: go on");
     let again = service.post(&format!("{}/approve", calls[0]), &json!({})).await;
     assert_eq!(
         (again.status.as_u16(), &again.body["code"]),
@@ -246,14 +246,16 @@ async fn arguments_are_edited_and_judged_again(db: Db) {
         ("old\n".into(), "edited\n".into())
     );
 
-    // What is forbidden stays so, whoever approves it.
+    // What is forbidden stays so, whoever approves it; the approval is not taken.
     let (run, calls) = paths(&parked(&service, "editor").await.body);
     let secret = json!({"operation": "write", "path": "secret/key.txt", "content": "mine\n"});
-    let approved =
+    let refused =
         service.post(&format!("{}/approve", calls[0]), &json!({"arguments": secret})).await;
-    assert_eq!(approved.status, 200);
-    let done = ended(&service, &run).await;
-    assert!(text(&done["output"], "result").contains("Blocked by the path rule"), "{done:#}");
+    assert_eq!(refused.status, 422);
+    assert!(text(&refused.body, "detail").contains("Blocked by the path rule"), "{refused:?}");
+    assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
+    assert_eq!(service.post(&format!("{}/deny", calls[0]), &json!({})).await.status, 200);
+    ended(&service, &run).await;
     assert_eq!(file(&service, "secret/key.txt"), "key\n");
 }
 

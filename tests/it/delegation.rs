@@ -307,7 +307,8 @@ async fn agents_that_are_named_must_be_there(db: Db) {
     let files: Vec<&str> =
         problems.iter().map(|problem| problem["file"].as_str().unwrap()).collect();
     assert_eq!(files, ["narcissus.yaml", "parent.yaml"], "{problems:#?}");
-    assert!(problems[1]["error"].as_str().unwrap().contains("researcher"), "{problems:#?}");
+    assert!(problems[1]["error"].as_str().unwrap().contains("no agent named"), "{problems:#?}");
+    service.until_logged("there is no agent named").await;
     assert_eq!(service.post("/v1/agents/parent/invoke-iterative", &json!({})).await.status, 404);
 
     service.write("scenarios/researcher.yaml", "steps: [{text: 'done: {{ inputs.task }}'}]");

@@ -3,6 +3,7 @@
 #![allow(clippy::unwrap_used, clippy::expect_used, reason = "a test that cannot go on panics")]
 #![allow(unreachable_pub, reason = "nothing of a test binary is reachable")]
 
+mod access;
 mod answers;
 mod api;
 mod approvals;
@@ -28,6 +29,7 @@ mod hardening;
 mod hostile;
 mod house;
 mod installing;
+mod keys;
 mod machine;
 mod matrix;
 mod memory;

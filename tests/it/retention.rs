@@ -6,6 +6,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     ended_runs_are_deleted_and_others_are_not,
+    audit_records_are_deleted_by_their_own_retention_only,
 }
 
 const READER: &str = "
@@ -51,11 +52,17 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
     for _ in 0..2 {
         let run = read_once(&service).await;
         service.until(&run, |answer| answer["code"] == "NOT_FOUND").await;
-        service.until("/v1/audit", is_empty).await;
         for part in ["events", "tool-calls", "iterations", "messages"] {
             assert_eq!(service.get(&format!("{run}/{part}")).await.status, 404, "{part}");
         }
     }
+    let audit = service.get("/v1/audit?action=tool_call").await.body;
+    assert_eq!(audit["data"].as_array().unwrap().len(), 2, "{audit:#}");
+    let deleted = service.get("/v1/audit?action=runs.deleted").await.body;
+    assert_eq!(deleted["data"][0]["subject"], "service", "{deleted:#}");
+    let usage = service.get("/v1/stats/usage?agent=reader").await.body;
+    assert_eq!(usage["data"][0]["runs"], 2, "{usage:#}");
+
     let listed = service.get("/v1/runs").await.body;
     let listed: Vec<&Value> =
         listed["data"].as_array().unwrap().iter().map(|run| &run["run_id"]).collect();
@@ -64,4 +71,12 @@ async fn ended_runs_are_deleted_and_others_are_not(db: Db) {
     assert_eq!(service.get(&sleeping).await.body["status"], "running");
     assert_eq!(service.post(&format!("{sleeping}/cancel"), &json!({})).await.status, 202);
     service.until("/v1/runs", is_empty).await;
+}
+
+async fn audit_records_are_deleted_by_their_own_retention_only(db: Db) {
+    let service = setup().config("[audit]\nretention = \"1s\"").start(db).await;
+    let run = read_once(&service).await;
+    service.until("/v1/audit?action=tool_call", is_empty).await;
+    service.until("/v1/audit", is_empty).await;
+    assert_eq!(service.get(&run).await.body["status"], "completed");
 }

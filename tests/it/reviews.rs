@@ -99,7 +99,7 @@ async fn what_happened_is_told_to_the_model(db: Db) {
     let told = text(&done["output"], "result");
     assert!(told.contains("took effect") && told.contains("one line more"), "{told}");
     assert_eq!(file(&service, "log.txt"), "x", "never twice");
-    let audit = service.get("/v1/audit").await.body;
+    let audit = service.get("/v1/audit?action=tool_call").await.body;
     let records = audit["data"].as_array().unwrap();
     let of =
         |rule: &str| records.iter().filter(|record| record["rule"] == rule).collect::<Vec<_>>();

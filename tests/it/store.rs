@@ -25,15 +25,16 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 use tempfile::TempDir;
 use toolloop::event::{
-    AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, ToolCallBlocked,
-    ToolCallCompleted, ToolCallStarted, WaitKind,
+    AuditAction, AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent,
+    ToolCallBlocked, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{
     Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
-    self, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError, WriteOutcome,
+    self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError,
+    WriteOutcome,
 };
 use uuid::Uuid;
 
@@ -92,7 +93,7 @@ impl Db {
 
     /// Asks for the run's end, and ends it as the replica does that claims it.
     async fn cancel(&self, run: Uuid) {
-        self.store.request_cancel(TENANT, run, None).await.unwrap();
+        self.store.request_cancel(TENANT, run, "key", None).await.unwrap();
         let claimed = self.store.claim_cancelled("ender", 10).await.unwrap().remove(0).run;
         assert_eq!(claimed.id, run);
         let mut script = Script::with(|new| new.id = run);
@@ -344,6 +345,22 @@ fn completed(output: Value) -> RunEvent {
         Outcome::Completed { output, raw_response: "17".into(), reason, partial: false },
         40,
     )
+}
+
+/// Whether a row has what was recorded of a call.
+fn is_record_of(row: &AuditRow, record: &AuditRecord) -> bool {
+    let AuditRow { at, action, call_id, tool, rule, decision, reason, arguments, outcome, .. } =
+        row;
+    *action == AuditAction::ToolCall
+        && (*at, *call_id, tool, rule)
+            == (
+                record.at,
+                Some(record.call_id),
+                &Some(record.tool.clone()),
+                &Some(record.rule.clone()),
+            )
+        && (decision, reason, arguments) == (&record.decision, &record.reason, &record.arguments)
+        && (outcome, row.duration_ms) == (&record.outcome, record.duration_ms)
 }
 
 fn audited(call: &ToolCall, decision: &str) -> AuditRecord {

@@ -6,6 +6,7 @@
 use std::time::Duration;
 
 use futures::future::join_all;
+use reqwest::redirect;
 use secrecy::ExposeSecret as _;
 
 use super::Finding;
@@ -63,6 +64,11 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
             let key = model.api_key_env.as_deref().unwrap_or("the key");
             broken(check, format!("{place} rejects the key"), format!("is {key} right?"), is_used)
         }
+        Ok(300..=399) => {
+            let next = format!("set [models.{name}] base_url to where it leads");
+            let detail = format!("{place} answers with a redirect, and none is followed");
+            broken(check, detail, next, is_used)
+        }
         Ok(_) => Finding::ok(check, format!("{place} responds")),
         Err(reason) => {
             let next = format!("is it running, and is [models.{name}] base_url right?");
@@ -73,7 +79,8 @@ async fn server(check: String, name: &str, model: &ModelServer, is_used: bool) -
 
 /// The HTTP status of a request for the list of models.
 async fn status(model: &ModelServer) -> Result<u16, String> {
-    let http = reqwest::Client::builder().timeout(TIMEOUT).build().map_err(|e| e.to_string())?;
+    let http = reqwest::Client::builder().timeout(TIMEOUT).redirect(redirect::Policy::none());
+    let http = http.build().map_err(|e| e.to_string())?;
     let list = match model.kind {
         ProviderKind::Openai | ProviderKind::OpenaiResponses | ProviderKind::Scripted => "models",
         ProviderKind::Anthropic => "v1/models",

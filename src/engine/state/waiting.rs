@@ -69,6 +69,13 @@ impl State {
         resolved.is_some_and(|resolved| resolved.resolution == Resolution::ChildEnded)
     }
 
+    /// An open call, as it will be looked at once what it waits for is there.
+    pub fn open_call(&self, call: Uuid) -> Option<PendingCall> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        let (index, call) = turn.open_calls().find(|(_, open)| open.id == call)?;
+        Some(self.pending(index, call, None))
+    }
+
     /// What to do with a call that was waited for.
     pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, resolved: &Resolved) -> Step {
         let by = resolved.decided_by.as_deref();

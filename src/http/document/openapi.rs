@@ -37,7 +37,7 @@ const TAGS: [(&str, &str); 9] = [
     ("stats", "Token usage, cost, and latencies of tool calls."),
     ("tools", "The tools that agents can use."),
     ("keys", "Create, list and revoke API keys."),
-    ("audit", "Decisions on tool calls, and their outcomes."),
+    ("audit", "Decisions on tool calls, and acts of administration."),
     ("health", "Liveness, readiness, metrics and the API document."),
 ];
 

@@ -10,7 +10,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::event::RunEvent;
+use crate::event::{self, RunEvent};
 use crate::store;
 
 macro_rules! words {
@@ -51,6 +51,8 @@ words! {
     /// The status of an approval: `answered` by the result of a client tool, `resolved` by a review,
     /// `void` because the run ended first.
     ApprovalStatus = store::ApprovalStatus::VARIANTS;
+    /// What an audit record is about: a tool call, or an act of administration.
+    AuditAction = event::AuditAction::VARIANTS;
     /// Whether a process is ready to serve requests.
     ReadinessStatus = &["ready", "draining", "unavailable"];
     /// The type of an event.

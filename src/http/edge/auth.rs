@@ -6,6 +6,7 @@
 use std::marker::PhantomData;
 use std::ops::Deref;
 use std::sync::Arc;
+use std::time::Duration;
 
 use axum::extract::FromRequestParts;
 use axum::http::HeaderMap;
@@ -13,12 +14,16 @@ use axum::http::header::AUTHORIZATION;
 use axum::http::request::Parts;
 
 use super::key_cache::{Auth, CachedKey};
+use super::open_requests::Counted;
 use super::problem::{Code, Problem};
-use crate::clock;
+use super::server::Peer;
 use crate::http::state::App;
 use crate::run::Caller;
-use crate::runtime::keys;
+use crate::runtime::{Refusal, keys};
 use crate::store::ApiKeyRecord;
+
+/// How often the key of an event stream or a waiting request is looked at.
+const WATCH: Duration = Duration::from_secs(1);
 
 /// A scope as a type, so that a handler's signature states what it requires.
 pub(crate) trait Scope {
@@ -54,6 +59,7 @@ scopes! {
 /// An authenticated caller that holds the scope `S`.
 pub(crate) struct Scoped<S> {
     caller: Arc<Caller>,
+    key: Option<Arc<ApiKeyRecord>>,
     scope: PhantomData<fn() -> S>,
 }
 
@@ -65,12 +71,19 @@ impl<S> Deref for Scoped<S> {
     }
 }
 
+impl<S> Scoped<S> {
+    /// The key of the request; none if `auth.mode` is `none`.
+    pub(crate) fn key(&self) -> Option<&Arc<ApiKeyRecord>> {
+        self.key.as_ref()
+    }
+}
+
 impl<S: Scope> FromRequestParts<App> for Scoped<S> {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
-        let Identity { caller, .. } = Identity::with::<S>(parts, app).await?;
-        Ok(Self { caller, scope: PhantomData })
+        let Identity { caller, key } = Identity::with::<S>(parts, app).await?;
+        Ok(Self { caller, key, scope: PhantomData })
     }
 }
 
@@ -87,7 +100,7 @@ impl Identity {
             Auth::None => Self { caller: app.keys.local(), key: None },
             Auth::Local(caller) => Self { caller: Arc::clone(caller), key: None },
             Auth::ApiKeys => {
-                let CachedKey { caller, key, .. } = authenticated(app, &parts.headers).await?;
+                let CachedKey { caller, key, .. } = authenticated(app, parts).await?;
                 Self { caller, key: Some(key) }
             }
         };
@@ -110,20 +123,64 @@ pub(crate) fn forbidden(scope: &str) -> Problem {
     Problem::new(Code::Forbidden, format!("This requires the scope `{scope}`."))
 }
 
-async fn authenticated(app: &App, headers: &HeaderMap) -> Result<CachedKey, Problem> {
-    let refused = |why| Err(Problem::new(Code::Unauthenticated, why));
-    let Some(token) = bearer(headers) else {
-        return refused("This requires an `Authorization: Bearer` header with an API key.");
+/// A key that is not accepted, or no longer.
+pub(crate) fn refused_key() -> Problem {
+    Problem::new(Code::Unauthenticated, "The API key is unknown, expired or revoked.")
+}
+
+async fn authenticated(app: &App, parts: &Parts) -> Result<CachedKey, Problem> {
+    let Some(token) = bearer(&parts.headers) else {
+        let detail = "This requires an `Authorization: Bearer` header with an API key.";
+        return Err(Problem::new(Code::Unauthenticated, detail));
     };
-    if let Some((id, secret)) = keys::parse(token)
-        && let Some(cached) = app.keys.find(app.store.as_ref(), id).await?
-        && keys::verify(secret, &cached.key.secret_hash)
-        && cached.key.revoked_at.is_none()
-        && cached.key.expires_at.is_none_or(|expiry| clock::now() < expiry)
-    {
-        return Ok(cached);
+    let cached = match keys::parse(token) {
+        Some((id, secret)) => {
+            app.keys.find(app.store.as_ref(), id).await?.map(|cached| (cached, secret))
+        }
+        None => None,
+    };
+    let refusal = match &cached {
+        None if keys::parse(token).is_none() => Some(Refusal::Malformed),
+        None => Some(Refusal::UnknownKey),
+        Some((cached, secret)) => cached.refusal(secret),
+    };
+    match (cached, refusal) {
+        (Some((cached, _)), None) => {
+            cached.note_use(&app.runtime);
+            count(app, parts, &cached.key.id)?;
+            Ok(cached)
+        }
+        (cached, refusal) => {
+            let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
+            let key = cached.as_ref().map(|(cached, _)| cached.key.as_ref());
+            app.runtime.note_refused_login(refusal.unwrap_or(Refusal::UnknownKey), key, source);
+            Err(refused_key())
+        }
     }
-    refused("The API key is unknown, expired or revoked.")
+}
+
+/// Counts the request for its key until the response is sent.
+fn count(app: &App, parts: &Parts, key: &str) -> Result<(), Problem> {
+    let Some(counted) = parts.extensions.get::<Counted>().filter(|counted| !counted.is_set())
+    else {
+        return Ok(());
+    };
+    let most = app.settings.requests_per_key;
+    counted.set(app.open.open(key, most).ok_or_else(|| Problem::too_many_requests(most))?);
+    Ok(())
+}
+
+/// Resolves when this key has been revoked or has expired; without a key never.
+pub(crate) async fn key_lost(app: &App, key: Option<&ApiKeyRecord>) {
+    let Some(key) = key else { return std::future::pending().await };
+    loop {
+        tokio::time::sleep(WATCH).await;
+        // What cannot be decided now is decided a moment later.
+        let Ok(found) = app.keys.find(app.store.as_ref(), &key.id).await else { continue };
+        if found.is_none_or(|cached| cached.is_over().is_some()) {
+            return;
+        }
+    }
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -255,6 +255,12 @@ impl Params {
         self.value(name, "a UUID", |text| Uuid::try_parse(text).ok())
     }
 
+    /// Takes a parameter that is `true` or `false`, and `false` if it is absent.
+    pub(crate) fn flag(&mut self, name: &str) -> Result<bool, Problem> {
+        let flag = self.value(name, "`true` or `false`", |text| text.parse().ok())?;
+        Ok(flag.unwrap_or(false))
+    }
+
     /// Takes all parameters named `<prefix><key>`, as `(key, value)`.
     pub(crate) fn prefixed(&mut self, prefix: &str) -> Vec<(String, String)> {
         let taken = self

@@ -2,12 +2,15 @@
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 
 use super::problem::Problem;
+use crate::clock;
 use crate::run::Caller;
+use crate::runtime::{Refusal, Runtime, keys};
 use crate::store::{ApiKeyRecord, Store};
 
 /// How requests are authenticated.
@@ -39,6 +42,37 @@ pub(super) struct CachedKey {
     pub(super) key: Arc<ApiKeyRecord>,
     pub(super) caller: Arc<Caller>,
     read_at: Instant,
+    /// Whether its use was noted since it was read.
+    is_noted: Arc<AtomicBool>,
+}
+
+impl CachedKey {
+    /// Why it cannot be used with this secret.
+    pub(super) fn refusal(&self, secret: &str) -> Option<Refusal> {
+        if keys::verify(secret, &self.key.secret_hash) {
+            self.is_over()
+        } else {
+            Some(Refusal::WrongSecret)
+        }
+    }
+
+    /// Why it cannot be used any more.
+    pub(super) fn is_over(&self) -> Option<Refusal> {
+        if self.key.revoked_at.is_some() {
+            Some(Refusal::Revoked)
+        } else {
+            self.key
+                .expires_at
+                .is_some_and(|expiry| expiry <= clock::now())
+                .then_some(Refusal::Expired)
+        }
+    }
+
+    pub(super) fn note_use(&self, runtime: &Runtime) {
+        if !self.is_noted.swap(true, Ordering::Relaxed) {
+            runtime.note_key_use(&self.key.id);
+        }
+    }
 }
 
 impl KeyCache {
@@ -79,7 +113,12 @@ impl KeyCache {
             tenant: key.tenant.clone(),
             scopes: key.scopes.clone(),
         };
-        let cached = CachedKey { key: Arc::new(key), caller: Arc::new(caller), read_at };
+        let cached = CachedKey {
+            key: Arc::new(key),
+            caller: Arc::new(caller),
+            read_at,
+            is_noted: Arc::default(),
+        };
         let mut entries = self.lock();
         if entries.revocations == revocations {
             if entries.keys.len() >= Self::EVICT_ABOVE {

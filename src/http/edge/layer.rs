@@ -17,11 +17,15 @@ use futures::FutureExt;
 use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::key_cache::Auth;
 use super::metrics::{method_label, route_label};
+use super::open_requests::Counted;
+use super::origin::check_local;
 use super::outgoing;
 use super::outgoing::X_RUN_ID;
 use super::problem::{Code, Problem};
 use super::rate_limit::RateLimitHeaders;
+use super::server::Reserved;
 use crate::http::state::App;
 
 const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
@@ -29,6 +33,8 @@ const X_REQUEST_ID: HeaderName = HeaderName::from_static("x-request-id");
 /// How long after the handler's own deadline the middleware times out.
 const GRACE: Duration = Duration::from_secs(1);
 
+/// The paths that are served while all connections are taken.
+const PROBES: [&str; 4] = ["/healthz", "/readyz", "/v1/healthz", "/v1/readyz"];
 /// Maximum length of path and query, in bytes.
 const TARGET_BYTES: usize = 16 << 10;
 /// Maximum number of headers, and their maximum total size in bytes.
@@ -61,7 +67,10 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let rate_limit = RateLimitHeaders::default();
     request.extensions_mut().insert(rate_limit.clone());
 
-    let mut response = match check_head(&request) {
+    let counted = Counted::default();
+    request.extensions_mut().insert(counted.clone());
+
+    let mut response = match check_head(&app, &request) {
         Ok(()) => {
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
             match tokio::time::timeout_at(deadline + GRACE, answer).await {
@@ -94,12 +103,21 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     rate_limit.apply_to(headers);
     headers.insert(X_REQUEST_ID, request_id);
     outgoing::protect(headers);
-    outgoing::compress(response, takes_gzip).await
+    counted.until_sent(outgoing::compress(response, takes_gzip).await)
 }
 
-/// Rejects request heads that are too large. The server's own limits are higher, so that the client
-/// gets a problem document instead of a bare 431.
-fn check_head(request: &Request) -> Result<(), Problem> {
+/// Rejects request heads that are too large (the server's own limits are higher, so that the client
+/// gets a problem document instead of a bare 431), requests on connections that are reserved for
+/// probes, and those of foreign pages where there is no authentication.
+fn check_head(app: &App, request: &Request) -> Result<(), Problem> {
+    let is_reserved = request.extensions().get::<Reserved>().is_some();
+    if is_reserved && !PROBES.contains(&request.uri().path()) {
+        let detail = "The service has as many connections as it can take.";
+        return Err(Problem::new(Code::Overloaded, detail));
+    }
+    if matches!(app.auth, Auth::None) {
+        check_local(request.uri(), request.headers())?;
+    }
     if request.uri().path_and_query().is_some_and(|target| target.as_str().len() > TARGET_BYTES) {
         let detail = format!("The path and query are longer than {TARGET_BYTES} bytes.");
         return Err(Problem::new(Code::UriTooLong, detail));

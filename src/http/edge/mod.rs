@@ -8,6 +8,8 @@ pub(super) mod key_cache;
 pub(super) mod layer;
 pub(super) mod metrics;
 pub(super) mod metrics_sink;
+pub(super) mod open_requests;
+pub(super) mod origin;
 pub(super) mod outgoing;
 pub(super) mod problem;
 pub(super) mod rate_limit;

@@ -28,6 +28,7 @@ pub(crate) enum Code {
     InvalidParameter,
     Unauthenticated,
     Forbidden,
+    ForeignOrigin,
     NotFound,
     MethodNotAllowed,
     NotAcceptable,
@@ -37,6 +38,7 @@ pub(crate) enum Code {
     SessionOfOtherAgent,
     IdempotencyMismatch,
     NotAwaitingApproval,
+    ProtectedKey,
     PayloadTooLarge,
     UriTooLong,
     UnsupportedMediaType,
@@ -64,6 +66,7 @@ impl Code {
                 ("UNAUTHENTICATED", StatusCode::UNAUTHORIZED, "Unauthenticated")
             }
             Self::Forbidden => ("FORBIDDEN", StatusCode::FORBIDDEN, "Forbidden"),
+            Self::ForeignOrigin => ("FOREIGN_ORIGIN", StatusCode::FORBIDDEN, "Foreign origin"),
             Self::NotFound => ("NOT_FOUND", StatusCode::NOT_FOUND, "Not found"),
             Self::MethodNotAllowed => {
                 ("METHOD_NOT_ALLOWED", StatusCode::METHOD_NOT_ALLOWED, "Method not allowed")
@@ -76,6 +79,7 @@ impl Code {
             Self::NotAwaitingApproval => {
                 ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval")
             }
+            Self::ProtectedKey => ("PROTECTED_KEY", StatusCode::CONFLICT, "Protected key"),
             Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
             Self::SessionOfOtherAgent => {
                 ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent")
@@ -207,6 +211,14 @@ impl Problem {
         Self { cause: Some(cause.into()), ..Self::new(Code::Internal, detail) }
     }
 
+    /// The caller may not do this, for this reason.
+    fn refused(why: &dyn std::error::Error) -> Self {
+        let why = why.to_string();
+        let first = why.chars().next().map(|first| first.to_ascii_uppercase());
+        let detail = first.into_iter().chain(why.chars().skip(1)).chain(['.']).collect::<String>();
+        Self::new(Code::Forbidden, detail)
+    }
+
     /// Also for things of another tenant.
     pub(crate) fn not_found(what: &str) -> Self {
         Self::new(Code::NotFound, format!("There is no such {what}."))
@@ -237,6 +249,11 @@ impl Problem {
     pub(crate) fn rate_limited(seconds: u64) -> Self {
         let detail = format!("The rate limit of this key is exceeded; retry in {seconds} s.");
         Self { retry_after: Some(seconds), ..Self::new(Code::RateLimited, detail) }
+    }
+
+    pub(crate) fn too_many_requests(most: usize) -> Self {
+        let detail = format!("This key has {most} requests open, which is the limit.");
+        Self { retry_after: Some(1), ..Self::new(Code::RateLimited, detail) }
     }
 
     /// Names the run that continues although this request failed.
@@ -327,6 +344,7 @@ impl From<AnswerError> for Problem {
                 "This call does not wait for this kind of answer, or no longer waits.",
             ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
+            AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
             AnswerError::Broken(_) => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
         }
@@ -349,6 +367,7 @@ impl From<StartError> for Problem {
                 return Self::invalid(Code::InvalidOverride, vec![error]);
             }
             StartError::Store(error) => return error.into(),
+            StartError::MissingScope(_) => return Self::refused(&error),
             StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };
         Self::new(code, format!("{error}."))

@@ -7,11 +7,12 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 25] = [
+const ALL: [Code; 27] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
     Code::Forbidden,
+    Code::ForeignOrigin,
     Code::NotFound,
     Code::MethodNotAllowed,
     Code::NotAcceptable,
@@ -21,6 +22,7 @@ const ALL: [Code; 25] = [
     Code::SessionOfOtherAgent,
     Code::IdempotencyMismatch,
     Code::NotAwaitingApproval,
+    Code::ProtectedKey,
     Code::PayloadTooLarge,
     Code::UriTooLong,
     Code::UnsupportedMediaType,
@@ -61,6 +63,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     400 INVALID_PARAMETER Invalid parameter
     401 UNAUTHENTICATED Unauthenticated
     403 FORBIDDEN Forbidden
+    403 FOREIGN_ORIGIN Foreign origin
     404 NOT_FOUND Not found
     405 METHOD_NOT_ALLOWED Method not allowed
     406 NOT_ACCEPTABLE Not acceptable
@@ -70,6 +73,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     409 SESSION_OF_OTHER_AGENT Session of another agent
     422 IDEMPOTENCY_MISMATCH Idempotency mismatch
     409 NOT_AWAITING_APPROVAL Not awaiting approval
+    409 PROTECTED_KEY Protected key
     413 PAYLOAD_TOO_LARGE Payload too large
     414 URI_TOO_LONG URI too long
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type

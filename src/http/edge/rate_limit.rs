@@ -25,13 +25,17 @@ pub(crate) const POLICY: HeaderName = HeaderName::from_static("ratelimit-policy"
 pub(crate) const REMAINING: HeaderName = HeaderName::from_static("ratelimit");
 
 /// A caller with the scope `agents:invoke` that has taken a token from its key's bucket.
-pub(crate) struct Admitted(Arc<Caller>);
+pub(crate) struct Admitted {
+    caller: Arc<Caller>,
+    /// None if `auth.mode` is `none`.
+    pub(crate) key: Option<Arc<ApiKeyRecord>>,
+}
 
 impl Deref for Admitted {
     type Target = Arc<Caller>;
 
     fn deref(&self) -> &Arc<Caller> {
-        &self.0
+        &self.caller
     }
 }
 
@@ -41,14 +45,14 @@ impl FromRequestParts<App> for Admitted {
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
         let Identity { caller, key } = Identity::with::<AgentsInvoke>(parts, app).await?;
         // auth.mode = none is loopback only and has no rate limit.
-        let Some(key) = key else { return Ok(Self(caller)) };
+        let Some(key) = key else { return Ok(Self { caller, key }) };
         let limit = limit_of(&key, app.settings.rate_limit);
         let allowance = app.runtime.admit_invocation(&key.id, limit).await?;
         if let Some(headers) = parts.extensions.get::<RateLimitHeaders>() {
             headers.set(limit, &allowance);
         }
         match allowance.retry_after {
-            None => Ok(Self(caller)),
+            None => Ok(Self { caller, key: Some(key) }),
             Some(wait) => Err(Problem::rate_limited(seconds(wait).max(1))),
         }
     }

@@ -1,8 +1,9 @@
 //! The HTTP server: accepts connections, bounds their number, size and time, and closes them.
 //!
-//! HTTP/1.1 and HTTP/2 without TLS, detected from the first bytes. Beyond `max_connections`, or when
-//! the process has no file descriptors left, clients wait in the kernel's accept queue instead of
-//! being refused. A client that is too slow to send a request head or to read its response loses its
+//! HTTP/1.1 and HTTP/2 without TLS, detected from the first bytes. Beyond `max_connections`, a few
+//! connections are reserved for probes; other requests on them are refused at once, and no client
+//! keeps one for long. When the process has no file descriptors left, clients wait in the kernel's
+//! accept queue. A client that is too slow to send a request head or to read its response loses its
 //! connection ([`timing`], [`stall`]); the time to send a body is bounded by [`super::extract`]. The
 //! limits on a request head are enforced by [`super::layer`], which can explain the error.
 
@@ -13,6 +14,7 @@ mod unread;
 
 use std::convert::Infallible;
 use std::future::{pending, poll_fn};
+use std::net::IpAddr;
 use std::pin::pin;
 use std::sync::Arc;
 use std::task::Poll;
@@ -20,7 +22,8 @@ use std::time::Duration;
 
 use axum::Router;
 use axum::body::Body;
-use axum::http::Request;
+use axum::http::header::CONNECTION;
+use axum::http::{HeaderValue, Request, Version};
 use hyper::body::Incoming;
 use hyper::service::service_fn;
 use hyper_util::rt::{TokioIo, TokioTimer};
@@ -57,6 +60,27 @@ const REMINDER: Duration = Duration::from_mins(1);
 /// File descriptors that are reserved for the store, files and model calls.
 const RESERVED_FILES: u64 = 256;
 
+/// Connections that are accepted while `max_connections` are open, to answer probes.
+const RESERVE: usize = 16;
+/// Time to send the head of a request on one of them, and until the next one.
+const RESERVED_PAUSE: Duration = Duration::from_secs(1);
+/// How long each of them is open at most.
+const RESERVED_TIME: Duration = Duration::from_secs(5);
+
+/// The address of a request's client.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Peer(pub(super) IpAddr);
+
+/// Marks requests on a connection that is reserved for probes.
+#[derive(Debug, Clone, Copy)]
+pub(super) struct Reserved;
+
+/// A connection's right to be open.
+struct Slot {
+    _permit: OwnedSemaphorePermit,
+    is_reserved: bool,
+}
+
 /// Timeouts and the connection limit.
 #[derive(Debug, Clone, Copy)]
 pub struct Limits {
@@ -85,7 +109,7 @@ pub async fn serve(
     limits: Limits,
     closing: impl Future<Output = ()>,
 ) {
-    let most = limits.max_connections.min(affordable_connections());
+    let most = affordable_connections(limits.max_connections);
     if most < limits.max_connections {
         tracing::info!(
             connections = most,
@@ -128,13 +152,27 @@ fn protocols(limits: &Limits) -> auto::Builder<Streams> {
 
 async fn accept(listener: TcpListener, server: &Arc<Server>, slots: &Arc<Semaphore>) -> Infallible {
     let (mut full, mut failing) = (Reminder::default(), Reminder::default());
+    let reserve = Arc::new(Semaphore::new(RESERVE));
     loop {
         if slots.available_permits() == 0 && full.is_due() {
-            tracing::warn!("server.max_connections is reached; new connections wait");
+            tracing::warn!("server.max_connections is reached; new connections serve only probes");
         }
-        let Ok(slot) = Arc::clone(slots).acquire_owned().await else { return pending().await };
+        let slot = tokio::select! {
+            biased;
+            slot = Arc::clone(slots).acquire_owned() => slot.map(|slot| (slot, false)),
+            slot = Arc::clone(&reserve).acquire_owned() => slot.map(|slot| (slot, true)),
+        };
+        let Ok((mut permit, mut is_reserved)) = slot else { return pending().await };
         match listener.accept().await {
-            Ok((stream, _)) => drop(tokio::spawn(connection(Arc::clone(server), stream, slot))),
+            Ok((stream, client)) => {
+                // Until the client came, a regular one may have become free.
+                if let (true, Ok(regular)) = (is_reserved, Arc::clone(slots).try_acquire_owned()) {
+                    (permit, is_reserved) = (regular, false);
+                }
+                let slot = Slot { _permit: permit, is_reserved };
+                let peer = Peer(client.ip().to_canonical());
+                drop(tokio::spawn(connection(Arc::clone(server), stream, peer, slot)));
+            }
             Err(error) if gave_up(&error) => {}
             Err(error) => {
                 if failing.is_due() {
@@ -152,12 +190,35 @@ fn gave_up(error: &std::io::Error) -> bool {
     matches!(error.kind(), ConnectionAborted | ConnectionRefused | ConnectionReset)
 }
 
-async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphorePermit) {
+async fn connection(server: Arc<Server>, stream: TcpStream, peer: Peer, slot: Slot) {
+    if !slot.is_reserved {
+        return serve_connection(&server, stream, peer, server.limits, false).await;
+    }
+    let limits = Limits {
+        header_timeout: server.limits.header_timeout.min(RESERVED_PAUSE),
+        idle_timeout: server.limits.idle_timeout.min(RESERVED_PAUSE),
+        ..server.limits
+    };
+    let serving = serve_connection(&server, stream, peer, limits, true);
+    let _ = tokio::time::timeout(RESERVED_TIME, serving).await;
+}
+
+async fn serve_connection(
+    server: &Server,
+    stream: TcpStream,
+    peer: Peer,
+    limits: Limits,
+    is_reserved: bool,
+) {
     let _ = stream.set_nodelay(true);
     let timing = Arc::new(ConnectionTiming::new());
     let socket =
         TokioIo::new(Socket::new(stream, Arc::clone(&timing), server.limits.write_timeout));
-    let service = service_fn(|request: Request<Incoming>| {
+    let service = service_fn(|mut request: Request<Incoming>| {
+        request.extensions_mut().insert(peer);
+        if is_reserved {
+            request.extensions_mut().insert(Reserved);
+        }
         let open = OpenRequest::new(&timing);
         let (request, unread) = unread::track(request);
         let answer = server.router.clone().call(request.map(Body::new));
@@ -165,12 +226,15 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
         async move {
             let mut response = answer.await?;
             unread.drain_or_close(&mut response, &timing).await;
+            if is_reserved && response.version() <= Version::HTTP_11 {
+                response.headers_mut().insert(CONNECTION, HeaderValue::from_static("close"));
+            }
             Ok::<_, Infallible>(response.map(|body| ResponseBody::new(body, open)))
         }
     });
     let mut protocol = pin!(server.protocols.serve_connection(socket, service));
     let mut closing = pin!(server.closing.cancelled());
-    let mut timer = pin!(tokio::time::sleep(server.limits.header_timeout));
+    let mut timer = pin!(tokio::time::sleep(limits.header_timeout));
     let mut is_closing = false;
     let ended = poll_fn(|context| {
         if !is_closing && closing.as_mut().poll(context).is_ready() {
@@ -182,14 +246,14 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
                 return Poll::Ready(ended.map_err(|error| error.to_string()));
             }
             // Reset the timer only if it fires too late; otherwise when it has fired.
-            let deadline = timing.deadline(&server.limits);
+            let deadline = timing.deadline(&limits);
             if deadline < timer.deadline() || timer.is_elapsed() {
                 timer.as_mut().reset(deadline);
             }
             if timer.as_mut().poll(context).is_pending() {
                 return Poll::Pending;
             }
-            if timing.deadline(&server.limits) > Instant::now() {
+            if timing.deadline(&limits) > Instant::now() {
                 continue;
             }
             if is_closing || timing.awaits_request_head() {
@@ -203,19 +267,19 @@ async fn connection(server: Arc<Server>, stream: TcpStream, slot: OwnedSemaphore
     if let Err(reason) = ended.await {
         tracing::debug!(reason, "connection ended");
     }
-    drop(slot);
 }
 
-/// Raises the soft limit on open files to the hard limit, and returns how many connections it allows
-/// beside [`RESERVED_FILES`], at least one.
-fn affordable_connections() -> usize {
+/// Raises the soft limit on open files to the hard limit, and returns how many of these connections
+/// it allows beside [`RESERVED_FILES`], at least one.
+pub fn affordable_connections(most: usize) -> usize {
     let Rlimit { current, maximum } = getrlimit(Resource::Nofile);
     let raised = setrlimit(Resource::Nofile, Rlimit { current: maximum, maximum }).is_ok();
     let files = if raised { maximum } else { current };
-    files.map_or(Semaphore::MAX_PERMITS, |files| {
+    let affordable = files.map_or(Semaphore::MAX_PERMITS, |files| {
         usize::try_from(files.saturating_sub(RESERVED_FILES).max(1))
             .unwrap_or(Semaphore::MAX_PERMITS)
-    })
+    });
+    most.min(affordable)
 }
 
 /// Limits how often a warning is repeated.

@@ -12,7 +12,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
-use super::run_views::{Pending, RunDetail, detail};
+use super::run_views::{Pending, RunAnswer, answer_to};
 use crate::http::document::vocabulary::ApprovalStatus as StatusWord;
 use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymous};
 use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
@@ -101,8 +101,8 @@ pub(crate) struct ApproveRequest {
     /// Recorded with the decision; at most 1000 characters.
     #[schema(max_length = 1000, example = "looks right")]
     reason: Option<String>,
-    /// Arguments that replace the model's; they are validated and checked against the policy in the
-    /// same way.
+    /// Arguments that replace the model's, which requires the scope for the tool, too. They are
+    /// validated and checked against the policy in the same way, before the approval is accepted.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
 }
@@ -140,7 +140,7 @@ fn parse_answer<T: for<'de> Deserialize<'de>>(body: Map<String, Value>) -> Resul
         ("call_id" = Uuid, Path, description = "The id of the call or escalation."),
     ),
     request_body = Option<ApproveRequest>,
-    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunAnswer)),
 )]
 pub(crate) async fn approve_tool_call(
     State(app): State<App>,
@@ -148,12 +148,12 @@ pub(crate) async fn approve_tool_call(
     CallId(place): CallId,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Json<RunDetail>, Problem> {
+) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let ApproveRequest { reason, arguments } = parse_answer(body)?;
     let run = app.runtime.approve(&caller, place, reason, arguments).await?;
-    Ok(Json(detail(&app, run).await?))
+    answer_to(&app, &caller, run).await
 }
 
 /// Deny a tool call
@@ -167,7 +167,7 @@ pub(crate) async fn approve_tool_call(
         ("call_id" = Uuid, Path, description = "The id of the call or escalation."),
     ),
     request_body = Option<DenyRequest>,
-    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunAnswer)),
 )]
 pub(crate) async fn deny_tool_call(
     State(app): State<App>,
@@ -175,12 +175,12 @@ pub(crate) async fn deny_tool_call(
     CallId(place): CallId,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Json<RunDetail>, Problem> {
+) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let DenyRequest { reason } = parse_answer(body)?;
     let run = app.runtime.deny(&caller, place, reason).await?;
-    Ok(Json(detail(&app, run).await?))
+    answer_to(&app, &caller, run).await
 }
 
 /// The outcome of a call that a crash left unknown.
@@ -215,7 +215,7 @@ pub(crate) enum ReviewOutcome {
         ("call_id" = Uuid, Path, description = "The call's id."),
     ),
     request_body = ResolveRequest,
-    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunAnswer)),
 )]
 pub(crate) async fn resolve_tool_call(
     State(app): State<App>,
@@ -223,7 +223,7 @@ pub(crate) async fn resolve_tool_call(
     CallId(place): CallId,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Json<RunDetail>, Problem> {
+) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
     let found = match parse_answer(body)? {
@@ -240,7 +240,7 @@ pub(crate) async fn resolve_tool_call(
         }
     };
     let run = app.runtime.review(&caller, place, found).await?;
-    Ok(Json(detail(&app, run).await?))
+    answer_to(&app, &caller, run).await
 }
 
 /// The result of a client tool.
@@ -259,7 +259,7 @@ pub(crate) struct ToolResultRequest {
 /// Submit the result of a client tool
 ///
 /// For a call of one of the request's `client_tools`. The run continues once all its pending calls
-/// are answered.
+/// are answered. Only the key that started the run can do this, and keys with `runs:approve`.
 #[utoipa::path(
     post, path = "/runs/{id}/tool-calls/{call_id}/result", tag = "approvals",
     security(("bearer" = ["agents:invoke"])),
@@ -268,7 +268,7 @@ pub(crate) struct ToolResultRequest {
         ("call_id" = Uuid, Path, description = "The call's id."),
     ),
     request_body = ToolResultRequest,
-    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunDetail)),
+    responses((status = 200, description = "The answer was accepted; the current state of the run.", body = RunAnswer)),
 )]
 pub(crate) async fn give_tool_result(
     State(app): State<App>,
@@ -276,9 +276,9 @@ pub(crate) async fn give_tool_result(
     CallId(place): CallId,
     params: Params,
     JsonObject(body): JsonObject,
-) -> Result<Json<RunDetail>, Problem> {
+) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     let ToolResultRequest { content, is_error } = parse_answer(body)?;
     let run = app.runtime.give_result(&caller, place, content, is_error).await?;
-    Ok(Json(detail(&app, run).await?))
+    answer_to(&app, &caller, run).await
 }

@@ -1,4 +1,4 @@
-//! The audit log, read only: decisions on tool calls, and their outcomes.
+//! The audit log, read only: decisions on tool calls and their outcomes, and acts of administration.
 
 use axum::Json;
 use axum::extract::State;
@@ -10,14 +10,15 @@ use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::run_parts::json_or_text;
-use crate::http::document::vocabulary::{CallOutcome, Decision};
+use crate::event::AuditAction;
+use crate::http::document::vocabulary::{AuditAction as AuditActionWord, CallOutcome, Decision};
 use crate::http::edge::auth::{AuditRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::store::{AuditFilter, AuditRow};
 
-/// The decision on a tool call, and its outcome.
+/// The decision on a tool call and its outcome, or an act of administration.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = AuditRecord, example = json!({"arguments": {"operation": "read", "path": "secret/token"}}))]
 pub(crate) struct AuditView {
@@ -25,62 +26,69 @@ pub(crate) struct AuditView {
     id: Uuid,
     /// When the decision was made.
     at: DateTime<Utc>,
-    /// The id of the API key, or the subject of the token, on whose behalf the call was made.
+    /// What the record is about.
+    #[schema(value_type = AuditActionWord, example = "tool_call")]
+    action: &'static str,
+    /// The id of the API key, or the subject of the token, on whose behalf the call was made or that
+    /// acted; `service` for the service itself, `unknown` for a refused login that names no key.
     #[schema(example = "5f2a9c01d3e47b68")]
     subject: String,
-    /// The run that the call belongs to.
-    run_id: Uuid,
-    /// The tool's name.
+    /// The run that the call belongs to, or that was to be cancelled.
+    run_id: Option<Uuid>,
+    /// The tool's name; null without a call.
     #[schema(example = "file_ops")]
-    tool: String,
-    /// The policy rule that decided.
+    tool: Option<String>,
+    /// The policy rule that decided; null without a call.
     #[schema(example = "path")]
-    rule: String,
+    rule: Option<String>,
     /// The decision.
     #[schema(value_type = Decision, example = "blocked")]
     decision: String,
     /// The reason for the decision.
     #[schema(example = "`secret/token` may not be read.")]
     reason: Option<String>,
-    /// The call's arguments; a string if they are not valid JSON or were cut.
+    /// The call's arguments; a string if they are not valid JSON or were cut. What an act was done to,
+    /// e.g. a key's id; refused logins have their `source` and `count`.
     arguments: Value,
-    /// The outcome of the call.
+    /// The outcome of the call or act.
     #[schema(value_type = CallOutcome, example = "not_executed")]
     outcome: String,
-    /// Duration of the execution in milliseconds; null if the call was not executed.
+    /// Duration of the execution in milliseconds; null if nothing was executed.
     #[schema(example = json!(null))]
     duration_ms: Option<u64>,
 }
 
 impl From<AuditRow> for AuditView {
-    fn from(AuditRow { id, subject, run_id, record, .. }: AuditRow) -> Self {
+    fn from(row: AuditRow) -> Self {
         Self {
-            id,
-            at: record.at,
-            subject,
-            run_id,
-            tool: record.tool,
-            rule: record.rule,
-            decision: record.decision,
-            reason: record.reason,
-            arguments: json_or_text(&record.arguments),
-            outcome: record.outcome,
-            duration_ms: record.duration_ms,
+            id: row.id,
+            at: row.at,
+            action: row.action.as_str(),
+            subject: row.subject,
+            run_id: row.run_id,
+            tool: row.tool,
+            rule: row.rule,
+            decision: row.decision,
+            reason: row.reason,
+            arguments: json_or_text(&row.arguments),
+            outcome: row.outcome,
+            duration_ms: row.duration_ms,
         }
     }
 }
 
 /// List audit records
 ///
-/// Newest first.
+/// Newest first. Records are kept when the runs that they name are deleted.
 #[utoipa::path(
     get, path = "/audit", tag = "audit", security(("bearer" = ["audit:read"])),
     params(
-        ("run_id" = Option<Uuid>, Query, description = "Calls of this run."),
+        ("action" = Option<AuditActionWord>, Query, description = "Records of this kind."),
+        ("run_id" = Option<Uuid>, Query, description = "Records of this run."),
         ("tool" = Option<String>, Query, description = "Calls of this tool."),
-        ("decision" = Option<Decision>, Query, description = "Calls with this decision."),
-        ("subject" = Option<String>, Query, description = "Calls on behalf of this key id or token subject."),
-        ("outcome" = Option<CallOutcome>, Query, description = "Calls with this outcome."),
+        ("decision" = Option<Decision>, Query, description = "Records with this decision."),
+        ("subject" = Option<String>, Query, description = "Records of this key id or token subject."),
+        ("outcome" = Option<CallOutcome>, Query, description = "Records with this outcome."),
         ("created_after" = Option<DateTime<Utc>>, Query, description = "Records after this time."),
         ("created_before" = Option<DateTime<Utc>>, Query, description = "Records before this time."),
         ListParams,
@@ -94,7 +102,9 @@ pub(crate) async fn list_audit(
 ) -> Result<Json<Listing<AuditView>>, Problem> {
     let one_of =
         |names: &'static [&str]| move |text: &str| names.contains(&text).then(|| text.to_owned());
+    let action = |text: &str| text.parse::<AuditAction>().ok();
     let filter = AuditFilter {
+        action: params.value("action", "the action of an audit record", action)?,
         run_id: params.uuid("run_id")?,
         tool: params.text("tool"),
         decision: params.value("decision", "a decision", one_of(Decision::WORDS))?,
@@ -106,6 +116,6 @@ pub(crate) async fn list_audit(
     let page = by_time(&mut params, LISTS)?;
     params.finish()?;
     let rows = app.store.audit(&caller.tenant, &filter, &page).await?;
-    let cursor = |row: &AuditRow| time_cursor(row.record.at, &row.id.to_string());
+    let cursor = |row: &AuditRow| time_cursor(row.at, &row.id.to_string());
     Ok(Json(Listing::of(rows, &page, cursor, AuditView::from)))
 }

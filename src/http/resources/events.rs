@@ -13,7 +13,7 @@ use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
 use super::runs::existing;
-use super::stream;
+use super::stream::{self, Viewer};
 use crate::event::Event;
 use crate::http::document::answers::EXAMPLE_FRAME;
 use crate::http::document::vocabulary::{EventData, EventType};
@@ -111,7 +111,8 @@ pub(crate) async fn list_events(
             return Ok(StatusCode::NO_CONTENT.into_response());
         }
         let follower = app.runtime.follow(&caller.tenant, id, after);
-        return Ok(stream::response(&app, &caller.tenant, id, after, follower, None));
+        let viewer = Viewer { tenant: &caller.tenant, key: caller.key() };
+        return Ok(stream::response(&app, viewer, id, after, follower, None));
     }
     let page = by_number(&mut params, PARTS)?;
     if after.is_some() && page.after.is_some() {

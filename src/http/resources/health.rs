@@ -94,5 +94,49 @@ pub(crate) async fn readyz(State(app): State<App>) -> (StatusCode, Json<Readines
         ("ok", "ok", serving) => (StatusCode::SERVICE_UNAVAILABLE, serving),
         _ => (StatusCode::SERVICE_UNAVAILABLE, "unavailable"),
     };
-    (code, Json(Readiness { status, checks, definitions: app.catalogue.problems() }))
+    let definitions = app.catalogue.problems().into_iter().map(|problem| {
+        let error = unquoted(&problem.error);
+        DefinitionProblem { error, ..problem }
+    });
+    (code, Json(Readiness { status, checks, definitions: definitions.collect() }))
+}
+
+/// A message without what it quotes: this route needs no key, and a value in the wrong place may be
+/// a secret. The log and `toolloop check` have the whole message.
+fn unquoted(message: &str) -> String {
+    let mut shown = String::with_capacity(message.len());
+    let mut rest = message;
+    while let Some(start) = rest.find(['"', '`']) {
+        let (before, quoted) = rest.split_at(start);
+        let quote = if quoted.starts_with('"') { '"' } else { '`' };
+        let mut escaped = false;
+        let end = quoted.char_indices().skip(1).find(|(_, c)| {
+            let ends = *c == quote && !escaped;
+            escaped = *c == '\\' && !escaped;
+            ends
+        });
+        shown.push_str(before);
+        shown.extend([quote, '…', quote]);
+        rest = end.map_or("", |(end, _)| &quoted[end + 1..]);
+    }
+    shown.push_str(rest);
+    shown
+}
+
+#[cfg(test)]
+mod tests {
+    use super::unquoted;
+
+    #[test]
+    fn what_is_quoted_is_not_shown() {
+        for (message, shown) in [
+            ("model: nothing quoted", "model: nothing quoted"),
+            ("line 3: model: \"sk-1\" is not `provider/model`", "line 3: model: \"…\" is not `…`"),
+            (r#""a \" b" and "c\\" is"#, r#""…" and "…" is"#),
+            ("\"never closed `é", "\"…\""),
+            ("`ä\"b` c", "`…` c"),
+        ] {
+            assert_eq!(unquoted(message), shown);
+        }
+    }
 }

@@ -17,8 +17,9 @@ use super::dry_run::DryRun;
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::run_views::{Run, detail};
 use super::runs::existing;
-use super::stream::{self, CancelOnDrop};
+use super::stream::{self, CancelOnDrop, Viewer};
 use crate::http::document::answers::Answers;
+use crate::http::edge::auth::{AgentsRead, Scope as _, forbidden, key_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
 use crate::http::edge::problem::{Code, Problem};
@@ -78,7 +79,7 @@ pub(crate) async fn invoke_agent_iterative(
 
 async fn invoke(
     app: &App,
-    caller: &Arc<Caller>,
+    caller: &Admitted,
     delivery: &DeliveryOptions,
     agent: String,
     kind: RunKind,
@@ -101,6 +102,9 @@ async fn invoke(
         overrides,
     };
     if dry_run {
+        if !caller.has(AgentsRead::NAME) {
+            return Err(forbidden(AgentsRead::NAME)); // it shows the definition
+        }
         return Ok(Json(DryRun::from(app.runtime.dry_run(request).await?)).into_response());
     }
     let mut accepted = app.runtime.start(request).await?;
@@ -110,12 +114,16 @@ async fn invoke(
         Accepted::Known(run_id) => (*run_id, true, None),
     };
     let cancel = (delivery.cancel_on_disconnect && !is_replayed)
-        .then(|| CancelOnDrop::new(app.runtime.clone(), &caller.tenant, run_id));
+        .then(|| CancelOnDrop::new(app.runtime.clone(), caller, run_id));
     let mut response = if delivery.wants_events() {
         let follower = follower.unwrap_or_else(|| app.runtime.follow(&caller.tenant, run_id, 0));
-        stream::response(app, &caller.tenant, run_id, 0, follower, cancel)
+        let viewer = Viewer { tenant: &caller.tenant, key: caller.key.as_ref() };
+        stream::response(app, viewer, run_id, 0, follower, cancel)
     } else {
-        let answer = outcome(app, caller, delivery, accepted).await;
+        let answer = tokio::select! {
+            answer = outcome(app, caller, delivery, accepted) => answer,
+            () = key_lost(app, caller.key.as_deref()) => Err(refused_key()),
+        };
         CancelOnDrop::disarm(cancel);
         answer.map_err(|problem| problem.of_run(run_id))?
     };

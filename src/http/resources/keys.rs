@@ -1,12 +1,13 @@
 //! API keys: creating, listing and revoking them.
 //!
-//! A key is shown only when it is created. A caller cannot grant scopes that it does not have, and
-//! only `admin` creates keys of other tenants. The format of keys is defined in `runtime::keys`.
+//! A key is shown only when it is created. A caller cannot grant more than it has: neither scopes,
+//! nor time, nor requests per minute. Only `admin` creates, lists and revokes keys of other tenants
+//! and revokes keys with `admin`. The format of keys is defined in `runtime::keys`.
 
 use axum::Json;
 use axum::extract::State;
 use axum::http::StatusCode;
-use chrono::{DateTime, SubsecRound, Utc};
+use chrono::{DateTime, SecondsFormat, SubsecRound, Utc};
 use serde::{Deserialize, Serialize};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{ObjectBuilder, Schema, Type};
@@ -15,13 +16,13 @@ use utoipa::{PartialSchema, ToSchema};
 use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
 use crate::clock;
 use crate::event::ValidationError;
-use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden};
+use crate::http::edge::auth::{KeysAdmin, Scoped, forbidden, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::run::Caller;
 use crate::runtime::keys;
-use crate::store::ApiKeyRecord;
+use crate::store::{ApiKeyRecord, KeyStored, RateLimit, Revocation, Revoked};
 
 /// A scope, for the API document.
 struct Scope;
@@ -56,13 +57,14 @@ pub(crate) struct NewKeyRequest {
     #[serde(default)]
     #[schema(required, value_type = Vec<Scope>, min_items = 1, example = json!(["agents:invoke", "runs:read", "tools:execute"]))]
     scopes: Vec<String>,
-    /// When the key expires; default: never.
+    /// When the key expires; default: never, or when the key that creates it expires.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
-    /// Invocations per minute, and likewise tool calls per minute; default: the service's limit.
+    /// Invocations per minute, and likewise tool calls per minute; default: that of the key that
+    /// creates it, or the service's limit.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 60)]
     rate_limit_per_minute: Option<u32>,
-    /// Invocations or tool calls that can be made at once; default: the service's limit.
+    /// Invocations or tool calls that can be made at once; default: as for the rate limit.
     #[schema(minimum = 1, maximum = 1_000_000_000, example = 10)]
     rate_limit_burst: Option<u32>,
 }
@@ -85,6 +87,13 @@ pub(crate) struct KeyView {
     scopes: Vec<String>,
     /// When the key was created.
     created_at: DateTime<Utc>,
+    /// The id of the key that created it; `local` for the command line, null for the operator's own
+    /// key.
+    #[schema(example = "bootstrapadmin")]
+    created_by: Option<String>,
+    /// When the key was last used, to the minute; null if it never was.
+    #[schema(example = json!(null))]
+    last_used_at: Option<DateTime<Utc>>,
     /// When the key expires; null if never.
     #[schema(example = json!(null))]
     expires_at: Option<DateTime<Utc>>,
@@ -117,6 +126,8 @@ impl From<ApiKeyRecord> for KeyView {
             tenant: key.tenant,
             scopes: key.scopes,
             created_at: key.created_at,
+            created_by: key.created_by,
+            last_used_at: key.last_used_at,
             expires_at: key.expires_at,
             revoked_at: key.revoked_at,
             rate_limit_per_minute: key.rate_limit_per_minute,
@@ -167,6 +178,61 @@ fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Pro
     scopes.iter().find(|scope| !held(scope)).map_or(Ok(()), |missing| Err(forbidden(missing)))
 }
 
+/// Rejects a request for more time or more requests per minute than the caller has. What the request
+/// leaves open is what the caller has. A key with `admin` and without a limit of its own is not
+/// bound by the service's.
+fn narrow(
+    request: &mut NewKeyRequest,
+    maker: Option<&ApiKeyRecord>,
+    default: RateLimit,
+) -> Result<(), Problem> {
+    let Some(maker) = maker else { return Ok(()) };
+    let longer = |bound: DateTime<Utc>| {
+        let bound = bound.to_rfc3339_opts(SecondsFormat::AutoSi, true);
+        format!("A key cannot create one that lives longer; this key expires at {bound}.")
+    };
+    narrow_one(&mut request.expires_at, maker.expires_at, None, longer)?;
+    let by_service = |limit: u32| (!maker.is_admin()).then_some(limit);
+    for (asked, own, default, what) in [
+        (
+            &mut request.rate_limit_per_minute,
+            maker.rate_limit_per_minute,
+            by_service(default.per_minute),
+            "may do more per minute",
+        ),
+        (
+            &mut request.rate_limit_burst,
+            maker.rate_limit_burst,
+            by_service(default.burst),
+            "may do more at once",
+        ),
+    ] {
+        let more = |bound: u32| {
+            format!("A key cannot create one that {what}; the limit of this key is {bound}.")
+        };
+        narrow_one(asked, own, default, more)?;
+    }
+    Ok(())
+}
+
+fn narrow_one<T: PartialOrd + Copy>(
+    asked: &mut Option<T>,
+    own: Option<T>,
+    default: Option<T>,
+    refusal: impl FnOnce(T) -> String,
+) -> Result<(), Problem> {
+    match (*asked, own.or(default)) {
+        (Some(asked), Some(bound)) if asked > bound => {
+            Err(Problem::new(Code::Forbidden, refusal(bound)))
+        }
+        (Some(_), _) => Ok(()),
+        (None, _) => {
+            *asked = own;
+            Ok(())
+        }
+    }
+}
+
 /// Whether a scope is `tools:<name>`.
 fn is_tool(scope: &str) -> bool {
     scope.starts_with("tools:") && !keys::SCOPES.contains(&scope)
@@ -174,7 +240,8 @@ fn is_tool(scope: &str) -> bool {
 
 /// Create an API key
 ///
-/// The response is the only place where the complete key is shown.
+/// The response is the only place where the complete key is shown. A key cannot grant more than it
+/// has: neither scopes, nor time, nor requests per minute.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
     request_body = NewKeyRequest,
@@ -185,7 +252,7 @@ pub(crate) async fn create_key(
     caller: Scoped<KeysAdmin>,
     JsonObject(body): JsonObject,
 ) -> Result<(StatusCode, Json<NewKey>), Problem> {
-    let request: NewKeyRequest =
+    let mut request: NewKeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
     let now = clock::now().trunc_subsecs(6);
     let errors = validation_errors(&request, now);
@@ -194,44 +261,43 @@ pub(crate) async fn create_key(
     }
     let tenant = request.tenant.clone().unwrap_or_else(|| caller.tenant.clone());
     authorise(&caller, &tenant, &request.scopes)?;
+    narrow(&mut request, caller.key().map(AsRef::as_ref), app.settings.rate_limit)?;
     let new = keys::generate().map_err(|e| Problem::internal(e.to_string()))?;
-    let record = record(request, tenant, new.id, new.secret_hash, now);
-    if !app.store.insert_key(&record).await? {
-        return Err(Problem::internal("a fresh key id is taken"));
-    }
-    Ok((StatusCode::CREATED, Json(NewKey { about: record.into(), key: new.token })))
-}
-
-fn record(
-    request: NewKeyRequest,
-    tenant: String,
-    id: String,
-    secret_hash: Vec<u8>,
-    created_at: DateTime<Utc>,
-) -> ApiKeyRecord {
     let mut scopes = request.scopes;
     scopes.sort_unstable();
     scopes.dedup();
-    ApiKeyRecord {
-        id,
+    let record = ApiKeyRecord {
+        id: new.id,
         name: request.name,
         tenant,
         scopes,
-        secret_hash,
-        created_at,
+        secret_hash: new.secret_hash,
+        created_at: now,
+        created_by: Some(caller.subject.clone()),
         expires_at: request.expires_at.map(|expiry| expiry.trunc_subsecs(6)),
         revoked_at: None,
+        last_used_at: None,
         rate_limit_per_minute: request.rate_limit_per_minute,
         rate_limit_burst: request.rate_limit_burst,
+    };
+    match app.store.insert_key(&record).await? {
+        KeyStored::Stored => {
+            Ok((StatusCode::CREATED, Json(NewKey { about: record.into(), key: new.token })))
+        }
+        KeyStored::CreatorRevoked => Err(refused_key()),
+        KeyStored::IdTaken => Err(Problem::internal("a fresh key id is taken")),
     }
 }
 
 /// List API keys
 ///
-/// The keys of the caller's tenant, newest first, including revoked ones.
+/// The keys of a tenant, newest first, including revoked ones.
 #[utoipa::path(
     get, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
-    params(ListParams),
+    params(
+        ("tenant" = Option<String>, Query, description = "The tenant; another one than the caller's requires `admin`."),
+        ListParams,
+    ),
     responses((status = 200, description = "A page of keys.", body = Listing<KeyView>)),
 )]
 pub(crate) async fn list_keys(
@@ -239,32 +305,66 @@ pub(crate) async fn list_keys(
     caller: Scoped<KeysAdmin>,
     mut params: Params,
 ) -> Result<Json<Listing<KeyView>>, Problem> {
+    let tenant = params.value("tenant", "the name of a tenant", |name| {
+        keys::is_tenant(name).then(|| name.to_owned())
+    })?;
     let page = by_time_and(&mut params, LISTS, keys::is_id)?;
     params.finish()?;
-    let keys = app.store.keys(&caller.tenant, &page).await?;
+    let tenant = tenant.unwrap_or_else(|| caller.tenant.clone());
+    authorise(&caller, &tenant, &[])?;
+    let keys = app.store.keys(&tenant, &page).await?;
     Ok(Json(Listing::of(keys, &page, |key| time_cursor(key.created_at, &key.id), KeyView::from)))
 }
 
 /// Revoke an API key
 ///
-/// Takes effect immediately. Idempotent.
+/// Takes effect immediately; event streams and waiting requests of the key end within seconds.
+/// Idempotent. The operator's own key and the last key with `admin` are only revoked with `force`.
 #[utoipa::path(
     delete, path = "/keys/{id}", tag = "keys", security(("bearer" = ["keys:admin"])),
-    params(("id" = String, Path, description = "The key's id.")),
+    params(
+        ("id" = String, Path, description = "The key's id."),
+        ("descendants" = Option<bool>, Query, description = "Also revokes the keys that it created, the keys that those created, and so on; default false."),
+        ("cancel_runs" = Option<bool>, Query, description = "Also cancels the runs that the keys started; default false."),
+        ("force" = Option<bool>, Query, description = "Also revokes the operator's own key and the last key with `admin`; default false."),
+    ),
     responses((status = 204, description = "The key is revoked.")),
 )]
 pub(crate) async fn revoke_key(
     State(app): State<App>,
     caller: Scoped<KeysAdmin>,
     Name(id): Name,
-    params: Params,
+    mut params: Params,
 ) -> Result<StatusCode, Problem> {
+    let what = Revocation {
+        subject: &caller.subject,
+        within: (!caller.has("admin")).then_some(&caller.tenant),
+        id: &id,
+        with_descendants: params.flag("descendants")?,
+        is_forced: params.flag("force")?,
+    };
+    let cancels_runs = params.flag("cancel_runs")?;
     params.finish()?;
-    if !keys::is_id(&id) || !app.store.revoke_key(&caller.tenant, &id).await? {
+    if !keys::is_id(&id) {
         return Err(Problem::not_found("key"));
     }
-    app.keys.invalidate(&id);
+    let revoked = app.runtime.revoke_keys(what, cancels_runs).await?;
+    revoked_keys(revoked)?.iter().for_each(|key| app.keys.invalidate(&key.id));
     Ok(StatusCode::NO_CONTENT)
+}
+
+fn revoked_keys(revoked: Revoked) -> Result<Vec<ApiKeyRecord>, Problem> {
+    let protected = |what: &str| {
+        let detail = format!("This would revoke {what}; `force=true` does it all the same.");
+        Err(Problem::new(Code::ProtectedKey, detail))
+    };
+    match revoked {
+        Revoked::Done(keys) => Ok(keys),
+        Revoked::Unknown => Err(Problem::not_found("key")),
+        Revoked::RequiresAdmin => Err(forbidden("admin")),
+        Revoked::OfOperator => protected("the operator's own key"),
+        Revoked::LastAdmin => protected("the last key with the scope `admin`"),
+    }
 }
 
 #[cfg(test)]

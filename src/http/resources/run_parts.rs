@@ -24,7 +24,7 @@ use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, Turn};
 use crate::run::Effect;
-use crate::runtime::{Transcript, child_of, transcript};
+use crate::runtime::{Runtime, Transcript, transcript};
 use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
 
 /// How many events are read in one query.
@@ -109,7 +109,7 @@ struct IterationEvents {
 }
 
 /// By attempt and number.
-fn iteration_events(journal: &[Event]) -> HashMap<(u32, u32), IterationEvents> {
+fn iteration_events(runtime: &Runtime, journal: &[Event]) -> HashMap<(u32, u32), IterationEvents> {
     let mut all: HashMap<(u32, u32), IterationEvents> = HashMap::new();
     let mut place = (0, 0);
     for event in journal {
@@ -120,7 +120,7 @@ fn iteration_events(journal: &[Event]) -> HashMap<(u32, u32), IterationEvents> {
             all.entry(place).or_default().compactions.push(compacted.into());
         }
         if let RunEvent::ToolCallStarted(call) = &event.what
-            && let Some(child) = child_of(&call.tool, &call.effect_key)
+            && let Some(child) = runtime.child_of(&call.tool, &call.effect_key)
         {
             let children = &mut all.entry(place).or_default().children;
             if !children.contains(&child) {
@@ -364,7 +364,7 @@ pub(crate) async fn list_iterations(
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
-    let mut events = iteration_events(&journal(&app, &run).await?);
+    let mut events = iteration_events(&app.runtime, &journal(&app, &run).await?);
     let iteration = |row: IterationRecord| {
         let IterationEvents { compactions, children } =
             events.remove(&(row.attempt, row.number)).unwrap_or_default();

@@ -6,6 +6,7 @@
 
 use std::collections::HashMap;
 
+use axum::Json;
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
@@ -19,7 +20,7 @@ use crate::http::state::Shared;
 use crate::message::Usage;
 use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
-    Budget, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
+    Budget, Caller, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
 };
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget};
 
@@ -197,6 +198,26 @@ pub(crate) struct RunDetail {
     /// The text of the model's last response, verbatim.
     #[schema(example = "{\"summary\": \"A small web service.\"}")]
     raw_response: Option<String>,
+}
+
+/// A run as a command on it answers: without `runs:read`, a caller that did not start the run gets
+/// only its status.
+#[derive(Debug, Serialize, ToSchema)]
+#[serde(untagged)]
+pub(crate) enum RunAnswer {
+    Run(Box<RunDetail>),
+    State(RunState),
+}
+
+/// The status of a run, for a caller that may not read the run.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(example = json!({"status": "completed"}))]
+#[serde(deny_unknown_fields)]
+pub(crate) struct RunState {
+    /// The run's id.
+    run_id: Uuid,
+    /// The current status; `completed`, `failed` and `cancelled` are final.
+    status: RunStatus,
 }
 
 /// Something that a parked run waits for.
@@ -382,6 +403,19 @@ impl From<&RunRecord> for BudgetUsed {
 /// One run in full.
 pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
     RunViews::new(app).detail(record).await
+}
+
+/// What this caller may see of a run after a command on it.
+pub(crate) async fn answer_to(
+    app: &Shared,
+    caller: &Caller,
+    record: RunRecord,
+) -> Result<Json<RunAnswer>, Problem> {
+    Ok(Json(if caller.has("runs:read") || caller.subject == record.subject {
+        RunAnswer::Run(Box::new(detail(app, record).await?))
+    } else {
+        RunAnswer::State(RunState { run_id: record.id, status: record.status })
+    }))
 }
 
 /// Makes the views of stored runs, and reads each definition that they share only once.

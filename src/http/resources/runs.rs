@@ -16,8 +16,8 @@ use utoipa::{IntoParams, ToSchema};
 use uuid::Uuid;
 
 use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
-use super::run_views::{RunDetail, RunSummary, RunViews, detail};
-use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped};
+use super::run_views::{RunAnswer, RunDetail, RunSummary, RunViews, answer_to, detail};
+use crate::http::edge::auth::{RunsCancel, RunsRead, Scoped, key_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Params, RunId, fields};
 use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
@@ -141,11 +141,11 @@ pub(crate) async fn wait_for_run(
     })?;
     params.finish()?;
     let until = deadline.0.min(Instant::now() + Duration::from_secs(seconds.unwrap_or(30)));
-    let run = app
-        .runtime
-        .wait(&caller.tenant, id, until)
-        .await?
-        .ok_or_else(|| Problem::not_found("run"))?;
+    let run = tokio::select! {
+        run = app.runtime.wait(&caller.tenant, id, until) => run?,
+        () = key_lost(&app, caller.key().map(AsRef::as_ref)) => return Err(refused_key()),
+    };
+    let run = run.ok_or_else(|| Problem::not_found("run"))?;
     Ok(Json(detail(&app, run).await?))
 }
 
@@ -166,8 +166,8 @@ pub(crate) struct CancelRequest {
     params(("id" = Uuid, Path, description = "The run's id.")),
     request_body = Option<CancelRequest>,
     responses(
-        (status = 200, description = "The run had already ended and is unchanged.", body = RunDetail),
-        (status = 202, description = "The run is cancelled or is being cancelled.", body = RunDetail),
+        (status = 200, description = "The run had already ended and is unchanged.", body = RunAnswer),
+        (status = 202, description = "The run is cancelled or is being cancelled.", body = RunAnswer),
     ),
 )]
 pub(crate) async fn cancel_run(
@@ -175,19 +175,22 @@ pub(crate) async fn cancel_run(
     caller: Scoped<RunsCancel>,
     RunId(id): RunId,
     JsonObject(body): JsonObject,
-) -> Result<(StatusCode, Json<RunDetail>), Problem> {
+) -> Result<(StatusCode, Json<RunAnswer>), Problem> {
     let request: CancelRequest =
         fields(body).map_err(|error| Problem::invalid(Code::InvalidInputs, vec![error]))?;
     if request.reason.as_ref().is_some_and(|reason| reason.chars().count() > 1000) {
         return Err(Problem::at(Code::InvalidInputs, "/reason", "must be at most 1000 characters"));
     }
-    let (status, run) =
-        match app.runtime.cancel(&caller.tenant, id, request.reason.as_deref()).await? {
-            None => return Err(Problem::not_found("run")),
-            Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
-            Some(CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
-        };
-    Ok((status, Json(detail(&app, run).await?)))
+    let (status, run) = match app
+        .runtime
+        .cancel(&caller.tenant, id, &caller.subject, request.reason.as_deref())
+        .await?
+    {
+        None => return Err(Problem::not_found("run")),
+        Some(CancelOutcome::AlreadyEnded(run)) => (StatusCode::OK, run),
+        Some(CancelOutcome::Requested(run)) => (StatusCode::ACCEPTED, run),
+    };
+    Ok((status, answer_to(&app, &caller, run).await?))
 }
 
 #[cfg(test)]

@@ -7,6 +7,7 @@
 //! says where to resume. [`crate::runtime::Follower`] guarantees order and completeness.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::{Body, Bytes};
@@ -14,16 +15,19 @@ use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
+use futures::future::BoxFuture;
 use futures::stream;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta};
+use crate::http::edge::auth::key_lost;
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
+use crate::run::Caller;
 use crate::runtime::{Follower, Published, Runtime, StreamItem};
-use crate::store::{Store, StoreError};
+use crate::store::{ApiKeyRecord, Store, StoreError};
 
 /// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
@@ -31,15 +35,17 @@ const KEEP_ALIVE: Duration = Duration::from_secs(15);
 /// Streams the events with a sequence number above `after`, until the run ends.
 pub(crate) fn response(
     app: &App,
-    tenant: &str,
+    reader: Viewer<'_>,
     run: Uuid,
     after: i64,
     follower: Follower,
     cancel: Option<CancelOnDrop>,
 ) -> Response {
+    let (watched, key) = (app.clone(), reader.key.cloned());
     let reader = Reader {
         app: app.clone(),
-        tenant: tenant.to_owned(),
+        key_lost: Box::pin(async move { key_lost(&watched, key.as_deref()).await }),
+        tenant: reader.tenant.to_owned(),
         run,
         follower,
         seen: after,
@@ -57,8 +63,17 @@ pub(crate) fn response(
     (headers, [("x-accel-buffering", "no")], body).into_response()
 }
 
+/// Who reads a stream.
+#[derive(Clone, Copy)]
+pub(crate) struct Viewer<'a> {
+    pub(crate) tenant: &'a str,
+    /// The key that must stay valid.
+    pub(crate) key: Option<&'a Arc<ApiKeyRecord>>,
+}
+
 struct Reader {
     app: App,
+    key_lost: BoxFuture<'static, ()>,
     tenant: String,
     run: Uuid,
     follower: Follower,
@@ -74,34 +89,33 @@ impl Reader {
         if self.is_over {
             return None;
         }
-        match tokio::time::timeout(KEEP_ALIVE, self.follower.next()).await {
+        let news = tokio::select! {
+            biased;
+            () = &mut self.key_lost => {
+                return Some(self.interrupted("the API key is revoked or has expired"));
+            }
+            news = tokio::time::timeout(KEEP_ALIVE, self.follower.next()) => news,
+        };
+        match news {
             Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
-            Ok(Ok(Some(published))) => match self.frame(&published).await {
-                Ok(frame) => {
-                    if let StreamItem::Event(event) = &published.item {
-                        self.seen = event.seq;
+            Ok(Ok(Some(published))) => {
+                match frame(&self.app, &self.tenant, self.run, &published).await {
+                    Ok(frame) => {
+                        if let StreamItem::Event(event) = &published.item {
+                            self.seen = event.seq;
+                        }
+                        if published.item.is_the_end() {
+                            self.is_over = true;
+                            CancelOnDrop::disarm(self.cancel.take());
+                        }
+                        Some(frame)
                     }
-                    if published.item.is_the_end() {
-                        self.is_over = true;
-                        CancelOnDrop::disarm(self.cancel.take());
-                    }
-                    Some(frame)
+                    Err(_) => Some(self.interrupted("the store is unavailable")),
                 }
-                Err(_) => Some(self.interrupted("the store is unavailable")),
-            },
+            }
             Ok(Ok(None)) => Some(self.interrupted("the service is shutting down")),
             Ok(Err(_)) => Some(self.interrupted("the store is unavailable")),
         }
-    }
-
-    async fn frame(&self, published: &Published) -> Result<Bytes, StoreError> {
-        let make = async || match &published.item {
-            StreamItem::Event(event) => {
-                event_frame(self.app.store.as_ref(), &self.tenant, event).await
-            }
-            StreamItem::Delta(at, delta) => Ok(delta_frame(self.run, *at, delta)),
-        };
-        published.frame.get_or_try_init(make).await.cloned()
     }
 
     /// The last comment of a stream that ends before its run.
@@ -110,6 +124,19 @@ impl Reader {
         CancelOnDrop::disarm(self.cancel.take());
         format!(": {why}; resume with Last-Event-ID: {}\n\n", self.seen).into()
     }
+}
+
+async fn frame(
+    app: &App,
+    tenant: &str,
+    run: Uuid,
+    published: &Published,
+) -> Result<Bytes, StoreError> {
+    let make = async || match &published.item {
+        StreamItem::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
+        StreamItem::Delta(at, delta) => Ok(delta_frame(run, *at, delta)),
+    };
+    published.frame.get_or_try_init(make).await.cloned()
 }
 
 async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
@@ -135,12 +162,12 @@ fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
 
 /// Cancels the run when dropped, unless disarmed (`X-Cancel-On-Disconnect`).
 pub(crate) struct CancelOnDrop {
-    armed: Option<(Runtime, String, Uuid)>,
+    armed: Option<(Runtime, Arc<Caller>, Uuid)>,
 }
 
 impl CancelOnDrop {
-    pub(crate) fn new(runtime: Runtime, tenant: &str, run: Uuid) -> Self {
-        Self { armed: Some((runtime, tenant.to_owned(), run)) }
+    pub(crate) fn new(runtime: Runtime, caller: &Arc<Caller>, run: Uuid) -> Self {
+        Self { armed: Some((runtime, Arc::clone(caller), run)) }
     }
 
     pub(crate) fn disarm(guard: Option<Self>) {
@@ -152,11 +179,11 @@ impl CancelOnDrop {
 
 impl Drop for CancelOnDrop {
     fn drop(&mut self) {
-        if let Some((runtime, tenant, run)) = self.armed.take() {
+        if let Some((runtime, caller, run)) = self.armed.take() {
             tokio::spawn(async move {
-                if let Err(error) =
-                    runtime.cancel(&tenant, run, Some("The client disconnected.")).await
-                {
+                let (Caller { tenant, subject, .. }, reason) =
+                    (caller.as_ref(), Some("The client disconnected."));
+                if let Err(error) = runtime.cancel(tenant, run, subject, reason).await {
                     tracing::warn!(run_id = %run, %error, "a run could not be cancelled after its client disconnected");
                 }
             });

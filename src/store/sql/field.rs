@@ -9,7 +9,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::{Kind, Row, StoreError, Value, unreadable};
-use crate::event::{Resolution, WaitKind};
+use crate::event::{AuditAction, Resolution, WaitKind};
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
 use crate::store::ApprovalStatus;
 
@@ -122,7 +122,7 @@ macro_rules! names {
     )+};
 }
 
-names!(RunKind, RunStatus, WaitKind, ApprovalStatus);
+names!(RunKind, RunStatus, WaitKind, ApprovalStatus, AuditAction);
 
 /// A document as JSON text.
 pub(in crate::store) fn json<T: Serialize + ?Sized>(document: &T) -> Result<String, StoreError> {

@@ -121,6 +121,33 @@ async fn commands_work_over_the_network(db: Db) {
     );
 }
 
+async fn keys_that_are_needed_are_revoked_only_by_force(db: Db) {
+    let mut service = Setup::new().start(db).await;
+    let create = ["keys", "create", "--name", "x", "--json", "--scope"];
+    let second = json_of(&remote(&service, &[&create[..], &["admin"]].concat()).await);
+    let theirs = json_of(
+        &remote(&service, &[&create[..], &["runs:read", "--tenant", "acme"]].concat()).await,
+    );
+    // Without a terminal nothing is asked.
+    let refused = remote(&service, &["keys", "revoke", "testadmin"]).await;
+    assert_eq!(refused.code, Some(1), "{}", refused.err);
+    assert!(refused.err.contains("operator") && refused.err.contains("--force"), "{}", refused.err);
+    let id = theirs["id"].as_str().unwrap();
+    let revoked = remote(&service, &["keys", "revoke", id, "--tenant", "acme", "--json"]).await;
+    assert!(json_of(&revoked)["revoked_at"].is_string(), "{}{}", revoked.out, revoked.err);
+
+    let forced =
+        remote(&service, &["keys", "revoke", "testadmin", "--force", "--descendants"]).await;
+    assert_eq!(
+        (forced.code, forced.out.trim()),
+        (Some(0), "Key testadmin is revoked."),
+        "{}",
+        forced.err
+    );
+    second["key"].as_str().unwrap().clone_into(&mut service.key);
+    assert_eq!(service.get("/v1/keys").await.status, 401, "it went with the key that created it");
+}
+
 async fn keys_are_created_over_the_network(db: Db) {
     let service = echo_setup().start(db).await;
     let made = json_of(
@@ -300,8 +327,8 @@ async fn errors_come_with_advice(db: Db) {
         "{}",
         nonsense.err
     );
-    let tenant = remote(&service, &["keys", "list", "--tenant", "other"]).await;
-    assert_eq!(tenant.code, Some(2), "{}", tenant.err);
+    let tenant = remote(&service, &["keys", "list", "--tenant", "other", "--json"]).await;
+    assert_eq!(json_of(&tenant)["data"], json!([]), "{}", tenant.err);
 
     let here =
         toolloop(service.dir.path(), &["runs", "list", "--database-url", &service.database_url])
@@ -384,6 +411,7 @@ async fn a_closed_pipe_is_not_an_error() {
 on_both_stores!(
     commands_work_over_the_network,
     keys_are_created_over_the_network,
+    keys_that_are_needed_are_revoked_only_by_force,
     an_interrupt_cancels_the_run,
     a_broken_connection_is_resumed,
     errors_come_with_advice,

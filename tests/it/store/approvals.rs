@@ -130,7 +130,8 @@ async fn the_last_answer_queues_the_run(db: Db) {
     db.commit("you", &script.write(vec![completed(json!(1))])).await;
     assert_eq!(db.stands(script.id).await, ["approved", "approved"]);
     let rows = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
-    assert_eq!((rows.len(), rows[0].subject.as_str(), &rows[0].record), (1, "ann", &audit));
+    assert_eq!((rows.len(), rows[0].subject.as_str()), (1, "ann"));
+    assert!(is_record_of(&rows[0], &audit), "{rows:?}");
 }
 
 async fn an_answer_is_taken_once_and_by_whom_it_concerns(db: Db) {
@@ -265,7 +266,7 @@ async fn what_an_ended_run_asked_for_is_void(db: Db) {
 async fn a_cancel_request_that_meets_the_park_is_not_lost(db: Db) {
     let shell = call("shell", "{}");
     let (script, write) = asking(&db, &[&shell]).await;
-    let outcome = db.store.request_cancel(TENANT, script.id, Some("enough")).await.unwrap();
+    let outcome = db.store.request_cancel(TENANT, script.id, "key", Some("enough")).await.unwrap();
     assert!(matches!(outcome, Some(CancelOutcome::Requested(_))), "{outcome:?}");
     db.commit("me", &write).await;
     let claimed = db.store.claim("you", 9).await.unwrap().remove(0);

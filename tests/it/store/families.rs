@@ -60,7 +60,7 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
         db.commit("me", &script.start()).await;
     }
     db.commit("me", &ended.write(vec![completed(json!({}))])).await;
-    let outcome = db.store.request_cancel(TENANT, parent.id, Some("enough")).await.unwrap();
+    let outcome = db.store.request_cancel(TENANT, parent.id, "key", Some("enough")).await.unwrap();
     assert!(
         matches!(&outcome, Some(CancelOutcome::Requested(run)) if run.id == parent.id),
         "{outcome:?}"
@@ -77,7 +77,7 @@ async fn cancelling_a_run_cancels_what_it_started(db: Db) {
     assert_eq!(waiting, [queued.id, grandchild.id], "made in this order");
     assert_eq!(db.status(ended.id).await, RunStatus::Completed);
     assert_eq!(db.status(stranger.id).await, RunStatus::Queued);
-    let again = db.store.request_cancel(TENANT, parent.id, None).await.unwrap();
+    let again = db.store.request_cancel(TENANT, parent.id, "key", None).await.unwrap();
     assert!(matches!(again, Some(CancelOutcome::Requested(_))), "{again:?}");
 }
 

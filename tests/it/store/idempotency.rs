@@ -45,7 +45,12 @@ async fn a_key_is_one_run_in_a_batch(db: Db) {
     let created_at = batch[winner].new.as_ref().unwrap().created_at;
     assert_eq!(
         found,
-        IdempotentRun { id: batch[winner].run_id, request_hash: "ab".repeat(32), created_at }
+        IdempotentRun {
+            id: batch[winner].run_id,
+            subject: batch[winner].caller.subject.clone(),
+            request_hash: "ab".repeat(32),
+            created_at
+        }
     );
     for write in &batch {
         let journal = db.journal(write.run_id).await;

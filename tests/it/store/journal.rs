@@ -300,7 +300,7 @@ async fn another_tenant_sees_nothing(db: Db) {
             .unwrap()
             .is_empty()
     );
-    assert_eq!(db.store.request_cancel(other, id, None).await.unwrap(), None);
+    assert_eq!(db.store.request_cancel(other, id, "key", None).await.unwrap(), None);
 }
 
 async fn a_restart_keeps_everything(db: Db) {

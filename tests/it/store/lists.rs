@@ -2,7 +2,10 @@
 
 use chrono::TimeDelta;
 use serde_json::json;
-use toolloop::store::{ApiKeyRecord, AuditFilter, RunCursor, RunFilter, RunRecord};
+use toolloop::event::{Act, AuditAction};
+use toolloop::store::{
+    ApiKeyRecord, AuditFilter, KeyStored, Revocation, Revoked, RunCursor, RunFilter, RunRecord,
+};
 
 use super::*;
 
@@ -171,10 +174,26 @@ async fn every_filter_of_audit_selects(db: Db) {
     second.audit =
         vec![AuditRecord { outcome: "not_executed".into(), ..audited(&shell, "blocked") }];
     db.commit("me", &second).await;
+    let act = Act {
+        tenant: TENANT.into(),
+        subject: "key-3".into(),
+        action: AuditAction::LoginRefused,
+        run_id: None,
+        reason: Some("why".into()),
+        details: json!({"count": 2}),
+    };
+    let before_act = now();
+    db.store.record_act(act).await.unwrap();
     let (early, late) = (first.audit[0].at, second.audit[0].at);
-    let any = AuditFilter::default;
+    let any = || AuditFilter { action: Some(AuditAction::ToolCall), ..AuditFilter::default() };
+    let acts = AuditFilter { action: Some(AuditAction::LoginRefused), ..any() };
+    let all = AuditFilter { created_before: None, ..AuditFilter::default() };
     let cases = [
         (any(), vec!["shell", "file_ops"]),
+        (acts.clone(), vec![""]),
+        (AuditFilter { created_before: Some(before_act), ..acts.clone() }, vec![]),
+        (AuditFilter { subject: Some("key-3".into()), ..any() }, vec![]),
+        (all, vec!["", "shell", "file_ops"]),
         (AuditFilter { run_id: Some(script.id), ..any() }, vec!["file_ops"]),
         (AuditFilter { tool: Some("shell".into()), ..any() }, vec!["shell"]),
         (AuditFilter { decision: Some("blocked".into()), ..any() }, vec!["shell"]),
@@ -186,18 +205,23 @@ async fn every_filter_of_audit_selects(db: Db) {
     ];
     for (filter, expected) in cases {
         let rows = db.store.audit(TENANT, &filter, &page(10, None)).await.unwrap();
-        let tools: Vec<_> = rows.iter().map(|row| row.record.tool.as_str()).collect();
+        let tools: Vec<_> =
+            rows.iter().map(|row| row.tool.as_deref().unwrap_or_default()).collect();
         assert_eq!(tools, expected, "{filter:?}");
     }
     let newest = db.store.audit(TENANT, &any(), &page(1, None)).await.unwrap().remove(0);
+    assert_eq!((newest.run_id, newest.subject.as_str()), (Some(other.id), "key-2"));
+    assert!(is_record_of(&newest, &second.audit[0]), "{newest:?}");
+    let acted = db.store.audit(TENANT, &acts, &page(2, None)).await.unwrap();
+    assert_eq!((acted.len(), acted[0].call_id, acted[0].run_id), (1, None, None));
     assert_eq!(
-        (newest.run_id, newest.subject.as_str(), &newest.record),
-        (other.id, "key-2", &second.audit[0])
+        (acted[0].decision.as_str(), acted[0].outcome.as_str(), acted[0].arguments.as_str()),
+        ("blocked", "not_executed", r#"{"count":2}"#)
     );
-    let after = Some(RunCursor { at: newest.record.at, id: newest.id.to_string() });
+    let after = Some(RunCursor { at: newest.at, id: newest.id.to_string() });
     let rest = db.store.audit(TENANT, &any(), &page(10, after)).await.unwrap();
     assert_eq!(rest.len(), 1);
-    assert_eq!(rest[0].record, first.audit[0]);
+    assert!(is_record_of(&rest[0], &first.audit[0]), "{rest:?}");
 }
 
 async fn keys_are_kept_listed_and_revoked(db: Db) {
@@ -210,16 +234,18 @@ async fn keys_are_kept_listed_and_revoked(db: Db) {
         scopes: vec!["runs:read".into(), "tools:file_ops".into()],
         secret_hash: vec![0, 1, 255],
         created_at: now(),
+        created_by: None,
         expires_at: Some(now() + TimeDelta::days(1)),
         revoked_at: None,
+        last_used_at: None,
         rate_limit_per_minute: Some(60),
         rate_limit_burst: None,
     };
     let (first, second, foreign) = (key("a", TENANT), key("b", TENANT), key("c", "rival"));
     for key in [&first, &second, &foreign] {
-        assert!(store.insert_key(key).await.unwrap());
+        assert_eq!(store.insert_key(key).await.unwrap(), KeyStored::Stored);
     }
-    assert!(!store.insert_key(&key("a", "rival")).await.unwrap(), "a taken id");
+    assert_eq!(store.insert_key(&key("a", "rival")).await.unwrap(), KeyStored::IdTaken);
     assert!(store.has_keys().await.unwrap());
     assert_eq!(store.key("a").await.unwrap(), Some(first.clone()));
     assert_eq!(store.key("x").await.unwrap(), None);
@@ -228,10 +254,19 @@ async fn keys_are_kept_listed_and_revoked(db: Db) {
     let after = Some(RunCursor { at: second.created_at, id: second.id.clone() });
     assert_eq!(store.keys(TENANT, &page(5, after)).await.unwrap(), std::slice::from_ref(&first));
 
-    assert!(!store.revoke_key(TENANT, "c").await.unwrap(), "another tenant's");
-    assert!(store.revoke_key(TENANT, "a").await.unwrap());
+    let revoke = async |id: &str| {
+        let within = Some(TENANT);
+        let what =
+            Revocation { subject: "me", within, id, with_descendants: true, is_forced: true };
+        store.revoke_keys(what).await.unwrap()
+    };
+    assert_eq!(revoke("c").await, Revoked::Unknown, "another tenant's");
+    assert!(matches!(revoke("a").await, Revoked::Done(keys) if keys.len() == 1));
     let revoked = store.key("a").await.unwrap().unwrap();
     assert!(revoked.revoked_at.is_some());
-    assert!(store.revoke_key(TENANT, "a").await.unwrap());
+    assert!(matches!(revoke("a").await, Revoked::Done(_)));
     assert_eq!(store.key("a").await.unwrap(), Some(revoked), "revoking twice keeps the first time");
+    let late = ApiKeyRecord { created_by: Some("a".into()), ..key("d", TENANT) };
+    assert_eq!(store.insert_key(&late).await.unwrap(), KeyStored::CreatorRevoked);
+    assert_eq!(store.key("d").await.unwrap(), None);
 }

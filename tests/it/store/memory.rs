@@ -146,7 +146,7 @@ async fn it_goes_with_its_run(db: Db) {
     db.commit("me", &observed(run.write(vec![said("herons"), completed(json!(1))]), "reader"))
         .await;
     assert_eq!(recalled(&db, "herons").await.len(), 1);
-    db.store.delete_session(TENANT, "s").await.unwrap();
+    db.store.delete_session(TENANT, "s", "key").await.unwrap();
     assert_eq!(recalled(&db, "herons").await.len(), 0);
     remember(&db, "pelicans again").await;
     assert_eq!(recalled(&db, "pelicans").await, ["pelicans again"]);

@@ -93,7 +93,7 @@ async fn a_queued_run_is_claimed_to_be_cancelled(db: Db) {
     db.commit("me", &script.start()).await;
     db.commit("me", &other.start()).await;
     assert!(db.store.claim_cancelled("you", 10).await.unwrap().is_empty());
-    let outcome = db.store.request_cancel(TENANT, script.id, Some("enough")).await.unwrap();
+    let outcome = db.store.request_cancel(TENANT, script.id, "key", Some("enough")).await.unwrap();
     let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
     assert_eq!((row.status, row.owner.as_deref()), (RunStatus::Queued, None));
     let claimed = db.store.claim_cancelled("you", 10).await.unwrap().remove(0);
@@ -133,7 +133,8 @@ async fn a_running_run_is_asked_to_cancel(db: Db) {
     db.commit("me", &script.start()).await;
     assert!(db.store.cancel_requests("me").await.unwrap().is_empty());
     for reason in ["first", "second"] {
-        let outcome = db.store.request_cancel(TENANT, script.id, Some(reason)).await.unwrap();
+        let outcome =
+            db.store.request_cancel(TENANT, script.id, "key", Some(reason)).await.unwrap();
         let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
         assert_eq!((row.status, row.cancel_reason.as_deref()), (RunStatus::Running, Some("first")));
         assert!(row.cancel_requested_at.is_some());
@@ -150,9 +151,9 @@ async fn an_ended_run_is_not_cancelled(db: Db) {
     db.commit("me", &script.start()).await;
     db.commit("me", &script.write(vec![completed(json!(1))])).await;
     let row = db.store.run(TENANT, script.id).await.unwrap().unwrap();
-    let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+    let outcome = db.store.request_cancel(TENANT, script.id, "key", None).await.unwrap();
     assert_eq!(outcome, Some(CancelOutcome::AlreadyEnded(row)));
-    assert_eq!(db.store.request_cancel(TENANT, Uuid::now_v7(), None).await.unwrap(), None);
+    assert_eq!(db.store.request_cancel(TENANT, Uuid::now_v7(), "key", None).await.unwrap(), None);
 }
 
 /// Whoever comes first, there is one end, and the answer to the request fits it.
@@ -163,7 +164,7 @@ async fn cancelling_races_completing(db: Db) {
         db.commit("me", &script.start()).await;
         let last = script.write(vec![completed(json!(1))]);
         let (outcome, committed) = tokio::join!(
-            db.store.request_cancel(TENANT, script.id, None),
+            db.store.request_cancel(TENANT, script.id, "key", None),
             db.commit_one("me", &last)
         );
         assert_eq!(committed, WriteOutcome::Committed);
@@ -188,7 +189,7 @@ async fn cancelling_races_claiming(db: Db) {
         let mut script = Script::queued();
         db.commit("me", &script.start()).await;
         let (outcome, claimed) = tokio::join!(
-            db.store.request_cancel(TENANT, script.id, None),
+            db.store.request_cancel(TENANT, script.id, "key", None),
             db.store.claim("you", 10)
         );
         assert!(matches!(outcome, Ok(Some(CancelOutcome::Requested(_)))), "{outcome:?}");
@@ -318,7 +319,7 @@ async fn a_sweep_queues_and_decides_nothing(db: Db) {
         let story = vec![responded(1, &[&once]), dispatched(&once, Effect::Once)];
         db.commit("me", &script.write(story)).await;
     }
-    db.store.request_cancel(TENANT, cancelled.id, Some("stop")).await.unwrap();
+    db.store.request_cancel(TENANT, cancelled.id, "key", Some("stop")).await.unwrap();
     let mut requeued = sweep_all(&db).await;
     requeued.sort_unstable();
     assert_eq!(requeued, [acting.id, cancelled.id], "made in this order");
@@ -340,7 +341,7 @@ async fn a_parked_run_is_queued_to_be_cancelled(db: Db) {
     let park = RunWrite { park: Some(RunStatus::NeedsReview), ..script.write(asks) };
     db.commit("me", &park).await;
     assert_eq!(db.status(script.id).await, RunStatus::NeedsReview);
-    let outcome = db.store.request_cancel(TENANT, script.id, None).await.unwrap();
+    let outcome = db.store.request_cancel(TENANT, script.id, "key", None).await.unwrap();
     let Some(CancelOutcome::Requested(row)) = outcome else { panic!("{outcome:?}") };
     assert_eq!(row.status, RunStatus::Queued);
     db.cancel(script.id).await;
@@ -378,7 +379,7 @@ async fn a_run_of_a_newer_format_is_left_to_newer_versions(db: Db) {
         db.commit("me", &script.start()).await;
     }
     assert!(db.store.give_back("me", begun.id, 1, GivenBack::AtOnce).await.unwrap());
-    db.store.request_cancel(TENANT, cancelled.id, None).await.unwrap();
+    db.store.request_cancel(TENANT, cancelled.id, "key", None).await.unwrap();
     db.execute(&format!("UPDATE runs SET format = 2 WHERE id <> '{}'", plain.id)).await;
     let claimed = db.store.claim("you", 10).await.unwrap();
     assert_eq!(claimed.iter().map(|c| c.run.id).collect::<Vec<_>>(), [plain.id]);
@@ -402,7 +403,7 @@ async fn wakeups_tell_of_queue_and_cancel(db: Db) {
     let (mut queued, mut running) = (Script::queued(), Script::owned());
     db.commit("me", &running.start()).await;
     db.commit("me", &queued.start()).await;
-    db.store.request_cancel(TENANT, running.id, None).await.unwrap();
+    db.store.request_cancel(TENANT, running.id, "key", None).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Queue);
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(running.id));
 }
@@ -424,7 +425,7 @@ async fn what_waits_again_is_told_once_per_batch(db: Db) {
     // Nothing was left over from any of them.
     let mut last = Script::owned();
     db.commit("me", &last.start()).await;
-    db.store.request_cancel(TENANT, last.id, None).await.unwrap();
+    db.store.request_cancel(TENANT, last.id, "key", None).await.unwrap();
     assert_eq!(hints.recv().await.unwrap(), Wakeup::Cancel(last.id));
 }
 

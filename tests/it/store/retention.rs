@@ -3,7 +3,7 @@
 use chrono::TimeDelta;
 use sqlx::{Connection, PgConnection, SqliteConnection};
 use tokio::task::JoinSet;
-use toolloop::store::AuditFilter;
+use toolloop::store::{AuditFilter, StatsFilter};
 
 use super::*;
 
@@ -13,6 +13,8 @@ on_both! {
     a_batch_is_no_larger_than_asked_for,
     two_that_delete_at_once_share_the_work,
     a_definition_goes_when_nobody_needs_it,
+    what_deleted_runs_took_is_still_counted,
+    audit_records_have_a_retention_of_their_own,
 }
 
 /// A run that called a tool and ended.
@@ -37,8 +39,7 @@ fn of_tenant(tenant: &str) -> Script {
 
 /// How many rows there are, by table.
 async fn rows(db: &Db) -> Vec<i64> {
-    let tables =
-        ["runs", "run_events", "iterations", "tool_calls", "audit_log", "approvals", "definitions"];
+    let tables = ["runs", "run_events", "iterations", "tool_calls", "approvals", "definitions"];
     let counts = tables.map(|table| format!("(SELECT count(*) FROM {table})")).join(", ' ', ");
     let counts = db.sql(&format!("SELECT concat({counts})")).await;
     counts.split(' ').map(|count| count.parse().unwrap()).collect()
@@ -75,13 +76,19 @@ async fn what_ended_before_goes_with_all_that_belongs_to_it(db: Db) {
     let new = ended(&db, Script::owned()).await;
     assert_eq!(db.store.delete_ended(old_enough(), 10).await.unwrap(), 0);
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 2);
-    assert_eq!(rows(&db).await, [1, 3, 1, 1, 1, 1, 1]);
+    assert_eq!(rows(&db).await, [1, 3, 1, 1, 1, 1]);
     for (tenant, run) in [(TENANT, old[0]), ("other", old[1])] {
         assert_eq!(db.store.run(tenant, run).await.unwrap(), None);
     }
     assert_eq!(db.journal(new).await.len(), 7);
     let audit = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
-    assert_eq!(audit.iter().map(|row| row.run_id).collect::<Vec<_>>(), [new]);
+    let kept: Vec<_> = audit.iter().map(|row| (row.action, row.run_id)).collect();
+    let (deleted, call) = (AuditAction::RunsDeleted, AuditAction::ToolCall);
+    assert_eq!(kept, [(deleted, None), (call, Some(new)), (call, Some(old[0]))]);
+    assert_eq!(
+        db.store.audit("other", &AuditFilter::default(), &page(9, None)).await.unwrap().len(),
+        2
+    );
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 0);
 }
 
@@ -152,7 +159,7 @@ async fn two_that_delete_at_once_share_the_work(db: Db) {
         });
     }
     assert_eq!(workers.join_all().await.into_iter().sum::<u64>(), 30);
-    assert_eq!(rows(&db).await[..6], [0; 6]);
+    assert_eq!(rows(&db).await[..5], [0; 5]);
 }
 
 async fn a_definition_goes_when_nobody_needs_it(db: Db) {
@@ -166,20 +173,20 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
     db.commit("me", &parked.start()).await;
     ended(&db, script("b")).await;
     assert_eq!(db.store.delete_ended(before, 10).await.unwrap(), 1);
-    assert_eq!(rows(&db).await[6], 2, "both were used a moment ago");
+    assert_eq!(rows(&db).await[5], 2, "both were used a moment ago");
 
     db.age_definitions(before).await;
     ended(&db, script("a")).await;
     // Not while there may be more to delete.
     assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 1);
-    assert_eq!(rows(&db).await[6], 2);
+    assert_eq!(rows(&db).await[5], 2);
     assert_eq!(db.store.delete_ended(before, 1).await.unwrap(), 0);
     assert_eq!(db.sql("SELECT hash FROM definitions").await, "a".repeat(64));
 
     // Another process finds it gone and stores it again; a run that needs one always finds it.
     let db = db.reopen().await;
     ended(&db, script("b")).await;
-    assert_eq!(rows(&db).await[6], 2);
+    assert_eq!(rows(&db).await[5], 2);
     db.age_definitions(before).await;
     db.store.release("me").await.unwrap();
     db.store.delete_ended(before, 10).await.unwrap();
@@ -195,4 +202,66 @@ async fn a_definition_goes_when_nobody_needs_it(db: Db) {
         "unixepoch('now', '-1 minute') * 1000000"
     };
     assert_eq!(db.sql(&format!("{used}{recently}")).await, "1");
+}
+
+async fn what_deleted_runs_took_is_still_counted(db: Db) {
+    let all =
+        StatsFilter { since: old_enough() - TimeDelta::hours(1), until: later(), agent: None };
+    for tenant in [TENANT, TENANT, "other"] {
+        ended(&db, of_tenant(tenant)).await;
+    }
+    let mut unpriced = Script::with(|new| new.agent = "writer".into());
+    db.commit("me", &unpriced.start()).await;
+    let RunEvent::ModelResponded(mut response) = responded(1, &[]) else { unreachable!() };
+    response.usage.cost_micro_usd = None;
+    db.commit("me", &unpriced.write(vec![RunEvent::ModelResponded(response), completed(json!(1))]))
+        .await;
+    let mut before = Vec::new();
+    for tenant in [TENANT, "other"] {
+        before.push(db.store.usage_stats(tenant, &all).await.unwrap());
+    }
+    assert_eq!((before[0].len(), before[0][0].runs, before[1][0].runs), (2, 2, 1));
+    // One after the other, so that sums are added to sums.
+    for left in [4, 3, 2, 1, 0] {
+        assert_eq!(db.store.delete_ended(later(), 1).await.unwrap(), u64::from(left > 0));
+        for (tenant, before) in [TENANT, "other"].iter().zip(&before) {
+            assert_eq!(db.store.usage_stats(tenant, &all).await.unwrap(), *before, "{left}");
+        }
+    }
+    ended(&db, Script::owned()).await;
+    let after = db.store.usage_stats(TENANT, &all).await.unwrap();
+    assert_eq!(
+        (after[0].runs, after[0].usage.cost_micro_usd),
+        (3, before[0][0].usage.cost_micro_usd.map(|cost| cost / 2 * 3))
+    );
+    let one = StatsFilter { agent: Some("writer".into()), ..all.clone() };
+    assert_eq!(db.store.usage_stats(TENANT, &one).await.unwrap(), before[0][1..]);
+    let none = StatsFilter { until: old_enough(), ..all };
+    assert_eq!(db.store.usage_stats(TENANT, &none).await.unwrap(), []);
+}
+
+async fn audit_records_have_a_retention_of_their_own(db: Db) {
+    let run = ended(&db, Script::owned()).await;
+    ended(&db, of_tenant("other")).await;
+    let before = now();
+    ended(&db, Script::owned()).await;
+    let actions = async |tenant: &str| {
+        let rows = db.store.audit(tenant, &AuditFilter::default(), &page(9, None)).await.unwrap();
+        rows.iter().map(|row| row.action).collect::<Vec<_>>()
+    };
+    let (deleted, call) = (AuditAction::AuditDeleted, AuditAction::ToolCall);
+    assert_eq!(db.store.delete_audit(old_enough(), 10).await.unwrap(), 0);
+    assert_eq!(actions(TENANT).await, [call, call]);
+    assert_eq!(db.store.delete_audit(before, 1).await.unwrap(), 1, "no more than asked for");
+    assert_eq!(db.store.delete_audit(before, 10).await.unwrap(), 1);
+    assert_eq!(
+        (actions(TENANT).await, actions("other").await),
+        (vec![deleted, call], vec![deleted])
+    );
+    assert!(db.store.run(TENANT, run).await.unwrap().is_some(), "runs have their own");
+    // The record of a deletion goes without one of its own.
+    assert_eq!(db.store.delete_audit(later(), 10).await.unwrap(), 3);
+    assert_eq!((actions(TENANT).await, actions("other").await), (vec![deleted], vec![]));
+    assert_eq!(db.store.delete_audit(later(), 10).await.unwrap(), 1);
+    assert_eq!(actions(TENANT).await, []);
 }

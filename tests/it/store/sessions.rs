@@ -274,7 +274,7 @@ async fn journals_come_in_one_piece(db: Db) {
 }
 
 async fn a_session_is_deleted_with_all_its_runs(db: Db) {
-    let delete = async |tenant: &str| db.store.delete_session(tenant, "s").await.unwrap();
+    let delete = async |tenant: &str| db.store.delete_session(tenant, "s", "key").await.unwrap();
     assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
     let (mut first, mut kept) = (placed("s", HOLDS), placed("t", HOLDS));
     let read = call("file_ops", "{}");
@@ -305,7 +305,10 @@ async fn a_session_is_deleted_with_all_its_runs(db: Db) {
         );
         assert_eq!(db.store.tool_calls(TENANT, run, &page(9, None)).await.unwrap(), []);
     }
-    assert_eq!(db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap(), []);
+    let audit = db.store.audit(TENANT, &AuditFilter::default(), &page(9, None)).await.unwrap();
+    let kinds: Vec<_> = audit.iter().map(|row| (row.action, row.subject.as_str())).collect();
+    let subject = first.caller.subject.as_str();
+    assert_eq!(kinds, [(AuditAction::SessionDeleted, "key"), (AuditAction::ToolCall, subject)]);
     assert_eq!(db.status(kept.id).await, RunStatus::Running);
     assert_eq!(delete(TENANT).await, SessionDeleted::Unknown);
     // Its name may be used again.

@@ -1,0 +1,105 @@
+//! Which requests are accepted without authentication (`auth.mode = "none"`): those of programs and
+//! pages of this machine.
+//!
+//! A page of any site can make a browser send requests to loopback addresses, by a host name that
+//! resolves to one or across origins. Such requests name a foreign host or origin.
+
+use std::net::{Ipv4Addr, Ipv6Addr};
+
+use axum::http::header::{HOST, ORIGIN};
+use axum::http::uri::Authority;
+use axum::http::{HeaderMap, HeaderName, Uri};
+
+use super::problem::{Code, Problem};
+
+const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
+
+/// Refuses a request for another host than a loopback one, and one of a page of another origin.
+pub(super) fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+    let foreign = |what: &str| {
+        let detail = format!(
+            "With auth.mode = \"none\", {what}; set auth.mode = \"api_key\" for other requests."
+        );
+        Err(Problem::new(Code::ForeignOrigin, detail))
+    };
+    let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
+    let hosts: Vec<&str> =
+        uri.authority().map(Authority::as_str).into_iter().chain(named).collect();
+    if hosts.is_empty() || !hosts.iter().all(|host| is_loopback(host)) {
+        return foreign("the host must be localhost, a 127.0.0.0/8 address or [::1]");
+    }
+    let is_own = |origin: &str| {
+        let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
+        origin.is_some_and(|origin| hosts.iter().any(|host| host.eq_ignore_ascii_case(origin)))
+    };
+    if !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_own)) {
+        return foreign("the header Origin must be the service's own");
+    }
+    let is_near = |site: &str| ["same-origin", "none"].contains(&site);
+    if !headers.get_all(SEC_FETCH_SITE).iter().all(|site| site.to_str().is_ok_and(is_near)) {
+        return foreign("the header Sec-Fetch-Site must be `same-origin` or `none`");
+    }
+    Ok(())
+}
+
+/// Whether a `Host` is a loopback name or address, with any port.
+fn is_loopback(host: &str) -> bool {
+    let (name, port) = match host.rfind(':') {
+        Some(colon) if !host.ends_with(']') => (&host[..colon], &host[colon + 1..]),
+        _ => (host, ""),
+    };
+    if !port.bytes().all(|byte| byte.is_ascii_digit()) {
+        return false;
+    }
+    match name.strip_prefix('[').and_then(|name| name.strip_suffix(']')) {
+        Some(address) => address.parse() == Ok(Ipv6Addr::LOCALHOST),
+        None => {
+            name.eq_ignore_ascii_case("localhost")
+                || name.parse::<Ipv4Addr>().is_ok_and(|address| address.is_loopback())
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn loopback_hosts_have_any_port() {
+        for host in [
+            "localhost",
+            "LocalHost:8080",
+            "localhost:",
+            "127.0.0.1",
+            "127.0.0.1:1",
+            "127.255.0.9:80",
+            "[::1]",
+            "[::1]:8080",
+            "[0:0:0:0:0:0:0:1]",
+        ] {
+            assert!(is_loopback(host), "{host}");
+        }
+        for host in [
+            "",
+            ":80",
+            "evil.example",
+            "localhost.evil.example",
+            "localhost@evil.example",
+            "evil.localhost",
+            "127.0.0.1.evil.example",
+            "127.1",
+            "0x7f.0.0.1",
+            "0.0.0.0",
+            "10.0.0.1",
+            "::1",
+            "[::]",
+            "[::1",
+            "[::1]x",
+            "[::ffff:127.0.0.1]",
+            "localhost:80:80",
+            "localhost:http",
+        ] {
+            assert!(!is_loopback(host), "{host}");
+        }
+    }
+}

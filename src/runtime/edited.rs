@@ -1,0 +1,107 @@
+//! Arguments that an approver puts in the place of the model's: looked at before the approval is
+//! taken, as the run will look at them when it goes on.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::Runtime;
+use super::claimed::ResumeError;
+use super::recovery::identity_of;
+use super::waiting::AnswerError;
+use super::worker::run_scope;
+use crate::clock;
+use crate::engine::{RunControl, State};
+use crate::event::{RunEvent, ValidationError, WaitKind};
+use crate::run::Caller;
+use crate::store::{ApprovalRecord, ClaimedRun, RunRecord, StoreError};
+use crate::tools::Workspace;
+use crate::tools::approval::Granted;
+use crate::tools::executor::Prepared;
+use crate::tools::results::Finished;
+
+impl Runtime {
+    /// Checks edited arguments: the approver may execute the tool, and the tool, the interceptors,
+    /// the gate and the budget let the call pass.
+    ///
+    /// # Errors
+    /// [`AnswerError`], with the reason for the approver.
+    pub(super) async fn check_edited(
+        &self,
+        approver: &Caller,
+        run: &RunRecord,
+        asked: &ApprovalRecord,
+        arguments: &Value,
+    ) -> Result<(), AnswerError> {
+        if asked.kind == WaitKind::Escalation {
+            return Err(refused("an escalation has no arguments".to_owned()));
+        }
+        if !approver.may_execute(&asked.tool) {
+            return Err(AnswerError::MissingScope(format!("tools:{}", asked.tool)));
+        }
+        if !arguments.is_object() {
+            return Err(refused("must be an object".to_owned()));
+        }
+        let definition = self.inner.store.definition(&run.definition_hash).await?;
+        let definition =
+            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+        let claimed = ClaimedRun { definition, run: run.clone() };
+        let journal = self.journal_of(&run.tenant, run.id).await?;
+        let (loaded, plan) = self.plan_of(&claimed, &journal)?;
+        let errors = loaded.executor.argument_errors(&asked.tool, arguments);
+        if !errors.is_empty() {
+            let in_body = |error: ValidationError| ValidationError {
+                pointer: format!("/arguments{}", error.pointer),
+                ..error
+            };
+            return Err(AnswerError::InvalidArguments(errors.into_iter().map(in_body).collect()));
+        }
+        let mut state = State::new(plan.rules.clone());
+        journal.iter().try_for_each(|event| state.apply(event)).map_err(ResumeError::from)?;
+        let pending = state.open_call(asked.call_id).ok_or(AnswerError::NotAwaited)?;
+        let directory = loaded.agent.workspace_of(run.id, run.session_id.as_deref());
+        let workspace = Workspace::open(&self.inner.settings.workspace, &run.tenant, &directory)
+            .map_err(|error| AnswerError::Broken(error.to_string()))?;
+        let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
+        let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
+        let granted = Granted { by: &approver.subject, arguments: Some(arguments) };
+        let prepared =
+            loaded.executor.prepare(&pending.call, pending.slot(), &scope, Some(granted)).await;
+        match prepared {
+            Ok(Prepared::Ready(ready)) => {
+                match state.over_budget_with(&ready.started().consumes, clock::now()) {
+                    None => Ok(()),
+                    Some(_) => Err(refused("the call would exceed the run's budget".to_owned())),
+                }
+            }
+            Ok(Prepared::Escalated(escalated)) => Err(refused(escalated.reason)),
+            Ok(Prepared::Answered(finished)) => Err(refused(reason(finished))),
+            Err(fault) => Err(AnswerError::Broken(fault.to_string())),
+        }
+    }
+}
+
+impl From<ResumeError> for AnswerError {
+    fn from(error: ResumeError) -> Self {
+        match error {
+            ResumeError::Store(error) => Self::Store(error),
+            error => Self::Store(StoreError::Failed(error.to_string())),
+        }
+    }
+}
+
+fn refused(message: String) -> AnswerError {
+    let pointer = "/arguments".to_owned();
+    AnswerError::InvalidArguments(vec![ValidationError { pointer, message }])
+}
+
+/// Why a call was answered instead of being executed.
+fn reason(finished: Finished) -> String {
+    if let RunEvent::ToolCallBlocked(blocked) = finished.event {
+        return blocked.reason;
+    }
+    if let RunEvent::ToolCallCompleted(completed) = finished.event {
+        return completed.content;
+    }
+    "the call cannot be executed".to_owned()
+}

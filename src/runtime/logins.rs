@@ -1,0 +1,233 @@
+//! Which keys are in use, and which logins were refused: noted in memory by requests, written by one
+//! task.
+//!
+//! A key's use is written at most once a minute. Refused logins are counted by reason and source:
+//! the first is written within a second, those that follow once a minute.
+
+use std::collections::{HashMap, HashSet};
+use std::net::IpAddr;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use serde_json::json;
+
+use super::Runtime;
+use super::keys::DEFAULT_TENANT;
+use crate::event::{Act, AuditAction};
+use crate::store::ApiKeyRecord;
+
+/// Between two writes about the same key or the same refused logins.
+const PAUSE: Duration = Duration::from_mins(1);
+/// How often is looked for what is to be written.
+const LOOK: Duration = Duration::from_secs(1);
+/// Sources of refused logins that are told apart in a minute; the others count as one.
+const SOURCES: usize = 256;
+/// The subject of a login that names no key.
+const UNKNOWN: &str = "unknown";
+
+/// Why a login was refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Refusal {
+    Malformed,
+    UnknownKey,
+    WrongSecret,
+    Revoked,
+    Expired,
+}
+
+impl Refusal {
+    fn sentence(self) -> &'static str {
+        match self {
+            Self::Malformed => "The token is not an API key.",
+            Self::UnknownKey => "There is no key with this id.",
+            Self::WrongSecret => "The key has another secret.",
+            Self::Revoked => "The key is revoked.",
+            Self::Expired => "The key has expired.",
+        }
+    }
+}
+
+#[derive(Debug, Default)]
+pub(super) struct Logins {
+    used: Mutex<Used>,
+    refused: Mutex<Refused>,
+}
+
+#[derive(Debug, Default)]
+struct Used {
+    /// Used since the last write.
+    waiting: HashSet<String>,
+    written: HashMap<String, Instant>,
+}
+
+impl Used {
+    /// The keys whose use is to be written now.
+    fn take(&mut self, now: Instant) -> Vec<String> {
+        self.written.retain(|_, at| now.duration_since(*at) < PAUSE);
+        let due: Vec<String> =
+            self.waiting.extract_if(|id| !self.written.contains_key(id)).collect();
+        self.written.extend(due.iter().map(|id| (id.clone(), now)));
+        due
+    }
+}
+
+/// Logins that are counted as one.
+#[derive(Debug, Clone, PartialEq, Eq, Hash)]
+struct Group {
+    tenant: String,
+    subject: String,
+    why: Refusal,
+    /// The client's address; absent for further ones.
+    source: Option<IpAddr>,
+}
+
+#[derive(Debug, Default)]
+struct Refused(HashMap<Group, Count>);
+
+#[derive(Debug, Default)]
+struct Count {
+    unwritten: u64,
+    written_at: Option<Instant>,
+}
+
+impl Refused {
+    fn note(&mut self, mut group: Group) {
+        if self.0.len() >= SOURCES && !self.0.contains_key(&group) {
+            group.source = None;
+        }
+        self.0.entry(group).or_default().unwritten += 1;
+    }
+
+    /// What is to be written now, all of it where nothing follows.
+    fn take(&mut self, now: Instant, is_last: bool) -> Vec<(Group, u64)> {
+        let is_due = |count: &Count| {
+            is_last || count.written_at.is_none_or(|at| now.duration_since(at) >= PAUSE)
+        };
+        let mut due = Vec::new();
+        self.0.retain(|group, count| {
+            if !is_due(count) {
+                return true;
+            }
+            if count.unwritten == 0 {
+                return false;
+            }
+            due.push((group.clone(), std::mem::take(&mut count.unwritten)));
+            count.written_at = Some(now);
+            true
+        });
+        due
+    }
+}
+
+impl Runtime {
+    /// Notes that a key is in use.
+    pub fn note_key_use(&self, id: &str) {
+        self.inner.logins.used.lock().waiting.insert(id.to_owned());
+    }
+
+    /// Notes a refused login, which may have named a key that exists.
+    pub fn note_refused_login(
+        &self,
+        why: Refusal,
+        key: Option<&ApiKeyRecord>,
+        source: Option<IpAddr>,
+    ) {
+        let group = Group {
+            tenant: key.map_or(DEFAULT_TENANT, |key| &key.tenant).to_owned(),
+            subject: key.map_or(UNKNOWN, |key| &key.id).to_owned(),
+            why,
+            source,
+        };
+        self.inner.logins.refused.lock().note(group);
+    }
+
+    /// Writes what is noted, until the service stops.
+    pub(super) async fn write_logins(self) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                _ = look.tick() => self.write_noted_logins(false).await,
+            }
+        }
+    }
+
+    /// Writes what is due, or all of it.
+    pub(super) async fn write_noted_logins(&self, is_last: bool) {
+        let (store, logins) = (&self.inner.store, &self.inner.logins);
+        let now = Instant::now();
+        let used = logins.used.lock().take(now);
+        if !used.is_empty()
+            && let Err(error) = store.note_key_use(&used, PAUSE).await
+        {
+            tracing::debug!(%error, "the use of keys could not be noted");
+        }
+        let refused = logins.refused.lock().take(now, is_last);
+        for (group, count) in refused {
+            let source = group.source.map_or_else(|| "others".into(), |source| source.to_string());
+            let act = Act {
+                tenant: group.tenant,
+                subject: group.subject,
+                action: AuditAction::LoginRefused,
+                run_id: None,
+                reason: Some(group.why.sentence().to_owned()),
+                details: json!({"source": source, "count": count}),
+            };
+            if let Err(error) = store.record_act(act).await {
+                tracing::warn!(%error, count, "refused logins could not be recorded");
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn group(source: u32) -> Group {
+        Group {
+            tenant: "t".into(),
+            subject: UNKNOWN.into(),
+            why: Refusal::UnknownKey,
+            source: Some(std::net::Ipv4Addr::from(source).into()),
+        }
+    }
+
+    #[test]
+    fn refused_logins_are_written_at_first_and_then_once_a_minute() {
+        let (start, mut refused) = (Instant::now(), Refused::default());
+        let at = |seconds| start + Duration::from_secs(seconds);
+        refused.note(group(1));
+        assert_eq!(refused.take(at(0), false), [(group(1), 1)]);
+        (0..7).for_each(|_| refused.note(group(1)));
+        assert_eq!(refused.take(at(59), false), []);
+        assert_eq!(refused.take(at(60), false), [(group(1), 7)]);
+        assert_eq!(refused.take(at(119), false), []);
+        refused.note(group(1));
+        assert_eq!(refused.take(at(61), true), [(group(1), 1)], "nothing is lost at the end");
+        assert_eq!(refused.take(at(121), false), []);
+        assert!(refused.0.is_empty(), "what is quiet for a minute is forgotten");
+    }
+
+    #[test]
+    fn further_sources_count_as_one() {
+        let (now, mut refused) = (Instant::now(), Refused::default());
+        (0..10_000).for_each(|source| refused.note(group(source)));
+        let taken = refused.take(now, false);
+        assert_eq!(taken.len(), SOURCES + 1);
+        assert_eq!(taken.iter().map(|(_, count)| count).sum::<u64>(), 10_000);
+    }
+
+    #[test]
+    fn the_use_of_a_key_is_written_once_a_minute() {
+        let (start, mut used) = (Instant::now(), Used::default());
+        for (second, written) in [(0, true), (1, false), (59, false), (60, true), (61, false)] {
+            used.waiting.insert("k".to_owned());
+            let due = used.take(start + Duration::from_secs(second));
+            assert_eq!(due == ["k"], written, "{second}");
+        }
+        assert_eq!(used.take(start + Duration::from_mins(2)), ["k"], "the use at 61 s");
+        assert_eq!(used.take(start + Duration::from_mins(3)).len(), 0, "no use since");
+    }
+}

@@ -27,7 +27,7 @@ pub struct Demands<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unmet {
-    /// `model`, `fallback_models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
+    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
     pub setting: &'static str,
     /// A clause for a person.
     pub reason: String,
@@ -40,6 +40,13 @@ pub struct Unmet {
 pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unmet> {
     let models: Vec<String> =
         std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
+    let is_name = |provider: &str| !provider.contains(['*', '?', '[', '{']);
+    let of_one_provider = |glob: &&String| glob.split_once('/').is_some_and(|(it, _)| is_name(it));
+    for glob in definition.models.iter().filter(of_one_provider) {
+        router
+            .resolve(glob)
+            .map_err(|unknown| Unmet { setting: "models", reason: unknown.to_string() })?;
+    }
     check(
         Demands {
             models: &models,

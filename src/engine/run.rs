@@ -180,7 +180,7 @@ impl Run {
                     return Ok(Driven::Parked);
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,
-                Step::Weigh => self.weigh()?,
+                Step::Weigh => self.weigh().await?,
                 Step::Check(proposal) => self.check(&proposal).await?,
                 Step::Done => {
                     self.persist().await?;
@@ -290,13 +290,15 @@ impl Run {
     }
 
     /// Looks at the stop conditions before the next iteration.
-    fn weigh(&mut self) -> Result<(), FoldError> {
+    async fn weigh(&mut self) -> Result<(), Stopped> {
+        let below = self.descendants().await?;
         let (now, agent) = (Utc::now(), &self.plan.agent);
-        let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
+        let facts = self.state.facts(&below, now);
+        let met = agent.condition_met(self.state.conditions_met(), &facts);
         let id = Uuid::now_v7();
         let patience = agent.definition.governance.approval_timeout;
-        let events = self.state.weighed(met, id, patience, now);
-        self.record_all(events)
+        let events = self.state.weighed(met, facts, id, patience, now);
+        Ok(self.record_all(events)?)
     }
 
     /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what

@@ -16,6 +16,7 @@ use std::time::Duration;
 use async_trait::async_trait;
 use chrono::Utc;
 use parking_lot::{Mutex, MutexGuard};
+use serde::Deserialize;
 use serde_json::Value;
 use sha2::{Digest, Sha256};
 use tokio::time::Instant;
@@ -37,6 +38,7 @@ use crate::run::{
 };
 use crate::store::{RunRecord, StoreError};
 use crate::tools::subagent::{ChildCall, NoOutput, StartRun, Task};
+use crate::tools::workspace;
 
 /// How many ancestors a run may have.
 const MAX_DEPTH: usize = 3;
@@ -59,6 +61,8 @@ pub(super) struct Parent {
     pub(super) control: Arc<RunControl>,
     /// Whether its budget is shared by now.
     pub(super) is_open: Arc<AtomicBool>,
+    /// Its workspace, relative to its tenant's directory.
+    pub(super) directory: Arc<str>,
     /// Its place, lent to its children.
     pub(super) lender: Lender,
 }
@@ -163,13 +167,16 @@ impl Parent {
 
     /// What a child's request narrows, whatever its definition says.
     fn bounds(&self, now: &State) -> Overrides {
-        let is_private = self.head.new.overrides.get("private").and_then(Value::as_bool);
+        let of_request = |field: &str| self.head.new.overrides.get(field);
+        let is_private = of_request("private").and_then(Value::as_bool);
+        let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
         let left = now.deadline().map(|deadline| (deadline - Utc::now()).num_seconds());
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
         let used = &now.totals().consumption;
         let files = used.files_modified.len() as u64;
         Overrides {
             private: is_private.filter(|is_private| *is_private),
+            tools,
             budget: Some(BudgetOverrides {
                 max_duration_seconds,
                 // Of what is counted in calls the tree's budget says enough; these make the child
@@ -218,7 +225,8 @@ impl Runtime {
         }
         let run = head.new.id;
         let root = head.lineage.as_ref().map_or(run, |lineage| lineage.root);
-        let (reserving, settling) = (self.clone(), self.clone());
+        let (reserving, settling, counting) = (self.clone(), self.clone(), self.clone());
+        let tenant = head.caller.tenant.clone();
         let reserve = move |wanted| {
             let runtime = reserving.clone();
             Box::pin(async move {
@@ -231,7 +239,13 @@ impl Runtime {
                 runtime.patiently(|| runtime.inner.store.settle(root, run, spent, ended)).await
             }) as _
         };
-        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
+        let descendants = move || {
+            let (runtime, tenant) = (counting.clone(), tenant.clone());
+            Box::pin(async move {
+                runtime.patiently(|| runtime.inner.store.descendants(&tenant, run)).await
+            }) as _
+        };
+        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle, descendants))
     }
 
     /// Asks the store as long as a run may wait for one that went away.
@@ -371,12 +385,8 @@ impl Runtime {
             session_id: None,
             overrides: parent.bounds(now),
         };
-        let agent = self.held_to(
-            &call.agent,
-            parent.autonomy(now),
-            &parent.plan.agent.definition.governance,
-        )?;
-        let mut checked = self.check(agent, request)?;
+        let agent = self.held_to(&call.agent, parent.autonomy(now), parent)?;
+        let mut checked = self.check(agent, request, now.skills().to_vec())?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
         let mut background = self.background(plan, caller, child, &[]).await?;
@@ -404,14 +414,19 @@ impl Runtime {
         &self,
         name: &str,
         autonomy: Autonomy,
-        parent: &GovernanceSection,
+        parent: &Parent,
     ) -> Result<Arc<Agent>, StartError> {
         let agent = self
             .inner
             .catalogue
             .agent(name)
             .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
-        let adds_nothing = parent.tool_policies.is_empty() && parent.paths.deny.is_empty();
+        let elsewhere = Some(&*parent.directory)
+            .filter(|directory| !is_always_in(directory, &agent.definition.workspace));
+        let parent = &parent.plan.agent.definition.governance;
+        let GovernanceSection { tool_policies, paths, .. } = parent;
+        let adds_nothing =
+            tool_policies.is_empty() && paths.deny.is_empty() && paths.deny_in.is_empty();
         if adds_nothing && agent.definition.governance.autonomy <= autonomy {
             return Ok(agent);
         }
@@ -419,7 +434,7 @@ impl Runtime {
             agent: name.to_owned(),
             message: e.to_string(),
         };
-        agent.held_to(autonomy, parent).map(Arc::new).map_err(|e| broken(&e))
+        agent.held_to(autonomy, parent, elsewhere).map(Arc::new).map_err(|e| broken(&e))
     }
 
     /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits
@@ -491,6 +506,12 @@ impl Runtime {
     pub(super) fn lender(&self, run: Uuid) -> Option<Lender> {
         self.inner.parents.lock().get(&run).map(|parent| parent.lender.clone())
     }
+}
+
+/// Whether runs of an agent with that workspace work in this directory.
+fn is_always_in(directory: &str, workspace: &str) -> bool {
+    !workspace.contains('{')
+        && workspace::normalise(workspace).is_ok_and(|workspace| workspace == directory)
 }
 
 fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> NoOutput {

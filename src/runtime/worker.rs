@@ -111,6 +111,7 @@ impl Owned {
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },
         };
+        let directory = workspace.directory();
         let scope = RunScope {
             run_id: head.new.id,
             agent: head.new.agent.as_str().into(),
@@ -130,6 +131,7 @@ impl Owned {
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
+            directory,
             lender: place.lender(),
         };
         let run = Run {

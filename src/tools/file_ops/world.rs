@@ -132,6 +132,7 @@ impl World {
             actions: self.actions(arguments)?,
             approved_by: None,
             skills: &[],
+            directory: self.context.workspace.directory(),
         };
         match self.gate.judge(&["tools:execute".to_owned()], call) {
             Verdict::Pass { permit, .. } => Ok(permit),

@@ -14,7 +14,7 @@ use tokio_util::sync::CancellationToken;
 use crate::agents::{Catalogue, Skills, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{AuthMode, Config, Exposed, Model, ModelServer};
-use crate::engine::demands;
+use crate::engine::requirements;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
 use crate::model::{CapabilityOverrides, ProviderKind};
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
@@ -28,7 +28,7 @@ use crate::runtime::{self, HeartbeatStore, Runtime, Settings, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
-use crate::tools::recall::{Recall, Recollect};
+use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
 
 /// How often agent files are checked for changes.
@@ -184,7 +184,7 @@ pub fn check(config: &Config) -> Vec<String> {
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let no_memory: Recollect =
+    let no_memory: RecallFn =
         Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
     let (registry, skills) = tools(config, no_memory);
     Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
@@ -362,7 +362,7 @@ async fn run_upkeep(telemetry: Arc<Telemetry>) {
 }
 
 /// The tools, and the skills that `use_skill` reads.
-fn tools(config: &Config, recollect: Recollect) -> (Arc<Registry>, Arc<Skills>) {
+fn tools(config: &Config, recollect: RecallFn) -> (Arc<Registry>, Arc<Skills>) {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
@@ -381,7 +381,8 @@ fn load_agents(
         &config.agents_dir,
         Arc::clone(skills),
         Box::new(move |definition| {
-            demands::check_definition(definition, &router).map_err(|unmet| unmet.to_string())?;
+            requirements::check_definition(definition, &router)
+                .map_err(|unsupported| unsupported.to_string())?;
             runtime::check_tools(&registry, &known, definition)
         }),
     )

@@ -72,7 +72,7 @@ impl Agent {
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
-    pub fn held_to(
+    pub fn narrowed_by_parent(
         &self,
         autonomy: Autonomy,
         parent: &GovernanceSection,

@@ -245,7 +245,7 @@ impl Catalogue {
     }
 }
 
-/// Whoever names an agent that is not there has a problem, and is not loaded anew; a version that
+/// A definition that names a missing agent is a problem and is not reloaded; a version that
 /// was good once stays. Such a file is read again at the next look, by when the other one may have
 /// come.
 fn judge_references(found: &mut [Found], old: &State) {

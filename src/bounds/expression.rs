@@ -1,7 +1,7 @@
 //! Expressions that operators write: CEL, compiled once, evaluated over JSON.
 //!
 //! What an expression means (an output rule, a stop condition, an interceptor) is decided by
-//! whoever evaluates it. Here it is decided what an expression may be, and that its evaluation
+//! its evaluator. Here it is decided what an expression may be, and that its evaluation
 //! ends: CEL has no loops but those over data and no limit of its own, so the source and the data
 //! are capped, and every turn of a loop is counted and timed. Variables and functions that do not
 //! exist are found when it is compiled.

@@ -81,7 +81,7 @@ impl<'de, T: Deserialize<'de>> Visitor<'de> for FirstVisitor<T> {
     }
 }
 
-/// Whether JSON text can be read into values later: whoever keeps it as text asks first.
+/// Whether JSON text that is kept as text can be read into values later.
 pub fn is_shallow(json: &str) -> bool {
     let (mut depth, mut in_string, mut escaped) = (0_usize, false, false);
     for byte in json.bytes() {

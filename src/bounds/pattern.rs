@@ -16,7 +16,7 @@ pub const MAX_PATTERN: usize = 4096;
 const MAX_NESTING: u32 = 50;
 /// Bytes of what matching builds on the way.
 const MAX_CACHE: usize = 256 * 1024;
-/// Bytes of text times bytes of program that are searched before somebody may say stop: a tenth of
+/// Bytes of text times bytes of program that are searched between two looks at the stop signal: a tenth of
 /// a second at worst.
 const STRIDE: usize = 4 * 1024 * 1024 * 1024;
 /// Bytes that are searched at once at least, and at most.

@@ -3,12 +3,11 @@
 //! [`state`] decides and remembers, without I/O; [`run`] performs the steps and journals what
 //! happened; [`plan`] is what a request and a definition agree on, [`demands`] whether the models
 //! can keep it. Who may start a run, where it is
-//! stored and who hears of it is not known here.
+//! stored and streamed is not known here.
 
 pub mod budget;
 pub mod client_tools;
 pub mod context;
-pub mod demands;
 pub mod handlers;
 pub mod journal;
 pub mod lease;
@@ -16,6 +15,7 @@ pub mod output;
 pub mod phrases;
 pub mod plan;
 pub mod reflection;
+pub mod requirements;
 pub mod run;
 pub mod state;
 pub mod validation;

@@ -11,7 +11,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::client_tools::{self, ClientTools};
-use super::demands::{self, Demands};
+use super::requirements::{self, Requirements};
 use crate::agents::definition::{DriverKind, ReactSection};
 use crate::agents::prompt::{self, ActiveSkill, Background, Opening, PromptError, Terms};
 use crate::agents::{Agent, Definition};
@@ -120,7 +120,7 @@ pub struct Plan {
     pub offers: Vec<ToolOffer>,
     /// Their names on the wire.
     pub names: WireNames,
-    /// What the loop goes by.
+    /// The rules of the loop.
     pub rules: Rules,
     /// The skills that are active from the start; a run that goes on knows their bounds only.
     pub active: Vec<ActiveSkill>,
@@ -284,18 +284,18 @@ impl Plan {
     /// # Errors
     /// [`PlanError`] with a pointer into the request.
     pub fn check_models(&self, router: &Router) -> Result<(), PlanError> {
-        let demands = Demands {
+        let demands = Requirements {
             models: &self.models,
             thinking: self.thinking,
             tool_choice: &self.rules.tool_choice,
             // Decisions are held to it by the driver, whatever the models can do.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
-            needs_price: demands::needs_price(&self.rules.budget),
+            needs_price: requirements::needs_price(&self.rules.budget),
         };
-        demands::check(demands, router).map_err(|unmet| match unmet.setting {
-            "max_cost_usd" => refused("/budget/max_cost_usd", unmet.reason),
-            "strict_tool_choice" => refused("/strict_tool_choice", unmet.reason),
-            _ => refused("/model", unmet.reason),
+        requirements::check(demands, router).map_err(|unsupported| match unsupported.setting {
+            "max_cost_usd" => refused("/budget/max_cost_usd", unsupported.reason),
+            "strict_tool_choice" => refused("/strict_tool_choice", unsupported.reason),
+            _ => refused("/model", unsupported.reason),
         })
     }
 

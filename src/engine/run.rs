@@ -67,7 +67,7 @@ impl RunControl {
         self.token.cancel();
     }
 
-    /// Tells the run that it belongs to somebody else: it stops at once and writes nothing more.
+    /// Marks the run as owned by another replica: it stops at once and writes nothing more.
     pub fn lose(&self) {
         self.lost.cancel();
     }
@@ -180,7 +180,7 @@ impl Run {
                     return Ok(Driven::Parked);
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,
-                Step::Weigh => self.weigh().await?,
+                Step::EvaluateStopConditions => self.evaluate_stop_conditions().await?,
                 Step::Check(proposal) => self.check(&proposal).await?,
                 Step::Done => {
                     self.persist().await?;
@@ -290,14 +290,14 @@ impl Run {
     }
 
     /// Looks at the stop conditions before the next iteration.
-    async fn weigh(&mut self) -> Result<(), Stopped> {
+    async fn evaluate_stop_conditions(&mut self) -> Result<(), Stopped> {
         let below = self.descendants().await?;
         let (now, agent) = (Utc::now(), &self.plan.agent);
         let facts = self.state.facts(&below, now);
         let met = agent.condition_met(self.state.conditions_met(), &facts);
         let id = Uuid::now_v7();
         let patience = agent.definition.governance.approval_timeout;
-        let events = self.state.weighed(met, facts, id, patience, now);
+        let events = self.state.stop_conditions_evaluated(met, facts, id, patience, now);
         Ok(self.record_all(events)?)
     }
 

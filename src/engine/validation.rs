@@ -1,8 +1,8 @@
-//! Whether a proposed output is accepted: its schema, then its rules, then whoever the operator
+//! Whether a proposed output is accepted: its schema, then its rules, then the validator that the operator
 //! asks over HTTP.
 //!
 //! Each stage judges only what the ones before it accept, so that a rule need not fear a missing
-//! key and nobody is asked about nonsense. What a rejection means for the run is the state
+//! key and no validator is asked about malformed output. What a rejection means for the run is the state
 //! machine's.
 
 use serde_json::Value;

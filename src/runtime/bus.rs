@@ -1,8 +1,8 @@
 //! Who follows which run: durable events on their way to readers on this replica.
 //!
-//! A run has a channel while somebody follows it. The writer publishes what it has committed; for a
+//! A run has a channel while it has followers. The writer publishes what it has committed; for a
 //! run that another replica drives, a poller reads the journal instead. The ring of a channel is
-//! bounded and shared by all its readers, and nobody ever waits for one: who falls behind, or meets
+//! bounded and shared by all its readers, and never waits for one: a reader that falls behind, or meets
 //! a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
 
 use std::collections::HashMap;
@@ -24,22 +24,22 @@ const RING: usize = 256;
 #[derive(Debug)]
 pub struct Published {
     /// What is told.
-    pub news: News,
-    /// The frame that readers are sent; empty until somebody needs it.
+    pub item: StreamItem,
+    /// The frame that readers are sent; empty until the first reader needs it.
     pub frame: OnceCell<Bytes>,
 }
 
 /// What readers are told.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most news are events")]
-pub enum News {
+#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most item are events")]
+pub enum StreamItem {
     /// A durable event.
     Event(Event),
     /// A piece of an answer, for those who follow live.
     Delta(DateTime<Utc>, ModelDelta),
 }
 
-impl News {
+impl StreamItem {
     /// Whether the run may be parked now.
     pub fn may_park(&self) -> bool {
         let Self::Event(event) = self else { return false };
@@ -53,9 +53,9 @@ impl News {
 }
 
 impl Published {
-    /// News that nobody has put into their wire form yet.
-    pub fn new(news: News) -> Self {
-        Self { news, frame: OnceCell::new() }
+    /// An item without its wire form.
+    pub fn new(item: StreamItem) -> Self {
+        Self { item, frame: OnceCell::new() }
     }
 }
 
@@ -97,29 +97,29 @@ impl Bus {
         }
     }
 
-    /// The run's channel, if somebody follows it.
+    /// The run's channel, if it has followers.
     pub(super) fn followed(&self, run: Uuid) -> Option<Arc<Channel>> {
         lock(&self.channels).get(&run).and_then(Weak::upgrade)
     }
 }
 
 impl Channel {
-    /// Passes on what is news.
+    /// Passes on what is item.
     pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
         let mut last = lock(&self.last);
         for event in events.filter(|event| event.seq > *last).collect::<Vec<_>>() {
             *last = event.seq;
-            self.tell(News::Event(event));
+            self.tell(StreamItem::Event(event));
         }
     }
 
     /// Passes on pieces of an answer.
     pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
-        deltas.for_each(|delta| self.tell(News::Delta(Utc::now(), delta)));
+        deltas.for_each(|delta| self.tell(StreamItem::Delta(Utc::now(), delta)));
     }
 
-    fn tell(&self, news: News) {
-        let _ = self.sender.send(Arc::new(Published::new(news))); // nobody listens at the moment
+    fn tell(&self, item: StreamItem) {
+        let _ = self.sender.send(Arc::new(Published::new(item))); // there may be no reader at the moment
     }
 
     /// The newest event that was published.

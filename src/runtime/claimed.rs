@@ -14,7 +14,7 @@ pub(super) enum ResumeError {
     Stopped(#[from] Stopped),
     /// It goes back to the queue.
     #[error("there is no place for it")]
-    NoPlace,
+    NoFreeSlot,
 }
 
 impl From<FoldError> for ResumeError {

@@ -23,9 +23,9 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use super::places::{Lender, Place};
+use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
-use super::worker::Head;
+use super::worker::RunIdentity;
 use super::{Inner, Runtime};
 use crate::agents::Agent;
 use crate::agents::definition::GovernanceSection;
@@ -37,7 +37,7 @@ use crate::run::{
     SpanPlace,
 };
 use crate::store::{RunRecord, StoreError};
-use crate::tools::subagent::{ChildCall, NoOutput, StartRun, Task};
+use crate::tools::subagent::{ChildCall, ChildFailed, StartRun, Task};
 use crate::tools::workspace;
 
 /// How many ancestors a run may have.
@@ -48,7 +48,7 @@ const LOOK: Duration = Duration::from_secs(1);
 /// Where a child run stands.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(super) struct Lineage {
-    /// The run that nobody delegated.
+    /// The root run of the tree.
     pub(super) root: Uuid,
     /// The agents from there on, the run's own among them.
     pub(super) agents: Vec<String>,
@@ -56,23 +56,23 @@ pub(super) struct Lineage {
 
 /// A run under way here whose agent can leave work to others.
 pub(super) struct Parent {
-    pub(super) head: Head,
+    pub(super) identity: RunIdentity,
     pub(super) plan: Arc<Plan>,
     pub(super) control: Arc<RunControl>,
     /// Whether its budget is shared by now.
     pub(super) is_open: Arc<AtomicBool>,
     /// Its workspace, relative to its tenant's directory.
     pub(super) directory: Arc<str>,
-    /// Its place, lent to its children.
-    pub(super) lender: Lender,
+    /// Its slot, lent to its children.
+    pub(super) slot: ParentSlot,
 }
 
-/// All of them, by id.
+/// The parents that are driven here, by id.
 #[derive(Default)]
 pub(super) struct Parents(Mutex<HashMap<Uuid, Arc<Parent>>>);
 
 /// Keeps a parent known for as long as it is driven here.
-pub(super) struct Known {
+pub(super) struct ParentGuard {
     inner: Weak<Inner>,
     parent: Arc<Parent>,
 }
@@ -83,11 +83,11 @@ impl Parents {
     }
 }
 
-impl Drop for Known {
+impl Drop for ParentGuard {
     fn drop(&mut self) {
         if let Some(inner) = self.inner.upgrade() {
             let mut parents = inner.parents.lock();
-            let id = self.parent.head.new.id;
+            let id = self.parent.identity.new.id;
             // The run may have been claimed again by then.
             if parents.get(&id).is_some_and(|parent| Arc::ptr_eq(parent, &self.parent)) {
                 parents.remove(&id);
@@ -101,27 +101,27 @@ pub(super) struct Children(pub(super) Weak<Inner>);
 
 #[async_trait]
 impl StartRun for Children {
-    async fn start_run(&self, call: ChildCall) -> Result<Value, NoOutput> {
-        let gone = || NoOutput("The run that calls is not driven here any more.".into());
+    async fn start_run(&self, call: ChildCall) -> Result<Value, ChildFailed> {
+        let gone = || ChildFailed("The run that calls is not driven here any more.".into());
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
         let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
         let agent = call.agent.clone();
         // In a task of its own: a start that is under way must not be forgotten half-way.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
-        let child = runtime.inner.tasks.spawn(runtime.clone().accompany(parent, call, given_up));
+        let child = runtime.inner.tasks.spawn(runtime.clone().run_child(parent, call, given_up));
         let ended = child
             .await
-            .map_err(|_| NoOutput(format!("The agent {agent} could not be waited for.")))??;
+            .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
         match (ended.output, ended.error) {
             (Some(output), _) if ended.status == RunStatus::Completed => Ok(output),
-            (_, Some(error)) => Err(NoOutput(format!(
+            (_, Some(error)) => Err(ChildFailed(format!(
                 "The agent {agent} {} ({}): {}",
                 if ended.status == RunStatus::Cancelled { "was cancelled" } else { "failed" },
                 error.code,
                 error.message
             ))),
-            _ => Err(NoOutput(format!("The agent {agent} ended without an output."))),
+            _ => Err(ChildFailed(format!("The agent {agent} ended without an output."))),
         }
     }
 }
@@ -141,23 +141,26 @@ pub(super) fn child_id(effect_key: &str) -> Uuid {
 
 impl Parent {
     fn lineage(&self) -> Lineage {
-        match &self.head.lineage {
+        match &self.identity.lineage {
             Some(lineage) => Lineage::clone(lineage),
-            None => Lineage { root: self.head.new.id, agents: vec![self.head.new.agent.clone()] },
+            None => Lineage {
+                root: self.identity.new.id,
+                agents: vec![self.identity.new.agent.clone()],
+            },
         }
     }
 
     /// Where a child stands.
-    fn lineage_of(&self, child: &str) -> Result<Lineage, NoOutput> {
+    fn lineage_of(&self, child: &str) -> Result<Lineage, ChildFailed> {
         let mut lineage = self.lineage();
         if lineage.agents.iter().any(|agent| agent == child) {
             let chain = lineage.agents.join(" → ");
-            return Err(NoOutput(format!(
+            return Err(ChildFailed(format!(
                 "{child} already works on this ({chain}) and cannot be asked again."
             )));
         }
         if lineage.agents.len() > MAX_DEPTH {
-            return Err(NoOutput(format!(
+            return Err(ChildFailed(format!(
                 "Work can be passed on {MAX_DEPTH} times, not more: do it yourself."
             )));
         }
@@ -167,7 +170,7 @@ impl Parent {
 
     /// What a child's request narrows, whatever its definition says.
     fn bounds(&self, now: &State) -> Overrides {
-        let of_request = |field: &str| self.head.new.overrides.get(field);
+        let of_request = |field: &str| self.identity.new.overrides.get(field);
         let is_private = of_request("private").and_then(Value::as_bool);
         let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
         let left = now.deadline().map(|deadline| (deadline - Utc::now()).num_seconds());
@@ -203,30 +206,30 @@ impl Parent {
 
 impl Runtime {
     /// Makes a run known as a parent, where its agent can leave work to others.
-    pub(super) fn note_parent(&self, parent: Parent) -> Option<Known> {
+    pub(super) fn note_parent(&self, parent: Parent) -> Option<ParentGuard> {
         if !delegates(&parent.plan) {
             return None;
         }
         let parent = Arc::new(parent);
-        self.inner.parents.lock().insert(parent.head.new.id, Arc::clone(&parent));
-        Some(Known { inner: Arc::downgrade(&self.inner), parent })
+        self.inner.parents.lock().insert(parent.identity.new.id, Arc::clone(&parent));
+        Some(ParentGuard { inner: Arc::downgrade(&self.inner), parent })
     }
 
     /// A run's way to the budget that it shares, where it was started by another one or can start
     /// others.
     pub(super) fn sharing(
         &self,
-        head: &Head,
+        identity: &RunIdentity,
         plan: &Plan,
         is_open: &Arc<AtomicBool>,
     ) -> Option<SharedBudget> {
-        if head.lineage.is_none() && !delegates(plan) {
+        if identity.lineage.is_none() && !delegates(plan) {
             return None;
         }
-        let run = head.new.id;
-        let root = head.lineage.as_ref().map_or(run, |lineage| lineage.root);
+        let run = identity.new.id;
+        let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
         let (reserving, settling, counting) = (self.clone(), self.clone(), self.clone());
-        let tenant = head.caller.tenant.clone();
+        let tenant = identity.caller.tenant.clone();
         let reserve = move |wanted| {
             let runtime = reserving.clone();
             Box::pin(async move {
@@ -288,17 +291,17 @@ impl Runtime {
         Ok(Some(Arc::new(lineage)))
     }
 
-    /// Starts or finds a child and waits for its end, or cancels it once nobody waits any more.
-    async fn accompany(
+    /// Starts or finds a child run and waits for its end; cancels it when the call is given up.
+    async fn run_child(
         self,
         parent: Arc<Parent>,
         call: ChildCall,
         given_up: CancellationToken,
-    ) -> Result<RunRecord, NoOutput> {
-        let (id, tenant) = (child_id(&call.effect_key), parent.head.caller.tenant.clone());
-        let place = given_up.run_until_cancelled(self.inner.places.for_child(&parent.lender)).await;
-        if let Some(place) = place.flatten() {
-            let started = self.start_child(&parent, call, id, place, &given_up).await?;
+    ) -> Result<RunRecord, ChildFailed> {
+        let (id, tenant) = (child_id(&call.effect_key), parent.identity.caller.tenant.clone());
+        let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
+        if let Some(slot) = slot.flatten() {
+            let started = self.start_child(&parent, call, id, slot, &given_up).await?;
             let ended =
                 given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
             if let Some(ended) = ended {
@@ -316,7 +319,7 @@ impl Runtime {
                 Ok(_) => break,
             }
         }
-        Err(NoOutput("The call was given up.".into()))
+        Err(ChildFailed("The call was given up.".into()))
     }
 
     /// The child, where it is driven here from its start. `None`: it has been started before.
@@ -325,15 +328,15 @@ impl Runtime {
         parent: &Arc<Parent>,
         call: ChildCall,
         id: Uuid,
-        place: Place,
+        slot: RunSlot,
         given_up: &CancellationToken,
-    ) -> Result<Option<Started>, NoOutput> {
+    ) -> Result<Option<Started>, ChildFailed> {
         let lineage = parent.lineage_of(&call.agent)?;
         let Some(now) = parent.control.delegating() else {
-            return Err(NoOutput("The call was given up.".into()));
+            return Err(ChildFailed("The call was given up.".into()));
         };
         loop {
-            let started = self.try_start(parent, &now, &call, id, lineage.clone(), place.clone());
+            let started = self.try_start(parent, &now, &call, id, lineage.clone(), slot.clone());
             match started.await {
                 Ok(started) => return Ok(Some(started)),
                 Err(StartError::RunIdTaken(_)) => return Ok(None),
@@ -347,7 +350,7 @@ impl Runtime {
                 }
                 Err(error) => {
                     tracing::warn!(run_id = %id, %error, "a child run could not be started");
-                    return Err(NoOutput(format!(
+                    return Err(ChildFailed(format!(
                         "The agent {} could not be started: {error}.",
                         call.agent
                     )));
@@ -363,9 +366,9 @@ impl Runtime {
         call: &ChildCall,
         id: Uuid,
         lineage: Lineage,
-        place: Place,
+        slot: RunSlot,
     ) -> Result<Started, StartError> {
-        let Head { new, caller, .. } = &parent.head;
+        let RunIdentity { new, caller, .. } = &parent.identity;
         let inputs = match &call.task {
             Task::Inputs(inputs) => inputs.clone(),
             Task::Handoff { .. } => Value::clone(&new.inputs),
@@ -377,7 +380,7 @@ impl Runtime {
             mode: Mode::Stored,
             idempotency: None,
             traceparent: Some(
-                parent.head.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string(),
+                parent.identity.origin.trace.span(SpanPlace::Tool(call.call_id)).to_string(),
             ),
             run_id: Some(id),
             inputs,
@@ -385,7 +388,7 @@ impl Runtime {
             session_id: None,
             overrides: parent.bounds(now),
         };
-        let agent = self.held_to(&call.agent, parent.autonomy(now), parent)?;
+        let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
@@ -404,13 +407,13 @@ impl Runtime {
             parent.is_open.store(true, Ordering::Release);
         }
         let lineage = Some(Arc::new(lineage));
-        self.launch(Launch { checked, opening, background, lineage, place, mode: Mode::Stored })
+        self.launch(Launch { checked, opening, background, lineage, slot, mode: Mode::Stored })
             .await
     }
 
     /// An agent as it may act for a run of that autonomy: what a tool needs or may not touch there
     /// holds here too.
-    fn held_to(
+    fn narrowed_by_parent(
         &self,
         name: &str,
         autonomy: Autonomy,
@@ -434,7 +437,8 @@ impl Runtime {
             agent: name.to_owned(),
             message: e.to_string(),
         };
-        agent.held_to(autonomy, parent, elsewhere).map(Arc::new).map_err(|e| broken(&e))
+        let narrowed = agent.narrowed_by_parent(autonomy, parent, elsewhere);
+        narrowed.map(Arc::new).map_err(|e| broken(&e))
     }
 
     /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits
@@ -444,17 +448,17 @@ impl Runtime {
         parent: &Parent,
         id: Uuid,
         started: Option<Started>,
-    ) -> Result<RunRecord, NoOutput> {
+    ) -> Result<RunRecord, ChildFailed> {
         if let Some(started) = started
             && let Ok(ended) = started.finished().await
         {
             return Ok(ended);
         }
-        let Caller { tenant, .. } = &*parent.head.caller;
+        let Caller { tenant, .. } = &*parent.identity.caller;
         loop {
             let look = Instant::now() + LOOK;
             match self.inner.store.run(tenant, id).await {
-                Ok(Some(run)) if run.parent_run_id == Some(parent.head.new.id) => {
+                Ok(Some(run)) if run.parent_run_id == Some(parent.identity.new.id) => {
                     if run.status.is_terminal() {
                         return Ok(run);
                     }
@@ -469,13 +473,13 @@ impl Runtime {
                     }
                 }
                 Ok(_) => {
-                    return Err(NoOutput(
+                    return Err(ChildFailed(
                         "The id of the run that was to be started is taken.".into(),
                     ));
                 }
                 Err(error) if error.is_transient() => {}
                 Err(error) => {
-                    return Err(NoOutput(format!("The child run cannot be read: {error}.")));
+                    return Err(ChildFailed(format!("The child run cannot be read: {error}.")));
                 }
             }
             tokio::time::sleep_until(look).await;
@@ -486,7 +490,7 @@ impl Runtime {
     async fn until_ended(&self, tenant: &str, id: Uuid, seen: i64) -> bool {
         let mut follower = self.follow(tenant, id, seen);
         while let Ok(Some(published)) = follower.next().await {
-            if published.news.is_the_end() {
+            if published.item.is_the_end() {
                 return true;
             }
         }
@@ -497,14 +501,14 @@ impl Runtime {
         if self.is_draining() || !self.inner.lease.holds() {
             return;
         }
-        if let Some(place) = self.inner.places.lent_or_free(Some(&parent.lender)) {
-            self.take_over(id, Some(place)).await;
+        if let Some(slot) = self.inner.slots.of_parent_or_free(Some(&parent.slot)) {
+            self.take_over(id, Some(slot)).await;
         }
     }
 
     /// The place of a run that is driven here and can start others.
-    pub(super) fn lender(&self, run: Uuid) -> Option<Lender> {
-        self.inner.parents.lock().get(&run).map(|parent| parent.lender.clone())
+    pub(super) fn parent_slot(&self, run: Uuid) -> Option<ParentSlot> {
+        self.inner.parents.lock().get(&run).map(|parent| parent.slot.clone())
     }
 }
 
@@ -514,12 +518,12 @@ fn is_always_in(directory: &str, workspace: &str) -> bool {
         && workspace::normalise(workspace).is_ok_and(|workspace| workspace == directory)
 }
 
-fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> NoOutput {
+fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> ChildFailed {
     let lines = errors.iter().map(|error| {
         let at = if error.pointer.is_empty() { "(root)" } else { &error.pointer };
         format!("\n- at {at}: {}", error.message)
     });
-    NoOutput(format!(
+    ChildFailed(format!(
         "The inputs do not match the schema of the agent {agent}:{}",
         lines.collect::<String>()
     ))

@@ -2,7 +2,7 @@
 //!
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
 //! that comes before an answer may still be on its way to the disk: the pieces wait for it, and if
-//! the whole answer is there first, nobody needs them. Pieces are never kept and never waited for.
+//! the whole answer is there first, they are dropped. Pieces are never kept and never waited for.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -14,13 +14,13 @@ use tokio::time::Instant;
 use uuid::Uuid;
 
 use super::Runtime;
-use super::bus::{Channel, News, Published};
+use super::bus::{Channel, Published, StreamItem};
 use crate::run::RunStatus;
 use crate::store::{RunRecord, StoreError};
 
 /// Journal entries read at once.
 const PAGE: u32 = 100;
-/// How often the journal of a run is read that nobody drives here: at first, and when it is quiet.
+/// Poll interval for the journal of a run that another replica drives: at first, and when it is quiet.
 const BRISK: Duration = Duration::from_millis(50);
 const CALM: Duration = Duration::from_millis(500);
 /// How often it is looked whether a run is still driven here, whose events come by themselves.
@@ -43,7 +43,7 @@ pub struct Follower {
     over: bool,
 }
 
-/// A subscription; the channel lives as long as somebody holds it.
+/// A subscription; the channel lives as long as its last subscription.
 struct Live {
     _channel: Arc<Channel>,
     events: Receiver<Arc<Published>>,
@@ -64,7 +64,7 @@ impl Runtime {
         }
     }
 
-    /// Follows a run from its beginning and hears from now on what happens, whenever it is asked.
+    /// Follows a run from its beginning; events are buffered from now on.
     pub(super) fn follow_live(&self, tenant: &str, run: Uuid) -> Follower {
         let mut follower = self.follow(tenant, run, 0);
         follower.subscribe();
@@ -94,9 +94,9 @@ impl Runtime {
                 return Ok(Some(record)); // the service is stopping
             }
             let look = until.min(Instant::now() + LOOK);
-            while let Ok(news) = tokio::time::timeout_at(look, follower.next()).await {
-                if news?.is_none_or(|published| {
-                    published.news.is_the_end() || published.news.may_park()
+            while let Ok(item) = tokio::time::timeout_at(look, follower.next()).await {
+                if item?.is_none_or(|published| {
+                    published.item.is_the_end() || published.item.may_park()
                 }) {
                     break;
                 }
@@ -156,13 +156,13 @@ impl Follower {
             tokio::select! {
                 biased;
                 received = live.events.recv() => match received {
-                    Ok(published) => match &published.news {
-                        News::Delta(..) => return Ok(Some(published)),
-                        News::Event(event) if event.seq == self.seen + 1 => {
+                    Ok(published) => match &published.item {
+                        StreamItem::Delta(..) => return Ok(Some(published)),
+                        StreamItem::Event(event) if event.seq == self.seen + 1 => {
                             return Ok(Some(self.handed_out(published)));
                         }
-                        News::Event(event) if event.seq <= self.seen => {}
-                        News::Event(_) => self.caught_up = false,
+                        StreamItem::Event(event) if event.seq <= self.seen => {}
+                        StreamItem::Event(_) => self.caught_up = false,
                     },
                     Err(RecvError::Lagged(_) | RecvError::Closed) => self.caught_up = false,
                 },
@@ -172,10 +172,10 @@ impl Follower {
     }
 
     fn handed_out(&mut self, published: Arc<Published>) -> Arc<Published> {
-        if let News::Event(event) = &published.news {
+        if let StreamItem::Event(event) = &published.item {
             self.seen = event.seq;
         }
-        self.over = published.news.is_the_end();
+        self.over = published.item.is_the_end();
         published
     }
 
@@ -188,8 +188,9 @@ impl Follower {
                 self.subscribe();
             }
         }
-        self.ready
-            .extend(page.into_iter().map(|event| Arc::new(Published::new(News::Event(event)))));
+        self.ready.extend(
+            page.into_iter().map(|event| Arc::new(Published::new(StreamItem::Event(event)))),
+        );
         Ok(())
     }
 

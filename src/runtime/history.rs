@@ -16,7 +16,7 @@ use crate::providers::estimate;
 
 /// What one run gives to later ones.
 #[derive(Debug, Default, PartialEq)]
-pub struct OwnTurns {
+pub struct RunTurns {
     /// In order; none where no model answered.
     pub turns: Vec<Turn>,
     /// Whether they stand for all runs before it as well.
@@ -38,16 +38,16 @@ pub(super) struct History {
 ///
 /// # Errors
 /// [`FoldError`] where the journal is damaged.
-pub fn own_turns(journal: &[Event]) -> Result<OwnTurns, FoldError> {
+pub fn own_turns(journal: &[Event]) -> Result<RunTurns, FoldError> {
     let mut state = State::new(Rules::default());
     journal.iter().try_for_each(|event| state.apply(event))?;
     let conversation = state.conversation();
     let turns = conversation.turns().get(conversation.history()..).unwrap_or_default();
     if !turns.iter().any(|turn| matches!(turn, Turn::Assistant(_))) {
-        return Ok(OwnTurns::default());
+        return Ok(RunTurns::default());
     }
     let stand_for_earlier = conversation.history() == 0 && state.taken_over() > 0;
-    Ok(OwnTurns { turns: turns.to_vec(), stand_for_earlier })
+    Ok(RunTurns { turns: turns.to_vec(), stand_for_earlier })
 }
 
 /// The newest runs that have room, whole ones; `earlier` are their ids, the oldest first.
@@ -63,7 +63,7 @@ pub(super) fn history(journals: &[Event], earlier: &[Uuid], bounds: HistorySecti
     for journal in earlier.iter().rev().filter_map(|run| by_run.remove(run)) {
         let own = own_turns(journal).unwrap_or_else(|error| {
             tracing::warn!(run_id = %journal[0].run_id, %error, "an earlier run of the session cannot be read");
-            OwnTurns::default()
+            RunTurns::default()
         });
         if own.turns.is_empty() {
             continue;

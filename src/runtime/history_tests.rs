@@ -142,8 +142,8 @@ fn a_run_gives_its_own_turns_as_they_were() {
     let own = own_turns(&journal).unwrap();
     assert_eq!((words(&own.turns), own.stand_for_earlier), (words_of("u:q3 a:>17 a:a3"), false));
     let cancelled_at_once = Story::new(&before(), "q3").end();
-    assert_eq!(own_turns(&cancelled_at_once).unwrap(), OwnTurns::default());
-    assert_eq!(own_turns(&[]).unwrap(), OwnTurns::default());
+    assert_eq!(own_turns(&cancelled_at_once).unwrap(), RunTurns::default());
+    assert_eq!(own_turns(&[]).unwrap(), RunTurns::default());
 }
 
 fn words_of(text: &str) -> Vec<String> {
@@ -247,7 +247,7 @@ fn a_damaged_run_gives_nothing() {
 }
 
 proptest! {
-    /// However often runs of a session follow one another and are compacted, nobody's question
+    /// However often runs of a session follow one another and are compacted, no question
     /// comes twice.
     #[test]
     fn no_run_is_told_twice(runs in prop::collection::vec((0..6_usize, 0..12_usize), 1..8)) {

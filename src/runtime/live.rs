@@ -6,14 +6,14 @@ use std::sync::Arc;
 use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
-use super::holds::Hold;
+use super::ownership::OwnedRun;
 use crate::engine::RunControl;
 
 /// Who runs here and how to reach them.
 #[derive(Debug, Default)]
 pub(super) struct Live {
     running: Mutex<HashMap<Uuid, Running>>,
-    abandoned: Mutex<Vec<Hold>>,
+    abandoned: Mutex<Vec<OwnedRun>>,
 }
 
 #[derive(Debug)]
@@ -59,12 +59,12 @@ impl Live {
     }
 
     /// Notes a run that is still ours in the store although no task drives it any more.
-    pub(super) fn abandon(&self, hold: Hold) {
-        lock(&self.abandoned).push(hold);
+    pub(super) fn abandon(&self, ownership: OwnedRun) {
+        lock(&self.abandoned).push(ownership);
     }
 
     /// The runs to give back to the queue.
-    pub(super) fn take_abandoned(&self) -> Vec<Hold> {
+    pub(super) fn take_abandoned(&self) -> Vec<OwnedRun> {
         std::mem::take(&mut *lock(&self.abandoned))
     }
 }

@@ -10,7 +10,7 @@ use super::Runtime;
 use crate::agents::definition::RecallSection;
 use crate::run::Caller;
 use crate::store::{NewRun, Observation, Store, StoreError};
-use crate::tools::recall::{Question, Recollect};
+use crate::tools::recall::{RecallFn, RecallQuery};
 
 impl Runtime {
     /// What fits the inputs of a run, the most relevant first.
@@ -32,8 +32,8 @@ impl Runtime {
 }
 
 /// What the tool `recall` asks.
-pub fn recollection(store: Arc<Store>) -> Recollect {
-    Arc::new(move |Question { tenant, agent, run_id, query, top_k }| {
+pub fn recollection(store: Arc<Store>) -> RecallFn {
+    Arc::new(move |RecallQuery { tenant, agent, run_id, query, top_k }| {
         let store = Arc::clone(&store);
         Box::pin(async move {
             let found =

@@ -9,22 +9,22 @@ mod bus;
 mod claimed;
 mod delegation;
 mod deltas;
+mod dry_run;
 mod follow;
 mod history;
-mod holds;
 pub mod keys;
 mod live;
 mod loaded;
 mod memory;
-mod places;
+mod ownership;
 mod probation;
 mod queue;
 mod rate_limits;
 mod recovery;
-mod rehearsal;
 mod replica;
 mod retention;
 mod sessions;
+mod slots;
 mod start;
 mod transcript;
 mod waiting;
@@ -52,21 +52,21 @@ use crate::tools::Tool;
 use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
 
-pub use bus::{News, Published};
+pub use bus::{Published, StreamItem};
+pub use dry_run::DryRunOutcome;
 pub use follow::Follower;
-pub use history::{OwnTurns, own_turns};
+pub use history::{RunTurns, own_turns};
 pub use memory::recollection;
 pub use rate_limits::Allowance;
-pub use rehearsal::Rehearsal;
 pub use replica::HeartbeatStore;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, child_of, transcript};
 pub use waiting::{AnswerError, CallPlace, Found};
 
-/// How long a cancel request waits for the end of a run that nobody drives.
+/// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
 
-/// What the runtime goes by.
+/// Runtime settings.
 #[derive(Debug, Clone)]
 pub struct Settings {
     /// Runs that this replica drives at once, whatever way they came.
@@ -100,11 +100,11 @@ struct Inner {
     owner: Arc<str>,
     lease: Arc<Lease>,
     live: live::Live,
-    holds: Arc<holds::Holds>,
+    owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
     parents: delegation::Parents,
     rate_limits: rate_limits::RateLimits,
-    places: places::Places,
+    slots: slots::RunSlots,
     queue: Arc<queue::Queue>,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
@@ -163,13 +163,13 @@ impl Runtime {
             catalogue,
             router,
             handlers: Arc::new(Handlers::new()),
-            places: places::Places::new(settings.max_concurrent_runs, settings.queue_workers),
+            slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             queue,
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,
             live: live::Live::default(),
-            holds: Arc::default(),
+            owned: Arc::default(),
             probation,
             parents: delegation::Parents::default(),
             rate_limits: rate_limits::RateLimits::default(),
@@ -197,7 +197,7 @@ impl Runtime {
         if requested.status == RunStatus::Running {
             return Ok(Some(CancelOutcome::Requested(requested)));
         }
-        // Nobody drives it: it is ended here, or by a replica that was faster.
+        // It is not being driven: it is ended here, or by a replica that was faster.
         self.end_cancelled().await?;
         let ended = self.wait(tenant, run, Instant::now() + END).await?;
         Ok(ended.map(CancelOutcome::Requested))

@@ -1,6 +1,6 @@
 //! This replica's share of the queue: what may enter it, and what is taken from it.
 //!
-//! Runs that somebody waits for go first: the queue gets what they leave of the room for runs. How
+//! Runs started by a request go first: the queue gets what they leave of the room for runs. How
 //! long the queue is, is counted by the store once a second and in between by what is seen here.
 
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -80,7 +80,7 @@ impl Runtime {
     pub(super) async fn claim(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         loop {
-            let room = inner.places.room().min(MAX_CLAIM);
+            let room = inner.slots.room().min(MAX_CLAIM);
             if room == 0 {
                 inner.queue.has_more.store(true, Ordering::Relaxed); // there may be
             }
@@ -92,11 +92,11 @@ impl Runtime {
             let has_more = claimed.len() == room;
             inner.queue.shrank(claimed.len() as u64);
             inner.queue.has_more.store(has_more, Ordering::Relaxed);
-            for (claimed, hold) in claimed {
+            for (claimed, ownership) in claimed {
                 tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-                let place = inner.places.for_worker();
+                let slot = inner.slots.for_worker();
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, hold, place).await });
+                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
             }
             if !has_more {
                 return Ok(());

@@ -45,7 +45,7 @@ impl Runtime {
         limit: RateLimit,
     ) -> Result<Allowance, StoreError> {
         let bucket = self.inner.rate_limits.bucket(key);
-        let (came, place) = (Instant::now(), Place::take(&bucket.waiting));
+        let (came, place) = (Instant::now(), QueueTicket::take(&bucket.waiting));
         let mut known = bucket.known.lock().await;
         let behind = place.leave();
         if let Some(allowance) = known.spend(Instant::now()) {
@@ -59,7 +59,7 @@ impl Runtime {
             self.inner.store.take_tokens(&format!("invocations {key}"), limit, tokens).await;
         let now = Instant::now();
         known.failed_at = asked.is_err().then_some(now);
-        *known = Known::told(asked?, now);
+        *known = BucketView::told(asked?, now);
         Ok(known.answer(now))
     }
 }
@@ -78,7 +78,7 @@ pub(super) struct RateLimits {
 #[derive(Debug)]
 struct Bucket {
     /// Held while the store is asked: one question at a time, for all who wait.
-    known: AsyncMutex<Known>,
+    known: AsyncMutex<BucketView>,
     waiting: AtomicU32,
 }
 
@@ -95,7 +95,7 @@ impl RateLimits {
             });
         }
         let bucket = Arc::new(Bucket {
-            known: AsyncMutex::new(Known::nothing(now)),
+            known: AsyncMutex::new(BucketView::nothing(now)),
             waiting: AtomicU32::new(0),
         });
         buckets.insert(key.to_owned(), Arc::clone(&bucket));
@@ -103,10 +103,10 @@ impl RateLimits {
     }
 }
 
-/// A place in the line before a bucket, also left by whoever goes away.
-struct Place<'b>(&'b AtomicU32);
+/// A place in the line before a bucket; given up on drop.
+struct QueueTicket<'b>(&'b AtomicU32);
 
-impl<'b> Place<'b> {
+impl<'b> QueueTicket<'b> {
     fn take(waiting: &'b AtomicU32) -> Self {
         waiting.fetch_add(1, Ordering::Relaxed);
         Self(waiting)
@@ -118,7 +118,7 @@ impl<'b> Place<'b> {
     }
 }
 
-impl Drop for Place<'_> {
+impl Drop for QueueTicket<'_> {
     fn drop(&mut self) {
         self.0.fetch_sub(1, Ordering::Relaxed);
     }
@@ -126,7 +126,7 @@ impl Drop for Place<'_> {
 
 /// What is known of a bucket without asking the store.
 #[derive(Debug, Clone, Copy)]
-struct Known {
+struct BucketView {
     /// Tokens that are ours to spend.
     tokens: u32,
     /// Until then.
@@ -140,7 +140,7 @@ struct Known {
     failed_at: Option<Instant>,
 }
 
-impl Known {
+impl BucketView {
     fn nothing(now: Instant) -> Self {
         Self {
             tokens: 0,

@@ -30,7 +30,7 @@ fn what_is_known_answers_until_it_is_old() {
     let after = |ms| start + Duration::from_millis(ms);
     let second = Duration::from_secs(1);
     let taken = Taken { granted: 2, remaining: 7, retry_after: Duration::ZERO, reset: 5 * second };
-    let mut known = Known::told(taken, start);
+    let mut known = BucketView::told(taken, start);
     let first = known.spend(after(500)).unwrap();
     assert_eq!(
         first,
@@ -41,18 +41,18 @@ fn what_is_known_answers_until_it_is_old() {
     assert!(known.spend(after(999)).is_none(), "there were two tokens");
 
     let mut known =
-        Known::told(Taken { granted: 1, remaining: 0, retry_after: second, ..taken }, start);
+        BucketView::told(Taken { granted: 1, remaining: 0, retry_after: second, ..taken }, start);
     assert_eq!(known.spend(start).unwrap().retry_after, None);
     assert_eq!(known.spend(after(400)).unwrap().retry_after, Some(Duration::from_millis(600)));
     assert!(known.spend(after(1000)).is_none(), "there is a token again");
-    assert!(Known::nothing(start).spend(start).is_none());
+    assert!(BucketView::nothing(start).spend(start).is_none());
 }
 
 #[test]
 fn whoever_leaves_the_line_is_not_waited_for() {
     let waiting = AtomicU32::new(0);
     let (first, second, third) =
-        (Place::take(&waiting), Place::take(&waiting), Place::take(&waiting));
+        (QueueTicket::take(&waiting), QueueTicket::take(&waiting), QueueTicket::take(&waiting));
     drop(second);
     assert_eq!(first.leave(), 1);
     assert_eq!(third.leave(), 0);
@@ -63,7 +63,7 @@ fn whoever_leaves_the_line_is_not_waited_for() {
 fn buckets_that_nobody_uses_are_forgotten() {
     let limits = RateLimits::default();
     let busy = limits.bucket("busy");
-    *busy.known.try_lock().unwrap() = Known::told(
+    *busy.known.try_lock().unwrap() = BucketView::told(
         Taken { granted: 1, remaining: 0, retry_after: KEPT, reset: KEPT },
         Instant::now() + Duration::from_hours(1),
     );
@@ -107,7 +107,7 @@ impl Shared {
 
 proptest! {
     /// From any admission to any later one no more pass than the limit gives in that time, but for
-    /// tokens that were taken before and kept; and nobody is refused while there is a token.
+    /// tokens that were taken before and kept; and no request is refused while there is a token.
     #[test]
     fn replicas_together_keep_the_limit(
         per_minute in 1_u32..20_000,
@@ -117,14 +117,14 @@ proptest! {
         let limit = limit(per_minute, burst);
         let mut shared = Shared { limit, tat: 0 };
         let start = Instant::now();
-        let mut replicas = [Known::nothing(start); 4];
+        let mut replicas = [BucketView::nothing(start); 4];
         let (mut now, mut admitted) = (0, Vec::new());
         for (replica, pause) in steps {
             now += pause * 1_000_000 / 4;
             let known = &mut replicas[replica];
             let instant = start + Duration::from_nanos(now);
             let allowance = known.spend(instant).unwrap_or_else(|| {
-                *known = Known::told(shared.take(now, lease(limit)), instant);
+                *known = BucketView::told(shared.take(now, lease(limit)), instant);
                 known.answer(instant)
             });
             match allowance.retry_after {

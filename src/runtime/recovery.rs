@@ -14,11 +14,11 @@ use uuid::Uuid;
 
 use super::Runtime;
 use super::claimed::{ResumeError, Resumption, unreadable, unusable};
-use super::holds::{Hold, Reclaimed};
 use super::loaded::LoadedAgent;
-use super::places::Place;
+use super::ownership::{OwnedRun, Reclaimed};
+use super::slots::RunSlot;
 use super::waiting::expiry;
-use super::worker::{Head, Owned, Tell, write};
+use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use crate::agents::prompt::ActiveSkill;
 use crate::engine::{Disposal, Entry, FoldError, Plan, Rules, State};
 use crate::event::{AuditRecord, Event, RunEvent};
@@ -35,9 +35,9 @@ const MAX_CLAIM: u32 = 64;
 
 /// What becomes of a claimed run.
 enum Claimed {
-    GoesOn(Box<Owned>),
+    GoesOn(Box<DrivenRun>),
     /// It is ended or parked with this.
-    Disposed(Box<(Head, Entry)>),
+    Disposed(Box<(RunIdentity, Entry)>),
 }
 
 /// The state of a run, with what has happened since its last event.
@@ -62,44 +62,55 @@ impl Recovered {
 impl Runtime {
     /// Goes on with a run that was claimed, or ends or parks it. Without a place it takes a free one
     /// where it goes on.
-    pub(super) async fn resume(&self, claimed: ClaimedRun, hold: Hold, place: Option<Place>) {
-        let head = head_of(&claimed, self.inner.settings.sample_ratio);
-        let recover = AssertUnwindSafe(self.recover(claimed, head.clone(), place));
+    pub(super) async fn resume(
+        &self,
+        claimed: ClaimedRun,
+        ownership: OwnedRun,
+        slot: Option<RunSlot>,
+    ) {
+        let identity = identity_of(&claimed, self.inner.settings.sample_ratio);
+        let recover = AssertUnwindSafe(self.recover(claimed, identity.clone(), slot));
         match recover.catch_unwind().await {
-            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(hold, Tell::default()),
+            Ok(Ok(Claimed::GoesOn(owned))) => owned.spawn(ownership, Notify::default()),
             Ok(Ok(Claimed::Disposed(ended))) => {
-                let (head, entry) = *ended;
-                self.dispose(&head, hold, entry).await;
+                let (identity, entry) = *ended;
+                self.dispose(&identity, ownership, entry).await;
             }
-            Ok(Err(error)) => self.not_resumed(&head, hold, error).await,
+            Ok(Err(error)) => self.not_resumed(&identity, ownership, error).await,
             Err(_panic) => {
-                self.interrupt(&head, hold, "the service failed while reading it".into()).await;
+                self.interrupt(&identity, ownership, "the service failed while reading it".into())
+                    .await;
             }
         }
     }
 
     /// Gives a run back that cannot go on at the moment, and fails one that never can.
-    pub(super) async fn not_resumed(&self, head: &Head, hold: Hold, error: ResumeError) {
+    pub(super) async fn not_resumed(
+        &self,
+        identity: &RunIdentity,
+        ownership: OwnedRun,
+        error: ResumeError,
+    ) {
         match error {
-            ResumeError::NoPlace => self.give_back(hold).await,
+            ResumeError::NoFreeSlot => self.requeue_uncounted(ownership).await,
             ResumeError::Store(error) if error.is_transient() => {
-                tracing::warn!(run_id = %hold.run(), %error, "run could not be read; it is tried again");
-                self.inner.live.abandon(hold);
+                tracing::warn!(run_id = %ownership.run(), %error, "run could not be read; it is tried again");
+                self.inner.live.abandon(ownership);
             }
-            error => self.interrupt(head, hold, error.to_string()).await,
+            error => self.interrupt(identity, ownership, error.to_string()).await,
         }
     }
 
-    /// Ends the runs that were asked to cancel while nobody drove them.
+    /// Ends the runs that were asked to cancel while they were not being driven.
     pub(super) async fn end_cancelled(&self) -> Result<(), StoreError> {
         let inner = &self.inner;
         while inner.lease.holds() {
             let claimed =
                 self.claimed(inner.store.claim_cancelled(&inner.owner, MAX_CLAIM)).await?;
             let has_more = claimed.len() == MAX_CLAIM as usize;
-            for (claimed, hold) in claimed {
+            for (claimed, ownership) in claimed {
                 let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, hold, None).await });
+                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, None).await });
             }
             if !has_more {
                 break;
@@ -121,11 +132,11 @@ impl Runtime {
 
     /// Claims this run and goes on with it, unless another replica was faster or its turn has not
     /// come.
-    pub(super) async fn take_over(&self, run: Uuid, place: Option<Place>) {
+    pub(super) async fn take_over(&self, run: Uuid, slot: Option<RunSlot>) {
         match self.claimed(self.inner.store.claim_run(&self.inner.owner, run)).await {
             Ok(claimed) => {
-                for (claimed, hold) in claimed {
-                    self.resume(claimed, hold, place.clone()).await;
+                for (claimed, ownership) in claimed {
+                    self.resume(claimed, ownership, slot.clone()).await;
                 }
             }
             Err(error) => tracing::debug!(run_id = %run, %error, "the run is claimed later"),
@@ -135,8 +146,8 @@ impl Runtime {
     async fn recover(
         &self,
         claimed: ClaimedRun,
-        mut head: Head,
-        place: Option<Place>,
+        mut identity: RunIdentity,
+        slot: Option<RunSlot>,
     ) -> Result<Claimed, ResumeError> {
         let row = &claimed.run;
         let journal = match self.journal_of(&row.tenant, row.id).await {
@@ -160,21 +171,23 @@ impl Runtime {
             events.into_iter().try_for_each(|event| recovered.record(event))?;
             if let Ok((_, plan)) = &planned {
                 let is_observed = plan.is_observed;
-                head.origin = Arc::new(RunOrigin { is_observed, ..RunOrigin::clone(&head.origin) });
+                identity.origin =
+                    Arc::new(RunOrigin { is_observed, ..RunOrigin::clone(&identity.origin) });
             }
             let Recovered { state, events, audit, .. } = recovered;
             let entry = Entry { events, audit, totals: state.totals().clone(), park };
-            return Ok(Claimed::Disposed(Box::new((head, entry))));
+            return Ok(Claimed::Disposed(Box::new((identity, entry))));
         }
-        let place = place.or_else(|| self.free_place()).ok_or(ResumeError::NoPlace)?;
+        let slot = slot.or_else(|| self.free_place()).ok_or(ResumeError::NoFreeSlot)?;
         let (loaded, plan) = planned?;
         let directory = loaded.agent.workspace_of(row.id, row.session_id.as_deref());
         let workspace = Workspace::open(&self.inner.settings.workspace, &row.tenant, &directory)
             .map_err(|error| unusable(&error))?;
-        head.lineage = self.lineage(row).await?;
+        identity.lineage = self.lineage(row).await?;
         let Recovered { state, events, audit, .. } = recovered;
         let executor = loaded.executor;
-        let mut owned = Owned::new(self, head, Arc::new(plan), executor, workspace, state, place);
+        let mut owned =
+            DrivenRun::new(self, identity, Arc::new(plan), executor, workspace, state, slot);
         (owned.run.outbox, owned.run.audit) = (events, audit);
         owned.resumption = Some(Resumption { claimed, has_crashed, is_alone });
         Ok(Claimed::GoesOn(Box::new(owned)))
@@ -207,8 +220,8 @@ impl Runtime {
         Ok(())
     }
 
-    fn free_place(&self) -> Option<Place> {
-        if self.is_draining() { None } else { self.inner.places.for_worker() }
+    fn free_place(&self) -> Option<RunSlot> {
+        if self.is_draining() { None } else { self.inner.slots.for_worker() }
     }
 
     fn plan_of(
@@ -237,14 +250,15 @@ impl Runtime {
     }
 
     /// Commits the end of a run, or that it is parked.
-    async fn dispose(&self, head: &Head, hold: Hold, entry: Entry) {
-        match self.inner.writer.append(write(head, None, entry)).await {
+    async fn dispose(&self, identity: &RunIdentity, ownership: OwnedRun, entry: Entry) {
+        match self.inner.writer.append(write(identity, None, entry)).await {
             Ok(()) => {}
-            Err(AppendError::Unavailable) => self.inner.live.abandon(hold),
+            Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
             Err(AppendError::Refused) => {
-                self.interrupt(head, hold, "the store refused to record it".to_owned()).await;
+                self.interrupt(identity, ownership, "the store refused to record it".to_owned())
+                    .await;
             }
-            Err(AppendError::Fenced | AppendError::IdTaken) => self.fenced(hold).await,
+            Err(AppendError::Fenced | AppendError::IdTaken) => self.fenced(ownership).await,
         }
     }
 
@@ -263,54 +277,60 @@ impl Runtime {
 
     /// Fails a run that cannot go on, without its journal and its state machine. One whose end cannot
     /// be written goes back to the queue, to wait the longer the more often it comes.
-    pub(super) async fn interrupt(&self, head: &Head, hold: Hold, reason: String) {
-        let id = head.new.id;
+    pub(super) async fn interrupt(
+        &self,
+        identity: &RunIdentity,
+        ownership: OwnedRun,
+        reason: String,
+    ) {
+        let id = identity.new.id;
         tracing::error!(run_id = %id, %reason, "run interrupted");
-        let row = match self.inner.store.run(&head.caller.tenant, id).await {
+        let row = match self.inner.store.run(&identity.caller.tenant, id).await {
             Ok(Some(row)) => row,
             Ok(None) => return, // it was deleted
-            Err(error) if error.is_transient() => return self.inner.live.abandon(hold),
-            Err(error) => return self.not_ended(&hold, error.to_string()).await,
+            Err(error) if error.is_transient() => return self.inner.live.abandon(ownership),
+            Err(error) => return self.not_ended(&ownership, error.to_string()).await,
         };
         let what = RunEvent::interrupted(format!("The run cannot be resumed: {reason}"));
         let end = Event { seq: row.next_seq, at: Utc::now(), run_id: id, what };
         let entry =
             Entry { events: vec![end], audit: Vec::new(), totals: row.totals(), park: None };
-        match self.inner.writer.append(write(head, None, entry)).await {
+        match self.inner.writer.append(write(identity, None, entry)).await {
             Ok(()) => {}
-            Err(AppendError::Unavailable) => self.inner.live.abandon(hold),
-            Err(error) => self.not_ended(&hold, error.to_string()).await,
+            Err(AppendError::Unavailable) => self.inner.live.abandon(ownership),
+            Err(error) => self.not_ended(&ownership, error.to_string()).await,
         }
     }
 
-    async fn not_ended(&self, hold: &Hold, error: String) {
-        tracing::error!(run_id = %hold.run(), %error, "the interrupted run could not be ended");
-        self.reclaim(hold, Reclaimed::Unended).await;
+    async fn not_ended(&self, ownership: &OwnedRun, error: String) {
+        tracing::error!(run_id = %ownership.run(), %error, "the interrupted run could not be ended");
+        self.reclaim(ownership, Reclaimed::Unended).await;
     }
 }
 
-impl Owned {
+impl DrivenRun {
     /// What a run that goes on has left to do before it is driven: it waits until it is alone where
     /// it may be what crashes its replicas, and is opened where it never was.
     pub(super) async fn go_on(&mut self, resumption: Resumption) -> Result<(), ResumeError> {
         let Resumption { claimed, has_crashed, is_alone } = resumption;
         if is_alone {
-            self.place.leave(); // it may wait for long
+            self.slot.leave(); // it may wait for long
             tokio::select! {
                 biased;
                 () = self.run.control.cancelled() => return Ok(()), // it is ended at once
-                () = self.runtime.inner.probation.enter(self.head.new.id) => {}
+                () = self.runtime.inner.probation.enter(self.identity.new.id) => {}
             }
-            let lender = self.head.new.parent_run_id.and_then(|id| self.runtime.lender(id));
-            let place = self.runtime.inner.places.lent_or_free(lender.as_ref());
-            self.place.take(&place.ok_or(ResumeError::NoPlace)?);
+            let parent_slot =
+                self.identity.new.parent_run_id.and_then(|id| self.runtime.parent_slot(id));
+            let slot = self.runtime.inner.slots.of_parent_or_free(parent_slot.as_ref());
+            self.slot.take(&slot.ok_or(ResumeError::NoFreeSlot)?);
         }
         if has_crashed {
             self.run.persist().await?; // so that the next crash is counted
         }
         let row = &claimed.run;
         if let Some(shared) = &self.run.shared {
-            let root = self.head.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
+            let root = self.identity.lineage.as_ref().map_or(row.id, |lineage| lineage.root);
             if !shared.is_open() && self.runtime.inner.store.shared_budget(root).await?.is_some() {
                 shared.open();
             }
@@ -324,11 +344,12 @@ impl Owned {
     }
 
     async fn open(&mut self, claimed: &ClaimedRun) -> Result<(), ResumeError> {
-        let (head, plan, runtime) = (&self.head, Arc::clone(&self.run.plan), &self.runtime);
+        let (identity, plan, runtime) = (&self.identity, Arc::clone(&self.run.plan), &self.runtime);
         let bounds = plan.agent.definition.history;
-        let earlier = runtime.earlier_runs(&claimed.run.tenant, &head.new, bounds).await?;
-        let background = runtime.background(&plan, &head.caller, &head.new, &earlier).await?;
-        let opening = plan.opening(&head.new.inputs, &background).map_err(|e| unusable(&e))?;
+        let earlier = runtime.earlier_runs(&claimed.run.tenant, &identity.new, bounds).await?;
+        let background =
+            runtime.background(&plan, &identity.caller, &identity.new, &earlier).await?;
+        let opening = plan.opening(&identity.new.inputs, &background).map_err(|e| unusable(&e))?;
         self.run.open(opening, background)?;
         Ok(())
     }
@@ -351,7 +372,7 @@ fn skills_at_start(journal: &[Event]) -> Result<Option<Vec<ActiveSkill>>, FoldEr
     Ok(state.started_at().map(|_| state.skills().iter().map(active).collect()))
 }
 
-fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
+fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentity {
     let row = &claimed.run;
     let definition =
         DefinitionSnapshot { hash: row.definition_hash.clone(), json: claimed.definition.clone() };
@@ -374,5 +395,5 @@ fn head_of(claimed: &ClaimedRun, sample_ratio: f64) -> Head {
     };
     let scopes = row.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };
-    Head::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
+    RunIdentity::new(Arc::new(new), Arc::new(caller), row.epoch, sample_ratio)
 }

@@ -1,7 +1,7 @@
 //! This process as one of many: its lease, its share of the queue, what it does for dead replicas,
 //! and how it leaves.
 //!
-//! One loop claims, hears cancel requests and sweeps; hints wake it, a timer makes it right without
+//! One loop claims, applies cancel requests and sweeps; notifications wake it, a timer makes it right without
 //! them. The heartbeat has a thread and a connection of its own, so that busy runs cannot cost the
 //! lease.
 
@@ -39,13 +39,13 @@ impl Runtime {
         inner.lease.renewed(sent);
         let mut orphans = Vec::new();
         if inner.store.kind() == "sqlite" {
-            orphans = self.sweep().await?; // whoever held the file before is gone
+            orphans = self.sweep().await?; // the process that had the file before is gone
         }
         self.start_heartbeat(heartbeat);
         let runtime = self.clone();
         tokio::spawn(async move {
             runtime.decide(orphans).await;
-            runtime.tend().await;
+            runtime.run_loop().await;
         });
         if let Some(retention) = inner.settings.retention {
             tokio::spawn(self.clone().forget_after(retention));
@@ -80,7 +80,7 @@ impl Runtime {
         }
     }
 
-    async fn tend(&self) {
+    async fn run_loop(&self) {
         let inner = &self.inner;
         let mut hints = inner.store.wakeups();
         let mut poll = tokio::time::interval(POLL);
@@ -105,7 +105,7 @@ impl Runtime {
                 },
                 _ = poll.tick() => Wakeup::Resync,
             };
-            if let Err(error) = self.attend(hint, healthy_since).await {
+            if let Err(error) = self.handle_wakeup(hint, healthy_since).await {
                 tracing::warn!(%error, "the queue cannot be reached");
                 healthy_since = Instant::now();
             }
@@ -113,11 +113,11 @@ impl Runtime {
     }
 
     /// What fails keeps nothing else from being done; the first failure is told.
-    async fn attend(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
+    async fn handle_wakeup(&self, hint: Wakeup, healthy_since: Instant) -> Result<(), StoreError> {
         let mut done = Ok(());
         let mut orphans = Vec::new();
         if hint == Wakeup::Resync {
-            done = done.and(self.give_back_abandoned().await);
+            done = done.and(self.requeue_abandoned().await);
             done = done.and(self.inner.store.expire_approvals().await.map(drop));
             if healthy_since.elapsed() >= self.inner.settings.lease {
                 match self.sweep().await {
@@ -127,7 +127,7 @@ impl Runtime {
             }
         }
         if hint != Wakeup::Queue {
-            done = done.and(self.hear_cancels().await);
+            done = done.and(self.apply_cancel_requests().await);
             done = done.and(self.end_cancelled().await);
         }
         done = done.and(self.claim().await);
@@ -138,7 +138,7 @@ impl Runtime {
         done
     }
 
-    async fn hear_cancels(&self) -> Result<(), StoreError> {
+    async fn apply_cancel_requests(&self) -> Result<(), StoreError> {
         if self.inner.live.len() == 0 {
             return Ok(());
         }
@@ -150,13 +150,13 @@ impl Runtime {
         Ok(())
     }
 
-    async fn give_back_abandoned(&self) -> Result<(), StoreError> {
+    async fn requeue_abandoned(&self) -> Result<(), StoreError> {
         let mut abandoned = self.inner.live.take_abandoned();
-        while let Some(hold) = abandoned.pop() {
-            if let Err((hold, error)) = self.try_to_give_back(hold).await {
-                abandoned.push(hold);
-                for hold in abandoned {
-                    self.inner.live.abandon(hold);
+        while let Some(ownership) = abandoned.pop() {
+            if let Err((ownership, error)) = self.try_to_requeue(ownership).await {
+                abandoned.push(ownership);
+                for ownership in abandoned {
+                    self.inner.live.abandon(ownership);
                 }
                 return Err(error);
             }
@@ -214,7 +214,7 @@ impl Runtime {
 }
 
 /// Registers again after others declared this replica dead. What it took since then goes back
-/// first: nobody drives it any more.
+/// first: no task drives it any more.
 async fn return_to_life(store: &Store, owner: &str) -> Result<(), StoreError> {
     store.release(owner).await?;
     store.register_replica(owner).await

@@ -2,7 +2,7 @@
 //!
 //! That one run at a time holds a session is decided by the store; here a request is placed by what
 //! the session looks like, and placed anew where that has changed meanwhile. Who waits is claimed
-//! from the queue like any other queued run, so a starter that goes away loses nobody's turn.
+//! from the queue like any other queued run, so a client that disconnects costs no run its turn.
 
 use uuid::Uuid;
 
@@ -111,7 +111,7 @@ impl Runtime {
         self.inner.store.session(tenant, session_id, ended).await
     }
 
-    /// Cancels whoever holds the session, and whoever was to hold it before this run.
+    /// Cancels the run that holds the session, and those queued for it before this run.
     async fn interrupt_those_before(
         &self,
         tenant: &str,

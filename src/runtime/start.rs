@@ -14,8 +14,8 @@ use uuid::Uuid;
 use super::background::SkillError;
 use super::delegation::Lineage;
 use super::loaded::LoadedAgent;
-use super::places::Place;
-use super::worker::{Head, Owned, Tell, write};
+use super::slots::RunSlot;
+use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{ActiveSkill, Background, Opening};
@@ -32,7 +32,7 @@ const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
 /// Who drives a run, and when its acceptance is told.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Mode {
-    /// This replica; whoever waits for the end hears of nothing else.
+    /// This replica; the caller waits for the end only.
     Now,
     /// This replica; accepted when its row is stored.
     Stored,
@@ -119,7 +119,7 @@ pub enum WaitError {
     /// or is recovered; ask for it by id.
     #[error("run {0} goes on without this connection")]
     Detached(Uuid),
-    /// The run waits for somebody; ask for it by id.
+    /// The run is parked; it is read by its id.
     #[error("run {0} is parked")]
     Parked(Uuid),
 }
@@ -169,7 +169,7 @@ pub(super) struct Launch {
     pub(super) background: Background,
     /// Where it stands, if another run started it.
     pub(super) lineage: Option<Arc<Lineage>>,
-    pub(super) place: Place,
+    pub(super) slot: RunSlot,
     pub(super) mode: Mode,
 }
 
@@ -258,8 +258,8 @@ impl Runtime {
             checked.new.status = RunStatus::Queued;
             return self.enqueue(checked).await.map(Accepted::Queued);
         }
-        let place = inner.places.free().ok_or(StartError::Overloaded)?;
-        self.start_here(checked, place, mode).await.map(Accepted::Started)
+        let slot = inner.slots.free().ok_or(StartError::Overloaded)?;
+        self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
     /// Checks everything that can be refused. `inherited` are the skills of the run that starts this
@@ -312,18 +312,18 @@ impl Runtime {
     async fn start_here(
         &self,
         checked: Checked,
-        place: Place,
+        slot: RunSlot,
         mode: Mode,
     ) -> Result<Started, StartError> {
         let Checked { new, caller, plan, earlier, .. } = &checked;
         let background = self.background(plan, caller, new, earlier).await?;
         let opening = opening(plan, &new.inputs, &background)?;
-        self.launch(Launch { checked, opening, background, lineage: None, place, mode }).await
+        self.launch(Launch { checked, opening, background, lineage: None, slot, mode }).await
     }
 
     /// Drives a run from its start; accepted as its mode says.
     pub(super) async fn launch(&self, launch: Launch) -> Result<Started, StartError> {
-        let Launch { checked, opening, background, lineage, place, mode } = launch;
+        let Launch { checked, opening, background, lineage, slot, mode } = launch;
         let Checked { new, caller, loaded, plan, .. } = checked;
         let run_id = new.id;
         self.refuse_known(run_id)?;
@@ -331,19 +331,20 @@ impl Runtime {
         let workspace = Workspace::open(&self.inner.settings.workspace, &caller.tenant, &directory)
             .map_err(|e| broken(&new.agent, &e))?;
         let state = State::new(plan.rules.clone());
-        let head = Head {
+        let identity = RunIdentity {
             lineage,
-            ..Head::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)
+            ..RunIdentity::new(Arc::new(new), caller, 1, self.inner.settings.sample_ratio)
         };
-        let mut owned = Owned::new(self, head, plan, loaded.executor, workspace, state, place);
-        owned.run.open(opening, background).map_err(|e| broken(&owned.head.new.agent, &e))?;
+        let mut owned =
+            DrivenRun::new(self, identity, plan, loaded.executor, workspace, state, slot);
+        owned.run.open(opening, background).map_err(|e| broken(&owned.identity.new.agent, &e))?;
         let (stored, is_stored) = oneshot::channel();
         let (tell, end) = oneshot::channel();
         let tell_stored = mode != Mode::Now;
         let is_followed = mode == Mode::Followed;
-        let hold = self.inner.holds.hold(run_id, owned.head.epoch);
+        let ownership = self.inner.owned.own(run_id, owned.identity.epoch);
         let stored = tell_stored.then_some(stored);
-        owned.spawn(hold, Tell { stored, is_followed, end: Some(tell) });
+        owned.spawn(ownership, Notify { stored, is_followed, end: Some(tell) });
         let mut follower = None;
         if tell_stored {
             follower = is_stored
@@ -374,14 +375,15 @@ impl Runtime {
         let run_id = new.id;
         self.refuse_known(run_id)?;
         let queued = Event { seq: 1, at: new.created_at, run_id, what: RunEvent::RunQueued {} };
-        let head = Head::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
+        let identity = RunIdentity::new(Arc::new(new), caller, 0, self.inner.settings.sample_ratio);
         let entry = Entry {
             events: vec![queued],
             audit: Vec::new(),
             totals: Totals::default(),
             park: None,
         };
-        let durable = self.inner.writer.append(write(&head, Some(Arc::clone(&head.new)), entry));
+        let durable =
+            self.inner.writer.append(write(&identity, Some(Arc::clone(&identity.new)), entry));
         durable.await.map_err(|e| match e {
             AppendError::IdTaken => StartError::RunIdTaken(run_id),
             other => not_stored(&other),

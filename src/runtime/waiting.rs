@@ -1,5 +1,5 @@
 //! Answers to parked runs: who may give which, what is checked before one is taken, and how a run
-//! hears of them.
+//! learns of them.
 //!
 //! An answer is taken once, by the store, which also queues the run. Whichever replica takes the
 //! run from the queue turns the answers that its journal does not know into events.
@@ -26,7 +26,7 @@ const DECISIONS: &[WaitKind] = &[WaitKind::Approval, WaitKind::Escalation];
 /// What a caller executes.
 const RESULTS: &[WaitKind] = &[WaitKind::Client];
 
-/// What somebody finds out.
+/// Outcomes found by review.
 const REVIEWS: &[WaitKind] = &[WaitKind::Review];
 
 /// What became of a call whose outcome a crash left unknown.

@@ -2,7 +2,7 @@
 //! fence.
 //!
 //! Runs started here, claimed from the queue and recovered after a crash all pass through
-//! [`Owned`]. Where to go on is the fold of the journal; what to do next is the engine's.
+//! [`DrivenRun`]. Where to go on is the fold of the journal; what to do next is the engine's.
 
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
@@ -13,10 +13,10 @@ use futures::FutureExt;
 use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
-use super::delegation::{Known, Lineage, Parent};
+use super::delegation::{Lineage, Parent, ParentGuard};
 use super::deltas::pieces_for;
-use super::holds::Hold;
-use super::places::Place;
+use super::ownership::OwnedRun;
+use super::slots::RunSlot;
 use super::{Follower, Runtime};
 use crate::drivers::{Driver, Native, React};
 use crate::engine::{AppendFailed, Driven, Entry, Journal, Plan, Run, RunControl, State, Stopped};
@@ -27,9 +27,9 @@ use crate::store::{NewRun, RunRecord, RunWrite};
 use crate::tools::Workspace;
 use crate::tools::executor::{Executor, RunScope};
 
-/// What does not change while this replica owns a run.
+/// What is fixed while this replica owns a run: row, caller, epoch, origin.
 #[derive(Clone)]
-pub(super) struct Head {
+pub(super) struct RunIdentity {
     pub(super) new: Arc<NewRun>,
     pub(super) caller: Arc<Caller>,
     pub(super) epoch: i64,
@@ -38,13 +38,13 @@ pub(super) struct Head {
     pub(super) lineage: Option<Arc<Lineage>>,
 }
 
-/// A run of this replica.
-pub(super) struct Owned {
+/// A run that this replica drives.
+pub(super) struct DrivenRun {
     pub(super) runtime: Runtime,
-    pub(super) head: Head,
+    pub(super) identity: RunIdentity,
     pub(super) run: Run,
     /// Its place among the runs that may be driven at once.
-    pub(super) place: Place,
+    pub(super) slot: RunSlot,
     /// What comes before it is driven, where it was claimed.
     pub(super) resumption: Option<Resumption>,
     registration: Registration,
@@ -56,13 +56,13 @@ enum Registration {
     /// With what makes it known as one that can start others.
     Pending(Option<Box<Parent>>),
     Done {
-        _known: Option<Known>,
+        _guard: Option<ParentGuard>,
     },
 }
 
-/// Who wants to hear of a run.
+/// Channels that are notified of a run's progress.
 #[derive(Default)]
-pub(super) struct Tell {
+pub(super) struct Notify {
     /// Told once the run's row is stored, or cannot be.
     pub(super) stored: Option<oneshot::Sender<Result<Option<Follower>, Stopped>>>,
     /// Whether the one who is told that wants to follow the run.
@@ -71,7 +71,7 @@ pub(super) struct Tell {
     pub(super) end: Option<oneshot::Sender<Option<RunRecord>>>,
 }
 
-impl Head {
+impl RunIdentity {
     /// `sample_ratio`: the share of traces that are recorded, of those that begin here.
     pub(super) fn new(
         new: Arc<NewRun>,
@@ -91,21 +91,21 @@ impl Head {
     }
 }
 
-impl Owned {
+impl DrivenRun {
     pub(super) fn new(
         runtime: &Runtime,
-        mut head: Head,
+        mut identity: RunIdentity,
         plan: Arc<Plan>,
         executor: Arc<Executor>,
         workspace: Workspace,
         state: State,
-        place: Place,
+        slot: RunSlot,
     ) -> Self {
         if plan.is_observed {
-            head.origin =
-                Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&head.origin) });
+            identity.origin =
+                Arc::new(RunOrigin { is_observed: true, ..RunOrigin::clone(&identity.origin) });
         }
-        let is_new = state.last_seq() == 0 && head.epoch == 1;
+        let is_new = state.last_seq() == 0 && identity.epoch == 1;
         let driver: &'static dyn Driver = match plan.rules.react {
             None => &Native,
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
@@ -113,29 +113,29 @@ impl Owned {
         };
         let directory = workspace.directory();
         let scope = RunScope {
-            run_id: head.new.id,
-            agent: head.new.agent.as_str().into(),
-            caller: Arc::clone(&head.caller),
+            run_id: identity.new.id,
+            agent: identity.new.agent.as_str().into(),
+            caller: Arc::clone(&identity.caller),
             workspace,
             timeout: Duration::from_secs(plan.rules.limits.call_seconds()),
             delegation_timeout: Duration::from_secs(plan.delegation_seconds()),
             longest: plan.longest_call_seconds.map(Duration::from_secs),
             tools: Arc::new(plan.callable()),
-            inputs: Arc::clone(&head.new.inputs),
+            inputs: Arc::clone(&identity.new.inputs),
             skills: state.skills().into(),
         };
         let control = Arc::new(RunControl::default());
-        let is_open = Arc::new(AtomicBool::new(head.lineage.is_some()));
+        let is_open = Arc::new(AtomicBool::new(identity.lineage.is_some()));
         let parent = Parent {
-            head: head.clone(),
+            identity: identity.clone(),
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
             directory,
-            lender: place.lender(),
+            slot: slot.parent_slot(),
         };
         let run = Run {
-            shared: runtime.sharing(&head, &plan, &is_open),
+            shared: runtime.sharing(&identity, &plan, &is_open),
             plan,
             executor,
             scope,
@@ -145,19 +145,19 @@ impl Owned {
             control,
             lease: Arc::clone(&runtime.inner.lease),
             audience: {
-                let (bus, id) = (Arc::clone(&runtime.inner.bus), head.new.id);
+                let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
                 Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
             },
-            journal: journal(runtime, &head, is_new),
-            inputs: Arc::clone(&head.new.inputs),
-            trace: head.origin.trace,
+            journal: journal(runtime, &identity, is_new),
+            inputs: Arc::clone(&identity.new.inputs),
+            trace: identity.origin.trace,
             state,
             outbox: Vec::new(),
             audit: Vec::new(),
         };
         let runtime = runtime.clone();
         let registration = Registration::Pending(Some(Box::new(parent)));
-        Self { runtime, head, run, place, resumption: None, registration }
+        Self { runtime, identity, run, slot, resumption: None, registration }
     }
 
     fn is_registered(&self) -> bool {
@@ -168,15 +168,19 @@ impl Owned {
     fn register(&mut self) {
         if let Registration::Pending(parent) = &mut self.registration {
             let known = parent.take().and_then(|parent| self.runtime.note_parent(*parent));
-            self.registration = Registration::Done { _known: known };
+            self.registration = Registration::Done { _guard: known };
             let control = Arc::clone(&self.run.control);
-            self.runtime.inner.live.insert(self.head.new.id, self.head.epoch, control);
+            self.runtime.inner.live.insert(self.identity.new.id, self.identity.epoch, control);
         }
     }
 
-    /// Drives the run in a task of its own, whoever goes away, and tells what is asked for.
-    pub(super) fn spawn(mut self, hold: Hold, Tell { stored, is_followed, end }: Tell) {
-        let (runtime, id) = (self.runtime.clone(), self.head.new.id);
+    /// Drives the run in a detached task, and notifies the given channels.
+    pub(super) fn spawn(
+        mut self,
+        ownership: OwnedRun,
+        Notify { stored, is_followed, end }: Notify,
+    ) {
+        let (runtime, id) = (self.runtime.clone(), self.identity.new.id);
         let control = Arc::clone(&self.run.control);
         if stored.is_none() {
             self.register();
@@ -195,20 +199,24 @@ impl Owned {
                     }
                 }
                 Ok(Ok(Driven::Ended)) => {
-                    if let (Some(end), Some(record)) = (end, record(&self.head, &self.run.state)) {
+                    if let (Some(end), Some(record)) =
+                        (end, record(&self.identity, &self.run.state))
+                    {
                         let _ = end.send(Some(record));
                     }
                 }
-                Ok(Err(reason)) if !self.is_registered() => self.not_begun(hold, &reason),
+                Ok(Err(reason)) if !self.is_registered() => self.not_begun(ownership, &reason),
                 Ok(Err(ResumeError::Stopped(Stopped::Journal(reason)))) => {
-                    self.runtime.not_recorded(&self.head, hold, reason, control.is_lost()).await;
+                    self.runtime
+                        .not_recorded(&self.identity, ownership, reason, control.is_lost())
+                        .await;
                 }
-                Ok(Err(error)) => self.runtime.not_resumed(&self.head, hold, error).await,
-                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(hold),
+                Ok(Err(error)) => self.runtime.not_resumed(&self.identity, ownership, error).await,
+                Err(_panic) if !self.is_registered() => self.runtime.inner.live.abandon(ownership),
                 Err(_panic) => {
                     let _ = self.run.journal.settle().await; // the ending must follow what was handed over
                     let reason = "the service failed while running it".into();
-                    self.runtime.interrupt(&self.head, hold, reason).await;
+                    self.runtime.interrupt(&self.identity, ownership, reason).await;
                 }
             }
             let runtime = self.runtime.clone();
@@ -231,8 +239,9 @@ impl Owned {
             if outcome.is_ok() {
                 self.register();
             }
-            let follower = (outcome.is_ok() && is_followed)
-                .then(|| self.runtime.follow_live(&self.head.caller.tenant, self.head.new.id));
+            let follower = (outcome.is_ok() && is_followed).then(|| {
+                self.runtime.follow_live(&self.identity.caller.tenant, self.identity.new.id)
+            });
             let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
             outcome?;
         }
@@ -241,39 +250,45 @@ impl Owned {
 
     /// The beginning was not acknowledged. Whatever run has this id is not this one, unless only
     /// the answer was lost.
-    fn not_begun(&self, hold: Hold, reason: &ResumeError) {
-        tracing::debug!(run_id = %hold.run(), %reason, "run not begun");
+    fn not_begun(&self, ownership: OwnedRun, reason: &ResumeError) {
+        tracing::debug!(run_id = %ownership.run(), %reason, "run not begun");
         if matches!(reason, ResumeError::Stopped(Stopped::Journal(AppendFailed::Unavailable))) {
-            self.runtime.inner.live.abandon(hold);
+            self.runtime.inner.live.abandon(ownership);
         }
     }
 }
 
 impl Runtime {
     /// The journal of a run that is driven did not take what happened.
-    async fn not_recorded(&self, head: &Head, hold: Hold, reason: AppendFailed, is_lost: bool) {
+    async fn not_recorded(
+        &self,
+        identity: &RunIdentity,
+        ownership: OwnedRun,
+        reason: AppendFailed,
+        is_lost: bool,
+    ) {
         match reason {
             AppendFailed::Refused => {
-                self.interrupt(head, hold, "the store refused to record it".into()).await;
+                self.interrupt(identity, ownership, "the store refused to record it".into()).await;
             }
-            AppendFailed::Fenced if !is_lost => self.fenced(hold).await,
+            AppendFailed::Fenced if !is_lost => self.fenced(ownership).await,
             reason => {
-                tracing::warn!(run_id = %hold.run(), %reason, "run stopped on this replica");
+                tracing::warn!(run_id = %ownership.run(), %reason, "run stopped on this replica");
                 if reason == AppendFailed::Unavailable {
-                    self.inner.live.abandon(hold);
+                    self.inner.live.abandon(ownership);
                 }
             }
         }
     }
 }
 
-/// The run's way to the writer.
-fn journal(runtime: &Runtime, head: &Head, is_new: bool) -> Journal {
-    let head = head.clone();
+/// A journal handle that appends to the group-commit writer.
+fn journal(runtime: &Runtime, identity: &RunIdentity, is_new: bool) -> Journal {
+    let identity = identity.clone();
     let commits = runtime.inner.writer.appender();
-    let mut new = is_new.then(|| Arc::clone(&head.new));
+    let mut new = is_new.then(|| Arc::clone(&identity.new));
     Journal::new(move |entry| {
-        let durable = commits.append(write(&head, new.take(), entry));
+        let durable = commits.append(write(&identity, new.take(), entry));
         Box::pin(durable.map(|outcome| outcome.map_err(failed)))
     })
 }
@@ -287,13 +302,13 @@ fn failed(error: AppendError) -> AppendFailed {
     }
 }
 
-pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
+pub(super) fn write(identity: &RunIdentity, new: Option<Arc<NewRun>>, entry: Entry) -> RunWrite {
     RunWrite {
-        run_id: head.new.id,
-        epoch: head.epoch,
-        caller: Arc::clone(&head.caller),
+        run_id: identity.new.id,
+        epoch: identity.epoch,
+        caller: Arc::clone(&identity.caller),
         new,
-        origin: Some(Arc::clone(&head.origin)),
+        origin: Some(Arc::clone(&identity.origin)),
         events: entry.events,
         audit: entry.audit,
         totals: entry.totals,
@@ -303,12 +318,13 @@ pub(super) fn write(head: &Head, new: Option<Arc<NewRun>>, entry: Entry) -> RunW
 }
 
 /// The ended run as the store has it, without asking the store.
-fn record(head: &Head, state: &State) -> Option<RunRecord> {
+fn record(identity: &RunIdentity, state: &State) -> Option<RunRecord> {
     let (ending, at) = state.ending()?;
     let what = RunEvent::ended(ending.outcome.clone(), ending.latency_ms);
-    let end = Event { seq: state.last_seq(), at, run_id: head.new.id, what };
+    let end = Event { seq: state.last_seq(), at, run_id: identity.new.id, what };
     let totals = state.totals().clone();
     let entry = Entry { events: vec![end], audit: Vec::new(), totals, park: None };
-    let record = RunRecord::after("", &write(head, Some(Arc::clone(&head.new)), entry)).ok()?;
+    let record =
+        RunRecord::after("", &write(identity, Some(Arc::clone(&identity.new)), entry)).ok()?;
     Some(RunRecord { started_at: state.started_at(), ..record })
 }

@@ -21,13 +21,13 @@ use crate::event::{AuditRecord, Resolution, Resolved, WaitKind};
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 #[strum(serialize_all = "snake_case")]
 pub enum ApprovalStatus {
-    /// Nobody has answered.
+    /// Waiting for an answer.
     Pending,
     /// The call may be executed, or the run go on.
     Approved,
     /// It may not.
     Denied,
-    /// Nobody answered in time.
+    /// Not answered in time.
     Expired,
     /// The caller has executed its tool.
     Answered,
@@ -77,7 +77,7 @@ pub struct ApprovalFilter {
     pub call_id: Option<Uuid>,
 }
 
-/// What somebody says to a parked run.
+/// An answer to a parked run.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answer {
     /// What it can be an answer to.

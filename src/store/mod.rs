@@ -169,7 +169,7 @@ impl Store {
 ///
 /// # Errors
 /// [`StoreError::Locked`] where another process has the SQLite file open,
-/// [`StoreError::Unavailable`] where nobody answers, [`StoreError::Failed`] for a file that cannot
+/// [`StoreError::Unavailable`] where no server answers, [`StoreError::Failed`] for a file that cannot
 /// be made or is no database, a login that is refused and a URL that is not valid. No message
 /// repeats the URL, which may hold a password.
 pub async fn open(url: &str, max_connections: u32) -> Result<Arc<Store>, StoreError> {

@@ -1,6 +1,6 @@
 //! Who drives a run: claims, cancel requests, giving runs back, and taking them from dead replicas.
 //!
-//! A run that no replica drives is queued, and nothing is decided here: whoever claims it asks the
+//! An orphaned run is requeued, and nothing is decided here: the replica that claims it asks the
 //! run's state machine. A takeover locks first and requeues second, in two statements of one
 //! transaction, so that it waits for what the owner of its runs is committing.
 

@@ -19,7 +19,7 @@ use sqlx::{Arguments, AssertSqlSafe, ConnectOptions, Connection, Row as _};
 use tokio::sync::broadcast;
 use uuid::Uuid;
 
-use self::connections::{Connections, Line, within};
+use self::connections::{Connections, PooledConnection, within};
 use self::wakeups::{CHANNEL, Wakeups, payload};
 use super::backend::{Backend, Transaction, Work};
 use super::batch::Batch;
@@ -48,7 +48,7 @@ impl Postgres {
     ///
     /// # Errors
     /// [`StoreError::Failed`] for a URL that is not valid or a login that is refused,
-    /// [`StoreError::Unavailable`] where nobody answers.
+    /// [`StoreError::Unavailable`] where no server answers.
     pub(super) async fn connect(url: &str, max_connections: u32) -> Result<Self, StoreError> {
         let invalid = |_| StoreError::Failed("the PostgreSQL URL is not valid".to_owned());
         let plain = PgConnectOptions::from_str(url).map_err(invalid)?.disable_statement_logging();
@@ -156,7 +156,7 @@ impl Backend for Postgres {
     async fn begin(&self, work: Work) -> Result<Box<dyn Transaction + '_>, StoreError> {
         let mut line = self.connections(work).get().await?;
         run(&mut line, Query::new("BEGIN")).await?;
-        Ok(Box::new(Begun { line }))
+        Ok(Box::new(OpenTransaction { line }))
     }
 
     async fn commit(&self, batch: Batch) -> Result<HashSet<Uuid>, StoreError> {
@@ -203,12 +203,12 @@ async fn about(connection: &mut PgConnection) -> Result<DatabaseInfo, StoreError
 }
 
 /// A transaction; its connection is closed unless it is committed.
-struct Begun<'c> {
-    line: Line<'c>,
+struct OpenTransaction<'c> {
+    line: PooledConnection<'c>,
 }
 
 #[async_trait]
-impl Transaction for Begun<'_> {
+impl Transaction for OpenTransaction<'_> {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError> {
         run(&mut self.line, query).await
     }

@@ -121,7 +121,7 @@ pub struct RunWrite {
     pub audit: Vec<AuditRecord>,
     /// The totals after the last event.
     pub totals: Totals,
-    /// The status in which the run is given back with these events, where it waits for somebody.
+    /// The status in which the run is parked with these events, where it is.
     pub park: Option<RunStatus>,
     /// Whether an earlier try may have stored it, because its answer was lost.
     pub is_repeated: bool,

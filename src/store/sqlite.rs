@@ -213,7 +213,7 @@ impl Backend for Sqlite {
         let mut writer = self.writer().await?;
         writer.connection()?;
         writer.is_broken = true;
-        let mut begun = Begun { writer };
+        let mut begun = OpenTransaction { writer };
         begun.run(Query::new("BEGIN IMMEDIATE")).await?;
         Ok(Box::new(begun))
     }
@@ -248,12 +248,12 @@ impl Backend for Sqlite {
 }
 
 /// A transaction on the connection that writes, which is the lock.
-struct Begun<'c> {
+struct OpenTransaction<'c> {
     writer: MutexGuard<'c, Writer>,
 }
 
 #[async_trait]
-impl Transaction for Begun<'_> {
+impl Transaction for OpenTransaction<'_> {
     async fn run(&mut self, query: Query) -> Result<Vec<Row>, StoreError> {
         run(self.writer.connection()?, query).await
     }

@@ -1,4 +1,4 @@
-//! Calls that somebody has to approve: what is asked, what an approval is, and what the audit log
+//! Calls that need an approval: what is asked, what an approval is, and what the audit log
 //! keeps of a decision.
 //!
 //! An approval is bound to the arguments that were shown, or to those that the approver put in
@@ -9,12 +9,12 @@ use chrono::Utc;
 use serde_json::Value;
 use uuid::Uuid;
 
-use super::shown::shown;
+use super::audit_arguments::shown;
 use crate::event::AuditRecord;
 use crate::governance::Decision;
 use crate::message::canonical_json;
 
-/// Somebody's approval of a call.
+/// A person's approval of a call.
 #[derive(Debug, Clone, Copy)]
 pub struct Granted<'a> {
     /// Who approved.
@@ -23,7 +23,7 @@ pub struct Granted<'a> {
     pub arguments: Option<&'a Value>,
 }
 
-/// A call that somebody has to approve first.
+/// A call that needs an approval first.
 #[derive(Debug)]
 pub struct Escalated {
     /// What a decision is bound to.
@@ -34,7 +34,7 @@ pub struct Escalated {
     pub audit: AuditRecord,
 }
 
-/// What the audit log keeps of a decision on a call, or of one that nobody made in time.
+/// What the audit log keeps of a decision on a call, or of one that was not made in time.
 pub fn decided(
     call_id: Uuid,
     tool: &str,

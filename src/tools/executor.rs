@@ -21,12 +21,12 @@ use uuid::Uuid;
 
 use super::approval::{Escalated, Granted};
 use super::arguments;
+use super::audit_arguments::shown;
 use super::interceptors::{Intercepted, Interceptors, Seen};
 use super::results::{
     FatalToolError, Finished, blocked, capped, error_text, fatal, fault, finished, not_executed,
     refused,
 };
-use super::shown::shown;
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::bounds::schema::{Fault, Schema};
 use crate::event::{
@@ -119,7 +119,7 @@ pub struct Slot {
 pub enum Prepared {
     /// It has its result, and is not executed.
     Answered(Finished),
-    /// Somebody has to approve it.
+    /// It needs an approval.
     Escalated(Escalated),
     /// It may be executed, once its start is stored.
     Ready(Ready),

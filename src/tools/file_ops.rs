@@ -4,7 +4,7 @@
 //! every operation declares which resolved paths it reads and writes, and whether something would
 //! be lost. Execution takes its paths from the permit and never from the arguments, so what was
 //! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
-//! long runs on the blocking pool and stops when nobody waits for it any more.
+//! long runs on the blocking pool and stops when the call is given up.
 
 mod finding;
 mod reading;
@@ -312,7 +312,7 @@ async fn blocking<T: Send + 'static>(
     }
 }
 
-/// Nobody waits any more.
+/// The call was given up.
 fn stopped() -> ToolError {
     ToolError::ForModel("the operation was stopped".into())
 }
@@ -352,6 +352,6 @@ impl From<PathError> for ToolError {
 #[cfg(test)]
 mod confinement_tests;
 #[cfg(test)]
-mod operation_tests;
+mod fixture_tests;
 #[cfg(test)]
-mod world;
+mod operation_tests;

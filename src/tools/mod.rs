@@ -5,13 +5,13 @@
 
 pub mod approval;
 pub mod arguments;
+mod audit_arguments;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
 pub mod recall;
 pub mod registry;
 pub mod results;
-mod shown;
 pub mod subagent;
 pub mod use_skill;
 pub mod workspace;

@@ -23,7 +23,7 @@ const MOST: u64 = 50;
 
 /// What is asked for.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Question {
+pub struct RecallQuery {
     /// Whose runs.
     pub tenant: String,
     /// Of which agent.
@@ -37,18 +37,18 @@ pub struct Question {
 }
 
 /// Answers with what is remembered, the most relevant first, or why it cannot be told.
-pub type Recollect =
-    Arc<dyn Fn(Question) -> BoxFuture<'static, Result<Vec<String>, String>> + Send + Sync>;
+pub type RecallFn =
+    Arc<dyn Fn(RecallQuery) -> BoxFuture<'static, Result<Vec<String>, String>> + Send + Sync>;
 
 /// The tool.
 pub struct Recall {
     info: ToolInfo,
-    recollect: Recollect,
+    recollect: RecallFn,
 }
 
 impl Recall {
     /// The tool, over what the function remembers.
-    pub fn new(recollect: Recollect) -> Self {
+    pub fn new(recollect: RecallFn) -> Self {
         let input_schema = json!({
             "type": "object",
             "properties": {
@@ -97,7 +97,7 @@ impl Tool for Recall {
         context: &ToolContext,
     ) -> Result<String, ToolError> {
         let top_k = arguments["top_k"].as_u64().unwrap_or(TOP_K).clamp(1, MOST);
-        let question = Question {
+        let question = RecallQuery {
             tenant: context.caller.tenant.clone(),
             agent: context.agent.to_string(),
             run_id: context.run_id,

@@ -7,7 +7,7 @@ use chrono::Utc;
 use uuid::Uuid;
 
 use super::arguments;
-use super::shown::shown;
+use super::audit_arguments::shown;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
 };
@@ -136,7 +136,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
     }
 }
 
-/// What a call is answered with where the service failed; the cause is nobody's business but the
+/// What a call is answered with where the service failed; the cause is only for the
 /// log's.
 pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
     ToolCallCompleted {

@@ -26,7 +26,7 @@ pub trait StartRun: Send + Sync {
     ///
     /// # Errors
     /// Why there is no output, for the model of the parent.
-    async fn start_run(&self, child: ChildCall) -> Result<Value, NoOutput>;
+    async fn start_run(&self, child: ChildCall) -> Result<Value, ChildFailed>;
 }
 
 /// A call that means a child run.
@@ -59,7 +59,7 @@ pub enum Task {
 /// Why a child run has no output.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub struct NoOutput(pub String);
+pub struct ChildFailed(pub String);
 
 /// What is known of an agent that is a tool.
 #[derive(Debug, Clone, Default, PartialEq)]

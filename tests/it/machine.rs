@@ -149,7 +149,7 @@ impl Bench {
                     content: format!("It looks like {}", proposal.output),
                     is_error: proposal.malformed.is_some(),
                 }),
-                Step::Weigh => self.weigh(),
+                Step::EvaluateStopConditions => self.evaluate_stop_conditions(),
                 Step::CallTools(pending) => {
                     self.together = self.together.max(pending.len());
                     for pending in &pending {
@@ -252,7 +252,7 @@ impl Bench {
     }
 
     /// A condition is met when there were so many iterations as it says.
-    fn weigh(&mut self) {
+    fn evaluate_stop_conditions(&mut self) {
         let facts = self.state.facts(&Descendants::default(), self.now);
         let iterations = facts["counters"]["iterations"].as_u64().unwrap();
         let conditions = self.rules.budget.stop_conditions.iter().enumerate();
@@ -265,7 +265,8 @@ impl Bench {
                 (place, condition.when.parse::<u64>().err().map(|error| error.to_string()))
             });
         let id = Uuid::from_u128(1_000_000 + self.journal.len() as u128);
-        let events = self.state.weighed(met, facts, id, Period::seconds(60), self.now);
+        let events =
+            self.state.stop_conditions_evaluated(met, facts, id, Period::seconds(60), self.now);
         for event in events {
             self.record(event);
         }

@@ -11,7 +11,7 @@ use std::time::Duration;
 use chrono::Utc;
 use futures::future::join_all;
 
-use super::waiting::Need;
+use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
@@ -23,14 +23,14 @@ use crate::tools::results::{FatalToolError, Finished, refused};
 const LINGER: Duration = Duration::from_millis(1);
 
 /// A call on its way to its result.
-enum Looked {
+enum NextStep {
     /// It may be executed.
     Ready(Ready),
     /// It has its result.
     Answered(Result<Finished, FatalToolError>),
 }
 
-impl Looked {
+impl NextStep {
     /// A call that is made again takes only what was not counted when it was first dispatched.
     fn beyond(mut self, counted: Option<&Consumption>) -> Self {
         if let (Self::Ready(ready), Some(counted)) = (&mut self, counted) {
@@ -56,22 +56,22 @@ impl Run {
         let mut writes_ahead = false;
         let mut delegates = false;
         for pending in calls {
-            let looked = match self.look(&pending).await {
-                Some(Ok(looked)) => looked,
+            let next = match self.next_step_of(&pending).await {
+                Some(Ok(next)) => next,
                 Some(Err(need)) if group.is_empty() => return Ok(self.ask(&pending, need).await?),
                 Some(Err(_)) | None => break,
             };
-            let goes_alone = matches!(&looked, Looked::Ready(ready) if !ready.is_concurrent());
+            let goes_alone = matches!(&next, NextStep::Ready(ready) if !ready.is_concurrent());
             if goes_alone && !group.is_empty() {
                 break;
             }
-            let looked = looked.beyond(self.state.counted(pending.call.id));
-            match self.reserve_tool_call(looked.consumes()).await? {
+            let next = next.beyond(self.state.counted(pending.call.id));
+            match self.reserve_tool_call(next.consumes()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
                 Some(_) => break,
                 None => {}
             }
-            if let Looked::Ready(ready) = &looked {
+            if let NextStep::Ready(ready) = &next {
                 if let Some(events) =
                     self.state.over_budget_with(&ready.started().consumes, Utc::now())
                 {
@@ -82,7 +82,7 @@ impl Run {
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
                 ready.handoff().into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
-            group.push(looked);
+            group.push(next);
             if goes_alone {
                 break;
             }
@@ -97,14 +97,17 @@ impl Run {
         executed
     }
 
-    /// What is to be done with a call, or what it needs first from somebody outside; nothing where
+    /// What is to be done with a call, or which external input it needs first; nothing where
     /// the run is cancelled or out of time.
-    async fn look(&mut self, pending: &PendingCall) -> Option<Result<Looked, Need>> {
+    async fn next_step_of(
+        &mut self,
+        pending: &PendingCall,
+    ) -> Option<Result<NextStep, ExternalInput>> {
         match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(arguments)) => return Some(Err(Need::Client(arguments))),
+            Some(Ok(arguments)) => return Some(Err(ExternalInput::Client(arguments))),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
-                return Some(Ok(Looked::Answered(Ok(refused))));
+                return Some(Ok(NextStep::Answered(Ok(refused))));
             }
             None => {}
         }
@@ -116,30 +119,30 @@ impl Run {
             prepared = self.executor.prepare(&pending.call, pending.slot(), &self.scope, pending.granted()) => prepared,
         };
         Some(Ok(match prepared {
-            Ok(Prepared::Answered(finished)) => Looked::Answered(Ok(finished)),
+            Ok(Prepared::Answered(finished)) => NextStep::Answered(Ok(finished)),
             Ok(Prepared::Escalated(escalated)) => {
-                return Some(Err(Need::Approval(Box::new(escalated))));
+                return Some(Err(ExternalInput::Approval(Box::new(escalated))));
             }
             Ok(Prepared::Ready(ready)) => match self.state.cached_result(&pending.call) {
                 Some(known) if ready.effect() == Effect::Read => {
-                    Looked::Answered(Ok(ready.answered_with(known.to_owned())))
+                    NextStep::Answered(Ok(ready.answered_with(known.to_owned())))
                 }
-                _ => Looked::Ready(ready),
+                _ => NextStep::Ready(ready),
             },
-            Err(fault) => Looked::Answered(Err(fault)),
+            Err(fault) => NextStep::Answered(Err(fault)),
         }))
     }
 
     /// Executes calls at the same time and records their results in order. What was recorded before
     /// is handed over as soon as that takes a while.
-    async fn execute(&mut self, calls: Vec<Looked>) -> Result<(), Stopped> {
+    async fn execute(&mut self, calls: Vec<NextStep>) -> Result<(), Stopped> {
         let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);
         let work = calls.into_iter().map(|call| async {
             match call {
-                Looked::Ready(ready) => executor.execute(ready, &scope, &stop).await,
-                Looked::Answered(answer) => answer,
+                NextStep::Ready(ready) => executor.execute(ready, &scope, &stop).await,
+                NextStep::Answered(answer) => answer,
             }
         });
         let mut execution = std::pin::pin!(join_all(work));

@@ -1,4 +1,4 @@
-//! Asking for what a response needs from somebody outside: approvals, and the results of the
+//! Requests for external input that a response needs: approvals, and the results of the
 //! caller's own tools.
 //!
 //! Everything that can be asked for is asked at once, so that several calls can be answered at the
@@ -15,9 +15,9 @@ use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
 use crate::tools::executor::Prepared;
 
-/// What a call needs from somebody outside.
-pub(super) enum Need {
-    /// Somebody has to approve it.
+/// External input that a call needs.
+pub(super) enum ExternalInput {
+    /// It needs an approval.
     Approval(Box<Escalated>),
     /// The caller executes it, with these arguments.
     Client(Value),
@@ -25,10 +25,14 @@ pub(super) enum Need {
 
 impl Run {
     /// Asks for what a call needs, and for what every later call of the response needs.
-    pub(super) async fn ask(&mut self, first: &PendingCall, need: Need) -> Result<(), FoldError> {
+    pub(super) async fn ask(
+        &mut self,
+        first: &PendingCall,
+        need: ExternalInput,
+    ) -> Result<(), FoldError> {
         self.request(&first.call, need)?;
         for later in self.state.open_calls(first.index + 1) {
-            if let Some(need) = self.need_of(&later).await {
+            if let Some(need) = self.external_input_of(&later).await {
                 self.request(&later.call, need)?;
             }
         }
@@ -37,31 +41,35 @@ impl Run {
 
     /// What a call needs that is not due yet. Whatever else is to be said to it is said when its
     /// turn has come.
-    async fn need_of(&mut self, pending: &PendingCall) -> Option<Need> {
+    async fn external_input_of(&mut self, pending: &PendingCall) -> Option<ExternalInput> {
         if let Some(arguments) =
             self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments)
         {
-            return arguments.ok().map(Need::Client);
+            return arguments.ok().map(ExternalInput::Client);
         }
         let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
-            Some(Ok(Prepared::Escalated(escalated))) => Some(Need::Approval(Box::new(escalated))),
+            Some(Ok(Prepared::Escalated(escalated))) => {
+                Some(ExternalInput::Approval(Box::new(escalated)))
+            }
             _ => None,
         }
     }
 
-    fn request(&mut self, call: &ToolCall, need: Need) -> Result<(), FoldError> {
+    fn request(&mut self, call: &ToolCall, need: ExternalInput) -> Result<(), FoldError> {
         let definition = &self.plan.agent.definition;
         let (kind, patience) = match &need {
-            Need::Approval(_) => (WaitKind::Approval, definition.governance.approval_timeout),
-            Need::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
+            ExternalInput::Approval(_) => {
+                (WaitKind::Approval, definition.governance.approval_timeout)
+            }
+            ExternalInput::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
         };
         let (arguments, reason, audit) = match need {
-            Need::Approval(escalated) => {
+            ExternalInput::Approval(escalated) => {
                 let Escalated { arguments, reason, audit } = *escalated;
                 (arguments, reason, Some(audit))
             }
-            Need::Client(arguments) => {
+            ExternalInput::Client(arguments) => {
                 (arguments, "The caller executes this tool.".to_owned(), None)
             }
         };

@@ -50,7 +50,7 @@ impl Blame {
     }
 }
 
-/// What is left to do with a run on which nobody has to work.
+/// How a claimed run ends or parks without being driven.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Disposal {
     /// What happens first.

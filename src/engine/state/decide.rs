@@ -8,7 +8,7 @@ use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
 
 use super::crashes::{unexecuted, unknown_outcome};
-use super::{OpenTurn, Phase, Proposal, State, Step, Wish, same_call};
+use super::{OpenTurn, Phase, Proposal, RequiredCall, State, Step, same_call};
 use crate::drivers::Undecided;
 use crate::engine::{Contract, output, phrases};
 use crate::event::{CallFailure, DecisionFailed, RunEvent, ValidationError};
@@ -152,8 +152,10 @@ impl State {
             // Every decision is a call or an output.
             ToolChoicePolicy::Required if self.rules.react.is_some() => ToolChoice::Auto,
             ToolChoicePolicy::Required => ToolChoice::Required,
-            ToolChoicePolicy::FirstRequired if self.wish != Wish::Settled => ToolChoice::Required,
-            ToolChoicePolicy::Tool(name) if self.wish != Wish::Settled => {
+            ToolChoicePolicy::FirstRequired if self.required_call != RequiredCall::Settled => {
+                ToolChoice::Required
+            }
+            ToolChoicePolicy::Tool(name) if self.required_call != RequiredCall::Settled => {
                 ToolChoice::Tool(name.clone())
             }
             ToolChoicePolicy::Auto
@@ -178,7 +180,7 @@ impl State {
         }
         match self.next_limit(now) {
             Some(limit) => Step::Record(vec![limit]),
-            None if self.has_conditions() => Step::Weigh,
+            None if self.has_conditions() => Step::EvaluateStopConditions,
             None => Step::Record(vec![self.iteration_started()]),
         }
     }
@@ -327,7 +329,7 @@ impl State {
     /// What a text answer means where a call was demanded: nothing once that is settled.
     fn missing_call(&self, now: DateTime<Utc>) -> Option<Vec<RunEvent>> {
         let tool = match self.choice() {
-            _ if self.wish == Wish::Settled => return None,
+            _ if self.required_call == RequiredCall::Settled => return None,
             ToolChoice::Auto | ToolChoice::None => return None,
             ToolChoice::Required => None,
             ToolChoice::Tool(name) => Some(name),
@@ -336,8 +338,8 @@ impl State {
         if self.rules.strict_tool_choice {
             return Some(self.choice_ignored(tool, now));
         }
-        let (prompt, warning) = match self.wish {
-            Wish::Open => (Some(phrases::call_a_tool(tool)), None),
+        let (prompt, warning) = match self.required_call {
+            RequiredCall::Open => (Some(phrases::call_a_tool(tool)), None),
             _ => (
                 None,
                 Some(format!("The model {}; the answer was accepted.", phrases::no_call(tool))),

@@ -6,7 +6,7 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::{Dispatched, FailedCall, OpenTurn, Phase, Proposal, State, Wish, same_call};
+use super::{Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call};
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
@@ -60,7 +60,7 @@ impl State {
             }
             RunEvent::AttemptStarted { attempt } => {
                 (self.attempt, self.iteration) = (*attempt, 0);
-                self.wish = Wish::Open;
+                self.required_call = RequiredCall::Open;
                 (self.answer_only, self.blank_answers) = (false, 0);
                 self.proposal = None;
                 self.cache.clear();
@@ -113,10 +113,12 @@ impl State {
                 self.reply(&failed.feedback);
             }
             RunEvent::ToolChoiceUnmet { prompt: Some(prompt), .. } => {
-                self.wish = Wish::Repeated;
+                self.required_call = RequiredCall::Repeated;
                 self.reply(prompt);
             }
-            RunEvent::ToolChoiceUnmet { prompt: None, .. } => self.wish = Wish::Settled,
+            RunEvent::ToolChoiceUnmet { prompt: None, .. } => {
+                self.required_call = RequiredCall::Settled;
+            }
             RunEvent::AnswerBlank { prompt, .. } => {
                 self.blank_answers += 1;
                 self.reply(prompt);
@@ -286,7 +288,7 @@ impl State {
         self.blank_answers = 0;
         self.unfinished = None;
         if !self.only_hands_over(&message) {
-            self.wish = Wish::Settled;
+            self.required_call = RequiredCall::Settled;
         }
         if !message.text.is_empty() {
             self.raw_response.clone_from(&message.text);
@@ -330,7 +332,7 @@ impl State {
         match finish_reason {
             FinishReason::Length if !cut_off_again => {
                 self.unfinished = Some(self.raw_response.clone());
-                self.wish = Wish::Settled;
+                self.required_call = RequiredCall::Settled;
                 self.push_turn(message, Vec::new());
                 self.conversation.push_user(phrases::CONTINUE);
                 self.phase = Phase::BetweenIterations;

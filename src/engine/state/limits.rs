@@ -320,9 +320,9 @@ impl State {
     }
 
     /// What the look at the stop conditions means. `met` is the first that is met, with the reason
-    /// where that could not be told; `facts`, `id` and `patience` are those of a request to somebody
+    /// where that could not be told; `facts`, `id` and `patience` are those of a request to a person
     /// to decide.
-    pub fn weighed(
+    pub fn stop_conditions_evaluated(
         &self,
         met: Option<(usize, Option<String>)>,
         facts: Value,

@@ -56,8 +56,8 @@ pub enum Step {
     CallTools(Vec<PendingCall>),
     /// Show the model what this proposal looks like, then journal [`RunEvent::OutputReflected`].
     Reflect(Proposal),
-    /// Look at the stop conditions that were not met yet, then journal [`State::weighed`].
-    Weigh,
+    /// Look at the stop conditions that were not met yet, then journal [`State::stop_conditions_evaluated`].
+    EvaluateStopConditions,
     /// Validate a proposed output, then journal [`State::judged`].
     Check(Proposal),
     /// Give the run back in this status; it waits.
@@ -77,7 +77,7 @@ pub struct PendingCall {
     pub iteration: u32,
     /// 0-based, within the response.
     pub index: u32,
-    /// Somebody's approval, where it was asked for.
+    /// The approval, where it was asked for.
     pub approval: Option<Approval>,
 }
 
@@ -97,7 +97,7 @@ impl PendingCall {
     }
 }
 
-/// Somebody's approval of a call.
+/// A person's approval of a call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Approval {
     /// Other arguments than the model's.
@@ -153,7 +153,7 @@ impl OpenTurn {
         }
     }
 
-    /// The calls that nobody has answered, with their places.
+    /// The calls without a result, with their positions.
     fn open_calls(&self) -> impl Iterator<Item = (usize, &ToolCall)> {
         self.message.tool_calls.iter().enumerate().filter(|(_, call)| !self.is_answered(call))
     }
@@ -183,7 +183,7 @@ struct FailedCall {
     content: String,
 }
 
-/// Somebody wants the run to end.
+/// A request to cancel the run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct CancelRequest {
     reason: Option<String>,
@@ -194,7 +194,7 @@ struct CancelRequest {
 /// What has become of the tool call that an attempt must begin with, where it must.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-enum Wish {
+enum RequiredCall {
     /// It has not come yet.
     Open,
     /// It did not come, and was asked for once more.
@@ -236,7 +236,7 @@ pub struct State {
     single_shot: bool,
     attempt: u32,
     iteration: u32,
-    wish: Wish,
+    required_call: RequiredCall,
     /// Tokens of the last model call, input and output, or what a compaction left of them.
     last_tokens: u64,
     /// Turns that `last_tokens` counts; of the one after them, what the model wrote is counted too.
@@ -270,7 +270,7 @@ pub struct State {
     parked_ms: i64,
     /// Stop conditions that were met and dealt with.
     conditions_met: BTreeSet<usize>,
-    /// The stop condition after which nobody let the run go on.
+    /// The stop condition that parked the run until it was ended.
     not_continued: Option<usize>,
     /// The skills whose bounds hold.
     skills: Vec<SkillActivated>,
@@ -294,7 +294,7 @@ impl State {
             single_shot: false,
             attempt: 0,
             iteration: 0,
-            wish: Wish::Open,
+            required_call: RequiredCall::Open,
             last_tokens: 0,
             counted_turns: 0,
             compactions: Vec::new(),

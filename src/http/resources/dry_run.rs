@@ -9,7 +9,7 @@ use utoipa::ToSchema;
 use super::run_parts::{Message, messages};
 use crate::agents::definition::GovernanceSection;
 use crate::run::{Budget, Limits, OnLimit, ToolChoicePolicy};
-use crate::runtime::Rehearsal;
+use crate::runtime::DryRunOutcome;
 
 /// The prompt, tools and limits that a run would have. No run was started and no model called.
 #[derive(Debug, Serialize, ToSchema)]
@@ -79,10 +79,10 @@ pub(crate) struct DryRunPolicy {
     governance: GovernanceSection,
 }
 
-impl From<Rehearsal> for DryRun {
-    fn from(rehearsal: Rehearsal) -> Self {
-        let Rehearsal { agent, models, conversation, tools, active_skills, policy, warnings } =
-            rehearsal;
+impl From<DryRunOutcome> for DryRun {
+    fn from(dry_run: DryRunOutcome) -> Self {
+        let DryRunOutcome { agent, models, conversation, tools, active_skills, policy, warnings } =
+            dry_run;
         let definition = &agent.definition;
         let tool = |(name, description, schema): (String, String, std::sync::Arc<Value>)| {
             DryRunTool { name, description, input_schema: Value::clone(&schema) }

@@ -101,7 +101,7 @@ async fn invoke(
         overrides,
     };
     if dry_run {
-        return Ok(Json(DryRun::from(app.runtime.rehearse(request).await?)).into_response());
+        return Ok(Json(DryRun::from(app.runtime.dry_run(request).await?)).into_response());
     }
     let mut accepted = app.runtime.start(request).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {

@@ -22,7 +22,7 @@ use super::run_views::Run;
 use crate::event::{Event, ModelDelta};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
-use crate::runtime::{Follower, News, Published, Runtime};
+use crate::runtime::{Follower, Published, Runtime, StreamItem};
 use crate::store::{Store, StoreError};
 
 /// Interval of keep-alive comments.
@@ -78,10 +78,10 @@ impl Reader {
             Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
             Ok(Ok(Some(published))) => match self.frame(&published).await {
                 Ok(frame) => {
-                    if let News::Event(event) = &published.news {
+                    if let StreamItem::Event(event) = &published.item {
                         self.seen = event.seq;
                     }
-                    if published.news.is_the_end() {
+                    if published.item.is_the_end() {
                         self.is_over = true;
                         CancelOnDrop::disarm(self.cancel.take());
                     }
@@ -95,9 +95,11 @@ impl Reader {
     }
 
     async fn frame(&self, published: &Published) -> Result<Bytes, StoreError> {
-        let make = async || match &published.news {
-            News::Event(event) => event_frame(self.app.store.as_ref(), &self.tenant, event).await,
-            News::Delta(at, delta) => Ok(delta_frame(self.run, *at, delta)),
+        let make = async || match &published.item {
+            StreamItem::Event(event) => {
+                event_frame(self.app.store.as_ref(), &self.tenant, event).await
+            }
+            StreamItem::Delta(at, delta) => Ok(delta_frame(self.run, *at, delta)),
         };
         published.frame.get_or_try_init(make).await.cloned()
     }

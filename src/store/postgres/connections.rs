@@ -30,8 +30,8 @@ pub(super) struct Connections {
     idle: Mutex<Vec<(PgConnection, Instant)>>,
 }
 
-/// A connection in use; closed unless it is [settled](Line::settle).
-pub(super) struct Line<'p> {
+/// A connection in use; closed unless it is [settled](PooledConnection::settle).
+pub(super) struct PooledConnection<'p> {
     connection: PgConnection,
     home: &'p Connections,
     _permit: SemaphorePermit<'p>,
@@ -44,11 +44,11 @@ impl Connections {
     }
 
     /// A connection, waiting for one at most two seconds.
-    pub(super) async fn get(&self) -> Result<Line<'_>, StoreError> {
+    pub(super) async fn get(&self) -> Result<PooledConnection<'_>, StoreError> {
         let permit = timeout(ACQUIRE, self.permits.acquire()).await;
         let permit = permit.map_err(|_| unavailable("all connections are busy"))?;
         let permit = permit.map_err(|_| unavailable("it is closed"))?;
-        let line = |connection| Line { connection, home: self, _permit: permit };
+        let line = |connection| PooledConnection { connection, home: self, _permit: permit };
         let rested = self.idle().pop();
         if let Some((mut connection, since)) = rested {
             if since.elapsed() < RESTED
@@ -83,7 +83,7 @@ impl Connections {
     }
 }
 
-impl Line<'_> {
+impl PooledConnection<'_> {
     /// Keeps the connection for others, unless the result casts doubt on it.
     pub(super) fn settle<T>(self, result: Result<T, StoreError>) -> Result<T, StoreError> {
         match &result {
@@ -95,7 +95,7 @@ impl Line<'_> {
     }
 }
 
-impl Deref for Line<'_> {
+impl Deref for PooledConnection<'_> {
     type Target = PgConnection;
 
     fn deref(&self) -> &PgConnection {
@@ -103,7 +103,7 @@ impl Deref for Line<'_> {
     }
 }
 
-impl DerefMut for Line<'_> {
+impl DerefMut for PooledConnection<'_> {
     fn deref_mut(&mut self) -> &mut PgConnection {
         &mut self.connection
     }

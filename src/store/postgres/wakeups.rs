@@ -1,6 +1,6 @@
 //! Hints between replicas over LISTEN/NOTIFY: a run was queued, a run shall be cancelled.
 //!
-//! Only hints: whoever hears one asks the tables, and whoever hears [`Wakeup::Resync`] asks for
+//! Only hints: a receiver asks the tables, and on [`Wakeup::Resync`] asks for
 //! everything. Nothing is notified inside a commit of events, where it would serialise the commits
 //! of all replicas.
 
@@ -29,7 +29,7 @@ pub(super) fn payload(wakeup: Wakeup) -> String {
     }
 }
 
-/// The listener, started when somebody first wants to hear.
+/// The listener, started by the first subscription.
 pub(super) struct Wakeups {
     options: PgConnectOptions,
     heard: broadcast::Sender<Wakeup>,
@@ -69,7 +69,7 @@ async fn listen(options: PgConnectOptions, heard: broadcast::Sender<Wakeup>) {
         if let Err(error) = listen_until_broken(&pool, &heard).await {
             tracing::debug!(%error, "the listener lost its connection");
         }
-        // Nobody listening is nothing to worry about.
+        // Without a receiver there is nothing to do.
         let _ = heard.send(Wakeup::Resync);
         tokio::time::sleep(RECONNECT).await;
     }

@@ -12,7 +12,7 @@ use proptest::prelude::*;
 use rustix::fs::{CWD, RenameFlags, renameat_with};
 use serde_json::{Value, json};
 
-use super::world::{SECRET, World, permissive};
+use super::fixture_tests::{Fixture, SECRET, permissive};
 use crate::governance::Policy;
 
 /// Every operation that takes a path, on one.
@@ -36,7 +36,7 @@ fn operations(path: &str) -> Vec<Value> {
 
 #[test]
 fn ways_out_are_refused_with_their_reason() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put_traps();
     world.put("bait", "bait");
     let long = "d/".repeat(2560);
@@ -74,7 +74,7 @@ fn ways_out_are_refused_with_their_reason() {
 #[test]
 fn a_link_in_the_last_place_is_refused_unless_the_link_itself_is_meant() {
     for link in ["leak", "abs", "up", "sibling", "proc", "chain", "dangling"] {
-        let world = World::new();
+        let world = Fixture::new();
         world.put_traps();
         for arguments in operations(link) {
             let means_the_link =
@@ -91,7 +91,7 @@ fn a_link_in_the_last_place_is_refused_unless_the_link_itself_is_meant() {
 
 #[test]
 fn fifos_devices_and_shared_files_are_refused_without_waiting() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put_traps();
     world.put("bait", "bait");
     for arguments in operations("fifo") {
@@ -114,7 +114,7 @@ fn fifos_devices_and_shared_files_are_refused_without_waiting() {
 
 #[test]
 fn a_walk_does_not_follow_links() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put_traps();
     fs::remove_file(world.at("hard")).unwrap();
     world.put("dir/file", "plain");
@@ -152,7 +152,7 @@ proptest! {
         separator in prop::sample::select(vec!["/", "//", "/./", "\\"]),
         absolute in prop::bool::weighted(0.1),
     ) {
-        let world = World::new();
+        let world = Fixture::new();
         world.put_traps();
         fs::remove_file(world.at("hard")).unwrap();
         world.put("bait", "bait");
@@ -167,7 +167,7 @@ proptest! {
 }
 
 /// Swaps two names as fast as it can while `calls` runs, and says so if it could not.
-fn while_swapping(world: &World, a: &str, b: &str, calls: impl FnOnce()) {
+fn while_swapping(world: &Fixture, a: &str, b: &str, calls: impl FnOnce()) {
     /// Ends the swapping also where `calls` panics.
     struct Done<'a>(&'a AtomicBool);
     impl Drop for Done<'_> {
@@ -195,7 +195,7 @@ fn while_swapping(world: &World, a: &str, b: &str, calls: impl FnOnce()) {
 
 #[test]
 fn a_directory_swapped_for_a_link_while_it_is_used_leads_nowhere() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("dir/secret.txt", "harmless");
     symlink("../tenant-evil", world.at("evil")).unwrap();
     while_swapping(&world, "dir", "evil", || {
@@ -216,7 +216,7 @@ fn a_directory_swapped_for_a_link_while_it_is_used_leads_nowhere() {
 
 #[test]
 fn a_file_swapped_for_a_link_while_it_is_used_leads_nowhere() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("file", "harmless");
     symlink("../outside.txt", world.at("evil")).unwrap();
     while_swapping(&world, "file", "evil", || {
@@ -237,7 +237,7 @@ fn a_file_swapped_for_a_link_while_it_is_used_leads_nowhere() {
 
 #[test]
 fn a_link_that_appears_after_the_decision_does_not_lead_around_a_rule() {
-    let world = World::under(&Policy { deny: vec!["private/**".into()], ..permissive() });
+    let world = Fixture::under(&Policy { deny: vec!["private/**".into()], ..permissive() });
     world.put("private/notes.txt", SECRET);
     world.put("dir/notes.txt", "harmless");
     symlink("private", world.at("evil")).unwrap();

@@ -1,6 +1,6 @@
 //! What each operation does, answers and declares.
 //!
-//! Calls go through the real gate on a real disk ([`super::world`]). That nothing outside the
+//! Calls go through the real gate on a real disk ([`super::fixture_tests`]). That nothing outside the
 //! workspace can be reached is `confinement_tests`'s.
 
 use std::fs;
@@ -9,7 +9,7 @@ use std::os::unix::fs::PermissionsExt;
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
-use super::world::{World, permissive};
+use super::fixture_tests::{Fixture, permissive};
 use super::{blocking, reading, writing};
 use crate::governance::{ActionKind, Policy};
 use crate::run::Autonomy;
@@ -17,7 +17,7 @@ use crate::run::Effect::{self, Idempotent, Once, Read};
 
 #[test]
 fn a_story_of_every_operation() {
-    let world = World::new();
+    let world = Fixture::new();
     #[rustfmt::skip]
     let story = [
         (json!({"operation": "list"}),                                              Ok("[The directory is empty.]")),
@@ -91,12 +91,12 @@ fn a_story_of_every_operation() {
 
 #[test]
 fn a_bad_regular_expression_is_explained() {
-    let answer = World::new().call(&json!({"operation": "search", "pattern": "(a"})).unwrap_err();
+    let answer = Fixture::new().call(&json!({"operation": "search", "pattern": "(a"})).unwrap_err();
     assert!(
         answer.starts_with("the pattern is not a regular expression: ")
             && answer.contains("unclosed group")
     );
-    let huge = World::new()
+    let huge = Fixture::new()
         .call(&json!({"operation": "search", "pattern": "(\\w{500}){500}"}))
         .unwrap_err();
     assert!(huge.contains("larger than 262144 bytes when compiled"), "{huge}");
@@ -104,7 +104,7 @@ fn a_bad_regular_expression_is_explained() {
 
 #[test]
 fn stat_is_json() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("a/b.txt", "12345");
     let stat = |path: &str| {
         serde_json::from_str::<Value>(
@@ -126,7 +126,7 @@ type DeclaredRow = (Value, &'static [(&'static str, &'static str, Effect)]);
 
 #[test]
 fn every_operation_declares_what_it_would_do() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("old.txt", "text");
     world.put("dir/inner.txt", "text");
     std::os::unix::fs::symlink("old.txt", world.at("link")).unwrap();
@@ -171,7 +171,7 @@ fn every_operation_declares_what_it_would_do() {
 
 #[test]
 fn a_supervised_agent_loses_nothing_even_where_a_file_appears_after_the_decision() {
-    let world = World::under(&Policy { autonomy: Autonomy::Supervised, ..permissive() });
+    let world = Fixture::under(&Policy { autonomy: Autonomy::Supervised, ..permissive() });
     let write = json!({"operation": "write", "path": "a.txt", "content": "mine"});
     let permit = world.permit(&write).unwrap();
     world.put("a.txt", "theirs");
@@ -196,7 +196,7 @@ fn a_supervised_agent_loses_nothing_even_where_a_file_appears_after_the_decision
 
 #[test]
 fn a_directory_that_changes_after_the_decision_is_not_moved() {
-    let world = World::under(&Policy { deny: vec!["dir/secret".into()], ..permissive() });
+    let world = Fixture::under(&Policy { deny: vec!["dir/secret".into()], ..permissive() });
     world.put("dir/plain", "");
     let rename = json!({"operation": "move", "path": "dir", "to": "open"});
     let permit = world.permit(&rename).unwrap();
@@ -210,7 +210,7 @@ fn a_directory_that_changes_after_the_decision_is_not_moved() {
 
 #[test]
 fn where_the_system_has_no_rename_without_loss_a_link_does_it() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("from", "mine");
     world.put("taken", "theirs");
     let dir = world.workspace().open_dir(".").unwrap();
@@ -223,7 +223,7 @@ fn where_the_system_has_no_rename_without_loss_a_link_does_it() {
 
 #[test]
 fn writing_keeps_permissions_and_leaves_links_alone() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("run.sh", "old");
     fs::set_permissions(world.at("run.sh"), fs::Permissions::from_mode(0o750)).unwrap();
     std::os::unix::fs::symlink("run.sh", world.at("link")).unwrap();
@@ -240,7 +240,7 @@ fn writing_keeps_permissions_and_leaves_links_alone() {
 
 #[test]
 fn a_large_file_is_read_in_pages_that_add_up() {
-    let world = World::new();
+    let world = Fixture::new();
     let text =
         (0..80_000).map(|n| format!("line {n}: äöü – some words\n")).collect::<Vec<_>>().concat();
     assert!(text.len() > 2 * 1024 * 1024);
@@ -264,7 +264,7 @@ fn a_large_file_is_read_in_pages_that_add_up() {
 
 #[test]
 fn a_line_that_fills_a_page_is_cut_between_characters() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("line.txt", format!("x{}\nlast", "ä".repeat(600_000)));
     let page = world.call(&json!({"operation": "read", "path": "line.txt"})).unwrap();
     let (text, note) = page.split_once('\n').unwrap();
@@ -281,7 +281,7 @@ fn a_line_that_fills_a_page_is_cut_between_characters() {
 
 #[test]
 fn binary_and_monstrous_files_are_refused_at_once() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("nul", "a\0b");
     world.put("latin1", b"caf\xe9");
     world.put("large-nul", [b"text\n".repeat(20_000), vec![0]].concat());
@@ -307,7 +307,7 @@ fn binary_and_monstrous_files_are_refused_at_once() {
 
 #[test]
 fn long_answers_are_cut_and_counted() {
-    let world = World::new();
+    let world = Fixture::new();
     for n in 0..1203 {
         world.put(&format!("many/{n:04}.txt"), "");
     }
@@ -328,8 +328,10 @@ fn long_answers_are_cut_and_counted() {
 
 #[test]
 fn what_the_path_rules_deny_is_not_found_either() {
-    let world =
-        World::under(&Policy { deny: vec!["**/.env".into(), "**/.git/**".into()], ..permissive() });
+    let world = Fixture::under(&Policy {
+        deny: vec!["**/.env".into(), "**/.git/**".into()],
+        ..permissive()
+    });
     for path in [".env", "sub/.env", ".git/config", "sub/ok.txt"] {
         world.put(path, "KEY=value");
     }
@@ -352,7 +354,7 @@ fn what_the_path_rules_deny_is_not_found_either() {
 #[test]
 fn names_that_are_no_text_are_counted_and_cannot_be_moved() {
     use std::os::unix::ffi::OsStrExt;
-    let world = World::new();
+    let world = Fixture::new();
     world.put("dir/ok", "");
     fs::write(world.at("dir").join(std::ffi::OsStr::from_bytes(b"b\xffd")), "").unwrap();
     let list = world.call(&json!({"operation": "list", "path": "dir"})).unwrap();
@@ -364,7 +366,7 @@ fn names_that_are_no_text_are_counted_and_cannot_be_moved() {
 
 #[test]
 fn stopped_work_changes_nothing() {
-    let world = World::new();
+    let world = Fixture::new();
     world.put("old.txt", "old");
     world.put("page.txt", "x".repeat(200_000));
     let stop = CancellationToken::new();

@@ -1,4 +1,4 @@
-//! A start without a run: every check of a real one, and what the run would be told.
+//! A dry run: every check of a real start, and what the model would be sent.
 //!
 //! Nothing is stored, and no model is asked.
 
@@ -15,9 +15,9 @@ use crate::event::{Event, RunEvent};
 use crate::message::{Conversation, Turn};
 use crate::providers::ToolOffer;
 
-/// What a run would be told, offered and held to.
+/// What a run would send to the model, offer and enforce.
 #[derive(Debug)]
-pub struct Rehearsal {
+pub struct DryRunOutcome {
     /// The agent.
     pub agent: Arc<Agent>,
     /// The models, in the order in which they are asked.
@@ -28,7 +28,7 @@ pub struct Rehearsal {
     pub tools: Vec<(String, String, Arc<Value>)>,
     /// The skills that are active from the start.
     pub active_skills: Vec<String>,
-    /// What the loop would go by.
+    /// The rules of the loop.
     pub policy: Rules,
     /// What the caller should know.
     pub warnings: Vec<String>,
@@ -39,7 +39,7 @@ impl Runtime {
     ///
     /// # Errors
     /// [`StartError`], as of a start.
-    pub async fn rehearse(&self, request: StartRequest) -> Result<Rehearsal, StartError> {
+    pub async fn dry_run(&self, request: StartRequest) -> Result<DryRunOutcome, StartError> {
         let busy = request.overrides.on_session_busy;
         let Checked { new, caller, plan, .. } =
             self.check(self.agent(&request.agent)?, request, Vec::new())?;
@@ -61,7 +61,7 @@ impl Runtime {
         let offer = |offer: &ToolOffer| {
             (offer.name.clone(), offer.description.clone(), Arc::clone(&offer.input_schema))
         };
-        Ok(Rehearsal {
+        Ok(DryRunOutcome {
             models: plan.models.clone(),
             conversation,
             tools: plan.offers.iter().map(offer).collect(),

@@ -1,4 +1,4 @@
-//! Whether the models of an agent can do what it demands of them, before anything is started.
+//! Whether the models of an agent can do what it requirements of them, before anything is started.
 //!
 //! Asked when a definition loads and when a request arrives; never of a run that has begun, which
 //! goes on with what there is. A demand that is a preference is not checked: it degrades.
@@ -10,7 +10,7 @@ use crate::run::{Budget, Thinking, ToolChoicePolicy};
 
 /// What is demanded of models.
 #[derive(Debug, Clone, Copy)]
-pub struct Demands<'a> {
+pub struct Requirements<'a> {
     /// The model, and those that may take over.
     pub models: &'a [String],
     /// Whether and how much they think.
@@ -26,29 +26,46 @@ pub struct Demands<'a> {
 /// A demand that cannot be met: the setting it is about, and the reason.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
-pub struct Unmet {
+pub struct Unsupported {
     /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
     pub setting: &'static str,
+    /// Its entry that it is about, where it is a list of models.
+    pub index: Option<usize>,
     /// A clause for a person.
     pub reason: String,
 }
 
-/// Checks a definition's demands.
+impl Unsupported {
+    /// The key of a definition that it is about.
+    pub fn key(&self) -> String {
+        let setting = self.setting;
+        match (setting, self.index) {
+            ("max_cost_usd" | "stop_conditions", _) => format!("governance.budget.{setting}"),
+            (_, Some(index)) => format!("{setting}[{index}]"),
+            _ => setting.to_owned(),
+        }
+    }
+}
+
+/// Checks a definition's requirements.
 ///
 /// # Errors
 /// The first one that cannot be met.
-pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unmet> {
+pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unsupported> {
     let models: Vec<String> =
         std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
     let is_name = |provider: &str| !provider.contains(['*', '?', '[', '{']);
-    let of_one_provider = |glob: &&String| glob.split_once('/').is_some_and(|(it, _)| is_name(it));
-    for glob in definition.models.iter().filter(of_one_provider) {
-        router
-            .resolve(glob)
-            .map_err(|unknown| Unmet { setting: "models", reason: unknown.to_string() })?;
+    let of_one_provider = |glob: &str| glob.split_once('/').is_some_and(|(it, _)| is_name(it));
+    for (index, glob) in definition.models.iter().enumerate() {
+        if of_one_provider(glob)
+            && let Err(unknown) = router.resolve(glob)
+        {
+            let (setting, reason) = ("models", unknown.to_string());
+            return Err(Unsupported { setting, index: Some(index), reason });
+        }
     }
     check(
-        Demands {
+        Requirements {
             models: &models,
             thinking: definition.thinking,
             tool_choice: &definition.tool_choice,
@@ -70,25 +87,28 @@ pub fn needs_price(budget: &Budget) -> Option<&'static str> {
     }
 }
 
-/// Checks demands.
+/// Checks requirements.
 ///
 /// # Errors
 /// The first one that cannot be met.
-pub fn check(demands: Demands<'_>, router: &Router) -> Result<(), Unmet> {
-    let demands_call = match demands.tool_choice {
+pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsupported> {
+    let demands_call = match requirements.tool_choice {
         ToolChoicePolicy::Auto | ToolChoicePolicy::None => false,
         ToolChoicePolicy::Required
         | ToolChoicePolicy::FirstRequired
         | ToolChoicePolicy::Tool(_) => true,
     };
-    for (place, model) in demands.models.iter().enumerate() {
+    for (place, model) in requirements.models.iter().enumerate() {
         let setting = if place == 0 { "model" } else { "fallback_models" };
-        let route = router
-            .resolve(model)
-            .map_err(|unknown| Unmet { setting, reason: unknown.to_string() })?;
-        if demands.strict_tool_choice
+        let index = place.checked_sub(1);
+        let route = router.resolve(model).map_err(|unknown| Unsupported {
+            setting,
+            index,
+            reason: unknown.to_string(),
+        })?;
+        if requirements.strict_tool_choice
             && demands_call
-            && !route.capabilities.can_force(demands.thinking)
+            && !route.capabilities.can_force(requirements.thinking)
         {
             let so = if route.capabilities.can_force(None) {
                 " while it thinks within a budget"
@@ -97,13 +117,13 @@ pub fn check(demands: Demands<'_>, router: &Router) -> Result<(), Unmet> {
             };
             let reason =
                 format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
-            return Err(Unmet { setting: "strict_tool_choice", reason });
+            return Err(Unsupported { setting: "strict_tool_choice", index: None, reason });
         }
-        if let Some(setting) = demands.needs_price.filter(|_| route.price.is_none()) {
+        if let Some(setting) = requirements.needs_price.filter(|_| route.price.is_none()) {
             let reason = format!(
                 "{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]"
             );
-            return Err(Unmet { setting, reason });
+            return Err(Unsupported { setting, index: None, reason });
         }
     }
     Ok(())
@@ -157,14 +177,14 @@ mod tests {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
             let thinking =
                 budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
-            let demands = Demands {
+            let requirements = Requirements {
                 models: &names,
                 thinking,
                 tool_choice,
                 strict_tool_choice,
                 needs_price: None,
             };
-            let found = check(demands, &router).err().map(|unmet| unmet.setting);
+            let found = check(requirements, &router).err().map(|unsupported| unsupported.setting);
             assert_eq!(found, expected, "{models} {tool_choice:?} {budget:?}");
         }
         for (models, expected) in [
@@ -174,7 +194,7 @@ mod tests {
         ] {
             let names: Vec<String> = models.split(' ').map(str::to_owned).collect();
             let needs_price = Some("max_cost_usd");
-            let demands = Demands {
+            let requirements = Requirements {
                 models: &names,
                 thinking: None,
                 tool_choice: &auto,
@@ -182,7 +202,7 @@ mod tests {
                 needs_price,
             };
             assert_eq!(
-                check(demands, &router).err().map(|unmet| unmet.setting),
+                check(requirements, &router).err().map(|unsupported| unsupported.setting),
                 expected,
                 "{models}"
             );

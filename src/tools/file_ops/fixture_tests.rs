@@ -22,7 +22,7 @@ use crate::tools::{Tool, ToolContext, ToolError, Workspace};
 pub(super) const SECRET: &str = "TOP-SECRET";
 
 /// `home/tenant` is the workspace, everything else in `home` is outside.
-pub(super) struct World {
+pub(super) struct Fixture {
     home: TempDir,
     runtime: tokio::runtime::Runtime,
     gate: Gate,
@@ -41,7 +41,7 @@ pub(super) fn permissive() -> Policy {
     }
 }
 
-impl World {
+impl Fixture {
     pub(super) fn new() -> Self {
         Self::under(&permissive())
     }

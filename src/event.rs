@@ -407,6 +407,9 @@ pub struct SkillActivated {
     /// Names and globs of tools whose calls need approval.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub approval_required: Vec<String>,
+    /// Whether it is active in the run that started this one, and only its restrictions apply here.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub inherited: bool,
 }
 
 /// Why a call has an error result.

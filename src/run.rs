@@ -494,6 +494,19 @@ pub struct Totals {
     pub consumption: Consumption,
 }
 
+/// What the runs have taken that one run started, and those that they started.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Descendants {
+    pub usage: Usage,
+    pub attempts: u64,
+    pub iterations: u64,
+    pub tool_calls: u64,
+    /// Files modified. Each run counts its own.
+    pub files_modified: u64,
+    /// The rest of what their calls consumed.
+    pub consumption: Consumption,
+}
+
 /// When the model must call a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
 #[schema(as = ToolChoice)]
@@ -551,7 +564,7 @@ impl Caller {
 #[schema(as = RunOverrides)]
 #[serde(default, deny_unknown_fields)]
 pub struct Overrides {
-    /// `provider/model`.
+    /// `provider/model`: the agent's own, or another one that its definition allows (`models`).
     #[serde(skip_serializing_if = "Option::is_none")]
     pub model: Option<String>,
     /// 0 to 2.

@@ -306,14 +306,20 @@ CREATE TABLE budgets (
     max_micro_usd       bigint,
     max_tool_calls      bigint NOT NULL,
     max_iterations      bigint NOT NULL,
+    max_files           bigint NOT NULL,
+    max_lines           bigint NOT NULL,
     reserved_tokens     bigint NOT NULL DEFAULT 0,
     reserved_micro_usd  bigint NOT NULL DEFAULT 0,
     reserved_tool_calls bigint NOT NULL DEFAULT 0,
     reserved_iterations bigint NOT NULL DEFAULT 0,
+    reserved_files      bigint NOT NULL DEFAULT 0,
+    reserved_lines      bigint NOT NULL DEFAULT 0,
     spent_tokens        bigint NOT NULL DEFAULT 0,
     spent_micro_usd     bigint NOT NULL DEFAULT 0,
     spent_tool_calls    bigint NOT NULL DEFAULT 0,
-    spent_iterations    bigint NOT NULL DEFAULT 0
+    spent_iterations    bigint NOT NULL DEFAULT 0,
+    spent_files         bigint NOT NULL DEFAULT 0,
+    spent_lines         bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);
 
 -- What each run of a tree has reserved now, and spent in all: a budget is the sum of its holds.
@@ -324,10 +330,14 @@ CREATE TABLE budget_holds (
     reserved_micro_usd  bigint NOT NULL DEFAULT 0,
     reserved_tool_calls bigint NOT NULL DEFAULT 0,
     reserved_iterations bigint NOT NULL DEFAULT 0,
+    reserved_files      bigint NOT NULL DEFAULT 0,
+    reserved_lines      bigint NOT NULL DEFAULT 0,
     spent_tokens        bigint NOT NULL DEFAULT 0,
     spent_micro_usd     bigint NOT NULL DEFAULT 0,
     spent_tool_calls    bigint NOT NULL DEFAULT 0,
     spent_iterations    bigint NOT NULL DEFAULT 0,
+    spent_files         bigint NOT NULL DEFAULT 0,
+    spent_lines         bigint NOT NULL DEFAULT 0,
     -- 1 where the run spends no more.
     ended               bigint NOT NULL DEFAULT 0
 ) WITH (fillfactor = 50);

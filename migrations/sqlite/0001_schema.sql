@@ -272,14 +272,20 @@ CREATE TABLE budgets (
     max_micro_usd       INTEGER,
     max_tool_calls      INTEGER NOT NULL,
     max_iterations      INTEGER NOT NULL,
+    max_files           INTEGER NOT NULL,
+    max_lines           INTEGER NOT NULL,
     reserved_tokens     INTEGER NOT NULL DEFAULT 0,
     reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
     reserved_tool_calls INTEGER NOT NULL DEFAULT 0,
     reserved_iterations INTEGER NOT NULL DEFAULT 0,
+    reserved_files      INTEGER NOT NULL DEFAULT 0,
+    reserved_lines      INTEGER NOT NULL DEFAULT 0,
     spent_tokens        INTEGER NOT NULL DEFAULT 0,
     spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
     spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
-    spent_iterations    INTEGER NOT NULL DEFAULT 0
+    spent_iterations    INTEGER NOT NULL DEFAULT 0,
+    spent_files         INTEGER NOT NULL DEFAULT 0,
+    spent_lines         INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 
 CREATE TABLE budget_holds (
@@ -289,10 +295,14 @@ CREATE TABLE budget_holds (
     reserved_micro_usd  INTEGER NOT NULL DEFAULT 0,
     reserved_tool_calls INTEGER NOT NULL DEFAULT 0,
     reserved_iterations INTEGER NOT NULL DEFAULT 0,
+    reserved_files      INTEGER NOT NULL DEFAULT 0,
+    reserved_lines      INTEGER NOT NULL DEFAULT 0,
     spent_tokens        INTEGER NOT NULL DEFAULT 0,
     spent_micro_usd     INTEGER NOT NULL DEFAULT 0,
     spent_tool_calls    INTEGER NOT NULL DEFAULT 0,
     spent_iterations    INTEGER NOT NULL DEFAULT 0,
+    spent_files         INTEGER NOT NULL DEFAULT 0,
+    spent_lines         INTEGER NOT NULL DEFAULT 0,
     ended               INTEGER NOT NULL DEFAULT 0
 ) STRICT;
 CREATE INDEX budget_holds_open ON budget_holds (run_id) WHERE ended = 0;

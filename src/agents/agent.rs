@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::Definition;
 use super::checks::{self, compile_schema};
-use super::definition::GovernanceSection;
+use super::definition::{GovernanceSection, PathsSection};
 use super::prompt::{PromptError, Templates};
 use super::rules::Rules;
 use super::yaml::{self, DefinitionError};
@@ -67,7 +67,8 @@ impl Agent {
     }
 
     /// This agent where it may do no more unasked than that, and what its parent forbids or asks
-    /// for holds too.
+    /// for holds too. `elsewhere` is the parent's workspace, relative to the tenant's directory, where
+    /// it is not this agent's own: the paths that the parent denies are those of its own workspace.
     ///
     /// # Errors
     /// None in practice: what compiled once compiles again.
@@ -75,6 +76,7 @@ impl Agent {
         &self,
         autonomy: Autonomy,
         parent: &GovernanceSection,
+        elsewhere: Option<&str>,
     ) -> Result<Self, DefinitionError> {
         let mut definition = self.definition.clone();
         let rules = &mut definition.governance;
@@ -83,11 +85,16 @@ impl Agent {
             let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
             *own = (*own).max(*policy);
         }
-        for path in &parent.paths.deny {
-            if !rules.paths.deny.contains(path) {
-                rules.paths.deny.push(path.clone());
-            }
+        let PathsSection { deny, deny_in, .. } = &mut rules.paths;
+        let own = match elsewhere {
+            None => deny,
+            Some(directory) => deny_in.entry(directory.to_owned()).or_default(),
+        };
+        add_missing(own, &parent.paths.deny);
+        for (directory, globs) in &parent.paths.deny_in {
+            add_missing(deny_in.entry(directory.clone()).or_default(), globs);
         }
+        deny_in.retain(|_, globs| !globs.is_empty());
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json)
@@ -187,6 +194,14 @@ impl Agent {
             Some(id) => format!("h-{}", sha256_hex(id)),
         };
         workspace.replace("{session_id}", &session)
+    }
+}
+
+fn add_missing(globs: &mut Vec<String>, more: &[String]) {
+    for glob in more {
+        if !globs.contains(glob) {
+            globs.push(glob.clone());
+        }
     }
 }
 

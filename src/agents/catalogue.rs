@@ -215,11 +215,13 @@ impl Catalogue {
         self.state().agents.values().map(Arc::clone).collect()
     }
 
-    /// Whether an agent's definition names this model, as its own or as one that may take over.
+    /// Whether an agent's definition names this model, as its own, as one that may take over or as
+    /// one that a request may choose.
     pub fn names(&self, model: &str) -> bool {
         let names = |agent: &Arc<Agent>| {
             let definition = &agent.definition;
-            definition.model == model || definition.fallback_models.iter().any(|it| it == model)
+            let mut others = definition.fallback_models.iter().chain(&definition.models);
+            definition.model == model || others.any(|it| it == model)
         };
         self.state().agents.values().any(names)
     }

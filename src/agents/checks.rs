@@ -15,7 +15,7 @@ use crate::bounds::glob::Glob;
 use crate::bounds::name;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::Schema;
-use crate::bounds::text::quoted;
+use crate::bounds::text::{has_blanks, quoted};
 use crate::run::{Delegation, ToolChoicePolicy, Usd};
 
 mod contract;
@@ -25,6 +25,8 @@ type Check = Result<(), DefinitionError>;
 
 /// Models that may take over.
 const MAX_FALLBACKS: usize = 8;
+/// Models and globs of models that requests may choose.
+const MAX_MODELS: usize = 64;
 /// Stop conditions of one agent.
 const MAX_CONDITIONS: usize = 32;
 
@@ -62,6 +64,7 @@ pub(super) fn check(definition: &Definition) -> Check {
     }
     check_model("model", &d.model)?;
     check_fallbacks(d)?;
+    check_selectable_models(d)?;
     check_tools(d)?;
     contract::check(d)?;
     tooling::check(d)?;
@@ -72,6 +75,13 @@ pub(super) fn check(definition: &Definition) -> Check {
     for (key, globs) in [("read", &paths.read), ("write", &paths.write), ("deny", &paths.deny)] {
         for (i, glob) in globs.iter().enumerate() {
             check_path_glob(&format!("governance.paths.{key}[{i}]"), glob)?;
+        }
+    }
+    for (directory, globs) in &paths.deny_in {
+        let key = format!("governance.paths.deny_in.{directory}");
+        check_directory(&key, directory)?;
+        for (i, glob) in globs.iter().enumerate() {
+            check_path_glob(&format!("{key}[{i}]"), glob)?;
         }
     }
     for pattern in d.governance.tool_policies.keys() {
@@ -99,6 +109,31 @@ fn check_fallbacks(d: &Definition) -> Check {
         if *model == d.model || d.fallback_models.iter().take(i).any(|earlier| earlier == model) {
             return Err(DefinitionError::at(key, format!("{model:?} is asked before")));
         }
+    }
+    Ok(())
+}
+
+fn check_selectable_models(d: &Definition) -> Check {
+    if d.models.len() > MAX_MODELS {
+        return Err(DefinitionError::at("models", format!("has more than {MAX_MODELS} entries")));
+    }
+    for (i, glob) in d.models.iter().enumerate() {
+        let key = format!("models[{i}]");
+        if !glob.contains(['*', '?', '[', '{']) {
+            check_model(&key, glob)?;
+        }
+        if glob.len() > name::MAX_NAME || has_blanks(glob) {
+            let message = format!(
+                "{} is not a glob of models: at most {} bytes without blanks, e.g. openai/gpt-4.1*",
+                quoted(glob),
+                name::MAX_NAME
+            );
+            return Err(DefinitionError::at(key, message));
+        }
+        if d.models.iter().take(i).any(|earlier| earlier == glob) {
+            return Err(DefinitionError::at(key, format!("{glob:?} is listed twice")));
+        }
+        Glob::of_names(glob).map_err(|e| DefinitionError::at(key, e.to_string()))?;
     }
     Ok(())
 }
@@ -207,6 +242,18 @@ fn check_workspace(workspace: &str) -> Check {
         return Err(DefinitionError::at("workspace", message));
     }
     Ok(())
+}
+
+/// A directory of the tenant, in its shortest form.
+fn check_directory(key: &str, directory: &str) -> Check {
+    let is_part = |part: &str| !matches!(part, "" | "." | "..");
+    if directory == "." || directory.split('/').all(is_part) {
+        return Ok(());
+    }
+    let message = format!(
+        "{directory:?} is not a directory of the tenant: `.`, or a relative path without `.`, `..` and a `/` at its end"
+    );
+    Err(DefinitionError::at(key, message))
 }
 
 fn check_path_glob(key: &str, glob: &str) -> Check {

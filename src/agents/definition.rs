@@ -12,6 +12,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
 
+use crate::bounds::glob::means;
 use crate::run::{
     Autonomy, Budget, Delegation, Limits, OnLimit, OnSessionBusy, Period, Thinking,
     ToolChoicePolicy,
@@ -45,6 +46,10 @@ pub struct Definition {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[schemars(inner(regex(pattern = r"^[A-Za-z0-9_-]+/[^\s\x00-\x1f\x7f]+$")), length(max = 8))]
     pub fallback_models: Vec<String>,
+    /// Globs of the models that a request may choose, besides `model`; absent: `fallback_models`.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    #[schemars(inner(length(min = 1, max = 256)), length(max = 64), extend("uniqueItems" = true))]
+    pub models: Vec<String>,
     /// Template over `inputs` and `agent`.
     #[serde(default)]
     pub instructions: String,
@@ -146,6 +151,22 @@ impl Definition {
     /// The agents that this one can leave work to.
     pub fn delegates(&self) -> impl Iterator<Item = &str> {
         self.tools.iter().filter_map(|tool| Delegation::of_tool(tool)).map(Delegation::agent)
+    }
+
+    /// Names and globs of the models that a request may choose.
+    pub fn selectable_models(&self) -> impl Iterator<Item = &str> {
+        let others = if self.models.is_empty() { &self.fallback_models } else { &self.models };
+        let others = others.iter().filter(|other| **other != self.model);
+        std::iter::once(&self.model).chain(others).map(String::as_str)
+    }
+
+    /// Whether a request may choose this model.
+    pub fn may_use(&self, model: &str) -> bool {
+        let mut selectable = self.selectable_models();
+        if self.models.is_empty() {
+            return selectable.any(|name| name == model);
+        }
+        model == self.model || self.models.iter().any(|glob| means(glob, model) == Some(true))
     }
 }
 
@@ -332,11 +353,20 @@ pub struct PathsSection {
     /// Neither.
     #[schemars(inner(regex(pattern = "^[^/]")))]
     pub deny: Vec<String>,
+    /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
+    /// by directory. A run that another one started is held to what that one's agent denies.
+    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
+    pub deny_in: BTreeMap<String, Vec<String>>,
 }
 
 impl Default for PathsSection {
     fn default() -> Self {
-        Self { read: vec!["./**".into()], write: Vec::new(), deny: Vec::new() }
+        Self {
+            read: vec!["./**".into()],
+            write: Vec::new(),
+            deny: Vec::new(),
+            deny_in: BTreeMap::new(),
+        }
     }
 }
 

@@ -76,6 +76,21 @@ pub struct ActiveSkill {
     pub instructions: String,
 }
 
+impl ActiveSkill {
+    /// One of the run that starts this one: its bounds hold, its instructions are not for this run.
+    pub fn inherited(bounds: SkillActivated) -> Self {
+        let bounds = SkillActivated { inherited: true, ..bounds };
+        Self { bounds, instructions: String::new() }
+    }
+}
+
+impl Background {
+    fn is_active(&self, name: &str) -> bool {
+        let mut own = self.active.iter().filter(|skill| !skill.bounds.inherited);
+        own.any(|skill| skill.bounds.skill == name)
+    }
+}
+
 /// The compiled templates of an agent.
 #[derive(Debug)]
 pub(super) struct Templates(template::Templates);
@@ -121,10 +136,9 @@ impl Templates {
         inputs: &Value,
         background: &Background,
     ) -> Result<String, PromptError> {
-        let is_active =
-            |name: &str| background.active.iter().any(|skill| skill.bounds.skill == name);
         let skills = background.skills.iter().map(|(name, description)| {
-            json!({"name": name, "description": description, "active": is_active(name)})
+            let active = background.is_active(name);
+            json!({"name": name, "description": description, "active": active})
         });
         let (skills, memory) = (skills.collect(), json!(background.memories));
         let agent = about(definition);
@@ -303,6 +317,9 @@ fn governance(definition: &Definition, terms: &Terms<'_>) -> String {
     if !rules.paths.deny.is_empty() {
         let _ = write!(text, "; never {}", list(&rules.paths.deny));
     }
+    for (directory, globs) in &rules.paths.deny_in {
+        let _ = write!(text, "; in the tenant's directory {directory} never {}", list(globs));
+    }
     let Terms { limits, budget, .. } = terms;
     let iterations = u64::from(limits.max_iterations.min(limits.max_iterations_per_attempt))
         .min(budget.max_iterations);
@@ -317,9 +334,8 @@ fn governance(definition: &Definition, terms: &Terms<'_>) -> String {
 
 /// One line a skill that is not active.
 fn skills(background: &Background, terms: &Terms<'_>) -> String {
-    let is_active = |name: &str| background.active.iter().any(|active| active.bounds.skill == name);
-    let mut lines =
-        background.skills.iter().filter(|(name, _)| terms.has_tools && !is_active(name)).peekable();
+    let is_offered = |name: &str| terms.has_tools && !background.is_active(name);
+    let mut lines = background.skills.iter().filter(|(name, _)| is_offered(name)).peekable();
     if lines.peek().is_none() {
         return String::new();
     }

@@ -143,6 +143,7 @@ impl FrontMatter {
             disallowed_tools: self.disallowed_tools,
             autonomy: self.autonomy,
             approval_required,
+            inherited: false,
         };
         Ok(Skill { description, bounds, instructions })
     }

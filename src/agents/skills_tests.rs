@@ -23,6 +23,7 @@ fn a_skill_is_its_front_matter_and_its_body() {
             disallowed_tools: vec!["shell".into()],
             autonomy: Some(Autonomy::ReadOnly),
             approval_required: vec!["file_ops".into()],
+            inherited: false,
         };
         assert_eq!(skill.bounds, expected);
     }

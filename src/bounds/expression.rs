@@ -125,6 +125,11 @@ impl Expression {
         &self.source
     }
 
+    /// Whether it uses a variable.
+    pub fn uses(&self, variable: &str) -> bool {
+        self.uses.contains(variable)
+    }
+
     /// Whether it is true of these variables; those that it does not use may be left out.
     ///
     /// # Errors

@@ -3,7 +3,7 @@
 //!
 //! Shows whether a key is set, never the key. Whether a provider responds is checked by `doctor`.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use serde_json::{Value, json};
 
@@ -20,7 +20,10 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
     let mut users: BTreeMap<String, Vec<String>> = BTreeMap::new();
     for agent in app::agents(config)?.agents() {
         let definition = &agent.definition;
-        for model in std::iter::once(&definition.model).chain(&definition.fallback_models) {
+        let selectable = definition.models.iter().filter(|it| !it.contains(['*', '?', '[', '{']));
+        let others = definition.fallback_models.iter().chain(selectable);
+        let named: BTreeSet<&String> = std::iter::once(&definition.model).chain(others).collect();
+        for model in named {
             users.entry(model.clone()).or_default().push(definition.name.clone());
         }
     }

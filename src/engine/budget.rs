@@ -12,18 +12,22 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use futures::future::BoxFuture;
 
 use super::journal::AppendFailed;
-use crate::run::{Amounts, Reserved};
+use crate::run::{Amounts, Descendants, Reserved};
 
 /// Resolves when so much is reserved, or refused.
 pub type Reserving = BoxFuture<'static, Result<Reserved, AppendFailed>>;
 /// Resolves when totals are stated.
 pub type Settling = BoxFuture<'static, Result<(), AppendFailed>>;
 
+/// Resolves to what the runs below have taken.
+pub type Counting = BoxFuture<'static, Result<Descendants, AppendFailed>>;
+
 /// The budget that a run shares with others, as soon as there are others.
 pub struct SharedBudget {
     is_open: Arc<AtomicBool>,
     reserve: Box<dyn Fn(Amounts) -> Reserving + Send + Sync>,
     settle: Box<dyn Fn(Amounts, bool) -> Settling + Send + Sync>,
+    descendants: Box<dyn Fn() -> Counting + Send + Sync>,
 }
 
 impl SharedBudget {
@@ -32,8 +36,14 @@ impl SharedBudget {
         is_open: Arc<AtomicBool>,
         reserve: impl Fn(Amounts) -> Reserving + Send + Sync + 'static,
         settle: impl Fn(Amounts, bool) -> Settling + Send + Sync + 'static,
+        descendants: impl Fn() -> Counting + Send + Sync + 'static,
     ) -> Self {
-        Self { is_open, reserve: Box::new(reserve), settle: Box::new(settle) }
+        Self {
+            is_open,
+            reserve: Box::new(reserve),
+            settle: Box::new(settle),
+            descendants: Box::new(descendants),
+        }
     }
 
     /// Whether the run shares it with another one by now.
@@ -49,6 +59,11 @@ impl SharedBudget {
     /// Reserves so much.
     pub(super) async fn reserve(&self, wanted: Amounts) -> Result<Reserved, AppendFailed> {
         (self.reserve)(wanted).await
+    }
+
+    /// What the runs have taken that the run started, and those that they started.
+    pub(super) async fn descendants(&self) -> Result<Descendants, AppendFailed> {
+        (self.descendants)().await
     }
 
     /// States what the run has spent in all, which gives back what it has reserved.

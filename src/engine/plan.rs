@@ -4,6 +4,7 @@
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
 use std::collections::BTreeSet;
+use std::fmt::Write as _;
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
@@ -138,6 +139,9 @@ pub struct Plan {
 #[error("{}", .0.message)]
 pub struct PlanError(pub ValidationError);
 
+/// Models that a refusal names at most.
+const MAX_NAMED: usize = 8;
+
 const DEGRADED: &str =
     "No tools are available to this agent: the loop was reduced to a single model call.";
 
@@ -185,6 +189,7 @@ impl Plan {
         let single = kind == RunKind::Single;
         let wanted = overrides.tools.as_deref();
         check_names(overrides)?;
+        check_selected_model(overrides, definition)?;
         let parallel_tool_calls = overrides.parallel_tool_calls.or(definition.parallel_tool_calls);
         let infos = || executor.infos();
         let concurrent =
@@ -194,7 +199,8 @@ impl Plan {
         let mut offers = match kind {
             RunKind::Single => Vec::new(),
             RunKind::Iterative => {
-                agent_tools(executor, wanted, &bounds, definition.skills.len() > active.len())
+                let own = bounds.iter().filter(|skill| !skill.inherited).count();
+                agent_tools(executor, wanted, &bounds, definition.skills.len() > own)
             }
         };
         let client_tools = client_tools(overrides, executor, definition, &bounds, &mut offers)?;
@@ -370,8 +376,12 @@ fn agent_tools(
     offered.collect()
 }
 
-/// A warning for each name or glob of a request that means none of the agent's tools.
+/// A warning for each name or glob of a request that means none of the agent's tools. Where the
+/// agent can leave work to others, it may mean theirs.
 fn unknown_tools(wanted: &[String], executor: &Executor) -> Vec<String> {
+    if executor.infos().any(|tool| Delegation::of_tool(&tool.name).is_some()) {
+        return Vec::new();
+    }
     let is_unknown = |name: &&String| !executor.infos().any(|tool| means(name, &tool.name));
     let warning = |name: &String| {
         format!("The request names the tool {name:?}, which this agent does not have.")
@@ -468,6 +478,24 @@ fn check_names(overrides: &Overrides) -> Result<(), PlanError> {
             .map_err(|wrong| refused("/model", format!("{} {wrong}", quoted(model)))),
         None => Ok(()),
     }
+}
+
+/// Refuses a model that the agent's author did not mean to be chosen.
+fn check_selected_model(overrides: &Overrides, definition: &Definition) -> Result<(), PlanError> {
+    let Some(model) = overrides.model.as_ref().filter(|model| !definition.may_use(model)) else {
+        return Ok(());
+    };
+    let mut selectable: Vec<&str> = definition.selectable_models().collect();
+    let more = selectable.split_off(selectable.len().min(MAX_NAMED));
+    let mut message = format!(
+        "{} may not be chosen for this agent, whose definition allows {}",
+        quoted(model),
+        selectable.join(", ")
+    );
+    if !more.is_empty() {
+        let _ = write!(message, " and {} more", more.len());
+    }
+    Err(refused("/model", message))
 }
 
 /// A model and those that may take over, each once.

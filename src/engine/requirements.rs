@@ -27,10 +27,24 @@ pub struct Requirements<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unsupported {
-    /// `model`, `fallback_models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
+    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
     pub setting: &'static str,
+    /// Its entry that it is about, where it is a list of models.
+    pub index: Option<usize>,
     /// A clause for a person.
     pub reason: String,
+}
+
+impl Unsupported {
+    /// The key of a definition that it is about.
+    pub fn key(&self) -> String {
+        let setting = self.setting;
+        match (setting, self.index) {
+            ("max_cost_usd" | "stop_conditions", _) => format!("governance.budget.{setting}"),
+            (_, Some(index)) => format!("{setting}[{index}]"),
+            _ => setting.to_owned(),
+        }
+    }
 }
 
 /// Checks a definition's requirements.
@@ -40,6 +54,16 @@ pub struct Unsupported {
 pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), Unsupported> {
     let models: Vec<String> =
         std::iter::once(&definition.model).chain(&definition.fallback_models).cloned().collect();
+    let is_name = |provider: &str| !provider.contains(['*', '?', '[', '{']);
+    let of_one_provider = |glob: &str| glob.split_once('/').is_some_and(|(it, _)| is_name(it));
+    for (index, glob) in definition.models.iter().enumerate() {
+        if of_one_provider(glob)
+            && let Err(unknown) = router.resolve(glob)
+        {
+            let (setting, reason) = ("models", unknown.to_string());
+            return Err(Unsupported { setting, index: Some(index), reason });
+        }
+    }
     check(
         Requirements {
             models: &models,
@@ -76,9 +100,12 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
     };
     for (place, model) in requirements.models.iter().enumerate() {
         let setting = if place == 0 { "model" } else { "fallback_models" };
-        let route = router
-            .resolve(model)
-            .map_err(|unknown| Unsupported { setting, reason: unknown.to_string() })?;
+        let index = place.checked_sub(1);
+        let route = router.resolve(model).map_err(|unknown| Unsupported {
+            setting,
+            index,
+            reason: unknown.to_string(),
+        })?;
         if requirements.strict_tool_choice
             && demands_call
             && !route.capabilities.can_force(requirements.thinking)
@@ -90,13 +117,13 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
             };
             let reason =
                 format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
-            return Err(Unsupported { setting: "strict_tool_choice", reason });
+            return Err(Unsupported { setting: "strict_tool_choice", index: None, reason });
         }
         if let Some(setting) = requirements.needs_price.filter(|_| route.price.is_none()) {
             let reason = format!(
                 "{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]"
             );
-            return Err(Unsupported { setting, reason });
+            return Err(Unsupported { setting, index: None, reason });
         }
     }
     Ok(())

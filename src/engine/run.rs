@@ -189,7 +189,7 @@ impl Run {
                     return Ok(Driven::Parked);
                 }
                 Step::Reflect(proposal) => self.reflect(proposal).await?,
-                Step::EvaluateStopConditions => self.evaluate_stop_conditions()?,
+                Step::EvaluateStopConditions => self.evaluate_stop_conditions().await?,
                 Step::Check(proposal) => self.check(&proposal).await?,
                 Step::Done => {
                     self.persist().await?;
@@ -299,13 +299,15 @@ impl Run {
     }
 
     /// Looks at the stop conditions before the next iteration.
-    fn evaluate_stop_conditions(&mut self) -> Result<(), FoldError> {
+    async fn evaluate_stop_conditions(&mut self) -> Result<(), Stopped> {
+        let below = self.descendants().await?;
         let (now, agent) = (clock::now(), &self.plan.agent);
-        let met = agent.condition_met(self.state.conditions_met(), &self.state.facts(now));
+        let facts = self.state.facts(&below, now);
+        let met = agent.condition_met(self.state.conditions_met(), &facts);
         let id = Uuid::now_v7();
         let patience = agent.definition.governance.approval_timeout;
-        let events = self.state.stop_conditions_evaluated(met, id, patience, now);
-        self.record_all(events)
+        let events = self.state.stop_conditions_evaluated(met, facts, id, patience, now);
+        Ok(self.record_all(events)?)
     }
 
     /// Has a proposal judged; where the run is cancelled or out of time meanwhile, that is what

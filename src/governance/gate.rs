@@ -71,6 +71,8 @@ pub struct Call<'a> {
     pub approved_by: Option<&'a str>,
     /// The active skills of the run.
     pub skills: &'a [SkillActivated],
+    /// The run's workspace, relative to its tenant's directory.
+    pub directory: Arc<str>,
 }
 
 #[derive(Debug)]
@@ -102,6 +104,7 @@ pub enum Verdict {
 pub struct Permit {
     actions: Vec<Action>,
     paths: Arc<PathRules>,
+    directory: Arc<str>,
 }
 
 impl Permit {
@@ -118,12 +121,12 @@ impl Permit {
     /// Whether the tool may show a file that it finds, e.g. while it searches a permitted
     /// directory.
     pub fn may_read(&self, path: &str) -> bool {
-        self.paths.may_read(path)
+        self.paths.may_read(&self.directory, path)
     }
 
     /// Whether the tool may enter a directory that it finds.
     pub fn may_enter(&self, path: &str) -> bool {
-        self.paths.denied_by(path).is_none()
+        self.paths.denied_by(&self.directory, path).is_none()
     }
 }
 
@@ -137,7 +140,7 @@ impl Gate {
     /// The first pattern that is not a glob, or that cannot match a path of a workspace.
     pub fn new(policy: &Policy) -> Result<Self, PolicyError> {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
-        let paths = Arc::new(PathRules::new(&policy.read, &policy.write, &policy.deny)?);
+        let paths = Arc::new(PathRules::new(policy)?);
         Ok(Self { policy: CompiledPolicy { tools, autonomy: policy.autonomy, paths } })
     }
 
@@ -156,7 +159,11 @@ impl Gate {
             }
         }
         let approved_by = call.approved_by;
-        let permit = Permit { actions: call.actions, paths: Arc::clone(&self.policy.paths) };
+        let permit = Permit {
+            actions: call.actions,
+            paths: Arc::clone(&self.policy.paths),
+            directory: call.directory,
+        };
         let Some((decision, rule, reason)) = strictest else {
             return Verdict::Pass {
                 permit,

@@ -32,6 +32,10 @@ fn action(text: &str) -> Action {
     Action { what, effect, destructive: kind == "x", lines: 0, makes: Vec::new() }
 }
 
+fn call(tool: &str, effect: Effect, actions: Vec<Action>) -> Call<'_> {
+    Call { tool, effect, actions, approved_by: None, skills: &[], directory: ".".into() }
+}
+
 /// Decision, rule and reason of a call of `file_ops` that does `actions`.
 fn judged(
     policy: &Policy,
@@ -41,10 +45,7 @@ fn judged(
 ) -> (Decision, &'static str, String) {
     let scopes: Vec<String> = scopes.iter().map(ToString::to_string).collect();
     let actions = actions.iter().map(|a| action(a)).collect();
-    match Gate::new(policy)
-        .unwrap()
-        .judge(&scopes, Call { tool, effect: Once, actions, approved_by: None, skills: &[] })
-    {
+    match Gate::new(policy).unwrap().judge(&scopes, call(tool, Once, actions)) {
         Verdict::Pass { decision, rule, reason, .. } => {
             (decision, rule, reason.unwrap_or_default())
         }
@@ -140,10 +141,7 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
         (Read, vec![odd], false),
         (Once, vec![action("r a")], true),
     ] {
-        let verdict = gate.judge(
-            &scopes,
-            Call { tool: "t", effect, actions: actions.clone(), approved_by: None, skills: &[] },
-        );
+        let verdict = gate.judge(&scopes, call("t", effect, actions.clone()));
         assert_eq!(matches!(verdict, Verdict::Pass { .. }), passes, "{effect:?} {actions:?}");
     }
 }
@@ -258,6 +256,45 @@ fn paths_need_a_glob_and_deny_beats_all() {
 }
 
 #[test]
+fn globs_of_another_directory_deny_the_same_files_in_every_workspace() {
+    #[rustfmt::skip]
+    let table: &[(&str, &[&str], &str, &str, Decision)] = &[
+        // directory    globs                workspace      action               decision
+        ("rules",       &["secret/**"],      ".",           "r rules/secret/x",  Blocked),
+        ("rules",       &["secret/**"],      ".",           "w rules/secret",    Blocked),
+        ("rules",       &["secret/**"],      ".",           "w rules/other",     Allowed),
+        ("rules",       &["secret/**"],      ".",           "w secret/x",        Allowed),
+        ("rules",       &["secret/**"],      ".",           "w rulesets/secret", Allowed),
+        ("rules",       &["secret/**"],      "rules",       "r secret/x",        Blocked),
+        ("rules",       &["secret/**"],      "rules/secret","r x",               Blocked),
+        ("rules",       &["secret/**"],      "rules/secret","r .",               Blocked),
+        ("rules",       &["secret/**"],      "rules/a",     "r secret/x",        Allowed),
+        ("rules",       &["secret"],         ".",           "r rules/secret/a/b",Blocked),
+        ("rules",       &["*.key"],          ".",           "w a.key",           Allowed),
+        ("rules",       &["*.key"],          "rules",       "w a.key",           Blocked),
+        ("rules",       &["./**"],           "rules",       "r .",               Blocked),
+        ("rules",       &["./**"],           ".",           "r .",               Allowed),
+        (".",           &["rules/secret/**"],"rules",       "r secret/x",        Blocked),
+        (".",           &["**/.env"],        "deep/er",     "r a/.env",          Blocked),
+        (".",           &["**/.env"],        ".",           "w .env",            Blocked),
+        ("a/b",         &["c"],              "a",           "w b/c",             Blocked),
+        ("a/b",         &["c"],              "a/b/c",       "w d",               Blocked),
+        ("a/b",         &["c"],              "a/bc",        "w c",               Allowed),
+    ];
+    for (directory, globs, workspace, does, expected) in table {
+        let globs = globs.iter().map(ToString::to_string).collect();
+        let policy = Policy { deny_in: vec![((*directory).to_owned(), globs)], ..permissive() };
+        let call =
+            Call { directory: (*workspace).into(), ..call("file_ops", Once, vec![action(does)]) };
+        let verdict = Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call);
+        let decision = match &verdict {
+            Verdict::Pass { decision, .. } | Verdict::Stop { decision, .. } => *decision,
+        };
+        assert_eq!(decision, *expected, "{directory} {workspace} {does}: {verdict:?}");
+    }
+}
+
+#[test]
 fn every_action_of_a_call_must_pass() {
     let policy = Policy { write: vec!["out/**".into()], ..permissive() };
     let (decision, rule, reason) =
@@ -324,16 +361,9 @@ fn reasons_are_sentences_that_name_the_rule() {
 fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
     let policy =
         Policy { read: vec!["src/**".into()], deny: vec!["**/keys".into()], ..permissive() };
-    let verdict = Gate::new(&policy).unwrap().judge(
-        &["admin".to_owned()],
-        Call {
-            tool: "file_ops",
-            effect: Once,
-            actions: vec![action("r src")],
-            approved_by: None,
-            skills: &[],
-        },
-    );
+    let verdict = Gate::new(&policy)
+        .unwrap()
+        .judge(&["admin".to_owned()], call("file_ops", Once, vec![action("r src")]));
     let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
     assert_eq!(permit.actions(), [action("r src")]);
@@ -401,15 +431,10 @@ fn active_skills_only_narrow() {
             disallowed_tools: names(denied),
             autonomy: *autonomy,
             approval_required: names(asks),
+            inherited: false,
         };
         let skills: Vec<SkillActivated> = rules.iter().map(skill).collect();
-        let call = Call {
-            tool,
-            effect: Once,
-            actions: vec![action(does)],
-            approved_by: None,
-            skills: &skills,
-        };
+        let call = Call { skills: &skills, ..call(tool, Once, vec![action(does)]) };
         let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call)
         {
             Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => {

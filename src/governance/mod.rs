@@ -87,6 +87,8 @@ pub struct Policy {
     pub write: Vec<String>,
     /// Globs of paths that may be neither read nor written.
     pub deny: Vec<String>,
+    /// The same, relative to other directories of the tenant.
+    pub deny_in: Vec<(String, Vec<String>)>,
 }
 
 /// A decision of the gate, from the mildest to the strictest.

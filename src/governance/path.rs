@@ -3,10 +3,12 @@
 //! `deny` beats everything and covers everything below a denied directory. Reading needs a `read`
 //! glob, writing a `write` glob; an empty list permits nothing. Paths arrive resolved and
 //! normalised, relative to the workspace (`.` is its root); any other path is a bug of the tool and
-//! is denied. The rule matches names without touching the file system.
+//! is denied. `deny_in` is the same for globs that are relative to another directory of the
+//! tenant: the path is then seen from there. The rule matches names without touching the file
+//! system.
 
 use super::gate::{PolicyError, Question, Ruling};
-use super::{ActionKind, Decision};
+use super::{ActionKind, Decision, Policy};
 use crate::bounds::glob::Glob;
 
 /// The compiled lists.
@@ -15,6 +17,8 @@ pub(super) struct PathRules {
     read: Patterns,
     write: Patterns,
     deny: Patterns,
+    /// With the directory beneath the tenant's that the globs are relative to.
+    deny_in: Vec<(String, Patterns)>,
 }
 
 /// Globs as written, and one or two compiled ones for each.
@@ -26,29 +30,47 @@ struct Patterns {
 }
 
 impl PathRules {
-    pub(super) fn new(
-        read: &[String],
-        write: &[String],
-        deny: &[String],
-    ) -> Result<Self, PolicyError> {
+    pub(super) fn new(policy: &Policy) -> Result<Self, PolicyError> {
+        let deny_in = policy.deny_in.iter().map(|(directory, globs)| {
+            Ok((directory.clone(), Patterns::new("paths.deny_in", globs)?))
+        });
         Ok(Self {
-            read: Patterns::new("paths.read", read)?,
-            write: Patterns::new("paths.write", write)?,
-            deny: Patterns::new("paths.deny", deny)?,
+            read: Patterns::new("paths.read", &policy.read)?,
+            write: Patterns::new("paths.write", &policy.write)?,
+            deny: Patterns::new("paths.deny", &policy.deny)?,
+            deny_in: deny_in.collect::<Result<_, _>>()?,
         })
     }
 
-    /// The pattern that denies the path or a directory above it.
-    pub(super) fn denied_by(&self, path: &str) -> Option<&str> {
-        if self.deny.written.is_empty() {
-            return None;
-        }
-        let above = path.match_indices('/').map(|(end, _)| &path[..end]);
-        above.chain([path]).find_map(|path| self.deny.matching(path))
+    /// The pattern that denies the path, or a directory above it, in the workspace at that directory
+    /// beneath the tenant's.
+    pub(super) fn denied_by(&self, workspace: &str, path: &str) -> Option<&str> {
+        self.deny.covering(path).or_else(|| {
+            self.deny_in.iter().find_map(|(directory, deny)| {
+                deny.covering(&seen_from(directory, workspace, path)?)
+            })
+        })
     }
 
-    pub(super) fn may_read(&self, path: &str) -> bool {
-        self.read.matching(path).is_some() && self.denied_by(path).is_none()
+    pub(super) fn may_read(&self, workspace: &str, path: &str) -> bool {
+        self.read.matching(path).is_some() && self.denied_by(workspace, path).is_none()
+    }
+}
+
+/// A path of a workspace, relative to another directory of the tenant; `None` where it is not in
+/// there.
+fn seen_from(directory: &str, workspace: &str, path: &str) -> Option<String> {
+    let whole = match (workspace, path) {
+        (".", path) => path.to_owned(),
+        (workspace, ".") => workspace.to_owned(),
+        (workspace, path) => format!("{workspace}/{path}"),
+    };
+    if directory == "." {
+        return Some(whole);
+    }
+    match whole.strip_prefix(directory)? {
+        "" => Some(".".to_owned()),
+        rest => rest.strip_prefix('/').map(str::to_owned),
     }
 }
 
@@ -70,6 +92,15 @@ impl Patterns {
         let path = if path == "." { "" } else { path };
         let (_, index) = self.compiled.iter().find(|(glob, _)| glob.is_match(path))?;
         self.written.get(*index).map(String::as_str)
+    }
+
+    /// The pattern that matches the path or a directory above it.
+    fn covering(&self, path: &str) -> Option<&str> {
+        if self.written.is_empty() {
+            return None;
+        }
+        let above = path.match_indices('/').map(|(end, _)| &path[..end]);
+        above.chain([path]).find_map(|path| self.matching(path))
     }
 
     /// The allowed patterns, for a reason.
@@ -117,7 +148,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
         if path != "." && path.split('/').any(|part| matches!(part, "" | "." | "..")) {
             return Ruling::Undecided(format!("{path:?} is not a normalised path"));
         }
-        let reason = if let Some(pattern) = rules.denied_by(path) {
+        let reason = if let Some(pattern) = rules.denied_by(&question.call.directory, path) {
             format!("{path:?} may not be {verb}, it is denied by {pattern}; choose another path")
         } else if allowed.matching(path).is_none() {
             format!("{path:?} may not be {verb}; what may be {verb} is {}", allowed.listed())

@@ -13,6 +13,10 @@ pub struct Amounts {
     pub tool_calls: u64,
     /// Model responses.
     pub iterations: u64,
+    /// Files modified. Each run counts its own: one that two runs modify counts for both.
+    pub files: u64,
+    /// Lines changed.
+    pub lines: u64,
 }
 
 /// The caps of a shared budget.
@@ -26,6 +30,10 @@ pub struct Caps {
     pub tool_calls: u64,
     /// Model responses.
     pub iterations: u64,
+    /// Files modified.
+    pub files: u64,
+    /// Lines changed.
+    pub lines: u64,
 }
 
 /// The result of a reservation.
@@ -54,6 +62,8 @@ impl Amounts {
             micro_usd: totals.usage.cost_micro_usd.map_or(0, i64::unsigned_abs),
             tool_calls: totals.tool_calls_made.into(),
             iterations: totals.iterations.into(),
+            files: totals.consumption.files_modified.len() as u64,
+            lines: totals.consumption.lines_changed,
         }
     }
 
@@ -64,6 +74,8 @@ impl Amounts {
             micro_usd: self.micro_usd.saturating_add(other.micro_usd),
             tool_calls: self.tool_calls.saturating_add(other.tool_calls),
             iterations: self.iterations.saturating_add(other.iterations),
+            files: self.files.saturating_add(other.files),
+            lines: self.lines.saturating_add(other.lines),
         }
     }
 }
@@ -76,6 +88,8 @@ impl Caps {
             micro_usd: budget.max_cost_usd.map(Usd::micro).map(i64::unsigned_abs),
             tool_calls: budget.max_tool_calls,
             iterations: budget.max_iterations,
+            files: budget.max_files_modified,
+            lines: budget.max_lines_changed,
         }
     }
 
@@ -86,6 +100,8 @@ impl Caps {
             ("max_cost_usd", used.micro_usd, wanted.micro_usd, self.micro_usd),
             ("max_tool_calls", used.tool_calls, wanted.tool_calls, Some(self.tool_calls)),
             ("max_iterations", used.iterations, wanted.iterations, Some(self.iterations)),
+            ("max_files_modified", used.files, wanted.files, Some(self.files)),
+            ("max_lines_changed", used.lines, wanted.lines, Some(self.lines)),
         ];
         caps.into_iter().find_map(|(limit, used, wanted, max)| {
             let max = max.filter(|max| wanted > 0 && used.saturating_add(wanted) > *max)?;
@@ -100,8 +116,22 @@ mod tests {
 
     #[test]
     fn the_first_exceeded_cap_refuses() {
-        let caps = Caps { tokens: Some(100), micro_usd: None, tool_calls: 2, iterations: 3 };
-        let used = Amounts { tokens: 90, micro_usd: 1_000, tool_calls: 2, iterations: 2 };
+        let caps = Caps {
+            tokens: Some(100),
+            micro_usd: None,
+            tool_calls: 2,
+            iterations: 3,
+            files: 4,
+            lines: 5,
+        };
+        let used = Amounts {
+            tokens: 90,
+            micro_usd: 1_000,
+            tool_calls: 2,
+            iterations: 2,
+            files: 3,
+            lines: 5,
+        };
         let none = Amounts::default();
         let table = [
             (none, None),
@@ -109,6 +139,9 @@ mod tests {
             (Amounts { tokens: 11, ..none }, Some(("max_total_tokens", 90, 100))),
             (Amounts { tool_calls: 1, ..none }, Some(("max_tool_calls", 2, 2))),
             (Amounts { tokens: 10, iterations: 2, ..none }, Some(("max_iterations", 2, 3))),
+            (Amounts { files: 1, ..none }, None),
+            (Amounts { files: 2, ..none }, Some(("max_files_modified", 3, 4))),
+            (Amounts { files: 1, lines: 1, ..none }, Some(("max_lines_changed", 5, 5))),
         ];
         for (wanted, expected) in table {
             let refused = caps

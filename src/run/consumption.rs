@@ -30,8 +30,30 @@ pub struct Consumption {
 }
 
 impl Consumption {
+    pub const NOTHING: Self = Self {
+        files_read: 0,
+        files_written: 0,
+        commands: 0,
+        network_requests: 0,
+        files_modified: BTreeSet::new(),
+        lines_changed: 0,
+    };
+
     pub fn is_nothing(&self) -> bool {
         *self == Self::default()
+    }
+
+    /// What there is more than in another one. Files are those of this one: each counts once.
+    #[must_use]
+    pub fn beyond(self, other: &Self) -> Self {
+        Self {
+            files_read: self.files_read.saturating_sub(other.files_read),
+            files_written: self.files_written.saturating_sub(other.files_written),
+            commands: self.commands.saturating_sub(other.commands),
+            network_requests: self.network_requests.saturating_sub(other.network_requests),
+            lines_changed: self.lines_changed.saturating_sub(other.lines_changed),
+            files_modified: self.files_modified,
+        }
     }
 
     pub fn add(&mut self, other: &Self) {

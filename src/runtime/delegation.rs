@@ -15,6 +15,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use parking_lot::{Mutex, MutexGuard};
+use serde::Deserialize;
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
@@ -36,6 +37,7 @@ use crate::run::{
 };
 use crate::store::{Ownership, RunRecord, Settled, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
+use crate::tools::workspace;
 
 /// How many ancestors a run may have.
 const MAX_DEPTH: usize = 3;
@@ -58,6 +60,8 @@ pub(super) struct Parent {
     pub(super) control: Arc<RunControl>,
     /// Whether its budget is shared by now.
     pub(super) is_open: Arc<AtomicBool>,
+    /// Its workspace, relative to its tenant's directory.
+    pub(super) directory: Arc<str>,
     /// Its slot, lent to its children.
     pub(super) slot: ParentSlot,
 }
@@ -162,13 +166,16 @@ impl Parent {
 
     /// What a child's request narrows, whatever its definition says.
     fn bounds(&self, now: &State) -> Overrides {
-        let is_private = self.identity.new.overrides.get("private").and_then(Value::as_bool);
+        let of_request = |field: &str| self.identity.new.overrides.get(field);
+        let is_private = of_request("private").and_then(Value::as_bool);
+        let tools = of_request("tools").and_then(|tools| Vec::deserialize(tools).ok());
         let left = now.deadline().map(|deadline| (deadline - clock::now()).num_seconds());
         let max_duration_seconds = left.map(|left| u64::try_from(left).unwrap_or(0).max(1));
         let used = &now.totals().consumption;
         let files = used.files_modified.len() as u64;
         Overrides {
             private: is_private.filter(|is_private| *is_private),
+            tools,
             budget: Some(BudgetOverrides {
                 max_duration_seconds,
                 // Of what is counted in calls the tree's budget says enough; these make the child
@@ -217,7 +224,8 @@ impl Runtime {
         }
         let run = identity.new.id;
         let root = identity.lineage.as_ref().map_or(run, |lineage| lineage.root);
-        let (reserving, settling, epoch) = (self.clone(), self.clone(), identity.epoch);
+        let (reserving, settling, counting) = (self.clone(), self.clone(), self.clone());
+        let (epoch, tenant) = (identity.epoch, identity.caller.tenant.clone());
         let reserve = move |wanted| {
             let runtime = reserving.clone();
             Box::pin(async move {
@@ -238,7 +246,13 @@ impl Runtime {
                 }
             }) as _
         };
-        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle))
+        let descendants = move || {
+            let (runtime, tenant) = (counting.clone(), tenant.clone());
+            Box::pin(async move {
+                runtime.patiently(|| runtime.inner.store.descendants(&tenant, run)).await
+            }) as _
+        };
+        Some(SharedBudget::new(Arc::clone(is_open), reserve, settle, descendants))
     }
 
     /// Asks the store as long as a run may wait for one that went away.
@@ -382,12 +396,8 @@ impl Runtime {
             session_id: None,
             overrides: parent.bounds(now),
         };
-        let agent = self.narrowed_by_parent(
-            &call.agent,
-            parent.autonomy(now),
-            &parent.plan.agent.definition.governance,
-        )?;
-        let mut checked = self.check(agent, request)?;
+        let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
+        let mut checked = self.check(agent, request, now.skills().to_vec())?;
         checked.new.parent_run_id = Some(new.id);
         let Checked { new: child, plan, caller, .. } = &checked;
         let mut background = self.background(plan, caller, child, &[]).await?;
@@ -416,14 +426,19 @@ impl Runtime {
         &self,
         name: &str,
         autonomy: Autonomy,
-        parent: &GovernanceSection,
+        parent: &Parent,
     ) -> Result<Arc<Agent>, StartError> {
         let agent = self
             .inner
             .catalogue
             .agent(name)
             .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
-        let adds_nothing = parent.tool_policies.is_empty() && parent.paths.deny.is_empty();
+        let elsewhere = Some(&*parent.directory)
+            .filter(|directory| !is_always_in(directory, &agent.definition.workspace));
+        let parent = &parent.plan.agent.definition.governance;
+        let GovernanceSection { tool_policies, paths, .. } = parent;
+        let adds_nothing =
+            tool_policies.is_empty() && paths.deny.is_empty() && paths.deny_in.is_empty();
         if adds_nothing && agent.definition.governance.autonomy <= autonomy {
             return Ok(agent);
         }
@@ -431,7 +446,8 @@ impl Runtime {
             agent: name.to_owned(),
             message: e.to_string(),
         };
-        agent.narrowed_by_parent(autonomy, parent).map(Arc::new).map_err(|e| broken(&e))
+        let narrowed = agent.narrowed_by_parent(autonomy, parent, elsewhere);
+        narrowed.map(Arc::new).map_err(|e| broken(&e))
     }
 
     /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue
@@ -505,6 +521,12 @@ impl Runtime {
     pub(super) fn parent_slot(&self, run: Uuid) -> Option<ParentSlot> {
         self.inner.parents.lock().get(&run).map(|parent| parent.slot.clone())
     }
+}
+
+/// Whether runs of an agent with that workspace work in this directory.
+fn is_always_in(directory: &str, workspace: &str) -> bool {
+    !workspace.contains('{')
+        && workspace::normalise(workspace).is_ok_and(|workspace| workspace == directory)
 }
 
 fn invalid_inputs(agent: &str, errors: &[ValidationError]) -> ChildFailed {

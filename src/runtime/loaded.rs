@@ -252,5 +252,6 @@ fn policy(section: &GovernanceSection) -> Policy {
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),
         deny: section.paths.deny.clone(),
+        deny_in: section.paths.deny_in.clone().into_iter().collect(),
     }
 }

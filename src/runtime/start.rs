@@ -19,10 +19,10 @@ use super::slots::RunSlot;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
-use crate::agents::prompt::{Background, Opening};
+use crate::agents::prompt::{ActiveSkill, Background, Opening};
 use crate::clock;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
-use crate::event::{Event, RunEvent, ValidationError};
+use crate::event::{Event, RunEvent, SkillActivated, ValidationError};
 use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
@@ -239,7 +239,7 @@ impl Runtime {
             request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
         let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
         let busy = request.overrides.on_session_busy;
-        let checked = self.check(self.agent(&request.agent)?, request)?;
+        let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
         match session_id {
             None => self.admit(checked, mode).await,
             Some(session_id) => {
@@ -274,19 +274,23 @@ impl Runtime {
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
     }
 
+    /// Checks everything that can be refused. `inherited` are the skills of the run that starts this
+    /// one, if another one does.
     pub(super) fn check(
         &self,
         agent: Arc<Agent>,
         request: StartRequest,
+        inherited: Vec<SkillActivated>,
     ) -> Result<Checked, StartError> {
         let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
-        let active =
+        let mut active =
             self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
                 SkillError::Refused(error) => StartError::InvalidOverride(error),
                 SkillError::Missing(_) => broken(&request.agent, &e),
             })?;
+        active.extend(inherited.into_iter().map(ActiveSkill::inherited));
         let plan = Plan::new(agent, &loaded.executor, &request.overrides, request.kind, active)
             .map_err(|e| StartError::InvalidOverride(e.0))?;
         check_tools(&plan, &request.caller)?;

@@ -112,6 +112,7 @@ impl DrivenRun {
             Some(react) if react.final_via_inference => &React { final_via_inference: true },
             Some(_) => &React { final_via_inference: false },
         };
+        let directory = workspace.directory();
         let control = Arc::new(RunControl::default());
         let standing = control.standing(Arc::clone(&runtime.inner.lease));
         let scope = run_scope(&identity, &plan, workspace, &state, standing);
@@ -121,6 +122,7 @@ impl DrivenRun {
             plan: Arc::clone(&plan),
             control: Arc::clone(&control),
             is_open: Arc::clone(&is_open),
+            directory,
             slot: slot.parent_slot(),
         };
         let run = Run {

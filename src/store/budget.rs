@@ -13,7 +13,7 @@ use uuid::Uuid;
 use super::backend::{Transaction, Work};
 use super::sql::{Query, Row};
 use super::{Store, StoreError};
-use crate::run::{Amounts, Caps, Reserved};
+use crate::run::{Amounts, Caps, Consumption, Reserved};
 
 /// Holds that one sweep settles.
 pub(super) const CHUNK: i64 = 256;
@@ -57,12 +57,16 @@ impl SharedBudget {
             micro_usd: row.read("max_micro_usd")?,
             tool_calls: row.read("max_tool_calls")?,
             iterations: row.read("max_iterations")?,
+            files: row.read("max_files")?,
+            lines: row.read("max_lines")?,
         };
         let reserved = Amounts {
             tokens: row.read("reserved_tokens")?,
             micro_usd: row.read("reserved_micro_usd")?,
             tool_calls: row.read("reserved_tool_calls")?,
             iterations: row.read("reserved_iterations")?,
+            files: row.read("reserved_files")?,
+            lines: row.read("reserved_lines")?,
         };
         Ok(Self { caps, spent: spent(row)?, reserved })
     }
@@ -74,16 +78,20 @@ fn spent(row: &Row) -> Result<Amounts, StoreError> {
         micro_usd: row.read("spent_micro_usd")?,
         tool_calls: row.read("spent_tool_calls")?,
         iterations: row.read("spent_iterations")?,
+        files: row.read("spent_files")?,
+        lines: row.read("spent_lines")?,
     })
 }
 
-/// Binds `:tokens`, `:micro_usd`, `:tool_calls` and `:iterations`.
+/// Binds `:tokens`, `:micro_usd`, `:tool_calls`, `:iterations`, `:files` and `:lines`.
 fn amounts(query: Query, amounts: Amounts) -> Query {
     query
         .bind("tokens", amounts.tokens)
         .bind("micro_usd", amounts.micro_usd)
         .bind("tool_calls", amounts.tool_calls)
         .bind("iterations", amounts.iterations)
+        .bind("files", amounts.files)
+        .bind("lines", amounts.lines)
 }
 
 impl Store {
@@ -99,9 +107,11 @@ impl Store {
         let mut tx = self.backend.begin(Work::Data).await?;
         let open = Query::new(
             "INSERT INTO budgets (root_run_id, max_tokens, max_micro_usd, max_tool_calls, \
-             max_iterations, spent_tokens, spent_micro_usd, spent_tool_calls, spent_iterations) \
+             max_iterations, max_files, max_lines, spent_tokens, spent_micro_usd, \
+             spent_tool_calls, spent_iterations, spent_files, spent_lines) \
              SELECT :root, :max_tokens, :max_micro_usd, :max_tool_calls, :max_iterations, \
-             :tokens, :micro_usd, :tool_calls, :iterations WHERE ",
+             :max_files, :max_lines, :tokens, :micro_usd, :tool_calls, :iterations, :files, \
+             :lines WHERE ",
         );
         let open =
             open.push(IS_OURS).push(" ON CONFLICT (root_run_id) DO NOTHING RETURNING root_run_id");
@@ -110,12 +120,15 @@ impl Store {
             .bind("max_tokens", caps.tokens)
             .bind("max_micro_usd", caps.micro_usd)
             .bind("max_tool_calls", caps.tool_calls)
-            .bind("max_iterations", caps.iterations);
+            .bind("max_iterations", caps.iterations)
+            .bind("max_files", caps.files)
+            .bind("max_lines", caps.lines);
         if !tx.run(amounts(open, spent)).await?.is_empty() {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, spent_tokens, spent_micro_usd, \
-                 spent_tool_calls, spent_iterations) \
-                 VALUES (:root, :root, :tokens, :micro_usd, :tool_calls, :iterations) \
+                 spent_tool_calls, spent_iterations, spent_files, spent_lines) \
+                 VALUES (:root, :root, :tokens, :micro_usd, :tool_calls, :iterations, :files, \
+                 :lines) \
                  ON CONFLICT (run_id) DO NOTHING",
             );
             tx.run(amounts(hold.bind("root", root), spent)).await?;
@@ -163,7 +176,9 @@ impl Store {
             "UPDATE budgets SET reserved_tokens = reserved_tokens + :tokens, \
              reserved_micro_usd = reserved_micro_usd + :micro_usd, \
              reserved_tool_calls = reserved_tool_calls + :tool_calls, \
-             reserved_iterations = reserved_iterations + :iterations WHERE root_run_id = :root \
+             reserved_iterations = reserved_iterations + :iterations, \
+             reserved_files = reserved_files + :files, \
+             reserved_lines = reserved_lines + :lines WHERE root_run_id = :root \
              AND (:tokens = 0 OR max_tokens IS NULL \
              OR reserved_tokens + spent_tokens + :tokens <= max_tokens) \
              AND (:micro_usd = 0 OR max_micro_usd IS NULL \
@@ -171,7 +186,9 @@ impl Store {
              AND (:tool_calls = 0 \
              OR reserved_tool_calls + spent_tool_calls + :tool_calls <= max_tool_calls) \
              AND (:iterations = 0 \
-             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) AND ",
+             OR reserved_iterations + spent_iterations + :iterations <= max_iterations) \
+             AND (:files = 0 OR reserved_files + spent_files + :files <= max_files) \
+             AND (:lines = 0 OR reserved_lines + spent_lines + :lines <= max_lines) AND ",
         );
         let reserve = ours(reserve.push(IS_OURS).push(" RETURNING root_run_id"), run, by);
         let granted = !tx.run(amounts(reserve.bind("root", root), wanted)).await?.is_empty();
@@ -179,13 +196,16 @@ impl Store {
         if granted {
             let hold = Query::new(
                 "INSERT INTO budget_holds (run_id, root_run_id, reserved_tokens, \
-                 reserved_micro_usd, reserved_tool_calls, reserved_iterations) \
-                 VALUES (:run, :root, :tokens, :micro_usd, :tool_calls, :iterations) \
+                 reserved_micro_usd, reserved_tool_calls, reserved_iterations, reserved_files, \
+                 reserved_lines) VALUES (:run, :root, :tokens, :micro_usd, :tool_calls, \
+                 :iterations, :files, :lines) \
                  ON CONFLICT (run_id) DO UPDATE SET \
                  reserved_tokens = budget_holds.reserved_tokens + excluded.reserved_tokens, \
                  reserved_micro_usd = budget_holds.reserved_micro_usd + excluded.reserved_micro_usd, \
                  reserved_tool_calls = budget_holds.reserved_tool_calls + excluded.reserved_tool_calls, \
-                 reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations",
+                 reserved_iterations = budget_holds.reserved_iterations + excluded.reserved_iterations, \
+                 reserved_files = budget_holds.reserved_files + excluded.reserved_files, \
+                 reserved_lines = budget_holds.reserved_lines + excluded.reserved_lines",
             );
             tx.run(amounts(hold.bind("root", root).bind("run", run), wanted)).await?;
         }
@@ -226,20 +246,29 @@ impl Store {
             "SELECT h.run_id, h.root_run_id, r.input_tokens + r.output_tokens AS spent_tokens, \
              COALESCE(r.cost_micro_usd, 0) AS spent_micro_usd, \
              r.tool_calls_made AS spent_tool_calls, r.iterations AS spent_iterations, \
-             r.finished_at IS NOT NULL AS is_over \
+             r.consumption, r.finished_at IS NOT NULL AS is_over \
              FROM budget_holds h JOIN runs r ON r.id = h.run_id \
              WHERE h.ended = 0 AND (r.finished_at IS NOT NULL OR (r.status <> 'running' \
              AND h.reserved_tokens + h.reserved_micro_usd + h.reserved_tool_calls \
-             + h.reserved_iterations > 0)) LIMIT :limit",
+             + h.reserved_iterations + h.reserved_files + h.reserved_lines > 0)) LIMIT :limit",
         );
         for row in self.backend.read(Work::Data, unsettled.bind("limit", CHUNK)).await? {
             let (root, run) = (row.read("root_run_id")?, row.read("run_id")?);
+            let consumption: Consumption = row.read("consumption")?;
+            let spent = Amounts {
+                tokens: row.read("spent_tokens")?,
+                micro_usd: row.read("spent_micro_usd")?,
+                tool_calls: row.read("spent_tool_calls")?,
+                iterations: row.read("spent_iterations")?,
+                files: consumption.files_modified.len() as u64,
+                lines: consumption.lines_changed,
+            };
             let mut tx = self.backend.begin(Work::Data).await?;
             lock(&mut *tx, root).await?;
             // It may have been claimed since, and have reserved something.
             let driven = Query::new("SELECT 1 FROM runs WHERE id = :run AND status = 'running'");
             if tx.run(driven.bind("run", run)).await?.is_empty() {
-                settle(&mut *tx, (root, run), spent(&row)?, row.read("is_over")?).await?;
+                settle(&mut *tx, (root, run), spent, row.read("is_over")?).await?;
             }
             tx.commit().await?;
         }
@@ -285,23 +314,29 @@ async fn settle(
          reserved_micro_usd = budgets.reserved_micro_usd - h.reserved_micro_usd, \
          reserved_tool_calls = budgets.reserved_tool_calls - h.reserved_tool_calls, \
          reserved_iterations = budgets.reserved_iterations - h.reserved_iterations, \
+         reserved_files = budgets.reserved_files - h.reserved_files, \
+         reserved_lines = budgets.reserved_lines - h.reserved_lines, \
          spent_tokens = budgets.spent_tokens + {greatest}(:tokens - h.spent_tokens, 0), \
          spent_micro_usd = \
          budgets.spent_micro_usd + {greatest}(:micro_usd - h.spent_micro_usd, 0), \
          spent_tool_calls = \
          budgets.spent_tool_calls + {greatest}(:tool_calls - h.spent_tool_calls, 0), \
          spent_iterations = \
-         budgets.spent_iterations + {greatest}(:iterations - h.spent_iterations, 0) \
+         budgets.spent_iterations + {greatest}(:iterations - h.spent_iterations, 0), \
+         spent_files = budgets.spent_files + {greatest}(:files - h.spent_files, 0), \
+         spent_lines = budgets.spent_lines + {greatest}(:lines - h.spent_lines, 0) \
          FROM budget_holds h WHERE h.run_id = :run AND budgets.root_run_id = h.root_run_id",
     );
     tx.run(amounts(state.bind("run", run), spent)).await?;
     let release = Query::new(
         "UPDATE budget_holds SET reserved_tokens = 0, reserved_micro_usd = 0, \
-         reserved_tool_calls = 0, reserved_iterations = 0, \
-         spent_tokens = {greatest}(spent_tokens, :tokens), \
+         reserved_tool_calls = 0, reserved_iterations = 0, reserved_files = 0, \
+         reserved_lines = 0, spent_tokens = {greatest}(spent_tokens, :tokens), \
          spent_micro_usd = {greatest}(spent_micro_usd, :micro_usd), \
          spent_tool_calls = {greatest}(spent_tool_calls, :tool_calls), \
          spent_iterations = {greatest}(spent_iterations, :iterations), \
+         spent_files = {greatest}(spent_files, :files), \
+         spent_lines = {greatest}(spent_lines, :lines), \
          ended = CASE WHEN :ended = 1 THEN 1 ELSE ended END \
          WHERE run_id = :run",
     );

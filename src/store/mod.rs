@@ -35,6 +35,7 @@ mod sql;
 mod sqlite;
 mod stats;
 mod tables;
+mod trees;
 pub mod writer;
 
 use std::sync::Arc;

@@ -22,7 +22,7 @@ use uuid::Uuid;
 use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
-use super::interceptors::{Intercepted, Interceptors};
+use super::interceptors::{Intercepted, Interceptors, Seen};
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
     not_executed, refused,
@@ -34,9 +34,9 @@ use crate::event::{
     AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted,
     ValidationError,
 };
-use crate::governance::{self, Call, Decision, Gate, Permit, Verdict};
+use crate::governance::{self, Action, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Delegation, Effect, OnUnknownOutcome};
+use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -164,6 +164,11 @@ impl Ready {
         Some(RunEvent::HandoffStarted { call_id, agent, reason })
     }
 
+    /// Takes out of what the call consumes what was counted for it already.
+    pub fn consume_beyond(&mut self, counted: &Consumption) {
+        self.started.consumes = std::mem::take(&mut self.started.consumes).beyond(counted);
+    }
+
     /// What this call does to the world.
     pub fn effect(&self) -> Effect {
         self.started.effect
@@ -221,6 +226,83 @@ impl Failure {
         match self {
             Self::Told(_, message) | Self::Fatal(message) => message,
             Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+        }
+    }
+}
+
+/// A call that is asked for.
+struct Asked<'a> {
+    call: &'a ToolCall,
+    slot: Slot,
+    scope: &'a RunScope,
+    offered: &'a Offered,
+}
+
+/// A call that cannot be prepared.
+enum Unprepared {
+    Answered(Box<Finished>),
+    Fatal(FatalToolError),
+}
+
+impl From<Finished> for Unprepared {
+    fn from(finished: Finished) -> Self {
+        Self::Answered(Box::new(finished))
+    }
+}
+
+impl Asked<'_> {
+    fn context(&self, canonical_arguments: &str) -> ToolContext {
+        let Self { call, slot, scope, .. } = self;
+        ToolContext {
+            run_id: scope.run_id,
+            agent: Arc::clone(&scope.agent),
+            caller: Arc::clone(&scope.caller),
+            call_id: call.id,
+            effect_key: effect_key(scope.run_id, *slot, &call.name, canonical_arguments),
+            workspace: scope.workspace.clone(),
+            standing: scope.standing.clone(),
+        }
+    }
+
+    /// The arguments that match the tool's schema, or the call's result.
+    fn arguments(&self, edited: Option<&Value>) -> Result<Value, Box<Finished>> {
+        let Self { call, offered, .. } = self;
+        let arguments =
+            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
+        let checked = arguments.and_then(|arguments| {
+            arguments::check(&offered.arguments, &arguments).map(|()| arguments)
+        });
+        checked.map_err(|message| Box::new(refused(call, CallFailure::InvalidArguments, &message)))
+    }
+
+    /// What the call would do with these arguments, which the interceptor of that place may have
+    /// changed; or the call's result.
+    async fn actions(
+        &self,
+        arguments: &Value,
+        changed_by: Option<usize>,
+    ) -> Result<Vec<Action>, Unprepared> {
+        let Self { call, scope, offered, .. } = self;
+        if let Some(place) = changed_by {
+            arguments::check(&offered.arguments, arguments).map_err(|message| {
+                let message = format!("Interceptor {place} changed the arguments. {message}");
+                refused(call, CallFailure::InvalidArguments, &message)
+            })?;
+        }
+        let canonical = canonical_json(arguments.clone());
+        let context = self.context(&canonical);
+        match guarded(scope.timeout, offered.tool.actions(arguments, &context)).await {
+            Ok(actions) => Ok(actions),
+            // What a call would do cannot be told, so it cannot be judged: a check that cannot
+            // decide blocks.
+            Err(Failure::Told(CallFailure::ToolError, message)) => {
+                Err(blocked(call, "actions", message, shown(arguments, canonical)).into())
+            }
+            Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
+            Err(failure) => {
+                let (message, fault) = (failure.into_message(), fault(call.id, &call.name));
+                Err(Unprepared::Fatal(fatal(&call.name, message, fault, None)))
+            }
         }
     }
 }
@@ -298,41 +380,24 @@ impl Executor {
         approval: Option<Granted<'_>>,
     ) -> Result<Prepared, FatalToolError> {
         let offered = self.offered(&call.name, scope);
-        let Some((index, Offered { tool, arguments: validator, options })) = offered else {
+        let Some((index, offered)) = offered else {
             let message = format!("Unknown tool {}", call.name);
             return Ok(Prepared::Answered(refused(call, CallFailure::UnknownTool, &message)));
         };
         let edited = approval.and_then(|granted| granted.arguments);
-        let arguments = match self.arguments(call, validator, edited, scope) {
+        let asked = Asked { call, slot, scope, offered };
+        let arguments = match asked.arguments(edited) {
             Ok(arguments) => arguments,
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
+        let (arguments, actions) = match self.intercept(&asked, arguments).await {
+            Ok(intercepted) => intercepted,
+            Err(Unprepared::Answered(finished)) => return Ok(Prepared::Answered(*finished)),
+            Err(Unprepared::Fatal(error)) => return Err(error),
+        };
         let canonical = canonical_json(arguments.clone());
-        let context = ToolContext {
-            run_id: scope.run_id,
-            agent: Arc::clone(&scope.agent),
-            caller: Arc::clone(&scope.caller),
-            call_id: call.id,
-            effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
-            workspace: scope.workspace.clone(),
-            standing: scope.standing.clone(),
-        };
-        let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
-            Ok(actions) => actions,
-            // What a call would do cannot be told, so it cannot be judged: a check that cannot
-            // decide blocks.
-            Err(Failure::Told(CallFailure::ToolError, message)) => {
-                let shown_arguments = shown(&arguments, canonical);
-                return Ok(Prepared::Answered(blocked(call, "actions", message, shown_arguments)));
-            }
-            Err(Failure::Told(failure, message)) => {
-                return Ok(Prepared::Answered(refused(call, failure, &message)));
-            }
-            Err(failure) => {
-                let message = failure.into_message();
-                return Err(fatal(&call.name, message, fault(call.id, &call.name), None));
-            }
-        };
+        let context = asked.context(&canonical);
+        let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
         let consumes = governance::consumption(&actions);
@@ -344,6 +409,7 @@ impl Executor {
             actions,
             approved_by,
             skills: &scope.skills,
+            directory: scope.workspace.directory(),
         };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
             Verdict::Pass { permit, decision, rule, reason } => {
@@ -386,50 +452,42 @@ impl Executor {
         tools.find(|(_, offered)| offered.tool.info().name == name && scope.tools.contains(name))
     }
 
-    /// The arguments as they are judged and executed, or the call's result.
-    fn arguments(
+    /// The arguments as the interceptors leave them, and what the call would do with them; or the
+    /// call's result. An interceptor that looks at paths sees those of the arguments that the ones
+    /// before it left.
+    async fn intercept(
         &self,
-        call: &ToolCall,
-        validator: &Schema,
-        edited: Option<&Value>,
-        scope: &RunScope,
-    ) -> Result<Value, Box<Finished>> {
-        let arguments =
-            edited.map_or_else(|| arguments::parse(&call.arguments), |edited| Ok(edited.clone()));
-        let checked = arguments
-            .and_then(|arguments| arguments::check(validator, &arguments).map(|()| arguments));
-        match checked {
-            Ok(arguments) => self.intercept(call, validator, arguments, scope),
-            Err(message) => Err(Box::new(refused(call, CallFailure::InvalidArguments, &message))),
-        }
-    }
-
-    /// The arguments as the interceptors leave them, or the call's result.
-    fn intercept(
-        &self,
-        call: &ToolCall,
-        validator: &Schema,
-        arguments: Value,
-        scope: &RunScope,
-    ) -> Result<Value, Box<Finished>> {
-        match self.interceptors.before(&call.name, &arguments, &scope.inputs) {
-            Intercepted::Untouched => Ok(arguments),
-            Intercepted::Rewritten(rewritten, place) => {
-                match arguments::check(validator, &rewritten) {
-                    Ok(()) => Ok(rewritten),
-                    Err(message) => {
-                        let message =
-                            format!("Interceptor {place} changed the arguments. {message}");
-                        Err(Box::new(refused(call, CallFailure::InvalidArguments, &message)))
-                    }
+        asked: &Asked<'_>,
+        mut arguments: Value,
+    ) -> Result<(Value, Vec<Action>), Unprepared> {
+        let tool = &asked.call.name;
+        // Until the arguments are changed.
+        let mut actions: Option<Vec<Action>> = None;
+        let mut changed_by = None;
+        for interceptor in self.interceptors.before(tool) {
+            if actions.is_none() && interceptor.looks_at_paths() {
+                actions = Some(asked.actions(&arguments, changed_by.take()).await?);
+            }
+            let inputs = &asked.scope.inputs;
+            let seen = Seen { tool, arguments: &arguments, inputs, actions: actions.as_deref() };
+            match interceptor.judge(&seen) {
+                Intercepted::Untouched => {}
+                Intercepted::Rewritten(rewritten) => {
+                    (arguments, actions) = (rewritten, None);
+                    changed_by = Some(interceptor.place());
+                }
+                Intercepted::Blocked(reason) => {
+                    let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+                    let reason = format!("Blocked by an interceptor: {reason}");
+                    return Err(blocked(asked.call, "interceptor", reason, shown_arguments).into());
                 }
             }
-            Intercepted::Blocked(reason) => {
-                let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
-                let reason = format!("Blocked by an interceptor: {reason}");
-                Err(Box::new(blocked(call, "interceptor", reason, shown_arguments)))
-            }
         }
+        let actions = match actions {
+            Some(actions) => actions,
+            None => asked.actions(&arguments, changed_by).await?,
+        };
+        Ok((arguments, actions))
     }
 
     /// Executes a call whose start is stored. A timeout, a panic, a cancellation and the tool's own

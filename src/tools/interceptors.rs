@@ -1,26 +1,30 @@
 //! What an operator has done to calls before they are judged, and to results before they are read.
 //!
 //! Compiled once for a definition. Interceptors apply in their order, each to what the ones before
-//! it left. One that cannot be evaluated blocks. Whether rewritten arguments still fit the tool is
-//! the executor's.
+//! it left. One that cannot be evaluated blocks. Besides the arguments as they are written, an
+//! interceptor may look at the paths that the call would read and write, as the tool resolves them.
+//! When those are asked for, and whether rewritten arguments still fit the tool, is the executor's.
+
+use std::collections::BTreeSet;
 
 use serde_json::Value;
 
 use crate::bounds::expression::Expression;
 use crate::bounds::glob::Glob;
 use crate::bounds::pattern::{Author, Pattern};
+use crate::governance::{Action, ActionKind};
 
 /// What stands in the place of what is taken out, where nothing else is named.
 const REDACTED: &str = "[redacted]";
 /// What expressions may use.
-const VARIABLES: [&str; 3] = ["args", "inputs", "tool"];
+const VARIABLES: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
 
 /// An interceptor of calls, as it is written.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct BeforeRule {
     /// Name or glob of tools.
     pub tool: String,
-    /// CEL over `args`, `inputs` and `tool`; absent: every call.
+    /// CEL over `args`, `inputs`, `reads`, `tool` and `writes`; absent: every call.
     pub when: Option<String>,
     /// What it does.
     pub what: Interception,
@@ -63,8 +67,11 @@ pub struct Interceptors {
     after: Vec<After>,
 }
 
+/// An interceptor of calls, compiled.
 #[derive(Debug)]
-struct Before {
+pub(super) struct Before {
+    /// 1-based.
+    place: usize,
     tool: Glob,
     when: Option<Expression>,
     what: Compiled,
@@ -83,13 +90,22 @@ struct After {
     with: String,
 }
 
+/// What an interceptor of calls looks at.
+pub(super) struct Seen<'a> {
+    pub(super) tool: &'a str,
+    pub(super) arguments: &'a Value,
+    pub(super) inputs: &'a Value,
+    /// What the call would do; `None` for an interceptor that does not look at it.
+    pub(super) actions: Option<&'a [Action]>,
+}
+
 /// What became of a call's arguments.
 #[derive(Debug, PartialEq)]
 pub(super) enum Intercepted {
     /// They are what they were.
     Untouched,
-    /// They are these, changed last by the interceptor of this place (1-based).
-    Rewritten(Value, usize),
+    /// They are these.
+    Rewritten(Value),
     /// The call is not executed, for this reason.
     Blocked(String),
 }
@@ -100,8 +116,7 @@ impl Interceptors {
     /// # Errors
     /// The first glob, expression or pattern that is none.
     pub fn new(before: &[BeforeRule], after: &[AfterRule]) -> Result<Self, InterceptorError> {
-        let before =
-            before.iter().enumerate().map(|(i, rule)| Before::new(&format!("before[{i}]"), rule));
+        let before = before.iter().enumerate().map(|(i, rule)| Before::new(i, rule));
         let after =
             after.iter().enumerate().map(|(i, rule)| After::new(&format!("after[{i}]"), rule));
         Ok(Self {
@@ -110,51 +125,9 @@ impl Interceptors {
         })
     }
 
-    /// Applies those for calls of a tool.
-    pub(super) fn before(&self, tool: &str, arguments: &Value, inputs: &Value) -> Intercepted {
-        if self.before.is_empty() {
-            return Intercepted::Untouched;
-        }
-        let name = Value::from(tool);
-        let mut rewritten: Option<(Value, usize)> = None;
-        for (place, interceptor) in (1..).zip(&self.before) {
-            if !interceptor.tool.is_match(tool) {
-                continue;
-            }
-            let args = rewritten.as_ref().map_or(arguments, |(args, _)| args);
-            let variables = [("args", args), ("inputs", inputs), ("tool", &name)];
-            let undecided = |why: &dyn std::fmt::Display| {
-                Intercepted::Blocked(format!(
-                    "interceptor {place} cannot decide on this call: {why}."
-                ))
-            };
-            match interceptor.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
-                Ok(true) => {}
-                Ok(false) => continue,
-                Err(why) => return undecided(&why),
-            }
-            match &interceptor.what {
-                Compiled::Block(reason) => return Intercepted::Blocked(reason.clone()),
-                Compiled::Rewrite(changes) => {
-                    let mut altered = args.clone();
-                    for (pointer, value) in changes {
-                        match value.value(&variables).map(|value| put(&mut altered, pointer, value))
-                        {
-                            Ok(Some(())) => {}
-                            Ok(None) => {
-                                return undecided(&format!(
-                                    "the arguments have no place {pointer}"
-                                ));
-                            }
-                            Err(why) => return undecided(&why),
-                        }
-                    }
-                    rewritten = Some((altered, place));
-                }
-            }
-        }
-        rewritten
-            .map_or(Intercepted::Untouched, |(args, place)| Intercepted::Rewritten(args, place))
+    /// Those for calls of a tool, in order.
+    pub(super) fn before(&self, tool: &str) -> impl Iterator<Item = &Before> {
+        self.before.iter().filter(move |before| before.tool.is_match(tool))
     }
 
     /// Applies those for results of a tool.
@@ -171,7 +144,8 @@ impl Interceptors {
 }
 
 impl Before {
-    fn new(key: &str, rule: &BeforeRule) -> Result<Self, InterceptorError> {
+    fn new(index: usize, rule: &BeforeRule) -> Result<Self, InterceptorError> {
+        let key = format!("before[{index}]");
         let compile = |key: String, source: &str| {
             Expression::compile(source, &VARIABLES)
                 .map_err(|e| InterceptorError { key, message: e.to_string() })
@@ -187,8 +161,78 @@ impl Before {
                 Compiled::Rewrite(changes.iter().map(change).collect::<Result<_, _>>()?)
             }
         };
-        Ok(Self { tool: glob(key, &rule.tool)?, when, what })
+        Ok(Self { place: index + 1, tool: glob(&key, &rule.tool)?, when, what })
     }
+
+    /// Its place in the definition, 1-based.
+    pub(super) fn place(&self) -> usize {
+        self.place
+    }
+
+    /// Whether it looks at what a call would do, and not only at its arguments.
+    pub(super) fn looks_at_paths(&self) -> bool {
+        let changes = match &self.what {
+            Compiled::Block(_) => [].as_slice(),
+            Compiled::Rewrite(changes) => changes,
+        };
+        let mut expressions = self.when.iter().chain(changes.iter().map(|(_, value)| value));
+        expressions.any(|expression| expression.uses("reads") || expression.uses("writes"))
+    }
+
+    /// Applies it to a call.
+    pub(super) fn judge(&self, seen: &Seen<'_>) -> Intercepted {
+        let name = Value::from(seen.tool);
+        let (reads, writes) = paths(seen.actions.unwrap_or_default());
+        let variables = [
+            ("args", seen.arguments),
+            ("inputs", seen.inputs),
+            ("reads", &reads),
+            ("tool", &name),
+            ("writes", &writes),
+        ];
+        let undecided = |why: &dyn std::fmt::Display| {
+            let place = self.place;
+            Intercepted::Blocked(format!("interceptor {place} cannot decide on this call: {why}."))
+        };
+        match self.when.as_ref().map_or(Ok(true), |when| when.is_true(&variables)) {
+            Ok(true) => {}
+            Ok(false) => return Intercepted::Untouched,
+            Err(why) => return undecided(&why),
+        }
+        let changes = match &self.what {
+            Compiled::Block(reason) => return Intercepted::Blocked(reason.clone()),
+            Compiled::Rewrite(changes) => changes,
+        };
+        let mut altered = seen.arguments.clone();
+        for (pointer, value) in changes {
+            match value.value(&variables).map(|value| put(&mut altered, pointer, value)) {
+                Ok(Some(())) => {}
+                Ok(None) => {
+                    return undecided(&format!("the arguments have no place {pointer}"));
+                }
+                Err(why) => return undecided(&why),
+            }
+        }
+        Intercepted::Rewritten(altered)
+    }
+}
+
+/// The paths that actions read, and those that they write or make, each once and in order.
+fn paths(actions: &[Action]) -> (Value, Value) {
+    let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
+    for action in actions {
+        match &action.what {
+            ActionKind::Read(path) => {
+                reads.insert(path.as_str());
+            }
+            ActionKind::Write(path) => {
+                writes.insert(path.as_str());
+                writes.extend(action.makes.iter().map(String::as_str));
+            }
+            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
+        }
+    }
+    (reads.into_iter().collect(), writes.into_iter().collect())
 }
 
 impl After {

@@ -1,6 +1,7 @@
 use serde_json::json;
 
 use super::*;
+use crate::run::Effect;
 
 fn block(tool: &str, when: Option<&str>, reason: &str) -> BeforeRule {
     BeforeRule {
@@ -20,9 +21,20 @@ fn rewrite(tool: &str, when: Option<&str>, changes: &[(&str, &str)]) -> BeforeRu
     }
 }
 
+/// All of them in order, for calls that do nothing with paths.
 fn before(rules: &[BeforeRule], tool: &str, arguments: &Value) -> Intercepted {
     let inputs = json!({"root": "base", "max": 2});
-    Interceptors::new(rules, &[]).unwrap().before(tool, arguments, &inputs)
+    let interceptors = Interceptors::new(rules, &[]).unwrap();
+    let mut rewritten = None;
+    for interceptor in interceptors.before(tool) {
+        let arguments = rewritten.as_ref().unwrap_or(arguments);
+        match interceptor.judge(&Seen { tool, arguments, inputs: &inputs, actions: None }) {
+            Intercepted::Untouched => {}
+            Intercepted::Rewritten(arguments) => rewritten = Some(arguments),
+            blocked @ Intercepted::Blocked(_) => return blocked,
+        }
+    }
+    rewritten.map_or(Intercepted::Untouched, Intercepted::Rewritten)
 }
 
 #[test]
@@ -61,7 +73,7 @@ fn arguments_are_rewritten_in_order() {
     ];
     let arguments = json!({"path": "a.txt", "list": ["x"]});
     let expected = json!({"path": "base/a.txt", "list": ["base/a.txt", "new"], "limit": 20});
-    assert_eq!(before(&rules, "file_ops", &arguments), Intercepted::Rewritten(expected, 3));
+    assert_eq!(before(&rules, "file_ops", &arguments), Intercepted::Rewritten(expected));
     let blocked = Intercepted::Blocked("Not that one.".into());
     assert_eq!(before(&rules, "file_ops", &json!({"path": "secret", "list": []})), blocked);
     let Intercepted::Blocked(why) = before(&rules, "file_ops", &json!({"path": "b"})) else {
@@ -74,10 +86,52 @@ fn arguments_are_rewritten_in_order() {
 }
 
 #[test]
+fn paths_are_those_of_the_actions() {
+    let action = |what: ActionKind, makes: &[&str]| Action {
+        what,
+        effect: Effect::Once,
+        destructive: false,
+        lines: 0,
+        makes: makes.iter().map(ToString::to_string).collect(),
+    };
+    let (read, write) =
+        (|path: &str| ActionKind::Read(path.into()), |path: &str| ActionKind::Write(path.into()));
+    let actions = [
+        action(write("b.lock"), &[]),
+        action(write("new/b"), &["new"]),
+        action(write("b.lock"), &[]),
+        action(read("a"), &[]),
+        action(ActionKind::Call("x".into()), &[]),
+    ];
+    let table = [
+        ("writes == ['b.lock', 'new', 'new/b'] && reads == ['a']", true, true),
+        ("writes.exists(path, path.endsWith('.lock'))", true, true),
+        ("reads.exists(path, path.endsWith('.lock'))", true, false),
+        ("args.path == 'written/'", false, true),
+        ("tool == 'file_ops'", false, true),
+    ];
+    for (when, looks, met) in table {
+        let rules = [block("file_ops", Some(when), "No.")];
+        let interceptors = Interceptors::new(&rules, &[]).unwrap();
+        let interceptor = interceptors.before("file_ops").next().unwrap();
+        let (arguments, inputs) = (json!({"path": "written/"}), json!({}));
+        let (tool, actions) = ("file_ops", Some(actions.as_slice()));
+        let judged =
+            interceptor.judge(&Seen { tool, arguments: &arguments, inputs: &inputs, actions });
+        let expected =
+            if met { Intercepted::Blocked("No.".into()) } else { Intercepted::Untouched };
+        assert_eq!((interceptor.looks_at_paths(), judged), (looks, expected), "{when}");
+    }
+    let changes = [rewrite("file_ops", None, &[("/path", "writes[0]")])];
+    let interceptors = Interceptors::new(&changes, &[]).unwrap();
+    assert!(interceptors.before("file_ops").all(Before::looks_at_paths));
+}
+
+#[test]
 fn pointers_are_unescaped() {
     let rules = [rewrite("*", None, &[("/a~1b/m~0n", "1")])];
     let expected = json!({"a/b": {"m~n": 1}});
-    assert_eq!(before(&rules, "t", &json!({"a/b": {}})), Intercepted::Rewritten(expected, 1));
+    assert_eq!(before(&rules, "t", &json!({"a/b": {}})), Intercepted::Rewritten(expected));
 }
 
 #[test]

@@ -27,7 +27,11 @@ const MAX_LINKS: usize = 40;
 
 /// A directory of one tenant. Cheap to clone.
 #[derive(Debug, Clone)]
-pub struct Workspace(Arc<Dir>);
+pub struct Workspace {
+    root: Arc<Dir>,
+    /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
+    directory: Arc<str>,
+}
 
 /// Why a workspace could not be opened.
 #[derive(Debug, thiserror::Error)]
@@ -126,12 +130,19 @@ impl Workspace {
             opened => opened,
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
-        let directory = if beneath == "." {
-            tenant
-        } else {
-            open_or_make(&tenant, &beneath).map_err(failed)?
-        };
-        Ok(Self(Arc::new(directory)))
+        let tenant = Self { root: Arc::new(tenant), directory: ".".into() };
+        if beneath == "." {
+            return Ok(tenant);
+        }
+        open_or_make(&tenant.root, &beneath).map_err(failed)?;
+        let real = tenant.resolve(&beneath).map_err(|e| failed(io::Error::other(e)))?.path;
+        let root = tenant.open_dir(&real).map_err(failed)?;
+        Ok(Self { root, directory: real.into() })
+    }
+
+    /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
+    pub fn directory(&self) -> Arc<str> {
+        Arc::clone(&self.directory)
     }
 
     /// Whether files can be written beneath a root: found out by writing one.
@@ -212,7 +223,7 @@ impl Workspace {
     /// What the system says; a link is one.
     pub fn open_dir(&self, path: &str) -> io::Result<Arc<Dir>> {
         if path == "." {
-            return Ok(Arc::clone(&self.0));
+            return Ok(Arc::clone(&self.root));
         }
         let (dir, name) = self.holder(path)?;
         dir.open_dir_nofollow(name).map(Arc::new)
@@ -230,7 +241,7 @@ impl Workspace {
                 "this is the workspace itself",
             ));
         }
-        let mut dir = Arc::clone(&self.0);
+        let mut dir = Arc::clone(&self.root);
         for part in parent.split('/').filter(|part| *part != ".") {
             dir = Arc::new(step(&dir, part)?);
         }
@@ -239,7 +250,7 @@ impl Workspace {
 
     /// What is at a path whose directories are resolved.
     fn look(&self, path: &str) -> Result<Option<Kind>, PathError> {
-        match self.0.symlink_metadata(path) {
+        match self.root.symlink_metadata(path) {
             Ok(metadata) => Ok(Some(Kind::of(&metadata))),
             Err(e)
                 if matches!(e.kind(), io::ErrorKind::NotFound | io::ErrorKind::NotADirectory) =>
@@ -274,7 +285,7 @@ impl Workspace {
     fn through_link(&self, path: &str, end: usize) -> Result<String, PathError> {
         let (link, rest) = path.split_at(end);
         let leaves = || PathError::LinkLeaves(link.to_owned());
-        let target = self.0.read_link_contents(link).map_err(|e| PathError::Unreadable {
+        let target = self.root.read_link_contents(link).map_err(|e| PathError::Unreadable {
             path: link.to_owned(),
             reason: e.kind().to_string(),
         })?;

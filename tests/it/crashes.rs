@@ -24,7 +24,7 @@ governance:
   autonomy: full
   paths: {write: ['./**']}
   tool_policies: {"agent:helper": ask}
-  budget: {max_total_tokens: 1000000, max_tool_calls: 20}
+  budget: {max_total_tokens: 1000000, max_tool_calls: 20, max_files_modified: 3, max_lines_changed: 4}
 "#;
 
 const LEADING: &str = r#"
@@ -46,7 +46,9 @@ governance: {autonomy: full, paths: {write: ['./**']}}
 
 const HELPING: &str = r#"
 steps:
-  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: "{{ inputs.file }}", content: "two\n"}}]
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: append, path: "{{ inputs.file }}", content: "two\n"}}
+      - {tool: file_ops, arguments: {operation: write, path: "{{ inputs.file }}.copy", content: "a\ncopy\n"}}
   - text: helped
 "#;
 
@@ -216,12 +218,21 @@ async fn check(service: &Service, run: &Value, file: &str, nth: usize) {
     let children = children["data"].as_array().unwrap();
     assert_eq!(children.len(), 1, "{nth}: the child was started once");
     assert_eq!(children[0]["status"], "completed", "{nth}");
+    let run = service.get(&format!("/v1/runs/{id}")).await.body;
+    let tree = &run["budget"]["tree"];
+    assert_eq!(
+        (&tree["files_modified"], &tree["lines_changed"]),
+        (&json!(3), &json!(4)),
+        "{nth}: every change is counted once, so that the caps suffice: {run:#}"
+    );
 }
 
 /// Rows of budgets that still hold something, or whose sums differ from those of their runs.
 async fn unbalanced(service: &Service) -> i64 {
-    const HELD: &str = "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0";
+    const HELD: &str = "SELECT count(*) FROM budget_holds WHERE ended = 0 OR reserved_tokens <> 0 OR reserved_tool_calls <> 0 \
+        OR reserved_files <> 0 OR reserved_lines <> 0";
     const SUMS: &str = "SELECT count(*) FROM budgets b WHERE reserved_tokens <> 0 OR reserved_iterations <> 0 \
+        OR reserved_files <> 0 OR reserved_lines <> 0 \
         OR spent_tokens <> (SELECT sum(r.input_tokens + r.output_tokens) FROM runs r \
             WHERE r.id = b.root_run_id OR r.parent_run_id = b.root_run_id)";
     if service.database_url.starts_with("postgres") {

@@ -32,7 +32,7 @@ async fn with_model(mock: &MockModel, db: Db) -> Service {
         mock.base_url()
     );
     Setup::new()
-        .agent("reader", READER)
+        .agent("reader", &format!("{READER}models: ['mock/*']\n"))
         .file("notes.txt", "seventeen\n")
         .config(&models)
         .start(db)

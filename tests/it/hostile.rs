@@ -311,12 +311,16 @@ async fn an_answer_of_a_model_server_costs_little_more_than_its_bytes() {
 #[tokio::test]
 async fn models_that_nothing_names_are_other_in_metrics() {
     let steps = "steps:\n  - text: done\n";
-    let service = guide("  - text: done\n").scenario("made-up", steps).start(Db::Sqlite).await;
+    let agent = format!("{GUIDE}models: ['scripted/made-*', scripted/listed]\n");
+    let setup = Setup::new().agent("guide", &agent).scenario("guide", steps);
+    let setup = setup.scenario("made-up", steps).scenario("listed", steps);
+    let service = setup.start(Db::Sqlite).await;
     service.run("guide", &json!({})).await;
     service.run("guide", &json!({"model": "scripted/made-up"})).await;
+    service.run("guide", &json!({"model": "scripted/listed"})).await;
     let metrics = service.get("/metrics").await.body.as_str().unwrap().to_owned();
     let of = |model: &str| metrics.contains(&format!("model=\"{model}\""));
-    assert!(of("guide") && of("other") && !of("made-up"), "{metrics}");
+    assert!(of("guide") && of("listed") && of("other") && !of("made-up"), "{metrics}");
 }
 
 #[tokio::test]

@@ -26,8 +26,8 @@ use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
 use toolloop::run::{
-    Budget, Consumption, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus, StopAction,
-    StopCondition, TerminationReason, Totals, Usd,
+    Budget, Consumption, Descendants, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus,
+    StopAction, StopCondition, TerminationReason, Totals, Usd,
 };
 use uuid::Uuid;
 
@@ -254,7 +254,8 @@ impl Bench {
 
     /// A condition is met when there were so many iterations as it says.
     fn evaluate_stop_conditions(&mut self) {
-        let iterations = self.state.facts(self.now)["counters"]["iterations"].as_u64().unwrap();
+        let facts = self.state.facts(&Descendants::default(), self.now);
+        let iterations = facts["counters"]["iterations"].as_u64().unwrap();
         let conditions = self.rules.budget.stop_conditions.iter().enumerate();
         let met = conditions
             .filter(|(place, _)| !self.state.conditions_met().contains(place))
@@ -265,7 +266,8 @@ impl Bench {
                 (place, condition.when.parse::<u64>().err().map(|error| error.to_string()))
             });
         let id = Uuid::from_u128(1_000_000 + self.journal.len() as u128);
-        let events = self.state.stop_conditions_evaluated(met, id, Period::seconds(60), self.now);
+        let events =
+            self.state.stop_conditions_evaluated(met, facts, id, Period::seconds(60), self.now);
         for event in events {
             self.record(event);
         }

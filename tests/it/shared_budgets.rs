@@ -30,9 +30,13 @@ fn sum(tree: &[Value], field: &str) -> u64 {
 /// The root says what all of them say together.
 fn assert_balanced(tree: &[Value]) {
     let used = &tree[0]["budget"]["tree"];
+    let consumed = |field: &str| -> u64 {
+        tree.iter().map(|run| run["budget"]["used"][field].as_u64().unwrap()).sum()
+    };
     let expected = json!({
         "iterations": sum(tree, "iterations"), "tool_calls": sum(tree, "tool_calls_made"),
         "total_tokens": sum(tree, "tokens_used"), "cost_usd": null,
+        "files_modified": consumed("files_modified"), "lines_changed": consumed("lines_changed"),
     });
     assert_eq!(*used, expected, "{:#}", tree[0]);
 }

@@ -16,7 +16,7 @@ const MAX_INTERCEPTORS: usize = 64;
 /// Skills of one agent.
 const MAX_SKILLS: usize = 64;
 /// What interceptors' expressions may use.
-const OF_CALLS: [&str; 3] = ["args", "inputs", "tool"];
+const OF_CALLS: [&str; 5] = ["args", "inputs", "reads", "tool", "writes"];
 
 pub(super) fn check(d: &Definition) -> Check {
     for (pattern, options) in &d.tool_options {

@@ -66,7 +66,9 @@ impl Interceptors {
 pub struct BeforeInterceptor {
     /// Name or glob of the tools that it is for.
     pub tool: String,
-    /// CEL over `args`, `inputs` and `tool`; absent: every call.
+    /// CEL over `args` (as written), `inputs`, `tool`, `reads` and `writes`; absent: every call.
+    /// `reads` and `writes` are the paths that the call would read and write, resolved and relative
+    /// to the workspace.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub when: Option<String>,
     /// The call is not executed, and the model is told this.

@@ -15,7 +15,7 @@ use super::{Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
-use crate::run::{Delegation, Effect};
+use crate::run::{Consumption, Delegation, Effect};
 use crate::tools::executor::{Prepared, Ready};
 use crate::tools::results::{FatalToolError, Finished, refused};
 
@@ -28,6 +28,24 @@ enum NextStep {
     Ready(Ready),
     /// It has its result.
     Answered(Result<Finished, FatalToolError>),
+}
+
+impl NextStep {
+    /// A call that is made again takes only what was not counted when it was first dispatched.
+    fn beyond(mut self, counted: Option<&Consumption>) -> Self {
+        if let (Self::Ready(ready), Some(counted)) = (&mut self, counted) {
+            ready.consume_beyond(counted);
+        }
+        self
+    }
+
+    fn consumes(&self) -> &Consumption {
+        const NOTHING: &Consumption = &Consumption::NOTHING;
+        match self {
+            Self::Ready(ready) => &ready.started().consumes,
+            Self::Answered(_) => NOTHING,
+        }
+    }
 }
 
 impl Run {
@@ -47,7 +65,8 @@ impl Run {
             if goes_alone && !group.is_empty() {
                 break;
             }
-            match self.reserve_tool_call().await? {
+            let next = next.beyond(self.state.counted(pending.call.id));
+            match self.reserve_tool_call(next.consumes()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
                 Some(_) => break,
                 None => {}
@@ -196,7 +215,8 @@ impl Run {
         self.audit.extend(finished.audit);
         self.record(finished.event)?;
         let is_new = |skill: &SkillActivated| {
-            self.state.skills().iter().all(|active| active.skill != skill.skill)
+            let mut own = self.state.skills().iter().filter(|active| !active.inherited);
+            own.all(|active| active.skill != skill.skill)
         };
         let activated = finished.activates.filter(is_new).map(RunEvent::SkillActivated);
         activated.map_or(Ok(()), |activated| self.record(activated))

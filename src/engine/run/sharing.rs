@@ -10,7 +10,7 @@ use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::state::limits::LEAST_TOKENS;
 use crate::event::RunEvent;
-use crate::run::{Amounts, Refusal, Reserved};
+use crate::run::{Amounts, Consumption, Delegation, Descendants, Refusal, Reserved};
 
 /// Tokens of output that are reserved where the definition says nothing.
 const USUAL_OUTPUT: u32 = 4096;
@@ -47,8 +47,8 @@ impl Run {
         let wanted = |output: u32| Amounts {
             tokens: input + u64::from(output),
             micro_usd: price.map_or(0, |price| price.at_most(input, output.into())),
-            tool_calls: 0,
             iterations: u64::from(!is_summary),
+            ..Amounts::default()
         };
         let granted = |output| ModelCall::Granted(cap.map(|_| output));
         let refusal = match shared.reserve(wanted(output)).await? {
@@ -81,16 +81,35 @@ impl Run {
             .map(|output| u32::try_from(output).unwrap_or(u32::MAX))
     }
 
-    /// Reserves a tool call. Where that is refused: what it means.
-    pub(super) async fn reserve_tool_call(&mut self) -> Result<Option<Vec<RunEvent>>, Stopped> {
+    /// Reserves a tool call and what it takes. Where that is refused: what it means.
+    pub(super) async fn reserve_tool_call(
+        &mut self,
+        consumes: &Consumption,
+    ) -> Result<Option<Vec<RunEvent>>, Stopped> {
         let Some(shared) = self.open_budget() else { return Ok(None) };
-        let one = Amounts { tool_calls: 1, ..Amounts::default() };
-        Ok(match shared.reserve(one).await? {
+        let wanted = Amounts {
+            tool_calls: 1,
+            files: self.state.new_files(consumes),
+            lines: consumes.lines_changed,
+            ..Amounts::default()
+        };
+        Ok(match shared.reserve(wanted).await? {
             Reserved::Granted => None,
             Reserved::Refused(refusal) => {
-                Some(self.state.shared_budget_spent(&refusal, one, clock::now()))
+                Some(self.state.shared_budget_spent(&refusal, wanted, clock::now()))
             }
         })
+    }
+
+    /// What the runs have taken that this one started, and those that they started.
+    pub(super) async fn descendants(&mut self) -> Result<Descendants, Stopped> {
+        let mut tools = self.state.totals().tools_used.iter();
+        match &self.shared {
+            Some(shared) if tools.any(|tool| Delegation::of_tool(tool).is_some()) => {
+                Ok(shared.descendants().await?)
+            }
+            _ => Ok(Descendants::default()),
+        }
     }
 
     /// States what was spent, and gives back what was reserved.

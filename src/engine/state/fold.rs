@@ -180,7 +180,9 @@ impl State {
         }
         let (effect, on_unknown_outcome) = (call.effect, call.on_unknown_outcome);
         let dispatched = Dispatched { effect, on_unknown_outcome };
-        self.turn(misplaced)?.dispatched.insert(call.call_id, dispatched);
+        let turn = self.turn(misplaced)?;
+        turn.dispatched.insert(call.call_id, dispatched);
+        turn.counted.entry(call.call_id).or_default().add(&call.consumes);
         Ok(())
     }
 

@@ -15,7 +15,7 @@ use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
-    Amounts, Consumption, OnLimit, Outcome, Period, Refusal, RunError, StopAction,
+    Amounts, Consumption, Descendants, OnLimit, Outcome, Period, Refusal, RunError, StopAction,
     TerminationReason, Usd,
 };
 
@@ -211,8 +211,22 @@ impl State {
             context.insert("shared".into(), true.into());
         }
         let mut events = self.not_executed("the budget that the run shares with others is used up");
-        events.push(self.limit_reached(reached, now));
+        events.push(match limit {
+            "max_files_modified" | "max_lines_changed" => self.ended_at(&reached, now),
+            _ => self.limit_reached(reached, now),
+        });
         events
+    }
+
+    /// How many files a call modifies that the run has not modified yet.
+    pub fn new_files(&self, consumes: &Consumption) -> u64 {
+        consumes.files_modified.difference(&self.totals.consumption.files_modified).count() as u64
+    }
+
+    /// What was counted for a call of the open turn that was dispatched before, e.g. before a crash.
+    pub fn counted(&self, call: Uuid) -> Option<&Consumption> {
+        let Phase::Acting(turn) = &self.phase else { return None };
+        turn.counted.get(&call)
     }
 
     /// What a call means that would exceed the budget of files or lines, before it is executed.
@@ -273,9 +287,14 @@ impl State {
         &self.conditions_met
     }
 
-    /// What stop conditions are about: `usage`, `counters` and `elapsed`.
-    pub fn facts(&self, now: DateTime<Utc>) -> Value {
-        let (totals, usage, used) = (&self.totals, &self.totals.usage, &self.totals.consumption);
+    /// What stop conditions are about: `usage` and `counters` of the run and of those `below` it, and
+    /// `elapsed`.
+    pub fn facts(&self, below: &Descendants, now: DateTime<Utc>) -> Value {
+        let totals = &self.totals;
+        let mut usage = totals.usage;
+        usage.add(&below.usage);
+        let mut used = below.consumption.clone();
+        used.add(&totals.consumption);
         let cost = usage.cost_micro_usd.or_else(|| (usage.total_tokens() == 0).then_some(0));
         let waited = u64::try_from(self.parked_ms).unwrap_or(0);
         #[expect(clippy::cast_precision_loss, reason = "a run is not that long")]
@@ -288,9 +307,12 @@ impl State {
                 "cost_usd": cost.map(|cost| Usd::from_micro(cost).dollars()),
             },
             "counters": {
-                "iterations": totals.iterations, "attempts": totals.attempts, "tool_calls": totals.tool_calls_made,
+                "iterations": u64::from(totals.iterations) + below.iterations,
+                "attempts": u64::from(totals.attempts) + below.attempts,
+                "tool_calls": u64::from(totals.tool_calls_made) + below.tool_calls,
                 "files_read": used.files_read, "files_written": used.files_written,
-                "files_modified": used.files_modified.len(), "lines_changed": used.lines_changed,
+                "files_modified": used.files_modified.len() as u64 + below.files_modified,
+                "lines_changed": used.lines_changed,
                 "commands": used.commands, "network_requests": used.network_requests,
             },
             "elapsed": elapsed,
@@ -298,11 +320,12 @@ impl State {
     }
 
     /// What the look at the stop conditions means. `met` is the first that is met, with the reason
-    /// where that could not be told; `id` and `patience` are those of a request to a person to
-    /// decide.
+    /// where that could not be told; `facts`, `id` and `patience` are those of a request to a person
+    /// to decide.
     pub fn stop_conditions_evaluated(
         &self,
         met: Option<(usize, Option<String>)>,
+        facts: Value,
         id: Uuid,
         patience: Period,
         now: DateTime<Utc>,
@@ -323,7 +346,7 @@ impl State {
                 call_id: id,
                 kind: WaitKind::Escalation,
                 tool: String::new(),
-                arguments: self.facts(now),
+                arguments: facts,
                 reason: format!("A stop condition {why}: {}", rule.when),
                 expires_at: Some(now + patience.delta()),
                 condition: Some(condition),

@@ -30,7 +30,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{Effect, OnUnknownOutcome, RunStatus, Totals};
+use crate::run::{Consumption, Effect, OnUnknownOutcome, RunStatus, Totals};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 
@@ -128,6 +128,8 @@ struct OpenTurn {
     answers: BTreeMap<Uuid, ToolResult>,
     /// Dispatched calls. One without an answer is met only after a crash.
     dispatched: BTreeMap<Uuid, Dispatched>,
+    /// What was counted for each call that was dispatched.
+    counted: BTreeMap<Uuid, Consumption>,
     /// Whether a call was blocked.
     is_blocked: bool,
     /// What became of calls that were waited for.
@@ -144,6 +146,7 @@ impl OpenTurn {
             answered: None,
             answers: BTreeMap::new(),
             dispatched: BTreeMap::new(),
+            counted: BTreeMap::new(),
             is_blocked: false,
             resolved: BTreeMap::new(),
             proposal: None,

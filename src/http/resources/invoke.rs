@@ -174,7 +174,7 @@ async fn outcome(
     };
     match run {
         Some(run) if run.status.is_terminal() && !is_queued => {
-            Ok(Json(Run::from(run)).into_response())
+            Ok(Json(Run::of(&app.store, run).await?).into_response())
         }
         Some(run)
             if delivery.takes_accepted()

@@ -22,7 +22,10 @@ use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
     Budget, Caller, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
 };
-use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget};
+use crate::store::{
+    ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget, Store,
+    StoreError,
+};
 
 /// The most pending calls of one run that are shown.
 const MAX_PENDING: u32 = 10_000;
@@ -55,6 +58,8 @@ pub(crate) struct Run {
     tokens_used: u64,
     /// Tokens and cost of all model calls.
     usage: UsageView,
+    /// The same of the run and all its descendants together; null if it delegated nothing.
+    tree_usage: Option<UsageView>,
     /// Attempts started; absent for a single-shot invocation.
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false, example = 1)]
@@ -137,6 +142,8 @@ pub(crate) struct RunSummary {
     tokens_used: u64,
     /// Tokens and cost of all model calls.
     usage: UsageView,
+    /// The same of the run and all its descendants together; null if it delegated nothing.
+    tree_usage: Option<UsageView>,
     /// Attempts started.
     #[schema(example = 1)]
     attempts: u32,
@@ -279,6 +286,12 @@ pub(crate) struct TreeUsed {
     /// Cost in US dollars; null if a model has no configured price.
     #[schema(example = 0.00123)]
     cost_usd: Option<f64>,
+    /// Files modified; a file that two of the runs modified counts for both.
+    #[schema(example = 2)]
+    files_modified: u64,
+    /// Lines written or replaced.
+    #[schema(example = 40)]
+    lines_changed: u64,
 }
 
 /// What a run has consumed.
@@ -319,6 +332,14 @@ pub(crate) struct BudgetUsed {
     network_requests: u64,
 }
 
+impl Run {
+    /// The outcome of a stored run, with what its descendants took.
+    pub(crate) async fn of(store: &Store, record: RunRecord) -> Result<Self, StoreError> {
+        let tree_usage = tree_usage(store, &record).await?;
+        Ok(Self { tree_usage, ..Self::from(record) })
+    }
+}
+
 impl From<RunRecord> for Run {
     /// A single shot has no attempts, iterations or tools to report.
     fn from(record: RunRecord) -> Self {
@@ -333,6 +354,7 @@ impl From<RunRecord> for Run {
             model: record.model,
             tokens_used: record.usage.total_tokens(),
             usage: (&record.usage).into(),
+            tree_usage: None,
             attempts: is_loop.then_some(record.attempts),
             iterations: is_loop.then_some(record.iterations),
             tool_calls_made: is_loop.then_some(record.tool_calls_made),
@@ -400,6 +422,23 @@ impl From<&RunRecord> for BudgetUsed {
     }
 }
 
+fn has_delegated(record: &RunRecord) -> bool {
+    record.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some())
+}
+
+/// What a run and its descendants took; `None` for one that delegated nothing.
+async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageView>, StoreError> {
+    if !has_delegated(record) {
+        return Ok(None);
+    }
+    let Some(below) = store.usage_below(&record.tenant, record.id).await? else {
+        return Ok(None);
+    };
+    let mut usage = record.usage;
+    usage.add(&below);
+    Ok(Some((&usage).into()))
+}
+
 /// One run in full.
 pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
     RunViews::new(app).detail(record).await
@@ -445,6 +484,7 @@ impl<'a> RunViews<'a> {
         };
         Ok(RunSummary {
             budget,
+            tree_usage: tree_usage(&self.app.store, &record).await?,
             pending: self.pending(&record).await?,
             run_id: record.id,
             agent: record.agent,
@@ -496,8 +536,7 @@ impl<'a> RunViews<'a> {
 
     /// The shared budget of a root run that has delegated.
     async fn tree(&self, record: &RunRecord) -> Result<Option<TreeUsed>, Problem> {
-        let delegated = record.tools_used.iter().any(|tool| Delegation::of_tool(tool).is_some());
-        if record.parent_run_id.is_some() || !delegated {
+        if record.parent_run_id.is_some() || !has_delegated(record) {
             return Ok(None);
         }
         let used = |budget: SharedBudget| TreeUsed {
@@ -508,6 +547,8 @@ impl<'a> RunViews<'a> {
                 .usage
                 .cost_micro_usd
                 .map(|_| dollars(i64::try_from(budget.spent.micro_usd).unwrap_or(i64::MAX))),
+            files_modified: budget.spent.files,
+            lines_changed: budget.spent.lines,
         };
         Ok(self.app.store.shared_budget(record.id).await?.map(used))
     }

@@ -75,6 +75,7 @@ fn the_answer_of_a_loop_has_its_documented_shape() {
                 "input_tokens": 7, "output_tokens": 3, "cached_input_tokens": 0, "cache_write_tokens": 0,
                 "reasoning_tokens": 0, "total_tokens": 10, "cost_usd": 0.00054,
             },
+            "tree_usage": null,
             "attempts": 1, "iterations": 2, "tool_calls_made": 1, "tools_used": ["file_ops"], "latency_ms": 12,
             "partial": false, "error": null, "warnings": [], "callback_errors": [],
         })

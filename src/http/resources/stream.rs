@@ -146,7 +146,8 @@ async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes
         && let Some(run) = store.run(tenant, event.run_id).await?
     {
         let mut whole: Value = serde_json::from_str(&data).map_err(unwritable)?;
-        whole["data"]["run"] = serde_json::to_value(Run::from(run)).map_err(unwritable)?;
+        let run = Run::of(store, run).await?;
+        whole["data"]["run"] = serde_json::to_value(run).map_err(unwritable)?;
         data = whole.to_string();
     }
     let data = on_one_line(&data);

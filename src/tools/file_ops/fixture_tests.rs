@@ -139,6 +139,7 @@ impl Fixture {
             actions: self.actions(arguments)?,
             approved_by: None,
             skills: &[],
+            directory: self.context.workspace.directory(),
         };
         match self.gate.judge(&["tools:execute".to_owned()], call) {
             Verdict::Pass { permit, .. } => Ok(permit),

@@ -22,8 +22,16 @@ on_both! {
     what_a_run_has_spent_only_grows,
 }
 
-const NONE: Amounts = Amounts { tokens: 0, micro_usd: 0, tool_calls: 0, iterations: 0 };
-const CAPS: Caps = Caps { tokens: Some(1000), micro_usd: Some(500), tool_calls: 4, iterations: 10 };
+const NONE: Amounts =
+    Amounts { tokens: 0, micro_usd: 0, tool_calls: 0, iterations: 0, files: 0, lines: 0 };
+const CAPS: Caps = Caps {
+    tokens: Some(1000),
+    micro_usd: Some(500),
+    tool_calls: 4,
+    iterations: 10,
+    files: 3,
+    lines: 20,
+};
 
 fn iteration(tokens: u64) -> Amounts {
     Amounts { tokens, iterations: 1, ..NONE }
@@ -86,20 +94,24 @@ async fn parallel_runs_never_overspend(db: Db) {
 
 async fn a_refusal_names_the_cap_and_takes_nothing(db: Db) {
     let (root, run) = (driven(&db).await, driven(&db).await);
-    let spent = Amounts { tokens: 900, micro_usd: 400, tool_calls: 3, iterations: 9 };
+    let spent =
+        Amounts { tokens: 900, micro_usd: 400, tool_calls: 3, iterations: 9, files: 2, lines: 15 };
     open(&db, root, CAPS, spent).await;
     let table = [
         (iteration(101), "max_total_tokens", 900, 1000),
         (Amounts { micro_usd: 101, ..NONE }, "max_cost_usd", 400, 500),
         (Amounts { tool_calls: 2, ..NONE }, "max_tool_calls", 3, 4),
         (Amounts { iterations: 2, ..NONE }, "max_iterations", 9, 10),
+        (Amounts { files: 2, ..NONE }, "max_files_modified", 2, 3),
+        (Amounts { files: 1, lines: 6, ..NONE }, "max_lines_changed", 15, 20),
     ];
     for (wanted, limit, used, max) in table {
         let reserved = reserve(&db, root, run, wanted).await;
         assert_eq!(reserved, Reserved::Refused(Refusal { limit, used, max }), "{wanted:?}");
     }
     assert_eq!(budget(&db, root).await, SharedBudget { caps: CAPS, spent, reserved: NONE });
-    let rest = Amounts { tokens: 100, micro_usd: 100, tool_calls: 1, iterations: 1 };
+    let rest =
+        Amounts { tokens: 100, micro_usd: 100, tool_calls: 1, iterations: 1, files: 1, lines: 5 };
     assert_eq!(reserve(&db, root, run, rest).await, Reserved::Granted, "exactly what is left");
     assert_eq!(budget(&db, root).await.reserved, rest);
     let more = reserve(&db, root, run, iteration(0)).await;
@@ -127,10 +139,11 @@ async fn settling_states_totals_and_may_be_repeated(db: Db) {
         let SharedBudget { spent, reserved, .. } = budget(&db, root).await;
         assert_eq!((spent, reserved), (Amounts { tokens: 150, iterations: 2, ..NONE }, NONE));
     }
-    settle(&db, root, run, Amounts { tokens: 80, iterations: 2, tool_calls: 1, ..NONE }, true)
-        .await;
-    settle(&db, root, root, iteration(110), true).await;
-    let expected = Amounts { tokens: 190, iterations: 3, tool_calls: 1, ..NONE };
+    let most = Amounts { tokens: 80, iterations: 2, tool_calls: 1, files: 2, lines: 9, ..NONE };
+    settle(&db, root, run, most, true).await;
+    settle(&db, root, root, Amounts { lines: 4, ..iteration(110) }, true).await;
+    let expected =
+        Amounts { tokens: 190, iterations: 3, tool_calls: 1, files: 2, lines: 13, ..NONE };
     assert_eq!(budget(&db, root).await.spent, expected, "the sum of what the runs say");
 }
 

@@ -1,0 +1,70 @@
+//! What the runs below one have taken: those that it started, those that these started, and so on.
+//!
+//! Counted from their rows, which every write of a run brings up to date. What a tree may take is
+//! in [`super::budget`].
+
+use uuid::Uuid;
+
+use super::backend::Work;
+use super::sql::{Query, Row};
+use super::tables::Record;
+use super::{Store, StoreError};
+use crate::message::Usage;
+use crate::run::{Consumption, Descendants};
+
+/// The ids of the runs below `:run`.
+const TREE: &str = "WITH RECURSIVE tree (id) AS (SELECT id FROM runs \
+    WHERE tenant = :tenant AND parent_run_id = :run UNION SELECT child.id FROM tree \
+    JOIN runs child ON child.tenant = :tenant AND child.parent_run_id = tree.id) ";
+
+impl Store {
+    /// Tokens and cost of the runs below one; `None` where there are none. The cost is known where
+    /// that of every run is which used tokens.
+    pub async fn usage_below(&self, tenant: &str, run: Uuid) -> Result<Option<Usage>, StoreError> {
+        let sum = Query::new(TREE).push(
+            "SELECT count(*) AS runs, CAST(sum(r.input_tokens) AS bigint) AS input_tokens, \
+             CAST(sum(r.output_tokens) AS bigint) AS output_tokens, \
+             CAST(sum(r.cached_input_tokens) AS bigint) AS cached_input_tokens, \
+             CAST(sum(r.cache_write_tokens) AS bigint) AS cache_write_tokens, \
+             CAST(sum(r.reasoning_tokens) AS bigint) AS reasoning_tokens, \
+             CASE WHEN count(*) FILTER (WHERE r.cost_micro_usd IS NULL \
+             AND r.input_tokens + r.output_tokens > 0) = 0 \
+             THEN CAST(sum(COALESCE(r.cost_micro_usd, 0)) AS bigint) END AS cost_micro_usd, \
+             count(*) FILTER (WHERE r.estimated) > 0 AS estimated \
+             FROM tree JOIN runs r ON r.id = tree.id",
+        );
+        let sum = sum.bind("tenant", tenant).bind("run", run);
+        let rows = self.backend.read(Work::Data, sum).await?;
+        match rows.first() {
+            Some(row) if row.read::<u64>("runs")? > 0 => Ok(Some(Usage::read(row)?)),
+            _ => Ok(None),
+        }
+    }
+
+    /// Everything that the runs below one have taken.
+    pub async fn descendants(&self, tenant: &str, run: Uuid) -> Result<Descendants, StoreError> {
+        let all = Query::new(TREE).push(
+            "SELECT r.attempts, r.iterations, r.tool_calls_made, r.consumption, r.input_tokens, \
+             r.output_tokens, r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, \
+             r.cost_micro_usd, r.estimated FROM tree JOIN runs r ON r.id = tree.id",
+        );
+        let all = all.bind("tenant", tenant).bind("run", run);
+        let mut below = Descendants::default();
+        for row in &self.backend.read(Work::Data, all).await? {
+            add(&mut below, row)?;
+        }
+        Ok(below)
+    }
+}
+
+fn add(below: &mut Descendants, row: &Row) -> Result<(), StoreError> {
+    let mut consumption: Consumption = row.read("consumption")?;
+    let files = std::mem::take(&mut consumption.files_modified);
+    below.files_modified += files.len() as u64;
+    below.consumption.add(&consumption);
+    below.usage.add(&Usage::read(row)?);
+    below.attempts += u64::from(row.read::<u32>("attempts")?);
+    below.iterations += u64::from(row.read::<u32>("iterations")?);
+    below.tool_calls += u64::from(row.read::<u32>("tool_calls_made")?);
+    Ok(())
+}

@@ -1,0 +1,128 @@
+//! Interceptors judge what a call would do, however its arguments are written.
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    a_path_is_blocked_however_it_is_written,
+    a_rewritten_path_is_seen_by_the_interceptors_behind,
+}
+
+const AGENT: &str = "
+model: scripted/writer
+tools: [file_ops]
+enable_double_confirmation: false
+limits: {max_tool_calls_per_iteration: 128, error_threshold: 1000}
+governance: {autonomy: full, paths: {write: ['./**']}}
+";
+
+/// Makes all calls in one response.
+fn writer(interceptors: &str, calls: &[Value]) -> Setup {
+    let calls: Vec<Value> =
+        calls.iter().map(|call| json!({"tool": "file_ops", "arguments": call})).collect();
+    let steps = json!({"steps": [{"tool_calls": calls}, {"text": "done"}]});
+    Setup::new()
+        .agent("writer", &format!("{AGENT}interceptors:\n{interceptors}"))
+        .scenario("writer", &steps.to_string())
+        .file("a.lock", "kept\n")
+        .file("notes.txt", "x\n")
+        .file("other.txt", "y\n")
+        .file("locks/deep/b.lock", "kept\n")
+}
+
+async fn calls(service: &Service) -> Vec<Value> {
+    std::os::unix::fs::symlink("a.lock", service.dir.path().join("workspace/default/link"))
+        .unwrap();
+    let run = service.run("writer", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let path = format!("/v1/runs/{}/tool-calls?limit=200", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+fn with(operation: &str, path: &str, more: &Value) -> Value {
+    let mut call = json!({"operation": operation, "path": path});
+    call.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
+    call
+}
+
+/// The example of the README, word for word.
+fn readme_example() -> String {
+    let readme = include_str!("../../README.md");
+    let example = readme.split_once("interceptors:\n").unwrap().1;
+    example.split_once("  after:").unwrap().0.to_owned()
+}
+
+async fn a_path_is_blocked_however_it_is_written(db: Db) {
+    let write = |path: &str| with("write", path, &json!({"content": "new\n"}));
+    let to = |path: &str, to: &str| with("move", path, &json!({"to": to}));
+    let blocked = [
+        write("a.lock"),
+        write("a.lock/"),
+        write("a.lock/."),
+        write("a.lock//"),
+        write("./a.lock"),
+        write("locks/../a.lock"),
+        write("locks//./../a.lock/./"),
+        write("link"),
+        write("new.lock"),
+        with("append", "a.lock/", &json!({"content": "more"})),
+        with("edit", "a.lock/.", &json!({"old": "kept", "new": "lost"})),
+        with("delete", "a.lock/", &json!({})),
+        with("mkdir", "new.lock/", &json!({})),
+        with("mkdir", "dir.lock/below/it", &json!({})),
+        to("notes.txt", "b.lock"),
+        to("notes.txt", "b.lock/"),
+        to("notes.txt", "locks/../b.lock/."),
+        to("a.lock/.", "free.txt"),
+        to("locks", "keys"),
+    ];
+    let allowed = [
+        json!({"operation": "list"}),
+        json!({"operation": "search", "pattern": "kept"}),
+        with("read", "a.lock/", &json!({})),
+        with("stat", "link", &json!({})),
+        write("a.lock.txt"),
+        to("notes.txt", "moved.txt"),
+    ];
+    let all: Vec<Value> = blocked.iter().chain(&allowed).cloned().collect();
+    let service = writer(&readme_example(), &all).start(db).await;
+    let calls = calls(&service).await;
+    assert_eq!(calls.len(), all.len());
+    for (call, arguments) in calls.iter().zip(&all) {
+        let decision = if blocked.contains(arguments) { "blocked" } else { "allowed" };
+        assert_eq!(call["decision"], decision, "{arguments}: {call:#}");
+        if decision == "blocked" {
+            let result = call["result"].as_str().unwrap();
+            assert!(result.contains("Leave lock files alone."), "{arguments}: {call:#}");
+        }
+    }
+    let kept = std::fs::read_to_string(service.dir.path().join("workspace/default/a.lock"));
+    assert_eq!(kept.unwrap(), "kept\n");
+}
+
+async fn a_rewritten_path_is_seen_by_the_interceptors_behind(db: Db) {
+    let interceptors = "
+  before:
+    - {tool: file_ops, when: \"args.operation == 'write' && size(writes) == 1\", rewrite: {/path: \"'out/' + writes[0]\"}}
+    - {tool: file_ops, when: \"writes.exists(path, path.startsWith('out/secret'))\", block: Not there.}
+    - {tool: file_ops, when: \"reads.exists(path, path == 'other.txt')\", block: Not that one.}
+";
+    let write = |path: &str| with("write", path, &json!({"content": "new\n"}));
+    let all = [
+        (write("secret/"), "blocked"),
+        (write("./x/../secrets"), "blocked"),
+        (write("plain/../b.txt"), "allowed"),
+        (with("read", "locks/../other.txt", &json!({})), "blocked"),
+        (with("read", "notes.txt", &json!({})), "allowed"),
+        (write("../outside"), "blocked"),
+        (with("read", "../outside", &json!({})), "blocked"),
+    ];
+    let arguments: Vec<Value> = all.iter().map(|(call, _)| call.clone()).collect();
+    let service = writer(interceptors, &arguments).start(db).await;
+    let calls = calls(&service).await;
+    let decisions: Vec<_> = calls.iter().map(|call| call["decision"].as_str().unwrap()).collect();
+    assert_eq!(decisions, all.map(|(_, decision)| decision), "{calls:#?}");
+    let written = std::fs::read_to_string(service.dir.path().join("workspace/default/out/b.txt"));
+    assert_eq!(written.unwrap(), "new\n");
+}

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 27] = [
+const ALL: [Code; 28] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -34,6 +34,7 @@ const ALL: [Code; 27] = [
     Code::Overloaded,
     Code::Draining,
     Code::StoreUnavailable,
+    Code::WorkspaceUnavailable,
     Code::Timeout,
 ];
 
@@ -85,6 +86,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5
     503 STORE_UNAVAILABLE Store unavailable retry 2
+    503 WORKSPACE_UNAVAILABLE Workspace unavailable retry 5
     504 TIMEOUT Timeout
     ");
 }

@@ -4,6 +4,7 @@
 //! together with exactly one result for each of its tool calls ([`Conversation::push_turn`]).
 //! Nothing in this file knows a provider's wire format; adapters in `providers/` translate.
 
+pub mod tool_schema;
 pub mod visible;
 
 use std::collections::HashSet;

@@ -1,4 +1,4 @@
-use std::sync::Arc;
+use crate::message::tool_schema::ToolSchema;
 
 use proptest::prelude::*;
 use serde_json::json;
@@ -23,7 +23,9 @@ fn agent(structured: bool) -> Agent {
     let offer = |name: &str| ToolOffer {
         name: name.into(),
         description: format!("Does {name}."),
-        input_schema: Arc::new(json!({"type": "object", "title": format!("schema of {name}")})),
+        input_schema: ToolSchema::from(
+            json!({"type": "object", "title": format!("schema of {name}")}),
+        ),
     };
     let names = if structured {
         vec!["file_ops", "mcp:time/now", "output"]

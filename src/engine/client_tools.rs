@@ -4,6 +4,7 @@
 //! their calls, because nothing is executed here: what a call says is checked, and the rest is the
 //! caller's.
 
+use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
@@ -108,7 +109,7 @@ pub fn offer(tool: &ClientTool) -> ToolOffer {
     ToolOffer {
         name: tool.name.clone(),
         description: tool.description.clone(),
-        input_schema: Arc::new(tool.input_schema.clone()),
+        input_schema: ToolSchema::from(tool.input_schema.clone()),
     }
 }
 

@@ -3,6 +3,7 @@
 //! Pure, and a function of stored things only, so that recovery makes the same plan. Numbers can
 //! only shrink, tools only be taken away. [`Rules`] is the part that the state machine needs.
 
+use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::sync::Arc;
@@ -371,7 +372,7 @@ fn agent_tools(
     let offered = executor.infos().filter(|tool| is_offered(&tool.name)).map(|tool| ToolOffer {
         name: tool.name.clone(),
         description: tool.description.clone(),
-        input_schema: Arc::clone(&tool.input_schema),
+        input_schema: tool.input_schema.clone(),
     });
     offered.collect()
 }
@@ -433,7 +434,7 @@ fn contract(
                 offers.push(ToolOffer {
                     name: output.tool.name.clone(),
                     description: output.tool.description.clone(),
-                    input_schema: Arc::clone(&output.schema),
+                    input_schema: Arc::clone(&output.schema).into(),
                 });
             }
             let submit =
@@ -442,7 +443,7 @@ fn contract(
                 offers.push(ToolOffer {
                     name: submit.name.clone(),
                     description: submit.description.clone(),
-                    input_schema: Arc::new(
+                    input_schema: ToolSchema::from(
                         json!({"type": "object", "properties": {}, "additionalProperties": false}),
                     ),
                 });

@@ -1,5 +1,6 @@
 //! The router without a server, on a store that is unavailable: authentication and rejections.
 
+use crate::message::tool_schema::ToolSchema;
 use std::time::Duration;
 
 use axum::body::{Body, to_bytes};
@@ -38,7 +39,7 @@ async fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {
         name: "mcp:time/now".into(),
         description: String::new(),
-        input_schema: Arc::new(json!({"type": "object"})),
+        input_schema: ToolSchema::from(json!({"type": "object"})),
         effect: crate::run::Effect::Read,
         varies: false,
         concurrent: true,

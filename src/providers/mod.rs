@@ -20,8 +20,8 @@ pub mod router;
 pub mod scripted;
 pub mod wire;
 
+use crate::message::tool_schema::ToolSchema;
 use std::fmt;
-use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
@@ -41,7 +41,7 @@ pub struct ToolOffer {
     /// For the model.
     pub description: String,
     /// JSON Schema 2020-12 of the arguments; `type: object`.
-    pub input_schema: Arc<Value>,
+    pub input_schema: ToolSchema,
 }
 
 /// Whether the model must call a tool.

@@ -1,5 +1,6 @@
 //! Scenarios as test authors write them, and what they are told when one is wrong.
 
+use crate::message::tool_schema::ToolSchema;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use uuid::Uuid;
@@ -51,7 +52,7 @@ impl Stage {
         let tool = |name: &str| ToolOffer {
             name: name.into(),
             description: String::new(),
-            input_schema: Arc::new(json!({"type": "object"})),
+            input_schema: ToolSchema::from(json!({"type": "object"})),
         };
         Self {
             scripted: Scripted::new(dir.path().to_owned()),

@@ -2,9 +2,8 @@
 //!
 //! Nothing is stored, and no model is asked.
 
+use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
-
-use serde_json::Value;
 
 use super::start::{Checked, StartError, StartRequest, opening};
 use super::{Runtime, conversation};
@@ -25,7 +24,7 @@ pub struct DryRunOutcome {
     /// What the first model call would say.
     pub conversation: Conversation,
     /// Name, description and input schema of what the model would be offered.
-    pub tools: Vec<(String, String, Arc<Value>)>,
+    pub tools: Vec<(String, String, ToolSchema)>,
     /// The skills that are active from the start.
     pub active_skills: Vec<String>,
     /// The rules of the loop.
@@ -59,7 +58,7 @@ impl Runtime {
             message: e.to_string(),
         })?;
         let offer = |offer: &ToolOffer| {
-            (offer.name.clone(), offer.description.clone(), Arc::clone(&offer.input_schema))
+            (offer.name.clone(), offer.description.clone(), offer.input_schema.clone())
         };
         Ok(DryRunOutcome {
             models: plan.models.clone(),

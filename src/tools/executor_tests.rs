@@ -3,6 +3,7 @@
 //! Time is paused where time matters. What `file_ops` does is tested beside it, and here only once,
 //! to see that the whole way holds.
 
+use crate::message::tool_schema::ToolSchema;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
@@ -30,7 +31,7 @@ impl Probe {
         Arc::new(Self(ToolInfo {
             name: name.into(),
             description: "Does what it is told.".into(),
-            input_schema: Arc::new(schema),
+            input_schema: ToolSchema::from(schema),
             effect: Effect::Once,
             varies: true,
             concurrent: false,
@@ -624,7 +625,7 @@ fn names_and_schemas_that_mean_nothing_are_errors() {
         json!({"$ref": "file:///etc/passwd"}),
     ] {
         let probe = Probe(ToolInfo {
-            input_schema: Arc::new(schema.clone()),
+            input_schema: ToolSchema::from(schema.clone()),
             ..Probe::named("probe").info().clone()
         });
         let error = Executor::new(vec![Arc::new(probe)], Gate::new(&full()).unwrap(), |_| {

@@ -10,8 +10,8 @@ mod finding;
 mod reading;
 mod writing;
 
+use crate::message::tool_schema::ToolSchema;
 use std::io;
-use std::sync::Arc;
 
 use async_trait::async_trait;
 use rustix::io::Errno;
@@ -97,7 +97,7 @@ impl FileOps {
         let info = ToolInfo {
             name: "file_ops".into(),
             description: DESCRIPTION.into(),
-            input_schema: Arc::new(input_schema),
+            input_schema: ToolSchema::from(input_schema),
             effect: Effect::Once,
             varies: true,
             concurrent: false,

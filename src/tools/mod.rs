@@ -17,6 +17,7 @@ pub mod subagent;
 pub mod use_skill;
 pub mod workspace;
 
+use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -38,7 +39,7 @@ pub struct ToolInfo {
     /// For the model.
     pub description: String,
     /// JSON Schema 2020-12 of the arguments.
-    pub input_schema: Arc<Value>,
+    pub input_schema: ToolSchema,
     /// The strongest effect that a call can have.
     pub effect: Effect,
     /// Whether single calls may have a weaker effect, which their actions tell.

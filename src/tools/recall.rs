@@ -3,6 +3,7 @@
 //! What is kept, and how it is looked up, is not known here: the service gives a function for it.
 //! The tenant and the agent come from the run and never from the model.
 
+use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -63,7 +64,7 @@ impl Recall {
             description: "Looks up notes of your earlier runs: what you said, which tools you called and what they \
                           brought, what was refused and what failed."
                 .into(),
-            input_schema: Arc::new(input_schema),
+            input_schema: ToolSchema::from(input_schema),
             effect: Effect::Read,
             varies: false,
             concurrent: false,

@@ -7,6 +7,7 @@
 //! and knows neither stores nor definitions. What the child does is judged call by call, in its own
 //! run.
 
+use crate::message::tool_schema::ToolSchema;
 use std::fmt::Write as _;
 use std::sync::Arc;
 
@@ -113,7 +114,7 @@ impl Subagent {
         let info = ToolInfo {
             name: name.to_owned(),
             description,
-            input_schema: Arc::new(input_schema),
+            input_schema: ToolSchema::from(input_schema),
             effect: Effect::Idempotent,
             varies: false,
             concurrent: child.only_reads,

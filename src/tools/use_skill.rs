@@ -3,6 +3,7 @@
 //! Where skills come from is passed in. That a skill is active is recorded by the engine, and its
 //! bounds are kept by the gate; bounds never take this tool away.
 
+use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
 
 use async_trait::async_trait;
@@ -39,7 +40,7 @@ impl UseSkill {
             description:
                 "Activates a skill and gives you its instructions. From then on its rules hold."
                     .into(),
-            input_schema: Arc::new(input_schema),
+            input_schema: ToolSchema::from(input_schema),
             effect: Effect::Read,
             varies: false,
             concurrent: true,

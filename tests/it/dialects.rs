@@ -4,6 +4,7 @@
 
 use std::sync::{Arc, LazyLock, Mutex};
 use std::time::Duration;
+use toolloop::message::tool_schema::ToolSchema;
 
 use proptest::prelude::*;
 use reqwest::Method;
@@ -504,7 +505,7 @@ pub(crate) fn body(
     let offer = |name: &&str| ToolOffer {
         name: (*name).to_owned(),
         description: "A tool.".into(),
-        input_schema: Arc::new(json!({"type": "object"})),
+        input_schema: ToolSchema::from(json!({"type": "object"})),
     };
     let tools: Vec<ToolOffer> = TOOLS[..wish.tools].iter().map(offer).collect();
     let (names, follower) = (WireNames::new(TOOLS), |_: Delta| {});

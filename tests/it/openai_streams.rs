@@ -1,7 +1,8 @@
 //! Streamed answers over a real connection: whole, in drops, silent, broken, cut at every byte.
 
-use std::sync::{Arc, Mutex};
+use std::sync::Mutex;
 use std::time::Duration;
+use toolloop::message::tool_schema::ToolSchema;
 
 use axum::body::Bytes;
 use futures::{StreamExt as _, stream};
@@ -54,7 +55,7 @@ pub(crate) async fn follow(
     let offer = ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),
-        input_schema: Arc::new(schema),
+        input_schema: ToolSchema::from(schema),
     };
     let heard = Mutex::new(Vec::new());
     let follower = |delta| heard.lock().unwrap().push(delta);

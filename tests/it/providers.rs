@@ -122,7 +122,7 @@ async fn a_history_with_calls_is_accepted() {
     client.tools = vec![ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),
-        input_schema: schema,
+        input_schema: schema.into(),
     }];
     let first = client.ask(None).await.unwrap().completion;
     assert_eq!(first.finish_reason, FinishReason::ToolCalls);

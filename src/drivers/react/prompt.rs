@@ -107,7 +107,7 @@ fn describe_decisions(
         system.push_str("\n\n## Tools");
         for tool in callable(base, ask) {
             let (name, description, schema) =
-                (&tool.name, tool.description.trim(), &tool.input_schema);
+                (&tool.name, tool.description.trim(), &*tool.input_schema);
             let _ = write!(
                 system,
                 "\n- {name}: {description}\n  Arguments, as a JSON Schema: {schema}"

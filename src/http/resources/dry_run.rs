@@ -8,6 +8,7 @@ use utoipa::ToSchema;
 
 use super::run_parts::{Message, messages};
 use crate::agents::definition::GovernanceSection;
+use crate::message::tool_schema::ToolSchema;
 use crate::run::{Budget, Limits, OnLimit, ToolChoicePolicy};
 use crate::runtime::DryRunOutcome;
 
@@ -84,8 +85,10 @@ impl From<DryRunOutcome> for DryRun {
         let DryRunOutcome { agent, models, conversation, tools, active_skills, policy, warnings } =
             dry_run;
         let definition = &agent.definition;
-        let tool = |(name, description, schema): (String, String, std::sync::Arc<Value>)| {
-            DryRunTool { name, description, input_schema: Value::clone(&schema) }
+        let tool = |(name, description, schema): (String, String, ToolSchema)| DryRunTool {
+            name,
+            description,
+            input_schema: Value::clone(&schema),
         };
         let governance =
             GovernanceSection { budget: policy.budget.clone(), ..definition.governance.clone() };

@@ -1,10 +1,9 @@
 //! The registered tools, and whether the caller's runs may execute them.
 
+use crate::message::tool_schema::ToolSchema;
 use axum::Json;
 use axum::extract::State;
 use serde::Serialize;
-use serde_json::Value;
-use std::sync::Arc;
 use utoipa::ToSchema;
 
 use super::page::{Listing, PARTS, PartParams, by_number};
@@ -28,7 +27,7 @@ pub(crate) struct Tool {
     description: String,
     /// The JSON Schema of the arguments.
     #[schema(value_type = JsonSchema)]
-    input_schema: Arc<Value>,
+    input_schema: ToolSchema,
     /// The strongest effect that a call can have.
     effect: Effect,
     /// Where the tool comes from.
@@ -44,7 +43,7 @@ impl Tool {
         Self {
             name: info.name.clone(),
             description: info.description.clone(),
-            input_schema: Arc::clone(&info.input_schema),
+            input_schema: info.input_schema.clone(),
             effect: info.effect,
             source: info.source.clone(),
             allowed: caller.has("tools:execute") || caller.has(&format!("tools:{}", info.name)),

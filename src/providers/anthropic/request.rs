@@ -5,6 +5,7 @@
 //! without tools. Tools come before the system prompt and that before the messages, each with a
 //! cache mark at its end: the most stable part of a call comes first.
 
+use crate::message::tool_schema::ToolSchema;
 use std::borrow::Cow;
 
 use serde::{Serialize, Serializer};
@@ -50,7 +51,7 @@ struct Tool<'a> {
 }
 
 enum InputSchema<'a> {
-    Offered(&'a Value),
+    Offered(&'a ToolSchema),
     /// For a tool that is no longer offered.
     Anything,
 }

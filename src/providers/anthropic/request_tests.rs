@@ -69,7 +69,11 @@ fn conversation(system: &str, user: &str) -> Conversation {
 
 fn clock() -> [ToolOffer; 1] {
     let schema = Arc::new(json!({"type": "object"}));
-    [ToolOffer { name: "mcp:time/now".into(), description: "Now.".into(), input_schema: schema }]
+    [ToolOffer {
+        name: "mcp:time/now".into(),
+        description: "Now.".into(),
+        input_schema: schema.into(),
+    }]
 }
 
 #[test]

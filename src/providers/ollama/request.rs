@@ -5,6 +5,7 @@
 //! `num_ctx` requests the context window that we count on, because the server's default is small.
 //! Thinking is sent back with the calls that it led to, only to the provider that it came from.
 
+use crate::message::tool_schema::ToolSchema;
 use std::borrow::Cow;
 
 use serde::ser::{SerializeSeq, Serializer};
@@ -93,7 +94,7 @@ struct Called<'a> {
 struct Offered<'a> {
     name: Cow<'a, str>,
     description: &'a str,
-    parameters: &'a Value,
+    parameters: &'a ToolSchema,
 }
 
 struct Calls<'a> {

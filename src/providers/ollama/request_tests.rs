@@ -113,7 +113,7 @@ fn tools_options_and_thinking_are_passed_on() {
     let tools = [ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),
-        input_schema: schema,
+        input_schema: schema.into(),
     }];
     let format = json!({"type": "object", "required": ["a"]});
     let follower = |_: Delta| {};

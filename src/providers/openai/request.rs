@@ -4,6 +4,7 @@
 //! Arguments are sent back exactly as the model wrote them, even malformed: the API takes any
 //! string.
 
+use crate::message::tool_schema::ToolSchema;
 use std::borrow::Cow;
 
 use serde::Serialize;
@@ -88,7 +89,7 @@ struct Called<'a> {
 struct Offered<'a> {
     name: Cow<'a, str>,
     description: &'a str,
-    parameters: &'a Value,
+    parameters: &'a ToolSchema,
     #[serde(skip_serializing_if = "Option::is_none")]
     strict: Option<bool>,
 }

@@ -94,7 +94,7 @@ fn tools_choice_and_sampling_are_passed_on() {
     let tools = [ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),
-        input_schema: schema,
+        input_schema: schema.into(),
     }];
     let mut request = ModelRequest {
         tools: &tools,
@@ -133,7 +133,7 @@ fn strict_is_asked_for_only_where_the_schema_qualifies() {
         let tools = [ToolOffer {
             name: "t".into(),
             description: "T.".into(),
-            input_schema: Arc::clone(&schema),
+            input_schema: Arc::clone(&schema).into(),
         }];
         let request = ModelRequest {
             output_schema: Some(&schema),

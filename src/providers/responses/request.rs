@@ -4,6 +4,7 @@
 //! items, if it needs any of them back, else as items built from the turn. Every call is followed
 //! by its output.
 
+use crate::message::tool_schema::ToolSchema;
 use std::borrow::Cow;
 
 use serde::Serialize;
@@ -59,7 +60,7 @@ struct Offered<'a> {
     r#type: &'static str,
     name: Cow<'a, str>,
     description: &'a str,
-    parameters: &'a Value,
+    parameters: &'a ToolSchema,
     /// Always sent: the default is true.
     strict: bool,
 }

@@ -114,7 +114,7 @@ fn tools_choice_thinking_and_schema_are_passed_on() {
     let offer = |schema: &Arc<Value>| ToolOffer {
         name: "mcp:time/now".into(),
         description: "Now.".into(),
-        input_schema: Arc::clone(schema),
+        input_schema: Arc::clone(schema).into(),
     };
     let tools = [offer(&closed), offer(&open)];
     let follower = |_| {};

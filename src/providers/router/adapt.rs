@@ -54,7 +54,6 @@ fn choice<'a>(
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
 
     use serde_json::{Value, json};
 
@@ -68,7 +67,7 @@ mod tests {
         let offer = |name: &str| ToolOffer {
             name: name.into(),
             description: String::new(),
-            input_schema: Arc::new(json!({"type": "object"})),
+            input_schema: json!({"type": "object"}).into(),
         };
         vec![offer("a"), offer("b"), offer("output")]
     }

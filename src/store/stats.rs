@@ -42,21 +42,44 @@ impl Store {
         tenant: &str,
         filter: &StatsFilter,
     ) -> Result<Vec<UsageStats>, StoreError> {
-        let stats = Query::new(
-            "SELECT {day} AS day, r.agent, i.provider || '/' || i.model AS model, \
-             count(DISTINCT r.id) AS runs, CAST(sum(i.input_tokens) AS bigint) AS input_tokens, \
-             CAST(sum(i.output_tokens) AS bigint) AS output_tokens, \
-             CAST(sum(i.cached_input_tokens) AS bigint) AS cached_input_tokens, \
-             CAST(sum(i.cache_write_tokens) AS bigint) AS cache_write_tokens, \
-             CAST(sum(i.reasoning_tokens) AS bigint) AS reasoning_tokens, \
-             CASE WHEN count(*) = count(i.cost_micro_usd) \
-             THEN CAST(sum(i.cost_micro_usd) AS bigint) END AS cost_micro_usd, \
-             count(*) FILTER (WHERE i.estimated) > 0 AS estimated \
-             FROM runs r JOIN iterations i ON i.run_id = r.id WHERE ",
+        // Most runs have answers of one model and their sums in their rows.
+        let plain = "SELECT {day} AS day, r.agent, r.model, r.input_tokens, r.output_tokens, \
+             r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, r.cost_micro_usd, \
+             r.estimated FROM runs r WHERE r.iterations > 0 AND NOT r.mixed_usage AND ";
+        let mixed = format!(
+            "SELECT {{day}} AS day, r.agent, i.provider || '/' || i.model AS model, {} \
+             FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.mixed_usage AND ",
+            sums("i"),
         );
-        let stats = counted(stats, tenant, filter).push(" GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3");
+        let stats = Query::new(format!(
+            "SELECT {{day_name}} AS day, u.agent, u.model, count(*) AS runs, {} FROM ({plain}",
+            sums("u"),
+        ));
+        let stats = counted(stats, tenant, filter).push(" UNION ALL ").push(&mixed);
+        let stats = counted(stats, tenant, filter).push(
+            " GROUP BY r.id, i.provider, i.model) u GROUP BY u.day, u.agent, u.model \
+             ORDER BY u.day DESC, u.agent, u.model",
+        );
         self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
     }
+}
+
+/// The sums of the usage columns of a table.
+fn sums(table: &str) -> String {
+    let tokens = [
+        "input_tokens",
+        "output_tokens",
+        "cached_input_tokens",
+        "cache_write_tokens",
+        "reasoning_tokens",
+    ];
+    let sum = |column: &str| format!("CAST(sum({table}.{column}) AS bigint) AS {column}, ");
+    let tokens: String = tokens.map(sum).concat();
+    let cost = format!("{table}.cost_micro_usd");
+    format!(
+        "{tokens}CASE WHEN count(*) = count({cost}) THEN CAST(sum({cost}) AS bigint) END \
+         AS cost_micro_usd, count(*) FILTER (WHERE {table}.estimated) > 0 AS estimated"
+    )
 }
 
 /// Adds which runs `r` are counted.

@@ -22,6 +22,9 @@ const RECONCILE: Duration = Duration::from_secs(2);
 /// How often it looks at the heartbeats of the others, at most; the same.
 const WATCH: Duration = Duration::from_millis(500);
 
+/// How often all parked parents are looked at, in case the end of a child was not noticed.
+const PARENTS: Duration = Duration::from_secs(15);
+
 /// What the loop has seen of other replicas.
 struct Others {
     watch: Watch,
@@ -97,6 +100,8 @@ impl Runtime {
         let (mut reconcile, mut watch) = (every(RECONCILE), every(WATCH));
         let mut poll = tokio::time::interval(POLL);
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut parents = tokio::time::interval(PARENTS);
+        parents.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut others =
             Others { watch: Watch::default(), silent: Vec::new(), healthy_since: Instant::now() };
         loop {
@@ -105,6 +110,12 @@ impl Runtime {
                 _ = reconcile.tick() => {
                     if let Err(error) = self.reconcile().await {
                         tracing::debug!(%error, "runs that nothing drives are looked for later");
+                    }
+                    continue;
+                }
+                _ = parents.tick() => {
+                    if let Err(error) = inner.store.answer_parents(None).await {
+                        tracing::debug!(%error, "parents are told of ended children later");
                     }
                     continue;
                 }
@@ -160,6 +171,7 @@ impl Runtime {
                 }
             }
         }
+        done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
             done = done.and(self.apply_cancel_requests().await);
             done = done.and(self.end_cancelled().await);

@@ -24,8 +24,8 @@ use super::arguments;
 use super::audit_arguments::shown;
 use super::interceptors::{Intercepted, Interceptors};
 use super::results::{
-    FatalToolError, Finished, blocked, capped, error_text, fatal, fault, finished, not_executed,
-    refused,
+    FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
+    not_executed, refused,
 };
 use super::{Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::bounds::schema::{Fault, Schema};
@@ -104,6 +104,20 @@ pub struct RunScope {
     pub skills: Arc<[SkillActivated]>,
     /// Whether it may change something.
     pub standing: Standing,
+}
+
+impl RunScope {
+    fn context_of(&self, call_id: Uuid, effect_key: String) -> ToolContext {
+        ToolContext {
+            run_id: self.run_id,
+            agent: Arc::clone(&self.agent),
+            caller: Arc::clone(&self.caller),
+            call_id,
+            effect_key,
+            workspace: self.workspace.clone(),
+            standing: self.standing.clone(),
+        }
+    }
 }
 
 /// Where in a run a call stands.
@@ -212,6 +226,17 @@ enum Failure {
     Told(CallFailure, String),
     /// The run ends.
     Fatal(String),
+    /// The call waits for this child run.
+    AwaitsChild(Uuid),
+}
+
+impl Failure {
+    fn into_message(self) -> String {
+        match self {
+            Self::Told(_, message) | Self::Fatal(message) => message,
+            Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+        }
+    }
 }
 
 impl Executor {
@@ -297,15 +322,8 @@ impl Executor {
             Err(finished) => return Ok(Prepared::Answered(*finished)),
         };
         let canonical = canonical_json(arguments.clone());
-        let context = ToolContext {
-            run_id: scope.run_id,
-            agent: Arc::clone(&scope.agent),
-            caller: Arc::clone(&scope.caller),
-            call_id: call.id,
-            effect_key: effect_key(scope.run_id, slot, &call.name, &canonical),
-            workspace: scope.workspace.clone(),
-            standing: scope.standing.clone(),
-        };
+        let effect_key = effect_key(scope.run_id, slot, &call.name, &canonical);
+        let context = scope.context_of(call.id, effect_key);
         let actions = match guarded(scope.timeout, tool.actions(&arguments, &context)).await {
             Ok(actions) => actions,
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
@@ -317,7 +335,8 @@ impl Executor {
             Err(Failure::Told(failure, message)) => {
                 return Ok(Prepared::Answered(refused(call, failure, &message)));
             }
-            Err(Failure::Fatal(message)) => {
+            Err(failure) => {
+                let message = failure.into_message();
                 return Err(fatal(&call.name, message, fault(call.id, &call.name), None));
             }
         };
@@ -473,6 +492,9 @@ impl Executor {
                 let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
+            Err(Failure::AwaitsChild(child)) => {
+                Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
+            }
             Err(Failure::Fatal(message)) => {
                 let completed =
                     ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
@@ -528,6 +550,7 @@ async fn guarded<T>(
             Err(Failure::Told(CallFailure::ToolError, message))
         }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
+        Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
             Err(Failure::Told(CallFailure::Panicked, message.into()))

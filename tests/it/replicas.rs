@@ -206,9 +206,13 @@ async fn a_machine_that_sleeps_takes_no_run_away() {
     let runs: Vec<String> = runs.collect();
     tokio::time::sleep(Duration::from_secs(4)).await;
     for _ in 0..3 {
-        services.iter().for_each(|service| service.signal(Signal::STOP));
+        for service in &services {
+            service.signal(Signal::STOP);
+        }
         tokio::time::sleep(Duration::from_secs(4)).await;
-        services.iter().for_each(|service| service.signal(Signal::CONT));
+        for service in &services {
+            service.signal(Signal::CONT);
+        }
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     are_undisturbed(&services[0], &runs).await;

@@ -133,7 +133,9 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
-            RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
+            RunEvent::ToolCallAwaitingClient(awaited)
+            | RunEvent::ToolCallAwaitingChild(awaited)
+            | RunEvent::ApprovalRequested(awaited) => {
                 self.parked_since.get_or_insert(event.at);
                 self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
@@ -144,7 +146,9 @@ impl State {
             }
             RunEvent::RunResumed { deaths, is_alone, .. } => {
                 self.blame.resumed(*deaths, *is_alone);
-                self.repeats = self.phase == Phase::Calling;
+                if let Phase::Calling { is_repeated } = &mut self.phase {
+                    *is_repeated = true;
+                }
             }
             RunEvent::RunQueued {}
             | RunEvent::SessionLoaded { .. }
@@ -164,8 +168,7 @@ impl State {
         } else if matches!(self.phase, Phase::Answered { .. }) {
             self.reply(phrases::WRITE_ANSWER);
         }
-        self.phase = Phase::Calling;
-        self.repeats = false;
+        self.phase = Phase::Calling { is_repeated: false };
     }
 
     fn dispatched(
@@ -210,7 +213,9 @@ impl State {
         turn.dispatched.remove(&resolved.call_id);
         let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
-        if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
+        let repeats =
+            matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
+        if !(is_repeated && repeats) {
             turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
         }
         Ok(())
@@ -275,7 +280,6 @@ impl State {
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
         self.blame.cleared();
-        self.repeats = false;
         let asked = if response.repeated { 2 } else { 1 };
         self.last_tokens = response.usage.total_tokens() / asked;
         self.counted_turns = self.conversation.turns().len();

@@ -287,6 +287,5 @@ async fn usage_of_many_runs_is_added_up_quickly(db: Db) {
     let tokens: u64 = stats.iter().map(|row| row.usage.input_tokens).sum();
     let expected = u64::from(many) - 100;
     assert_eq!((runs, tokens), (expected, 100 * expected));
-    println!("{took:?}");
     assert!(took.as_millis() < 1500, "{took:?}");
 }

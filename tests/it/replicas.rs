@@ -19,6 +19,7 @@ on_both_stores! {
     a_replica_without_a_workspace_leaves_runs_alone,
     runs_that_were_begun_wait_for_no_worker,
     a_model_call_that_is_repeated_is_marked_and_charged,
+    a_replay_on_a_replica_that_shuts_down_is_told_to_come_again,
 }
 
 const AGENT: &str = "
@@ -352,6 +353,26 @@ async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
     let answers = events.filter(|event| event["type"] == "model.responded");
     let marks: Vec<&Value> = answers.map(|event| &event["data"]["repeated"]).collect();
     assert_eq!(marks, [&Value::Null, &json!(true)]);
+}
+
+async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
+    let service = setup().config("[server]\nshutdown_grace = \"2s\"").start(db).await;
+    let keyed = || {
+        let path = "/v1/agents/slow/invoke-iterative";
+        service.request(Method::POST, path).header("idempotency-key", "k").json(&json!({}))
+    };
+    let first = answer(keyed().header("prefer", "respond-async")).await;
+    assert_eq!(first.status, 202, "{:#}", first.body);
+    let run = path_of(&first.body);
+    service.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
+    let replay = tokio::spawn(answer(keyed()));
+    // Until the replay waits as well, it has been answered nothing and refused nothing.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    service.signal(Signal::TERM);
+    let told = replay.await.unwrap();
+    assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");
+    assert!(told.headers.contains_key("retry-after"));
+    assert_eq!(told.headers["x-run-id"], first.body["run_id"].as_str().unwrap());
 }
 
 /// A machine whose clock is minutes or weeks off, beside one whose clock is right.

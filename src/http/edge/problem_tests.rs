@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 25] = [
+const ALL: [Code; 26] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -32,6 +32,7 @@ const ALL: [Code; 25] = [
     Code::Overloaded,
     Code::Draining,
     Code::StoreUnavailable,
+    Code::WorkspaceUnavailable,
     Code::Timeout,
 ];
 
@@ -81,6 +82,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     503 OVERLOADED Overloaded retry 1
     503 DRAINING Shutting down retry 5
     503 STORE_UNAVAILABLE Store unavailable retry 2
+    503 WORKSPACE_UNAVAILABLE Workspace unavailable retry 5
     504 TIMEOUT Timeout
     ");
 }

@@ -490,6 +490,9 @@ pub struct Totals {
     pub callback_errors: Vec<String>,
     /// The model that answered last, as `provider/model`.
     pub model: Option<String>,
+    /// Whether the usage is more than that of one model's responses: of several models, or of
+    /// summaries too.
+    pub mixed_usage: bool,
     /// Use of files, commands and networks by tools.
     pub consumption: Consumption,
 }

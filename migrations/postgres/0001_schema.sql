@@ -72,6 +72,8 @@ CREATE TABLE runs (
     cancel_requested_at timestamptz,
     estimated           boolean     NOT NULL DEFAULT false,
     partial             boolean     NOT NULL DEFAULT false,
+    -- Whether the usage above is more than that of one model's responses.
+    mixed_usage         boolean     NOT NULL DEFAULT false,
     status              text        NOT NULL,
     owner               text,
     model               text,
@@ -102,6 +104,7 @@ CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
 CREATE INDEX runs_by_metadata ON runs USING gin (metadata jsonb_path_ops) WHERE metadata <> '{}';
+CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 -- The queue, those that wait for their session, and those that were asked to cancel meanwhile.

@@ -57,6 +57,7 @@ CREATE TABLE runs (
     cancel_requested_at INTEGER,
     estimated           INTEGER NOT NULL DEFAULT 0,
     partial             INTEGER NOT NULL DEFAULT 0,
+    mixed_usage         INTEGER NOT NULL DEFAULT 0,
     status              TEXT    NOT NULL,
     owner               TEXT,
     model               TEXT,
@@ -84,6 +85,7 @@ CREATE INDEX runs_by_reason ON runs (tenant, termination_reason, created_at DESC
     WHERE termination_reason <> 'completed';
 CREATE INDEX runs_by_session ON runs (tenant, session_id, created_at DESC, id DESC) WHERE session_id IS NOT NULL;
 CREATE INDEX runs_by_parent ON runs (tenant, parent_run_id, created_at DESC, id DESC) WHERE parent_run_id IS NOT NULL;
+CREATE INDEX runs_mixed_usage ON runs (tenant, created_at) WHERE mixed_usage;
 CREATE UNIQUE INDEX runs_idempotency ON runs (tenant, idempotency_key) WHERE idempotency_key IS NOT NULL;
 
 CREATE INDEX runs_queue ON runs (available_at, id)

@@ -14,7 +14,9 @@ impl Totals {
                 self.iterations += 1;
                 self.usage.add(&r.usage);
                 self.retries += r.retries;
-                self.model = Some(format!("{}/{}", r.provider, r.model));
+                let model = format!("{}/{}", r.provider, r.model);
+                self.mixed_usage |= self.model.as_ref().is_some_and(|known| *known != model);
+                self.model = Some(model);
                 self.warn(&r.warnings);
             }
             RunEvent::ToolChoiceUnmet { warning, .. } => self.warn(warning.as_slice()),
@@ -23,6 +25,7 @@ impl Totals {
                 if let Some(call) = &c.call {
                     self.usage.add(&call.usage);
                     self.model = Some(format!("{}/{}", call.provider, call.model));
+                    self.mixed_usage = true;
                 }
             }
             RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),

@@ -220,7 +220,7 @@ impl Runtime {
     /// Takes the runs of dead replicas, these among them; they are queued.
     async fn sweep(&self, silent: &[String]) -> Result<Vec<Uuid>, StoreError> {
         let Swept { replicas, requeued } = self.inner.store.sweep(silent).await?;
-        if replicas > 0 || !requeued.is_empty() {
+        if !requeued.is_empty() {
             tracing::warn!(replicas, runs = requeued.len(), "took the runs of replicas that died");
         }
         Ok(requeued)

@@ -134,6 +134,7 @@ impl RunRecord {
             warnings: self.warnings.clone(),
             callback_errors: self.callback_errors.clone(),
             model: self.model.clone(),
+            mixed_usage: self.mixed_usage,
             consumption: self.consumption.clone(),
         }
     }
@@ -165,6 +166,7 @@ fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
         iterations: totals.iterations,
         tool_calls_made: totals.tool_calls_made,
         model: totals.model.clone(),
+        mixed_usage: totals.mixed_usage,
         tools_used: totals.tools_used.iter().cloned().collect(),
         warnings: totals.warnings.clone(),
         callback_errors: totals.callback_errors.clone(),

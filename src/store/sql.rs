@@ -215,10 +215,10 @@ impl Dialect {
                 "date_trunc('hour', r.created_at, 'UTC')",
                 "r.created_at / 3600000000 * 3600000000",
             ),
-            "day" => (
-                "to_char(r.created_at AT TIME ZONE 'UTC', 'YYYY-MM-DD')",
-                "strftime('%Y-%m-%d', r.created_at / 1000000, 'unixepoch')",
-            ),
+            "day" => ("(r.created_at AT TIME ZONE 'UTC')::date", "(r.created_at / 86400000000)"),
+            "day_name" => {
+                ("to_char(u.day, 'YYYY-MM-DD')", "strftime('%Y-%m-%d', u.day * 86400, 'unixepoch')")
+            }
             _ => return None,
         };
         Some(if self == Self::Postgres { postgres } else { sqlite })

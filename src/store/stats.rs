@@ -16,7 +16,7 @@ impl Store {
             "WITH calls AS (SELECT t.* FROM runs r JOIN tool_calls t ON t.run_id = r.id \
              WHERE t.state <> 'proposed' AND ",
         );
-        let stats = stats.push(counted(filter)).push(
+        let stats = counted(stats, tenant, filter).push(
             "), timed AS (SELECT tool, duration_ms, \
              row_number() OVER (PARTITION BY tool ORDER BY duration_ms) AS place, \
              count(*) OVER (PARTITION BY tool) AS total FROM calls \
@@ -32,7 +32,6 @@ impl Store {
              FROM calls c LEFT JOIN quantiles q ON q.tool = c.tool \
              GROUP BY c.tool, q.p50_ms, q.p95_ms, q.p99_ms ORDER BY c.tool",
         );
-        let stats = bound(stats, tenant, filter);
         self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
     }
 
@@ -44,53 +43,58 @@ impl Store {
         tenant: &str,
         filter: &StatsFilter,
     ) -> Result<Vec<UsageStats>, StoreError> {
-        let live = "SELECT {day} AS day, r.agent, i.provider || '/' || i.model AS model, \
-             count(DISTINCT r.id) AS runs, CAST(sum(i.input_tokens) AS bigint) AS input_tokens, \
-             CAST(sum(i.output_tokens) AS bigint) AS output_tokens, \
-             CAST(sum(i.cached_input_tokens) AS bigint) AS cached_input_tokens, \
-             CAST(sum(i.cache_write_tokens) AS bigint) AS cache_write_tokens, \
-             CAST(sum(i.reasoning_tokens) AS bigint) AS reasoning_tokens, \
-             CASE WHEN count(*) = count(i.cost_micro_usd) \
-             THEN CAST(sum(i.cost_micro_usd) AS bigint) END AS cost_micro_usd, \
-             count(*) FILTER (WHERE i.estimated) > 0 AS estimated \
-             FROM runs r JOIN iterations i ON i.run_id = r.id WHERE ";
-        let past = " GROUP BY 1, 2, 3 UNION ALL SELECT {day}, r.agent, r.model, r.runs, \
-             r.input_tokens, r.output_tokens, r.cached_input_tokens, r.cache_write_tokens, \
-             r.reasoning_tokens, r.cost_micro_usd, r.estimated \
-             FROM (SELECT p.*, p.hour AS created_at FROM past_usage p) r WHERE ";
-        let sums = "SELECT day, agent, model, CAST(sum(runs) AS bigint) AS runs, \
-             CAST(sum(input_tokens) AS bigint) AS input_tokens, \
-             CAST(sum(output_tokens) AS bigint) AS output_tokens, \
-             CAST(sum(cached_input_tokens) AS bigint) AS cached_input_tokens, \
-             CAST(sum(cache_write_tokens) AS bigint) AS cache_write_tokens, \
-             CAST(sum(reasoning_tokens) AS bigint) AS reasoning_tokens, \
-             CASE WHEN count(*) = count(cost_micro_usd) \
-             THEN CAST(sum(cost_micro_usd) AS bigint) END AS cost_micro_usd, \
-             count(*) FILTER (WHERE estimated) > 0 AS estimated FROM (";
-        let stats = Query::new(sums).push(live).push(counted(filter)).push(past);
-        let stats =
-            stats.push(counted(filter)).push(") AS usage GROUP BY 1, 2, 3 ORDER BY 1 DESC, 2, 3");
-        let stats = bound(stats, tenant, filter);
+        // Most runs have answers of one model and their sums in their rows.
+        let plain = "SELECT {day} AS day, r.agent, r.model, 1 AS runs, r.input_tokens, \
+             r.output_tokens, r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, \
+             r.cost_micro_usd, r.estimated FROM runs r \
+             WHERE r.iterations > 0 AND NOT r.mixed_usage AND ";
+        let mixed = format!(
+            "SELECT {{day}} AS day, r.agent, i.provider || '/' || i.model AS model, 1 AS runs, {} \
+             FROM runs r JOIN iterations i ON i.run_id = r.id WHERE r.mixed_usage AND ",
+            sums("i"),
+        );
+        let past = "SELECT {day}, r.agent, r.model, r.runs, r.input_tokens, r.output_tokens, \
+             r.cached_input_tokens, r.cache_write_tokens, r.reasoning_tokens, r.cost_micro_usd, \
+             r.estimated FROM (SELECT p.*, p.hour AS created_at FROM past_usage p) r WHERE ";
+        let stats = Query::new(format!(
+            "SELECT {{day_name}} AS day, u.agent, u.model, CAST(sum(u.runs) AS bigint) AS runs, {} \
+             FROM ({plain}",
+            sums("u"),
+        ));
+        let stats = counted(stats, tenant, filter).push(" UNION ALL ").push(&mixed);
+        let stats = counted(stats, tenant, filter)
+            .push(" GROUP BY r.id, i.provider, i.model UNION ALL ")
+            .push(past);
+        let stats = counted(stats, tenant, filter)
+            .push(") u GROUP BY u.day, u.agent, u.model ORDER BY u.day DESC, u.agent, u.model");
         self.backend.read(Work::Data, stats).await?.iter().map(Record::read).collect()
     }
 }
 
-/// Which runs `r` are counted.
-fn counted(filter: &StatsFilter) -> &'static str {
-    match filter.agent {
-        None => "r.tenant = :tenant AND r.created_at >= :since AND r.created_at < :until",
-        Some(_) => {
-            "r.tenant = :tenant AND r.created_at >= :since AND r.created_at < :until \
-             AND r.agent = :agent"
-        }
-    }
+/// The sums of the usage columns of a table.
+fn sums(table: &str) -> String {
+    let tokens = [
+        "input_tokens",
+        "output_tokens",
+        "cached_input_tokens",
+        "cache_write_tokens",
+        "reasoning_tokens",
+    ];
+    let sum = |column: &str| format!("CAST(sum({table}.{column}) AS bigint) AS {column}, ");
+    let tokens: String = tokens.map(sum).concat();
+    let cost = format!("{table}.cost_micro_usd");
+    format!(
+        "{tokens}CASE WHEN count(*) = count({cost}) THEN CAST(sum({cost}) AS bigint) END \
+         AS cost_micro_usd, count(*) FILTER (WHERE {table}.estimated) > 0 AS estimated"
+    )
 }
 
-fn bound(query: Query, tenant: &str, filter: &StatsFilter) -> Query {
-    let query = query.bind("tenant", tenant);
-    let query = query.bind("since", filter.since).bind("until", filter.until);
-    match &filter.agent {
-        Some(agent) => query.bind("agent", agent),
-        None => query,
-    }
+/// Adds which runs `r` are counted.
+fn counted(query: Query, tenant: &str, filter: &StatsFilter) -> Query {
+    query
+        .push("r.tenant = :tenant AND r.created_at >= :since AND r.created_at < :until")
+        .bind("tenant", tenant)
+        .bind("since", filter.since)
+        .bind("until", filter.until)
+        .and("r.agent = :agent", "agent", filter.agent.as_deref())
 }

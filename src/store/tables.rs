@@ -200,6 +200,7 @@ table! {
             iterations: u32,
             tool_calls_made: u32,
             model: Option<String>,
+            mixed_usage: bool,
             tools_used: Vec<String>,
             warnings: Vec<String>,
             callback_errors: Vec<String>,

@@ -106,6 +106,20 @@ pub struct RunScope {
     pub standing: Standing,
 }
 
+impl RunScope {
+    fn context_of(&self, call_id: Uuid, effect_key: String) -> ToolContext {
+        ToolContext {
+            run_id: self.run_id,
+            agent: Arc::clone(&self.agent),
+            caller: Arc::clone(&self.caller),
+            call_id,
+            effect_key,
+            workspace: self.workspace.clone(),
+            standing: self.standing.clone(),
+        }
+    }
+}
+
 /// Where in a run a call stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Slot {
@@ -253,15 +267,8 @@ impl From<Finished> for Unprepared {
 impl Asked<'_> {
     fn context(&self, canonical_arguments: &str) -> ToolContext {
         let Self { call, slot, scope, .. } = self;
-        ToolContext {
-            run_id: scope.run_id,
-            agent: Arc::clone(&scope.agent),
-            caller: Arc::clone(&scope.caller),
-            call_id: call.id,
-            effect_key: effect_key(scope.run_id, *slot, &call.name, canonical_arguments),
-            workspace: scope.workspace.clone(),
-            standing: scope.standing.clone(),
-        }
+        let key = effect_key(scope.run_id, *slot, &call.name, canonical_arguments);
+        scope.context_of(call.id, key)
     }
 
     /// The arguments that match the tool's schema, or the call's result.

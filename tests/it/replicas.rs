@@ -206,9 +206,13 @@ async fn a_machine_that_sleeps_takes_no_run_away() {
     let runs: Vec<String> = runs.collect();
     tokio::time::sleep(Duration::from_secs(4)).await;
     for _ in 0..3 {
-        services.iter().for_each(|service| service.signal(Signal::STOP));
+        for service in &services {
+            service.signal(Signal::STOP);
+        }
         tokio::time::sleep(Duration::from_secs(4)).await;
-        services.iter().for_each(|service| service.signal(Signal::CONT));
+        for service in &services {
+            service.signal(Signal::CONT);
+        }
         tokio::time::sleep(Duration::from_secs(2)).await;
     }
     are_undisturbed(&services[0], &runs).await;
@@ -348,6 +352,28 @@ async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
     let answers = events.filter(|event| event["type"] == "model.responded");
     let marks: Vec<&Value> = answers.map(|event| &event["data"]["repeated"]).collect();
     assert_eq!(marks, [&Value::Null, &json!(true)]);
+}
+
+#[tokio::test]
+async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again() {
+    let db = Db::Sqlite;
+    let service = setup().config("[server]\nshutdown_grace = \"2s\"").start(db).await;
+    let keyed = || {
+        let path = "/v1/agents/slow/invoke-iterative";
+        service.request(Method::POST, path).header("idempotency-key", "k").json(&json!({}))
+    };
+    let first = answer(keyed().header("prefer", "respond-async")).await;
+    assert_eq!(first.status, 202, "{:#}", first.body);
+    let run = path_of(&first.body);
+    service.until(&format!("{run}/events"), |events| has(events, "iteration.started")).await;
+    let replay = tokio::spawn(answer(keyed()));
+    // Until the replay waits as well, it has been answered nothing and refused nothing.
+    tokio::time::sleep(Duration::from_millis(500)).await;
+    service.signal(Signal::TERM);
+    let told = replay.await.unwrap();
+    assert_eq!((told.status.as_u16(), &told.body["code"]), (503, &json!("DRAINING")), "{told:?}");
+    assert!(told.headers.contains_key("retry-after"));
+    assert_eq!(told.headers["x-run-id"], first.body["run_id"].as_str().unwrap());
 }
 
 /// A machine whose clock is minutes or weeks off, beside one whose clock is right.

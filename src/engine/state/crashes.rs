@@ -73,13 +73,13 @@ impl State {
 
     /// Whether the model was asked before what it is to be asked now: its answer was lost.
     pub fn repeats_model_call(&self) -> bool {
-        self.repeats
+        self.phase == Phase::Calling { is_repeated: true }
     }
 
     /// What an answer costs, with that which was lost: as much again, for want of anything better.
     pub fn charged(&self, usage: Usage) -> Usage {
         let mut charged = usage;
-        if self.repeats {
+        if self.repeats_model_call() {
             charged.add(&Usage { estimated: true, ..usage });
         }
         charged

@@ -75,7 +75,7 @@ impl State {
                 Step::Record(vec![RunEvent::AttemptStarted { attempt: self.attempt + 1 }])
             }
             Phase::BetweenIterations => self.next_iteration(now),
-            Phase::Calling => self.next_model_call(now),
+            Phase::Calling { .. } => self.next_model_call(now),
             Phase::Acting(OpenTurn { answered: Some(finish_reason), .. }) => {
                 let open = self.not_executed(match finish_reason {
                     FinishReason::Refusal => "the model refused to answer",
@@ -490,7 +490,7 @@ impl State {
         match &self.phase {
             Phase::Opening => "queued",
             _ if !self.waiting.is_empty() => "approval",
-            Phase::Calling => "model_call",
+            Phase::Calling { .. } => "model_call",
             Phase::Acting(turn) if self.is_reflected() && turn.proposal.is_some() => "validation",
             Phase::Acting(turn)
                 if turn.open_calls().any(|(_, call)| call.target == CallTarget::Tool) =>

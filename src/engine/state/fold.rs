@@ -146,7 +146,9 @@ impl State {
             }
             RunEvent::RunResumed { deaths, is_alone, .. } => {
                 self.blame.resumed(*deaths, *is_alone);
-                self.repeats = self.phase == Phase::Calling;
+                if let Phase::Calling { is_repeated } = &mut self.phase {
+                    *is_repeated = true;
+                }
             }
             RunEvent::RunQueued {}
             | RunEvent::SessionLoaded { .. }
@@ -166,8 +168,7 @@ impl State {
         } else if matches!(self.phase, Phase::Answered { .. }) {
             self.reply(phrases::WRITE_ANSWER);
         }
-        self.phase = Phase::Calling;
-        self.repeats = false;
+        self.phase = Phase::Calling { is_repeated: false };
     }
 
     fn dispatched(
@@ -281,7 +282,6 @@ impl State {
     fn responded(&mut self, response: &ModelResponded) {
         let message = response.message.clone();
         self.blame.cleared();
-        self.repeats = false;
         let asked = if response.repeated { 2 } else { 1 };
         self.last_tokens = response.usage.total_tokens() / asked;
         self.counted_turns = self.conversation.turns().len();

@@ -213,8 +213,8 @@ enum Phase {
     BetweenAttempts,
     /// The next iteration is due.
     BetweenIterations,
-    /// A model call is due or under way.
-    Calling,
+    /// A model call is due or under way; repeated where it was under way when the run was stopped.
+    Calling { is_repeated: bool },
     /// Tool calls are being answered, or the proposal among them validated.
     Acting(OpenTurn),
     /// The model answered in text.
@@ -278,8 +278,6 @@ pub struct State {
     limit: Option<LimitReached>,
     raw_response: String,
     blame: Blame,
-    /// Whether the model call that is due was under way when the run was stopped.
-    repeats: bool,
     phase: Phase,
 }
 
@@ -321,7 +319,6 @@ impl State {
             limit: None,
             raw_response: String::new(),
             blame: Blame::default(),
-            repeats: false,
             phase: Phase::Opening,
         }
     }

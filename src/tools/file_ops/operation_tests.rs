@@ -5,15 +5,20 @@
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 use tokio_util::sync::CancellationToken;
 
 use super::fixture_tests::{Fixture, permissive};
-use super::{blocking, reading, writing};
+use super::{blocking, changing, reading, writing};
 use crate::governance::{ActionKind, Policy};
 use crate::run::Autonomy;
 use crate::run::Effect::{self, Idempotent, Once, Read};
+use crate::tools::Standing;
+use crate::tools::lease::Lease;
 
 #[test]
 fn a_story_of_every_operation() {
@@ -399,4 +404,44 @@ async fn work_is_told_to_stop_when_nobody_waits_for_it_and_its_panics_surface() 
 
     let panicked = tokio::spawn(blocking::<()>(|_| panic!("as it must"))).await.unwrap_err();
     assert!(panicked.is_panic());
+}
+
+/// The one thread is busy until the lease has run out, as after the process was stopped.
+#[test]
+fn a_change_that_waited_for_a_thread_checks_the_lease_before_it_acts() {
+    const SHORT: Duration = Duration::from_millis(200);
+    let runtime = tokio::runtime::Builder::new_current_thread()
+        .enable_all()
+        .max_blocking_threads(1)
+        .build()
+        .unwrap();
+    runtime.block_on(async {
+        for is_lost in [false, true] {
+            let lease = Arc::new(Lease::new(Duration::from_millis(30)));
+            let lost = CancellationToken::new();
+            let standing = Standing::new(Arc::clone(&lease), lost.clone());
+            let (free, is_free) = std::sync::mpsc::channel();
+            let busy = tokio::task::spawn_blocking(move || is_free.recv().unwrap());
+            let changes = Arc::new(AtomicU32::new(0));
+            let counted = Arc::clone(&changes);
+            let mut change = tokio::spawn(async move {
+                let count = move |_: &CancellationToken| {
+                    counted.fetch_add(1, Ordering::SeqCst);
+                    Ok(())
+                };
+                changing(&standing, count).await.unwrap();
+            });
+            lease.over().await;
+            free.send(()).unwrap();
+            busy.await.unwrap();
+            assert!(tokio::time::timeout(SHORT, &mut change).await.is_err());
+            assert_eq!(changes.load(Ordering::SeqCst), 0);
+            if is_lost {
+                lost.cancel();
+            }
+            lease.renewed(Instant::now() + Duration::from_hours(1));
+            let done = tokio::time::timeout(10 * SHORT, &mut change).await.is_ok();
+            assert_eq!((done, changes.load(Ordering::SeqCst)), (!is_lost, u32::from(!is_lost)));
+        }
+    });
 }

@@ -87,12 +87,14 @@ async fn fill(db: &Db, rows: u32) {
             "INSERT INTO runs (id, created_at, tenant, subject, agent, agent_version, \
              engine_version, format, definition_hash, kind, inputs, overrides, metadata, epoch, next_seq, \
              iterations, status, owner, available_at, started_at, finished_at, session_id, \
-             parent_run_id, termination_reason, idempotency_key, request_hash) \
+             parent_run_id, termination_reason, idempotency_key, request_hash, model, input_tokens, \
+             output_tokens, cost_micro_usd, mixed_usage) \
              SELECT {id}, {at}, {tenant}, 'key', {}, '1', '1', 1, 'd', 'iterative', '{{}}', '{{}}', \
              {label}, 1, 3, 1, {status}, CASE WHEN n % 5000 = 5 THEN 'me' END, \
              CASE WHEN n % 5000 = 4 THEN {at} END, {at}, CASE WHEN NOT ({live}) THEN {at} END, \
              {}, {}, CASE WHEN {live} THEN NULL WHEN n % 5000 = 1 THEN 'max_iterations' \
-             WHEN n % 5000 = 2 THEN 'cancelled' ELSE 'completed' END, 'key-' || n, 'hash' FROM {series}",
+             WHEN n % 5000 = 2 THEN 'cancelled' ELSE 'completed' END, 'key-' || n, 'hash', 'openai/gpt', 100, 20, 7, \
+             CASE WHEN n % 5000 = 11 THEN {yes} ELSE {no} END FROM {series}",
             rare(8, "'rare'", "'agent'"),
             rare(9, "'session'", "NULL"),
             rare(10, &parent, "NULL"),
@@ -282,7 +284,8 @@ async fn usage_of_many_runs_is_added_up_quickly(db: Db) {
     let stats = db.store.usage_stats(TENANT, &filter).await.unwrap();
     let took = begun.elapsed();
     let runs: u64 = stats.iter().map(|row| row.runs).sum();
-    assert_eq!(runs, u64::from(many) - 100);
-    println!("{took:?}");
+    let tokens: u64 = stats.iter().map(|row| row.usage.input_tokens).sum();
+    let expected = u64::from(many) - 100;
+    assert_eq!((runs, tokens), (expected, 100 * expected));
     assert!(took.as_millis() < 1500, "{took:?}");
 }

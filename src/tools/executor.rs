@@ -24,8 +24,8 @@ use super::arguments;
 use super::audit_arguments::shown;
 use super::interceptors::{Intercepted, Interceptors};
 use super::results::{
-    FatalToolError, Finished, blocked, capped, error_text, fatal, fault, finished, not_executed,
-    refused,
+    FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
+    not_executed, refused,
 };
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::bounds::schema::{Fault, Schema};
@@ -203,6 +203,17 @@ enum Failure {
     Told(CallFailure, String),
     /// The run ends.
     Fatal(String),
+    /// The call waits for this child run.
+    AwaitsChild(Uuid),
+}
+
+impl Failure {
+    fn into_message(self) -> String {
+        match self {
+            Self::Told(_, message) | Self::Fatal(message) => message,
+            Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+        }
+    }
 }
 
 impl Executor {
@@ -307,7 +318,8 @@ impl Executor {
             Err(Failure::Told(failure, message)) => {
                 return Ok(Prepared::Answered(refused(call, failure, &message)));
             }
-            Err(Failure::Fatal(message)) => {
+            Err(failure) => {
+                let message = failure.into_message();
                 return Err(fatal(&call.name, message, fault(call.id, &call.name), None));
             }
         };
@@ -463,6 +475,9 @@ impl Executor {
                 let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
+            Err(Failure::AwaitsChild(child)) => {
+                Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
+            }
             Err(Failure::Fatal(message)) => {
                 let completed =
                     ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
@@ -512,6 +527,7 @@ async fn guarded<T>(
             Err(Failure::Told(CallFailure::ToolError, message))
         }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
+        Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
             Err(Failure::Told(CallFailure::Panicked, message.into()))

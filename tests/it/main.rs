@@ -40,6 +40,7 @@ mod mock_server;
 mod openai_histories;
 mod openai_responses;
 mod openai_streams;
+mod parked_children;
 mod postgres_cluster;
 mod providers;
 mod rate_limits;

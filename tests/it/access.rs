@@ -102,11 +102,12 @@ async fn without_runs_read_an_answer_is_the_status_alone(db: Db) {
     assert_eq!(seen.body["output"], json!({"result": "the secret outcome"}), "{:#}", seen.body);
 
     for verb in ["approve", "deny"] {
-        let (_, calls) = paths(&parked(&service, &service.key, "editor", json!({})).await);
+        let (run, calls) = paths(&parked(&service, &service.key, "editor", json!({})).await);
         let seen = post(&service, &approver, &format!("{}/{verb}", calls[0]), json!({})).await;
         assert_eq!(seen.status, 200, "{seen:?}");
         let fields: Vec<&String> = seen.body.as_object().unwrap().keys().collect();
         assert_eq!(fields, ["run_id", "status"], "{:#}", seen.body);
+        ended(&service, &run).await;
     }
 
     // Who started a run knows what is in it.

@@ -58,6 +58,11 @@ fn setup() -> Setup {
     Setup::new()
         .agent("sleeper", "model: scripted/sleeper\ninstructions: Sleep.\n")
         .scenario("sleeper", "steps: [{delay_ms: 120000, text: late}]")
+        .agent(
+            "asker",
+            "model: scripted/asker\ninstructions: Ask.\nenable_double_confirmation: false\n",
+        )
+        .scenario("asker", "steps: [{tool_calls: [{tool: ask, arguments: {}}]}, {text: done}]")
 }
 
 async fn a_key_cannot_create_one_that_lives_longer_or_may_do_more(db: Db) {
@@ -408,11 +413,17 @@ async fn runs_are_cancelled_with_their_key(db: Db) {
     service
         .until("/v1/runs?status=running", |runs| runs["data"].as_array().unwrap().len() == 2)
         .await;
+    let asking = json!({"client_tools": [{"name": "ask", "input_schema": {"type": "object"}}]});
+    let parked = service.http.post(service.url("/v1/agents/asker/invoke-iterative"));
+    let parked = answer(parked.bearer_auth(&user.key).json(&asking)).await.body;
+    assert_eq!(parked["status"], "awaiting_tool_results", "{parked:#}");
     let path = format!("{}?descendants=true&cancel_runs=true", maker.id);
     assert_eq!(revoke(&service, ADMIN_KEY, &path).await.status, 204);
     let ended =
         service.until(&format!("/v1/runs/{theirs}"), |run| run["status"] == "cancelled").await;
     assert!(ended["error"].to_string().contains("revoked"), "{ended:#}");
+    let parked = format!("/v1/runs/{}", parked["run_id"].as_str().unwrap());
+    service.until(&parked, |run| run["status"] == "cancelled").await;
     assert_eq!(service.get(&format!("/v1/runs/{own}")).await.body["status"], "running");
 }
 
@@ -455,4 +466,21 @@ async fn a_key_has_only_so_many_requests_open(db: Db) {
         tokio::time::sleep(Duration::from_millis(10)).await;
     }
     panic!("a closed stream still counts");
+}
+
+#[tokio::test]
+async fn a_revocation_reaches_the_streams_of_other_replicas() {
+    let first = setup().start(Db::Postgres).await;
+    let second = setup().start_on(first.database_url.clone()).await;
+    let viewer = made(&first, ADMIN_KEY, json!({"scopes": ["runs:read"]})).await;
+    let run = asleep(&first, ADMIN_KEY).await;
+    let stream = second.http.get(second.url(&format!("/v1/runs/{run}/events")));
+    let stream = stream.bearer_auth(&viewer.key).header("accept", "text/event-stream");
+    let stream = stream.send().await.unwrap();
+    assert_eq!(stream.status(), 200);
+    assert_eq!(revoke(&first, ADMIN_KEY, &viewer.id).await.status, 204);
+    let text = tokio::time::timeout(Duration::from_secs(10), stream.text()).await;
+    let text = text.expect("the stream stays open").unwrap();
+    assert!(text.contains(": the API key is revoked or has expired"), "{text}");
+    assert_eq!(status(&second, &viewer.key, "/v1/runs").await, 401);
 }

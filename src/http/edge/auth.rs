@@ -133,30 +133,21 @@ async fn authenticated(app: &App, parts: &Parts) -> Result<CachedKey, Problem> {
         let detail = "This requires an `Authorization: Bearer` header with an API key.";
         return Err(Problem::new(Code::Unauthenticated, detail));
     };
-    let cached = match keys::parse(token) {
-        Some((id, secret)) => {
-            app.keys.find(app.store.as_ref(), id).await?.map(|cached| (cached, secret))
-        }
-        None => None,
+    let refuse = |why, key| {
+        let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
+        app.runtime.note_refused_login(why, key, source);
+        Err(refused_key())
     };
-    let refusal = match &cached {
-        None if keys::parse(token).is_none() => Some(Refusal::Malformed),
-        None => Some(Refusal::UnknownKey),
-        Some((cached, secret)) => cached.refusal(secret),
+    let Some((id, secret)) = keys::parse(token) else { return refuse(Refusal::Malformed, None) };
+    let Some(cached) = app.keys.find(app.store.as_ref(), id).await? else {
+        return refuse(Refusal::UnknownKey, None);
     };
-    match (cached, refusal) {
-        (Some((cached, _)), None) => {
-            cached.note_use(&app.runtime);
-            count(app, parts, &cached.key.id)?;
-            Ok(cached)
-        }
-        (cached, refusal) => {
-            let source = parts.extensions.get::<Peer>().map(|peer| peer.0);
-            let key = cached.as_ref().map(|(cached, _)| cached.key.as_ref());
-            app.runtime.note_refused_login(refusal.unwrap_or(Refusal::UnknownKey), key, source);
-            Err(refused_key())
-        }
+    if let Some(why) = cached.refusal(secret) {
+        return refuse(why, Some(&cached.key));
     }
+    cached.note_use(&app.runtime);
+    count(app, parts, &cached.key.id)?;
+    Ok(cached)
 }
 
 /// Counts the request for its key until the response is sent.

@@ -46,6 +46,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod reclaims;
+mod references;
 mod retention;
 mod reviews;
 mod rivals;

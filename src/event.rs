@@ -128,6 +128,10 @@ pub enum RunEvent {
     #[serde(rename = "tool_call.awaiting_client")]
     #[strum(serialize = "tool_call.awaiting_client")]
     ToolCallAwaitingClient(Awaited),
+    /// A call that delegated to another agent waits for its child run, which is parked.
+    #[serde(rename = "tool_call.awaiting_child")]
+    #[strum(serialize = "tool_call.awaiting_child")]
+    ToolCallAwaitingChild(Awaited),
     /// A decision is needed before the run continues.
     #[serde(rename = "approval.requested")]
     #[strum(serialize = "approval.requested")]
@@ -605,6 +609,7 @@ impl RunEvent {
             | Self::ToolCallCompleted(_)
             | Self::ToolCallBlocked(_)
             | Self::ToolCallAwaitingClient(_)
+            | Self::ToolCallAwaitingChild(_)
             | Self::ApprovalRequested(_)
             | Self::ApprovalResolved(_)
             | Self::HandoffStarted { .. }

@@ -201,6 +201,8 @@ CREATE TABLE approvals (
     tool            text        NOT NULL,
     reason          text        NOT NULL,
     arguments       text        NOT NULL,
+    -- The child run whose end is waited for.
+    child_run_id    uuid,
     status          text        NOT NULL,
     decided_at      timestamptz,
     decided_by      text,
@@ -211,6 +213,7 @@ CREATE TABLE approvals (
 );
 CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
 CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
+CREATE INDEX approvals_of_parents ON approvals (child_run_id) WHERE status = 'pending' AND child_run_id IS NOT NULL;
 
 CREATE TABLE api_keys (
     id                    text        PRIMARY KEY,

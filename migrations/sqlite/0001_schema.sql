@@ -176,6 +176,8 @@ CREATE TABLE approvals (
     tool            TEXT    NOT NULL,
     reason          TEXT    NOT NULL,
     arguments       TEXT    NOT NULL,
+    -- The child run whose end is waited for.
+    child_run_id    TEXT,
     status          TEXT    NOT NULL,
     decided_at      INTEGER,
     decided_by      TEXT,
@@ -186,6 +188,7 @@ CREATE TABLE approvals (
 ) STRICT, WITHOUT ROWID;
 CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
 CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
+CREATE INDEX approvals_of_parents ON approvals (child_run_id) WHERE status = 'pending' AND child_run_id IS NOT NULL;
 
 CREATE TABLE api_keys (
     id                    TEXT    PRIMARY KEY NOT NULL,

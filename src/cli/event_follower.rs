@@ -45,7 +45,10 @@ impl Entry {
     /// Whether the run may be parked after this event.
     pub(super) fn may_park(&self) -> bool {
         let kind = self.0.get("type").and_then(Value::as_str);
-        matches!(kind, Some("approval.requested" | "tool_call.awaiting_client"))
+        matches!(
+            kind,
+            Some("approval.requested" | "tool_call.awaiting_client" | "tool_call.awaiting_child")
+        )
     }
 }
 

@@ -111,6 +111,7 @@ impl StatusLine {
             | RunEvent::RunResumed { .. }
             | RunEvent::AttemptStarted { .. }
             | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
@@ -182,7 +183,9 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         RunEvent::ToolCallBlocked(c) => {
             format!("  {}: {}, {}", one_line(&c.tool, 60), c.decision, one_line(&c.reason, REASON))
         }
-        RunEvent::ApprovalRequested(asked) | RunEvent::ToolCallAwaitingClient(asked) => {
+        RunEvent::ApprovalRequested(asked)
+        | RunEvent::ToolCallAwaitingClient(asked)
+        | RunEvent::ToolCallAwaitingChild(asked) => {
             let (tool, kind) = (one_line(&asked.tool, 60), asked.kind.as_str());
             format!("  {tool}: waits for {kind}, {}", one_line(&asked.reason, REASON))
         }

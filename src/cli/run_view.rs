@@ -99,7 +99,6 @@ fn fields(run: &Value) -> String {
 
 /// The pending calls of a run and the commands to answer them; empty if it waits for nothing.
 pub(super) fn pending_text(run: &Value) -> String {
-    let id = text(run, "/run_id");
     let mut lines: Vec<String> = Vec::new();
     for call in list(run, "/pending") {
         lines.push(format!("  {}", one_line(&pending_line(call), usize::MAX)));
@@ -107,7 +106,8 @@ pub(super) fn pending_text(run: &Value) -> String {
         lines
             .extend((!reason.is_empty()).then(|| format!("    {}", one_line(&reason, usize::MAX))));
         if matches!(text(call, "/kind").as_str(), "approval" | "escalation") {
-            lines.push(format!("    toolloop runs approve {id} {}", text(call, "/call_id")));
+            let (run, id) = (text(call, "/run_id"), text(call, "/call_id"));
+            lines.push(format!("    toolloop runs approve {run} {id}"));
         }
     }
     lines.join("\n")

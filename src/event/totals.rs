@@ -43,6 +43,7 @@ impl Totals {
             | RunEvent::IterationStarted { .. }
             | RunEvent::ToolCallCompleted(_)
             | RunEvent::ToolCallAwaitingClient(_)
+            | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }

@@ -36,6 +36,8 @@ pub enum WaitKind {
     Review,
     /// Permission to continue after a stop condition was met.
     Escalation,
+    /// The end of a child run that is parked itself.
+    Child,
 }
 
 impl WaitKind {
@@ -64,6 +66,9 @@ pub struct Awaited {
     /// Index of the stop condition in the definition, for an escalation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub condition: Option<usize>,
+    /// The child run, for a call that waits for one.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub child_run_id: Option<Uuid>,
 }
 
 /// A resolved request.
@@ -108,4 +113,6 @@ pub enum Resolution {
     },
     /// The call did not take effect and is executed now.
     DidNotHappen,
+    /// The child run has ended; its output is the call's result.
+    ChildEnded,
 }

@@ -18,6 +18,8 @@ pub struct RunOrigin {
     pub agent: String,
     pub agent_version: String,
     pub session_id: Option<String>,
+    /// Whether another run started it.
+    pub is_child: bool,
     /// Time of acceptance.
     pub created_at: DateTime<Utc>,
     /// Whether later runs may recall its events.

@@ -43,7 +43,12 @@ impl StreamItem {
     /// Whether the run may be parked now.
     pub fn may_park(&self) -> bool {
         let Self::Event(event) = self else { return false };
-        matches!(event.what, RunEvent::ApprovalRequested(_) | RunEvent::ToolCallAwaitingClient(_))
+        matches!(
+            event.what,
+            RunEvent::ApprovalRequested(_)
+                | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ToolCallAwaitingChild(_)
+        )
     }
 
     /// Whether nothing can follow.

@@ -37,7 +37,7 @@ use crate::run::{
     SpanPlace,
 };
 use crate::store::{RunRecord, StoreError};
-use crate::tools::subagent::{ChildCall, ChildFailed, StartRun, Task};
+use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
 use crate::tools::workspace;
 
 /// How many ancestors a run may have.
@@ -101,7 +101,7 @@ pub(super) struct Children(pub(super) Weak<Inner>);
 
 #[async_trait]
 impl StartRun for Children {
-    async fn start_run(&self, call: ChildCall) -> Result<Value, ChildFailed> {
+    async fn start_run(&self, call: ChildCall) -> Result<ChildResult, ChildFailed> {
         let gone = || ChildFailed("The run that calls is not driven here any more.".into());
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
         let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
@@ -113,8 +113,13 @@ impl StartRun for Children {
         let ended = child
             .await
             .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
+        if ended.status.is_parked() {
+            return Ok(ChildResult::Parked(ended.id));
+        }
         match (ended.output, ended.error) {
-            (Some(output), _) if ended.status == RunStatus::Completed => Ok(output),
+            (Some(output), _) if ended.status == RunStatus::Completed => {
+                Ok(ChildResult::Output(output))
+            }
             (_, Some(error)) => Err(ChildFailed(format!(
                 "The agent {agent} {} ({}): {}",
                 if ended.status == RunStatus::Cancelled { "was cancelled" } else { "failed" },
@@ -291,7 +296,8 @@ impl Runtime {
         Ok(Some(Arc::new(lineage)))
     }
 
-    /// Starts or finds a child run and waits for its end; cancels it when the call is given up.
+    /// Starts or finds a child run and waits until it has ended or is parked; cancels it when the
+    /// call is given up.
     async fn run_child(
         self,
         parent: Arc<Parent>,
@@ -302,8 +308,9 @@ impl Runtime {
         let slot = given_up.run_until_cancelled(self.inner.slots.for_child(&parent.slot)).await;
         if let Some(slot) = slot.flatten() {
             let started = self.start_child(&parent, call, id, slot, &given_up).await?;
-            let ended =
-                given_up.run_until_cancelled(Box::pin(self.child_end(&parent, id, started))).await;
+            let ended = given_up
+                .run_until_cancelled(Box::pin(self.child_outcome(&parent, id, started)))
+                .await;
             if let Some(ended) = ended {
                 return ended;
             }
@@ -441,9 +448,9 @@ impl Runtime {
         narrowed.map(Arc::new).map_err(|e| broken(&e))
     }
 
-    /// Waits for a child's end, wherever it is driven; takes it from the queue where it waits
-    /// there, which might be for the place of its own parent.
-    async fn child_end(
+    /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue
+    /// where it waits there, which might be for the slot of its own parent.
+    async fn child_outcome(
         &self,
         parent: &Parent,
         id: Uuid,
@@ -459,16 +466,18 @@ impl Runtime {
             let look = Instant::now() + LOOK;
             match self.inner.store.run(tenant, id).await {
                 Ok(Some(run)) if run.parent_run_id == Some(parent.identity.new.id) => {
-                    if run.status.is_terminal() {
+                    if run.status.is_terminal() || run.status.is_parked() {
                         return Ok(run);
                     }
                     if run.status == RunStatus::Queued {
                         self.take_child(parent, id).await;
                     }
-                    let has_ended =
-                        tokio::time::timeout_at(look, self.until_ended(tenant, id, run.last_seq()))
-                            .await;
-                    if has_ended == Ok(true) {
+                    let has_halted = tokio::time::timeout_at(
+                        look,
+                        self.until_halted(tenant, id, run.last_seq()),
+                    )
+                    .await;
+                    if has_halted == Ok(true) {
                         continue;
                     }
                 }
@@ -486,11 +495,11 @@ impl Runtime {
         }
     }
 
-    /// Whether the end was seen; not where the service is stopping or the journal cannot be read.
-    async fn until_ended(&self, tenant: &str, id: Uuid, seen: i64) -> bool {
+    /// Whether its end, or that it may be parked, was seen; not where the service is stopping or the journal cannot be read.
+    async fn until_halted(&self, tenant: &str, id: Uuid, seen: i64) -> bool {
         let mut follower = self.follow(tenant, id, seen);
         while let Ok(Some(published)) = follower.next().await {
-            if published.item.is_the_end() {
+            if published.item.is_the_end() || published.item.may_park() {
                 return true;
             }
         }

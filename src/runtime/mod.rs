@@ -141,11 +141,13 @@ impl Runtime {
                 probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
-                let has_session =
-                    write.origin.as_ref().is_some_and(|origin| origin.session_id.is_some());
-                if has_session
-                    && write.events.last().is_some_and(|event| event.what.ending().is_some())
-                {
+                let has_ended =
+                    write.events.last().is_some_and(|event| event.what.ending().is_some());
+                let Some(origin) = write.origin.as_ref().filter(|_| has_ended) else { return };
+                if origin.is_child {
+                    queue.children_ended([write.run_id]);
+                }
+                if origin.session_id.is_some() {
                     queue.changed.notify_one(); // whose turn it is now may wait in the queue
                 }
             };

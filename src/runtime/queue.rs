@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Mutex, MutexGuard};
 use tokio::sync::Notify;
+use uuid::Uuid;
 
 use super::Runtime;
 use crate::store::StoreError;
@@ -25,6 +26,8 @@ pub(super) struct Queue {
     /// Whether the last look left runs behind.
     has_more: AtomicBool,
     counted: Mutex<Option<Counted>>,
+    /// Child runs that have ended, or may have, and whose parents are not told yet.
+    ended_children: Mutex<Vec<Uuid>>,
 }
 
 #[derive(Debug)]
@@ -52,6 +55,15 @@ impl Queue {
         }
     }
 
+    /// Child runs have ended, or may have.
+    pub(super) fn children_ended(&self, children: impl IntoIterator<Item = Uuid>) {
+        let mut ended = self.ended_children.lock();
+        ended.extend(children);
+        if !ended.is_empty() {
+            self.changed.notify_one();
+        }
+    }
+
     /// A worker is free again.
     pub(super) fn worker_freed(&self) {
         if self.has_more.load(Ordering::Relaxed) {
@@ -74,6 +86,22 @@ impl Runtime {
         let length = self.inner.store.queued().await?;
         *self.inner.queue.counted() = Some(Counted { at, length });
         Ok(length)
+    }
+
+    /// Queues the parked parents of child runs that have ended.
+    pub(super) async fn answer_parents(&self) -> Result<(), StoreError> {
+        let queue = &self.inner.queue;
+        let ended = std::mem::take(&mut *queue.ended_children.lock());
+        if ended.is_empty() {
+            return Ok(());
+        }
+        match self.inner.store.answer_parents(Some(&ended)).await {
+            Ok(_) => Ok(()),
+            Err(error) => {
+                queue.ended_children.lock().extend(ended); // tried again at the next wakeup
+                Err(error)
+            }
+        }
     }
 
     /// Takes from the queue what there is room for.

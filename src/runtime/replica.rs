@@ -22,6 +22,9 @@ const POLL: Duration = Duration::from_secs(1);
 /// that is shorter.
 const RECONCILE: Duration = Duration::from_secs(2);
 
+/// How often all parked parents are looked at, in case the end of a child was not noticed.
+const PARENTS: Duration = Duration::from_secs(15);
+
 /// Opens the store that the heartbeat thread uses, on that thread.
 pub type HeartbeatStore =
     Box<dyn FnOnce() -> BoxFuture<'static, Result<Arc<Store>, StoreError>> + Send>;
@@ -87,6 +90,8 @@ impl Runtime {
         poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut reconcile = tokio::time::interval(RECONCILE.min(inner.settings.lease / 6));
         reconcile.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut parents = tokio::time::interval(PARENTS);
+        parents.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
         let mut healthy_since = Instant::now();
         loop {
             let hint = tokio::select! {
@@ -94,6 +99,12 @@ impl Runtime {
                 _ = reconcile.tick() => {
                     if let Err(error) = self.reconcile().await {
                         tracing::debug!(%error, "runs that nothing drives are looked for later");
+                    }
+                    continue;
+                }
+                _ = parents.tick() => {
+                    if let Err(error) = inner.store.answer_parents(None).await {
+                        tracing::debug!(%error, "parents are told of ended children later");
                     }
                     continue;
                 }
@@ -126,6 +137,7 @@ impl Runtime {
                 }
             }
         }
+        done = done.and(self.answer_parents().await);
         if hint != Wakeup::Queue {
             done = done.and(self.apply_cancel_requests().await);
             done = done.and(self.end_cancelled().await);

@@ -204,8 +204,11 @@ impl Runtime {
     ) -> Result<(RunRecord, ApprovalRecord), AnswerError> {
         let store = &self.inner.store;
         let run = store.run(tenant, place.run).await?.ok_or(AnswerError::UnknownRun)?;
-        let filter =
-            ApprovalFilter { run_id: Some(place.run), call_id: Some(place.call), status: None };
+        let filter = ApprovalFilter {
+            run_id: Some(place.run),
+            call_id: Some(place.call),
+            ..ApprovalFilter::default()
+        };
         let asked = store.approvals(tenant, &filter, &Page { limit: ALL, after: None }).await?;
         let is_known = !asked.is_empty();
         let waits = |asked: &ApprovalRecord| {

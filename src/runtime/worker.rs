@@ -83,6 +83,7 @@ impl RunIdentity {
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
             session_id: new.session_id.clone(),
+            is_child: new.parent_run_id.is_some(),
             is_observed: false, // until its plan is known
             created_at: new.created_at,
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
@@ -194,6 +195,10 @@ impl DrivenRun {
             self.runtime.inner.probation.leave(id);
             match ended {
                 Ok(Ok(Driven::Parked)) => {
+                    // A child may have ended since it was looked at.
+                    let children =
+                        self.run.state.waiting().filter_map(|awaited| awaited.child_run_id);
+                    self.runtime.inner.queue.children_ended(children);
                     if let Some(end) = end {
                         let _ = end.send(None); // who went away does not want to know
                     }

@@ -50,7 +50,9 @@ impl ApprovalStatus {
             Resolution::Denied => Self::Denied,
             Resolution::Expired => Self::Expired,
             Resolution::Result { .. } => Self::Answered,
-            Resolution::Happened { .. } | Resolution::DidNotHappen => Self::Resolved,
+            Resolution::Happened { .. } | Resolution::DidNotHappen | Resolution::ChildEnded => {
+                Self::Resolved
+            }
         }
     }
 }
@@ -75,6 +77,8 @@ pub struct ApprovalFilter {
     pub status: Option<ApprovalStatus>,
     pub run_id: Option<Uuid>,
     pub call_id: Option<Uuid>,
+    /// Leave out what is answered by the end of a child run.
+    pub from_outside: bool,
 }
 
 /// An answer to a parked run.
@@ -148,6 +152,33 @@ impl Store {
             "SELECT DISTINCT run_id AS id FROM approvals \
              WHERE status = 'pending' AND expires_at <= {now} LIMIT :limit",
         );
+        let expire = Query::new(
+            "UPDATE approvals SET status = 'expired', decided_at = {now}, \
+             resolution = :resolution WHERE run_id IN :runs AND status = 'pending' \
+             AND expires_at <= {now} RETURNING run_id",
+        );
+        self.settle_due(due, expire.bind("resolution", Resolution::Expired)).await
+    }
+
+    /// Answers the calls of parked runs whose child runs have ended, and queues the runs that wait
+    /// for nothing else; how many calls were answered. Only those that wait for `children`, where
+    /// given.
+    pub async fn answer_parents(&self, children: Option<&[Uuid]>) -> Result<u64, StoreError> {
+        const WAITS: &str = " status = 'pending' AND child_run_id IS NOT NULL AND NOT EXISTS \
+             (SELECT 1 FROM runs c WHERE c.id = child_run_id AND c.finished_at IS NULL)";
+        let due = Query::new("SELECT DISTINCT run_id AS id FROM approvals WHERE").push(WAITS);
+        let due = due.and("child_run_id IN :children", "children", children);
+        let answer = Query::new(
+            "UPDATE approvals SET status = 'resolved', decided_at = {now}, \
+             resolution = :resolution WHERE run_id IN :runs AND",
+        );
+        let answer = answer.push(WAITS).push(" RETURNING run_id");
+        let answer = answer.bind("resolution", Resolution::ChildEnded);
+        self.settle_due(due.push(" LIMIT :limit"), answer).await
+    }
+
+    /// Settles what is due of the runs that the first query names, by the second; how many rows.
+    async fn settle_due(&self, due: Query, settle: Query) -> Result<u64, StoreError> {
         let due = ids(&self.backend.read(Work::Control, due.bind("limit", CHUNK)).await?)?;
         if due.is_empty() {
             return Ok(0); // and nothing is written
@@ -155,17 +186,11 @@ impl Store {
         let mut tx = self.backend.begin(Work::Control).await?;
         let lock = Query::new("SELECT id FROM runs WHERE id IN :runs ORDER BY id{skip_locked}");
         let runs = ids(&tx.run(lock.bind("runs", &*due)).await?)?;
-        let expire = Query::new(
-            "UPDATE approvals SET status = 'expired', decided_at = {now}, \
-             resolution = :resolution WHERE run_id IN :runs AND status = 'pending' \
-             AND expires_at <= {now} RETURNING run_id",
-        );
-        let expire = expire.bind("resolution", Resolution::Expired).bind("runs", &*runs);
-        let expired = tx.run(expire).await?.len() as u64;
+        let settled = tx.run(settle.bind("runs", &*runs)).await?.len() as u64;
         requeue_answered(&mut *tx, &runs).await?;
         tx.commit().await?;
         self.backend.hint(Wakeup::Queue).await;
-        Ok(expired)
+        Ok(settled)
     }
 }
 

@@ -12,6 +12,7 @@ use super::{
     ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Page, RunCursor,
     RunFilter, RunRecord, Store, StoreError,
 };
+use crate::event::WaitKind;
 
 /// By what a list is sorted, newest first: the columns of an index.
 struct Order {
@@ -104,7 +105,8 @@ impl Store {
             .bind("tenant", tenant)
             .and("status = :status", "status", filter.status)
             .and("run_id = :run", "run", filter.run_id)
-            .and("call_id = :call", "call", filter.call_id);
+            .and("call_id = :call", "call", filter.call_id)
+            .and("kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child));
         self.list(query, &APPROVALS, page).await
     }
 

@@ -80,6 +80,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ToolCallStarted(_)
         | RunEvent::ToolCallCompleted(_)
         | RunEvent::ToolCallAwaitingClient(_)
+        | RunEvent::ToolCallAwaitingChild(_)
         | RunEvent::ApprovalRequested(_)
         | RunEvent::ApprovalResolved(_)
         | RunEvent::HandoffStarted { .. }

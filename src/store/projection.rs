@@ -213,8 +213,9 @@ fn wait(write: &RunWrite, changes: &mut Changes) {
     let ending = write.events.last().and_then(|event| event.what.ending());
     let status = if ending.is_some() { ApprovalStatus::Void } else { ApprovalStatus::Pending };
     for event in &write.events {
-        if let RunEvent::ApprovalRequested(awaited) | RunEvent::ToolCallAwaitingClient(awaited) =
-            &event.what
+        if let RunEvent::ApprovalRequested(awaited)
+        | RunEvent::ToolCallAwaitingClient(awaited)
+        | RunEvent::ToolCallAwaitingChild(awaited) = &event.what
         {
             changes.approvals.push(ApprovalRequest {
                 run_id: write.run_id,
@@ -227,6 +228,7 @@ fn wait(write: &RunWrite, changes: &mut Changes) {
                 reason: awaited.reason.clone(),
                 at: event.at,
                 expires_at: awaited.expires_at,
+                child_run_id: awaited.child_run_id,
                 status,
             });
         }
@@ -311,6 +313,7 @@ impl RunCalls<'_> {
             | RunEvent::RunResumed { .. }
             | RunEvent::AttemptStarted { .. }
             | RunEvent::IterationStarted { .. }
+            | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
             | RunEvent::BudgetWarned { .. }
@@ -339,7 +342,7 @@ impl RunCalls<'_> {
                 row.reason = Some(awaited.reason.clone());
             }
             WaitKind::Review => self.row(awaited.call_id).state = "unknown".into(),
-            WaitKind::Client | WaitKind::Escalation => {} // no call, or an event of its own
+            WaitKind::Client | WaitKind::Escalation | WaitKind::Child => {} // no call, or an event of its own
         }
     }
 

@@ -352,6 +352,7 @@ table! {
             reason: String,
             at: DateTime<Utc>,
             expires_at: Option<DateTime<Utc>>,
+            child_run_id: Option<Uuid>,
             status: ApprovalStatus,
         }
         read {

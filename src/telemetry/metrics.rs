@@ -167,6 +167,7 @@ impl Metrics {
                 | RunEvent::IterationStarted { .. }
                 | RunEvent::ToolCallStarted(_)
                 | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ToolCallAwaitingChild(_)
                 | RunEvent::ApprovalRequested(_)
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }

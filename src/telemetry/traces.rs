@@ -89,10 +89,8 @@ impl Traces {
         for (at, event) in events.iter().enumerate() {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
-                    let place = SpanPlace::Chat {
-                        attempt: response.attempt,
-                        iteration: response.iteration,
-                    };
+                    let (attempt, iteration) = (response.attempt, response.iteration);
+                    let place = SpanPlace::Chat { attempt, iteration };
                     let content = chat_response(origin, event.at, response);
                     self.child(origin.trace.span(place), content);
                 }
@@ -148,6 +146,7 @@ impl Traces {
                 | RunEvent::ToolCallStarted(_)
                 | RunEvent::ToolCallCompleted(_)
                 | RunEvent::ToolCallAwaitingClient(_)
+                | RunEvent::ToolCallAwaitingChild(_)
                 | RunEvent::ApprovalRequested(_)
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }

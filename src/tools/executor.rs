@@ -24,8 +24,8 @@ use super::arguments;
 use super::audit_arguments::shown;
 use super::interceptors::{Intercepted, Interceptors, Seen};
 use super::results::{
-    FatalToolError, Finished, blocked, capped, error_text, fatal, fault, finished, not_executed,
-    refused,
+    FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
+    not_executed, refused,
 };
 use super::{Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
 use crate::bounds::schema::{Fault, Schema};
@@ -208,6 +208,17 @@ enum Failure {
     Told(CallFailure, String),
     /// The run ends.
     Fatal(String),
+    /// The call waits for this child run.
+    AwaitsChild(Uuid),
+}
+
+impl Failure {
+    fn into_message(self) -> String {
+        match self {
+            Self::Told(_, message) | Self::Fatal(message) => message,
+            Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+        }
+    }
 }
 
 /// A call that is asked for.
@@ -278,8 +289,8 @@ impl Asked<'_> {
                 Err(blocked(call, "actions", message, shown(arguments, canonical)).into())
             }
             Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
-            Err(Failure::Fatal(message)) => {
-                let fault = fault(call.id, &call.name);
+            Err(failure) => {
+                let (message, fault) = (failure.into_message(), fault(call.id, &call.name));
                 Err(Unprepared::Fatal(fatal(&call.name, message, fault, None)))
             }
         }
@@ -522,6 +533,9 @@ impl Executor {
                 let message = self.readable(&started.tool, message);
                 Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
             }
+            Err(Failure::AwaitsChild(child)) => {
+                Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
+            }
             Err(Failure::Fatal(message)) => {
                 let completed =
                     ToolCallCompleted { duration_ms, ..fault(started.call_id, &started.tool) };
@@ -571,6 +585,7 @@ async fn guarded<T>(
             Err(Failure::Told(CallFailure::ToolError, message))
         }
         Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
+        Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
         Ok(Err(_panic)) => {
             let message = "The tool crashed on this call; try other arguments or another tool.";
             Err(Failure::Told(CallFailure::Panicked, message.into()))

@@ -87,6 +87,9 @@ pub enum ToolError {
     /// The service is at fault: the run ends.
     #[error("{0}")]
     Fatal(String),
+    /// The call started this child run, which is parked: it is repeated when the child has ended.
+    #[error("the child run {0} is parked")]
+    AwaitsChild(Uuid),
 }
 
 /// Something that a model can call.

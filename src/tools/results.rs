@@ -4,12 +4,14 @@
 //! before anything stores or reads them. Which of them a call gets is the executor's.
 
 use chrono::Utc;
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::arguments;
 use super::audit_arguments::shown;
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallBlocked, ToolCallCompleted,
+    AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, ToolCallBlocked,
+    ToolCallCompleted, WaitKind,
 };
 use crate::governance::Decision;
 use crate::message::{CallTarget, ToolCall, canonical_json};
@@ -19,7 +21,8 @@ pub const MAX_RESULT: usize = 64 * 1024;
 /// A call with its result.
 #[derive(Debug)]
 pub struct Finished {
-    /// `tool_call.completed` or `tool_call.blocked`.
+    /// `tool_call.completed` or `tool_call.blocked`, or `tool_call.awaiting_child` where the result
+    /// comes later.
     pub event: RunEvent,
     /// For the audit log; none where nothing was decided or executed.
     pub audit: Option<AuditRecord>,
@@ -84,6 +87,27 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
     finished(completed, None)
 }
 
+/// A call whose child run is parked.
+pub(super) fn awaiting_child(
+    call_id: Uuid,
+    tool: String,
+    arguments: Value,
+    child: Uuid,
+) -> Finished {
+    let awaited = Awaited {
+        call_id,
+        kind: WaitKind::Child,
+        reason: format!("The child run {child} is parked."),
+        tool,
+        arguments,
+        expires_at: None,
+        condition: None,
+        child_run_id: Some(child),
+    };
+    let event = RunEvent::ToolCallAwaitingChild(awaited);
+    Finished { event, audit: None, activates: None }
+}
+
 /// A call that may not be executed.
 pub(super) fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
     let blocked = ToolCallBlocked {
@@ -129,7 +153,9 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
         tool: call.name.clone(),
         rule: "recovery".to_owned(),
         decision: Decision::Allowed.as_str().to_owned(),
-        reason: Some("The service stopped while this call was running.".to_owned()),
+        reason: Some(
+            "The run ended, or the service stopped, while this call was under way.".to_owned(),
+        ),
         arguments: shown(&arguments, canonical),
         outcome: "unknown".to_owned(),
         duration_ms: None,

@@ -21,12 +21,21 @@ use crate::run::{Delegation, Effect};
 /// Starts child runs and waits for them.
 #[async_trait]
 pub trait StartRun: Send + Sync {
-    /// The output of the child run that this call means: started, or found where the call is
+    /// What came of the child run that this call means: started, or found where the call is
     /// repeated. Dropping the future cancels the child, unless the parent itself goes on elsewhere.
     ///
     /// # Errors
     /// Why there is no output, for the model of the parent.
-    async fn start_run(&self, child: ChildCall) -> Result<Value, ChildFailed>;
+    async fn start_run(&self, child: ChildCall) -> Result<ChildResult, ChildFailed>;
+}
+
+/// What came of a child run.
+#[derive(Debug, Clone, PartialEq)]
+pub enum ChildResult {
+    /// It has ended with this output.
+    Output(Value),
+    /// This run waits for an answer from outside.
+    Parked(Uuid),
 }
 
 /// A call that means a child run.
@@ -149,8 +158,10 @@ impl Tool for Subagent {
             agent: self.agent.clone(),
             task,
         };
-        let output = self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))?;
-        Ok(as_result(&output))
+        match self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))? {
+            ChildResult::Output(output) => Ok(as_result(&output)),
+            ChildResult::Parked(child) => Err(ToolError::AwaitsChild(child)),
+        }
     }
 }
 

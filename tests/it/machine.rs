@@ -314,6 +314,7 @@ impl Bench {
                 reason: "so".into(),
                 expires_at,
                 condition: None,
+                child_run_id: None,
             };
             self.record(event(awaited));
         }

@@ -41,6 +41,7 @@ mod narrowing;
 mod openai_histories;
 mod openai_responses;
 mod openai_streams;
+mod parked_children;
 mod postgres_cluster;
 mod providers;
 mod rate_limits;

@@ -283,6 +283,7 @@ fn review(call: &ToolCall) -> RunEvent {
         reason: "it is unknown whether it took effect".into(),
         expires_at: None,
         condition: None,
+        child_run_id: None,
     })
 }
 

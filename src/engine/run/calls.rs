@@ -80,7 +80,9 @@ impl Run {
                 writes_ahead |= ready.effect() != Effect::Read;
                 delegates |= Delegation::of_tool(&pending.call.name).is_some();
                 self.record(RunEvent::ToolCallStarted(ready.started().clone()))?;
-                ready.handoff().into_iter().try_for_each(|handoff| self.record(handoff))?;
+                let handoff =
+                    ready.handoff().filter(|_| !self.state.child_has_ended(pending.call.id));
+                handoff.into_iter().try_for_each(|handoff| self.record(handoff))?;
             }
             group.push(next);
             if goes_alone {

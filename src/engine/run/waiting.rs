@@ -81,6 +81,7 @@ impl Run {
             reason,
             expires_at: Some(Utc::now() + patience.delta()),
             condition: None,
+            child_run_id: None,
         };
         self.audit.extend(audit);
         self.record(match kind {

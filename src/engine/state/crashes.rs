@@ -140,7 +140,8 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         | Resolution::Expired
         | Resolution::Result { .. }
         | Resolution::Happened { .. }
-        | Resolution::DidNotHappen => None,
+        | Resolution::DidNotHappen
+        | Resolution::ChildEnded => None,
     });
     let of_model = || {
         serde_json::from_str(&call.arguments)
@@ -154,6 +155,7 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
         reason: UNKNOWN_OUTCOME.to_owned(),
         expires_at: None,
         condition: None,
+        child_run_id: None,
     })
 }
 

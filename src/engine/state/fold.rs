@@ -133,7 +133,9 @@ impl State {
                 self.close_last_turn(matches!(event.what, RunEvent::RunCompleted(_)));
                 self.phase = Phase::Ended { ending: ending.clone(), at: event.at };
             }
-            RunEvent::ToolCallAwaitingClient(awaited) | RunEvent::ApprovalRequested(awaited) => {
+            RunEvent::ToolCallAwaitingClient(awaited)
+            | RunEvent::ToolCallAwaitingChild(awaited)
+            | RunEvent::ApprovalRequested(awaited) => {
                 self.parked_since.get_or_insert(event.at);
                 self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
@@ -208,7 +210,9 @@ impl State {
         turn.dispatched.remove(&resolved.call_id);
         let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
-        if !(is_repeated && resolved.resolution == Resolution::DidNotHappen) {
+        let repeats =
+            matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
+        if !(is_repeated && repeats) {
             turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
         }
         Ok(())

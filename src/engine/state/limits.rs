@@ -350,6 +350,7 @@ impl State {
                 reason: format!("A stop condition {why}: {}", rule.when),
                 expires_at: Some(now + patience.delta()),
                 condition: Some(condition),
+                child_run_id: None,
             })],
         }
     }

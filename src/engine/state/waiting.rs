@@ -5,6 +5,7 @@
 
 use chrono::{DateTime, Utc};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::crashes::unexecuted;
 use super::{Approval, PendingCall, Phase, State, Step};
@@ -35,7 +36,10 @@ impl State {
         Some(match () {
             () if self.waiting.is_empty() => return None,
             () if waits_for(WaitKind::Review) => RunStatus::NeedsReview,
-            () if waits_for(WaitKind::Approval) || waits_for(WaitKind::Escalation) => {
+            () if waits_for(WaitKind::Approval)
+                || waits_for(WaitKind::Escalation)
+                || waits_for(WaitKind::Child) =>
+            {
                 RunStatus::AwaitingApproval
             }
             () => RunStatus::AwaitingToolResults,
@@ -56,6 +60,13 @@ impl State {
                 *index >= first as usize && !waits && self.has_tool_calls_left(turn, *index)
             });
         open.map(|(index, call)| self.pending(index, call, None)).collect()
+    }
+
+    /// Whether this call is repeated because the child run that it waited for has ended.
+    pub fn child_has_ended(&self, call_id: Uuid) -> bool {
+        let Phase::Acting(turn) = &self.phase else { return false };
+        let resolved = turn.resolved.get(&call_id);
+        resolved.is_some_and(|resolved| resolved.resolution == Resolution::ChildEnded)
     }
 
     /// What to do with a call that was waited for.
@@ -81,7 +92,10 @@ impl State {
                     Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
-            Resolution::DidNotHappen => Step::CallTools(vec![self.pending(index, call, None)]),
+            // The repeated call finds its child ended.
+            Resolution::DidNotHappen | Resolution::ChildEnded => {
+                Step::CallTools(vec![self.pending(index, call, None)])
+            }
             Resolution::Denied => {
                 let by = by.unwrap_or("An approver");
                 let told = "Do not make it again; go on without it.";

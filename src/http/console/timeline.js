@@ -126,6 +126,7 @@ const STORY = {
   "tool_call.blocked": (t, d) =>
     t.settle(d.call_id, d.decision, { facts: [`Gate: ${d.decision} by ${d.rule}`, d.reason], result: d.content }),
   "tool_call.awaiting_client": (t, d) => t.settle(d.call_id, "awaiting_client", {}),
+  "tool_call.awaiting_child": (t, d) => t.settle(d.call_id, "awaiting_child", { facts: [d.reason] }),
   "approval.requested": (t, d) => t.settle(d.call_id, "escalated", { facts: [d.reason] }),
   "approval.resolved": (t, d) => t.note(`${words(d.resolution)}${d.decided_by ? ` by ${d.decided_by}` : ""}${d.reason ? `: ${d.reason}` : ""}`),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),

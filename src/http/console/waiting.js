@@ -52,9 +52,9 @@ export class Waiting {
       const text = said.value.trim();
       const body = { ...fixed, ...(field && text && { [field]: text }) };
       try {
-        const run = await (await request("POST", `${this.path}/tool-calls/${call.call_id}/${verb}`, { body })).json();
+        const run = await (await request("POST", `runs/${call.run_id}/tool-calls/${call.call_id}/${verb}`, { body })).json();
         announce("Answered");
-        await this.answered(run);
+        await this.answered(this.path.endsWith(run.run_id) ? run : await get(this.path));
       } catch (problem) {
         trouble.replaceChildren(notice(problem));
       }

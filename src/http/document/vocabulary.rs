@@ -10,7 +10,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::event::{RunEvent, WaitKind};
+use crate::event::RunEvent;
 use crate::store;
 
 macro_rules! words {
@@ -47,7 +47,7 @@ words! {
     /// What a parked run waits for: `approval` of a tool call, the result of a `client` tool, `review`
     /// of a call whose outcome is unknown after a crash, or `escalation`, the decision whether to
     /// continue after a stop condition.
-    PendingKind = WaitKind::VARIANTS;
+    PendingKind = &["approval", "client", "review", "escalation"];
     /// The status of an approval: `answered` by the result of a client tool, `resolved` by a review,
     /// `void` because the run ended first.
     ApprovalStatus = store::ApprovalStatus::VARIANTS;

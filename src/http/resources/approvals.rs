@@ -80,7 +80,12 @@ pub(crate) async fn list_approvals(
     let status = params
         .value("status", "the status of an approval", |name| name.parse::<ApprovalStatus>().ok())?;
     let status = Some(status.unwrap_or(ApprovalStatus::Pending));
-    let filter = ApprovalFilter { status, run_id: params.uuid("run_id")?, call_id: None };
+    let filter = ApprovalFilter {
+        status,
+        run_id: params.uuid("run_id")?,
+        call_id: None,
+        from_outside: true,
+    };
     let page = by_time(&mut params, LISTS)?;
     params.finish()?;
     let rows = app.store.approvals(&caller.tenant, &filter, &page).await?;

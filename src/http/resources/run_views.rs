@@ -210,6 +210,9 @@ pub(crate) struct RunDetail {
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = PendingCall, example = json!({"arguments": {"operation": "write", "path": "notes.md"}}))]
 pub(crate) struct Pending {
+    /// The run that waits, where the answer is given: the parked run itself, or a run that it
+    /// delegated to.
+    run_id: Uuid,
     /// The tool call's id; for an escalation, the escalation's own id.
     call_id: Uuid,
     /// What kind of answer the run waits for.
@@ -365,6 +368,7 @@ fn dollars(micro: i64) -> f64 {
 impl From<ApprovalRecord> for Pending {
     fn from(asked: ApprovalRecord) -> Self {
         Self {
+            run_id: asked.run_id,
             call_id: asked.call_id,
             kind: asked.kind.as_str(),
             tool: asked.tool,
@@ -515,20 +519,35 @@ impl<'a> RunViews<'a> {
         Ok(self.app.store.shared_budget(record.id).await?.map(used))
     }
 
-    /// The unanswered calls of a parked run, in the order in which they were made.
+    /// The unanswered calls of a parked run, in the order in which they were made. In the place of
+    /// a call that waits for a child run stand the unanswered calls of the child.
     async fn pending(&self, record: &RunRecord) -> Result<Vec<Pending>, Problem> {
         if !record.status.is_parked() {
             return Ok(Vec::new());
         }
+        let (mut found, mut open) = (Vec::new(), self.asked(record, record.id).await?);
+        while let Some(asked) = open.pop()
+            && found.len() < MAX_PENDING as usize
+        {
+            match asked.child_run_id {
+                Some(child) => open.extend(self.asked(record, child).await?),
+                None => found.push(Pending::from(asked)),
+            }
+        }
+        Ok(found)
+    }
+
+    /// What a run of this tenant waits for, the newest request first.
+    async fn asked(&self, record: &RunRecord, run: Uuid) -> Result<Vec<ApprovalRecord>, Problem> {
         let filter = ApprovalFilter {
-            run_id: Some(record.id),
+            run_id: Some(run),
             status: Some(ApprovalStatus::Pending),
-            call_id: None,
+            ..ApprovalFilter::default()
         };
         let page = Page { limit: MAX_PENDING, after: None };
-        let mut pending = self.app.store.approvals(&record.tenant, &filter, &page).await?;
-        pending.sort_by_key(|call| call.seq);
-        Ok(pending.into_iter().map(Pending::from).collect())
+        let mut asked = self.app.store.approvals(&record.tenant, &filter, &page).await?;
+        asked.sort_by_key(|asked| std::cmp::Reverse(asked.seq));
+        Ok(asked)
     }
 }
 

@@ -157,5 +157,6 @@ fn told(error: ToolError) -> String {
     match error {
         ToolError::ForModel(text) => text,
         ToolError::Fatal(text) => panic!("the run would end: {text}"),
+        ToolError::AwaitsChild(child) => panic!("no tool for files starts a run: {child}"),
     }
 }

@@ -106,6 +106,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
         reason: "so".into(),
         expires_at: None,
         condition: None,
+        child_run_id: None,
     }));
     let approved = Resolution::Approved { arguments: Some(json!({"path": "b"})) };
     let answer = |call_id, kind, resolution| {

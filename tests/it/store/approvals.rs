@@ -34,6 +34,7 @@ fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
         reason: "it would be lost".into(),
         expires_at: Some(now() + expires_in),
         condition: None,
+        child_run_id: None,
     }
 }
 

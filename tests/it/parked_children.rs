@@ -1,0 +1,300 @@
+//! Runs whose child runs wait for a person: the parent is parked as well, shows what its children
+//! wait for, and goes on when they have ended.
+//!
+//! | crossing | test |
+//! |---|---|
+//! | depth, pending, approvals list | `a_tree_parks_and_goes_on_from_its_leaf` |
+//! | workers, queue | `parked_trees_leave_the_workers_to_others` |
+//! | time limits | `the_wait_of_a_child_costs_no_run_its_time` |
+//! | cancel, void approvals | `cancelling_a_parked_tree_ends_all_of_it` |
+//! | crash, restart | `a_parked_tree_survives_crashes` |
+//! | child cancelled, denied | `an_end_without_output_is_told_to_the_parent` |
+//! | handoff | `a_conversation_that_was_handed_over_waits_as_well` |
+//! | calls side by side | `calls_beside_a_parked_child_keep_their_results` |
+//! | a child that ends while its parent parks | `many_trees_miss_no_end` |
+//! | sessions, streams | `a_session_and_its_stream_wait_for_the_tree` |
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+
+on_both_stores! {
+    a_tree_parks_and_goes_on_from_its_leaf,
+    parked_trees_leave_the_workers_to_others,
+    the_wait_of_a_child_costs_no_run_its_time,
+    cancelling_a_parked_tree_ends_all_of_it,
+    a_parked_tree_survives_crashes,
+    an_end_without_output_is_told_to_the_parent,
+    a_conversation_that_was_handed_over_waits_as_well,
+    calls_beside_a_parked_child_keep_their_results,
+    many_trees_miss_no_end,
+    a_session_and_its_stream_wait_for_the_tree,
+}
+
+const WRITER: &str = "
+model: scripted/writer
+instructions: Write.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {write: ['**']}, tool_policies: {file_ops: ask}}
+";
+
+const WRITES: &str = "
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: append, path: log.txt, content: x}}]
+  - text: 'written: {{ results[0][:5] }}'
+";
+
+fn delegating(model: &str, tool: &str) -> String {
+    format!(
+        "model: scripted/{model}\ninstructions: Delegate.\ntools: ['{tool}']\n\
+         enable_double_confirmation: false\n"
+    )
+}
+
+fn delegates(tool: &str) -> String {
+    format!(
+        "steps:\n  - tool_calls: [{{tool: \"{tool}\", arguments: {{}}}}]\n  - text: 'told: {{{{ results[0] }}}}'\n"
+    )
+}
+
+/// `boss` delegates to `lead`, and that to `writer`, whose call needs an approval.
+fn tree() -> Setup {
+    Setup::new()
+        .agent("boss", &delegating("boss", "agent:lead"))
+        .scenario("boss", &delegates("agent:lead"))
+        .agent("lead", &delegating("lead", "agent:writer"))
+        .scenario("lead", &delegates("agent:writer"))
+        .agent("writer", WRITER)
+        .scenario("writer", WRITES)
+}
+
+async fn start(service: &Service, agent: &str) -> String {
+    let path = format!("/v1/agents/{agent}/invoke-iterative");
+    let request = service.request(Method::POST, &path).header("prefer", "respond-async");
+    let accepted = answer(request.json(&json!({}))).await;
+    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
+    format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
+}
+
+async fn parked(service: &Service, run: &str) -> Value {
+    service.until(run, |run| run["status"] == "awaiting_approval").await
+}
+
+async fn ended(service: &Service, run: &str) -> Value {
+    service.until(run, |run| run["finished_at"].is_string()).await
+}
+
+/// Answers the first thing that a parked run waits for.
+async fn settle(service: &Service, run: &Value, verb: &str) -> Answer {
+    let pending = &run["pending"][0];
+    let (run, call) = (pending["run_id"].as_str().unwrap(), pending["call_id"].as_str().unwrap());
+    service.post(&format!("/v1/runs/{run}/tool-calls/{call}/{verb}"), &json!({})).await
+}
+
+async fn event_types(service: &Service, run: &str) -> Vec<String> {
+    let events = service.get(&format!("{run}/events")).await.body;
+    let types = events["data"].as_array().unwrap().iter();
+    types.map(|event| event["type"].as_str().unwrap().to_owned()).collect()
+}
+
+async fn a_tree_parks_and_goes_on_from_its_leaf(db: Db) {
+    let service = tree().start(db).await;
+    let answered = service.post("/v1/agents/boss/invoke-iterative", &json!({})).await;
+    assert_eq!(answered.status, 202, "the caller does not wait: {:#}", answered.body);
+    let boss = &answered.body;
+    assert_eq!(boss["status"], "awaiting_approval", "{boss:#}");
+    let pending = boss["pending"].as_array().unwrap();
+    assert_eq!(pending.len(), 1, "{boss:#}");
+    assert_eq!(
+        (&pending[0]["kind"], &pending[0]["tool"]),
+        (&json!("approval"), &json!("file_ops"))
+    );
+    let leaf = format!("/v1/runs/{}", pending[0]["run_id"].as_str().unwrap());
+    let run = format!("/v1/runs/{}", boss["run_id"].as_str().unwrap());
+    assert_eq!(service.get(&leaf).await.body["agent"], "writer");
+    assert_eq!(service.get(&run).await.body["pending"], boss["pending"]);
+    let listed = service.get("/v1/approvals").await.body;
+    assert_eq!(listed["data"].as_array().unwrap().len(), 1, "people answer the leaf: {listed:#}");
+
+    let events = service.get(&format!("{run}/events")).await.body;
+    let waits = events["data"].as_array().unwrap().last().unwrap();
+    assert_eq!(waits["type"], "tool_call.awaiting_child", "{events:#}");
+    let child = waits["data"]["child_run_id"].as_str().unwrap();
+    assert_eq!(service.get(&format!("/v1/runs/{child}")).await.body["agent"], "lead");
+    let own = format!("{run}/tool-calls/{}/approve", waits["data"]["call_id"].as_str().unwrap());
+    assert_eq!(service.post(&own, &json!({})).await.status, 409, "only the leaf can be approved");
+
+    assert_eq!(settle(&service, boss, "approve").await.status, 200);
+    let boss = ended(&service, &run).await;
+    assert_eq!(boss["output"]["result"], "told: told: written: Appen", "{boss:#}");
+    assert_eq!((&boss["tool_calls_made"], &boss["pending"]), (&json!(1), &json!([])));
+    assert_eq!(boss["budget"]["tree"]["tool_calls"], 3, "each call once: {boss:#}");
+    let types = event_types(&service, &run).await;
+    let count = |kind: &str| types.iter().filter(|found| *found == kind).count();
+    assert_eq!((count("tool_call.awaiting_child"), count("tool_call.completed")), (1, 1));
+}
+
+async fn parked_trees_leave_the_workers_to_others(db: Db) {
+    let service = tree()
+        .agent("quick", "model: scripted/quick\ninstructions: Answer.\n")
+        .scenario("quick", "steps: [{text: done}]")
+        .config("[runtime]\nqueue_workers = 2\nmax_concurrent_runs = 2")
+        .start(db)
+        .await;
+    let mut trees = Vec::new();
+    for _ in 0..4 {
+        trees.push(start(&service, "boss").await);
+    }
+    for run in &trees {
+        parked(&service, run).await;
+    }
+    let quick = start(&service, "quick").await;
+    assert_eq!(ended(&service, &quick).await["status"], "completed");
+    for run in &trees {
+        let waiting = service.get(run).await.body;
+        assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    }
+    for run in &trees {
+        assert_eq!(ended(&service, run).await["status"], "completed");
+    }
+}
+
+async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
+    let boss = delegating("boss", "agent:lead")
+        + "limits: {tool_call_timeout_seconds: 2}\ngovernance: {budget: {max_duration_seconds: 2}}\n";
+    let service = tree().agent("boss", &boss).start(db).await;
+    let run = start(&service, "boss").await;
+    let waiting = parked(&service, &run).await;
+    tokio::time::sleep(std::time::Duration::from_millis(2500)).await; // longer than all its limits
+    assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let boss = ended(&service, &run).await;
+    assert_eq!(boss["status"], "completed", "{boss:#}");
+}
+
+async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {
+    let service = tree().start(db).await;
+    let run = start(&service, "boss").await;
+    let waiting = parked(&service, &run).await;
+    let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
+    let cancelled = service.post(&format!("{run}/cancel"), &json!({})).await;
+    assert!(cancelled.status.is_success(), "{:#}", cancelled.body);
+    for run in [&run, &leaf] {
+        assert_eq!(ended(&service, run).await["status"], "cancelled");
+    }
+    assert_eq!(service.get("/v1/approvals").await.body["data"], json!([]));
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 409);
+}
+
+async fn a_parked_tree_survives_crashes(db: Db) {
+    let mut service = tree().config("[runtime]\nlease = \"2s\"").start(db).await;
+    let run = start(&service, "boss").await;
+    let waiting = parked(&service, &run).await;
+    service.kill().await;
+    service.restart().await;
+    assert_eq!(parked(&service, &run).await["pending"], waiting["pending"]);
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    service.kill().await;
+    service.restart().await;
+    let boss = ended(&service, &run).await;
+    assert_eq!(boss["status"], "completed", "{boss:#}");
+    assert_eq!(boss["tool_calls_made"], 1);
+}
+
+async fn an_end_without_output_is_told_to_the_parent(db: Db) {
+    let service = tree().start(db).await;
+    let denied = start(&service, "lead").await;
+    let waiting = parked(&service, &denied).await;
+    assert_eq!(settle(&service, &waiting, "deny").await.status, 200);
+    let run = ended(&service, &denied).await;
+    assert_eq!(run["output"]["result"], "told: written: Error", "{run:#}");
+
+    let lead = start(&service, "lead").await;
+    let waiting = parked(&service, &lead).await;
+    let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
+    service.post(&format!("{leaf}/cancel"), &json!({})).await;
+    let run = ended(&service, &lead).await;
+    let told = run["output"]["result"].as_str().unwrap();
+    assert!(told.contains("The agent writer was cancelled"), "{told}");
+}
+
+async fn a_conversation_that_was_handed_over_waits_as_well(db: Db) {
+    let service = tree()
+        .agent("front", &delegating("front", "transfer_to_writer"))
+        .scenario("front", &delegates("transfer_to_writer"))
+        .start(db)
+        .await;
+    let run = start(&service, "front").await;
+    let waiting = parked(&service, &run).await;
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    let types = event_types(&service, &run).await;
+    assert_eq!(types.iter().filter(|kind| *kind == "handoff.started").count(), 1, "{types:?}");
+}
+
+async fn calls_beside_a_parked_child_keep_their_results(db: Db) {
+    let both = "model: scripted/both\ninstructions: Delegate.\n\
+                tools: ['agent:writer', 'agent:reader']\nenable_double_confirmation: false\n";
+    let service = tree()
+        .agent("both", both)
+        .scenario(
+            "both",
+            "steps:\n  - tool_calls: [{tool: \"agent:reader\", arguments: {n: 1}}, \
+             {tool: \"agent:writer\", arguments: {}}, {tool: \"agent:reader\", arguments: {n: 2}}]\n  \
+             - text: '{{ results | join(\" / \") }}'\n",
+        )
+        .agent("reader", "model: scripted/reader\ninstructions: Read.\n")
+        .scenario("reader", "steps: [{text: 'read {{ inputs.n }}'}]")
+        .start(db)
+        .await;
+    let run = start(&service, "both").await;
+    let waiting = parked(&service, &run).await;
+    assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
+    let run = ended(&service, &run).await;
+    assert_eq!(run["output"]["result"], "read 1 / written: Appen / read 2", "{run:#}");
+    assert_eq!(run["tool_calls_made"], 3);
+}
+
+/// Approvals come at once, so children end while their parents are being parked.
+async fn many_trees_miss_no_end(db: Db) {
+    let service = tree().start(db).await;
+    let mut trees = Vec::new();
+    for _ in 0..12 {
+        trees.push(start(&service, "lead").await);
+    }
+    let mut approved = std::collections::BTreeSet::new();
+    while approved.len() < trees.len() {
+        for asked in service.get("/v1/approvals").await.body["data"].as_array().unwrap() {
+            let (run, call) =
+                (asked["run_id"].as_str().unwrap(), asked["call_id"].as_str().unwrap());
+            let path = format!("/v1/runs/{run}/tool-calls/{call}/approve");
+            if service.post(&path, &json!({})).await.status == 200 {
+                approved.insert(run.to_owned());
+            }
+        }
+    }
+    for run in &trees {
+        assert_eq!(ended(&service, run).await["status"], "completed");
+    }
+}
+
+async fn a_session_and_its_stream_wait_for_the_tree(db: Db) {
+    let service = tree().start(db).await;
+    let path = "/v1/agents/lead/invoke-iterative";
+    let first = service.post(path, &json!({"session_id": "s"})).await;
+    assert_eq!(first.status, 202, "{:#}", first.body);
+    let busy = service.post(path, &json!({"session_id": "s"})).await;
+    assert_eq!(busy.status, 409, "the parked run holds its session: {:#}", busy.body);
+    let run = format!("/v1/runs/{}", first.body["run_id"].as_str().unwrap());
+    let stream = service.request(Method::GET, &format!("{run}/events"));
+    let stream = stream.header("accept", "text/event-stream").send().await.unwrap();
+    assert_eq!(settle(&service, &first.body, "approve").await.status, 200);
+    let told = stream.text().await.unwrap();
+    let position = |kind: &str| {
+        told.find(&format!("event: {kind}\n")).unwrap_or_else(|| panic!("{kind}: {told}"))
+    };
+    assert!(position("tool_call.awaiting_child") < position("approval.resolved"));
+    assert!(position("approval.resolved") < position("run.completed"));
+}

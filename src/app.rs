@@ -11,7 +11,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, Skills, catalogue};
+use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
 use crate::engine::requirements;
@@ -156,6 +156,13 @@ pub async fn local(mut config: Config, tenant: &str) -> Result<Local, AppError> 
     Ok(Local { parts, router, config })
 }
 
+impl AppError {
+    /// Whether the configuration is at fault, and not what it is used on.
+    pub fn is_of_configuration(&self) -> bool {
+        matches!(self, Self::Key(keys::KeyError::MalformedAdminKey))
+    }
+}
+
 impl Local {
     pub fn router(&self) -> axum::Router {
         self.router.clone()
@@ -178,14 +185,38 @@ impl Local {
 
 /// The problems of the configured agents and models, one line each.
 pub fn check(config: &Config) -> Vec<String> {
+    let malformed_key =
+        config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
+    let mut problems: Vec<String> =
+        malformed_key.map(|_| keys::KeyError::MalformedAdminKey.to_string()).into_iter().collect();
     match agents(config) {
-        Ok(agents) => agents
-            .problems()
-            .into_iter()
-            .map(|problem| format!("{}: {}", problem.file, problem.error))
-            .collect(),
-        Err(error) => vec![error.to_string()],
+        Ok(agents) => {
+            let all = agents.problems().into_iter().chain(missing_scenarios(config, &agents));
+            problems.extend(all.map(|problem| format!("{}: {}", problem.file, problem.error)));
+        }
+        Err(error) => problems.push(error.to_string()),
     }
+    problems
+}
+
+/// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
+/// scenario may come later.
+pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
+    let mut problems = Vec::new();
+    for agent in agents.agents() {
+        let definition = &agent.definition;
+        let own = std::iter::once(("model".to_owned(), &definition.model));
+        let fallbacks = definition.fallback_models.iter().enumerate();
+        let fallbacks = fallbacks.map(|(i, model)| (format!("fallback_models[{i}]"), model));
+        for (key, model) in own.chain(fallbacks) {
+            let Some((provider, name)) = model.split_once('/') else { continue };
+            let Some(Model::Scripted { dir }) = config.models.get(provider) else { continue };
+            let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
+            let (file, error) = agents.located(&definition.name, DefinitionError::at(key, wrong));
+            problems.push(DefinitionProblem { file, error: error.to_string() });
+        }
+    }
+    problems
 }
 
 /// Loads the configured agents; invalid ones are among the catalogue's problems.
@@ -221,6 +252,9 @@ impl Parts {
         let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
+        }
+        for problem in missing_scenarios(config, &catalogue) {
+            tracing::warn!(file = problem.file, error = problem.error, "scenario missing");
         }
         store.migrate().await?;
         let child_ids = ChildIds::of(&store).await?;
@@ -405,8 +439,9 @@ fn load_agents(
         &config.agents_dir,
         Arc::clone(skills),
         Box::new(move |definition| {
-            requirements::check_definition(definition, &router)
-                .map_err(|unsupported| unsupported.to_string())?;
+            requirements::check_definition(definition, &router).map_err(|unsupported| {
+                DefinitionError::at(unsupported.key(), unsupported.reason)
+            })?;
             runtime::check_tools(&registry, &known, definition)
         }),
     )

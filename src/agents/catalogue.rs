@@ -17,7 +17,8 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
-use super::{Agent, Definition, Skills};
+use super::{Agent, Definition, DefinitionError, Skills};
+use crate::run::Delegation;
 
 /// Bytes of a definition at most.
 const MAX_FILE: u64 = 1024 * 1024;
@@ -25,7 +26,7 @@ const MAX_FILE: u64 = 1024 * 1024;
 const UNSETTLED: Duration = Duration::from_secs(2);
 
 /// Asks the rest of the service whether it can serve a definition: its provider, its tools.
-pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), String> + Send + Sync>;
+pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), DefinitionError> + Send + Sync>;
 
 /// A file that is not (or no longer) what runs use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
@@ -151,7 +152,7 @@ impl Catalogue {
             }
             found.push(Found { file, stem, stamp, agent, problem });
         }
-        judge_references(&mut found, &old);
+        self.judge_references(&mut found, &old);
         let mut new = State::default();
         for Found { file, stem, stamp, agent, problem } in found {
             if let Some(agent) = agent {
@@ -191,13 +192,74 @@ impl Catalogue {
         let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
         let is_unknown = |skill: &String| self.skills.skill(skill).is_none();
         if let Some(i) = agent.definition.skills.iter().position(is_unknown) {
-            return Err(format!(
-                "skills[{i}]: there is no skill named {:?}",
-                agent.definition.skills[i]
-            ));
+            let message = missing("skill", &agent.definition.skills[i], self.skills.names());
+            let error = DefinitionError::at(format!("skills[{i}]"), message);
+            return Err(error.located_in(&text).to_string());
         }
-        (self.check)(&agent.definition)?;
+        (self.check)(&agent.definition).map_err(|e| e.located_in(&text).to_string())?;
         Ok(agent)
+    }
+
+    /// The file that defines an agent, and a complaint about it with its place in there.
+    pub fn located(&self, name: &str, error: DefinitionError) -> (String, DefinitionError) {
+        let state = self.state();
+        let defines = |file: &&String| file.rsplit_once('.').is_some_and(|(stem, _)| stem == name);
+        let Some(file) = state.files.keys().find(defines) else { return (name.to_owned(), error) };
+        let text = std::fs::read_to_string(self.dir.join(file));
+        (file.clone(), text.map_or_else(|_| error.clone(), |text| error.clone().located_in(&text)))
+    }
+
+    /// What is wrong with a file whose agent leaves work to one that is not there.
+    fn names_missing_agent(&self, file: &str, agent: &Agent, there: &BTreeSet<String>) -> String {
+        let is_missing =
+            |tool: &String| Delegation::of_tool(tool).is_some_and(|it| !there.contains(it.agent()));
+        let tools = &agent.definition.tools;
+        let index = tools.iter().position(is_missing).unwrap_or_default();
+        let name = tools.get(index).and_then(|tool| Delegation::of_tool(tool));
+        let name = name.map(Delegation::agent).unwrap_or_default();
+        let others = there.iter().filter(|other| **other != agent.definition.name);
+        let message = missing("agent", name, others.cloned());
+        let error = DefinitionError::at(format!("tools[{index}]"), message);
+        match std::fs::read_to_string(self.dir.join(file)) {
+            Ok(text) => error.located_in(&text).to_string(),
+            Err(_) => error.to_string(),
+        }
+    }
+
+    /// A definition that names a missing agent is a problem and is not reloaded; a version that
+    /// was good once stays. Such a file is read again at the next look, by when the other one may have
+    /// come.
+    fn judge_references(&self, found: &mut [Found], old: &State) {
+        let delegates = |f: &Found| {
+            f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some())
+        };
+        while found.iter().any(delegates) {
+            let there: BTreeSet<String> =
+                found.iter().filter(|f| f.agent.is_some()).map(|f| f.stem.clone()).collect();
+            let mut lost_one = false;
+            for f in found.iter_mut() {
+                let is_incomplete = |agent: &&Arc<Agent>| {
+                    agent.definition.delegates().any(|name| !there.contains(name))
+                };
+                let Some(incomplete) = f.agent.as_ref().filter(is_incomplete) else { continue };
+                let error = || self.names_missing_agent(&f.file, incomplete, &there);
+                f.problem.get_or_insert_with(error);
+                f.stamp.settled = false;
+                let last_good = old.agents.get(&f.stem).map(Arc::clone);
+                let is_last_good = f
+                    .agent
+                    .as_ref()
+                    .zip(last_good.as_ref())
+                    .is_some_and(|(a, b)| Arc::ptr_eq(a, b));
+                if !is_last_good {
+                    lost_one |= last_good.is_none();
+                    f.agent = last_good;
+                }
+            }
+            if !lost_one {
+                return;
+            }
+        }
     }
 
     /// One agent.
@@ -245,36 +307,13 @@ impl Catalogue {
     }
 }
 
-/// A definition that names a missing agent is a problem and is not reloaded; a version that
-/// was good once stays. Such a file is read again at the next look, by when the other one may have
-/// come.
-fn judge_references(found: &mut [Found], old: &State) {
-    let delegates = |f: &Found| {
-        f.agent.as_ref().is_some_and(|agent| agent.definition.delegates().next().is_some())
-    };
-    while found.iter().any(delegates) {
-        let there: BTreeSet<String> =
-            found.iter().filter(|f| f.agent.is_some()).map(|f| f.stem.clone()).collect();
-        let mut lost_one = false;
-        for f in found.iter_mut() {
-            let missing = |agent: &Arc<Agent>| {
-                agent.definition.delegates().find(|name| !there.contains(*name)).map(str::to_owned)
-            };
-            let Some(missing) = f.agent.as_ref().and_then(missing) else { continue };
-            f.problem.get_or_insert_with(|| format!("tools: there is no agent named {missing:?}"));
-            f.stamp.settled = false;
-            let last_good = old.agents.get(&f.stem).map(Arc::clone);
-            let is_last_good =
-                f.agent.as_ref().zip(last_good.as_ref()).is_some_and(|(a, b)| Arc::ptr_eq(a, b));
-            if !is_last_good {
-                lost_one |= last_good.is_none();
-                f.agent = last_good;
-            }
-        }
-        if !lost_one {
-            return;
-        }
+/// That something is not there, and what is.
+pub fn missing(kind: &str, name: &str, there: impl IntoIterator<Item = String>) -> String {
+    let there: Vec<String> = there.into_iter().collect();
+    if there.is_empty() {
+        return format!("there is no {kind} named {name:?}, and no other");
     }
+    format!("there is no {kind} named {name:?}; there are: {}", there.join(", "))
 }
 
 /// Definition files and their stamps, in the order of their names. Hidden files are none.

@@ -244,10 +244,15 @@ fn a_directory_may_be_missing_or_appear_later() {
 fn the_outside_has_a_say() {
     let dir = tempfile::tempdir().unwrap();
     fs::write(dir.path().join("lost.yaml"), minimal("lost", "1")).unwrap();
-    let check = |d: &Definition| Err(format!("model: there is no provider for {}", d.model));
+    let check = |d: &Definition| {
+        Err(DefinitionError::at("model", format!("there is no provider for {}", d.model)))
+    };
     let catalogue = Catalogue::load(dir.path(), Arc::default(), Box::new(check));
     assert!(catalogue.agents().is_empty());
-    assert_eq!(catalogue.problems()[0].error, "model: there is no provider for scripted/x");
+    assert_eq!(
+        catalogue.problems()[0].error,
+        "line 3, column 1: model: there is no provider for scripted/x"
+    );
 }
 
 #[tokio::test]
@@ -302,8 +307,8 @@ fn agents_may_name_one_another_and_must_be_there() {
     let problems: Vec<_> =
         catalogue.problems().into_iter().map(|p| format!("{}: {}", p.file, p.error)).collect();
     let expected = [
-        "far.yaml: tools: there is no agent named \"near\"",
-        "near.yaml: tools: there is no agent named \"gone\"",
+        "far.yaml: line 4, column 9: tools[0]: there is no agent named \"near\"; there are: ping, pong",
+        "near.yaml: line 4, column 9: tools[0]: there is no agent named \"gone\"; there are: far, ping, pong",
     ];
     assert_eq!(problems, expected);
     assert!(catalogue.refresh().is_empty(), "a problem is news once");

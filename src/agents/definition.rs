@@ -355,7 +355,6 @@ pub struct PathsSection {
     pub deny: Vec<String>,
     /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
     /// by directory. A run that another one started is held to what that one's agent denies.
-    #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub deny_in: BTreeMap<String, Vec<String>>,
 }
 

@@ -230,6 +230,11 @@ impl Skills {
         changes
     }
 
+    /// The names of all skills, in order.
+    pub fn names(&self) -> Vec<String> {
+        self.state().skills.keys().cloned().collect()
+    }
+
     /// One skill.
     pub fn skill(&self, name: &str) -> Option<Arc<Skill>> {
         self.state().skills.get(name).map(Arc::clone)

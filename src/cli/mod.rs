@@ -27,7 +27,7 @@ use std::process::ExitCode;
 use clap::{Args, CommandFactory as _, Parser, Subcommand};
 use serde_json::json;
 
-use crate::app;
+use crate::app::{self, AppError};
 use crate::config::{Config, ConfigError, Flags};
 use crate::http;
 use crate::telemetry::{LogFormat, Logs};
@@ -135,7 +135,10 @@ pub async fn run(arguments: impl IntoIterator<Item = OsString>) -> ExitCode {
         if error.downcast_ref::<io::Error>().is_some_and(|e| e.kind() == ErrorKind::BrokenPipe) {
             return ExitCode::SUCCESS; // the reader has closed the pipe on purpose
         }
-        let code = if error.is::<ConfigError>() || error.is::<UsageError>() { 2 } else { 1 };
+        let is_of_configuration = error.is::<ConfigError>()
+            || error.is::<UsageError>()
+            || error.downcast_ref::<AppError>().is_some_and(AppError::is_of_configuration);
+        let code = if is_of_configuration { 2 } else { 1 };
         output::print_notice(&format!("toolloop: {error:#}"));
         ExitCode::from(code)
     })

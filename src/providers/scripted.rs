@@ -47,6 +47,27 @@ impl Scripted {
         Self { dir, loaded: Mutex::default() }
     }
 
+    /// Whether there is a scenario of that name that can be played.
+    ///
+    /// # Errors
+    /// What is wrong: the name, the file, or a line in it.
+    pub fn check(&self, name: &str) -> Result<(), String> {
+        self.scenario(name).map(|_| ()).map_err(|error| match error.kind {
+            FailureKind::NotFound => self.not_there(name),
+            _ => error.message,
+        })
+    }
+
+    fn not_there(&self, name: &str) -> String {
+        let files = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
+        let name_of = |file: std::fs::DirEntry| {
+            Some(file.file_name().to_str()?.strip_suffix(".yaml")?.to_owned())
+        };
+        let mut there: Vec<String> = files.filter_map(name_of).collect();
+        there.sort_unstable();
+        format!("there is no scenario named {name:?}; there are: {}", there.join(", "))
+    }
+
     /// Parses a file only when it has changed.
     fn scenario(&self, name: &str) -> Result<Arc<Scenario>, ProviderError> {
         let plain = |c: char| c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.');

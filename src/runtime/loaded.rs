@@ -10,13 +10,14 @@ use std::time::Duration;
 
 use parking_lot::RwLock;
 
+use crate::agents::catalogue::missing;
 use crate::agents::definition::{
     Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
 };
-use crate::agents::{Agent, Catalogue, Definition, Skills};
+use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
 use crate::governance::{Gate, Policy, ToolPolicy};
-use crate::run::{Delegation, Effect};
+use crate::run::{Autonomy, Delegation, Effect};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
@@ -45,7 +46,7 @@ pub(super) struct LoadedAgent {
 /// Why a definition cannot run here: one sentence.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0}")]
-pub(super) struct LoadError(String);
+pub(super) struct LoadError(pub(super) DefinitionError);
 
 /// All versions that were needed lately.
 pub(super) struct LoadedAgents {
@@ -77,9 +78,7 @@ impl LoadedAgents {
     pub(super) fn of_snapshot(&self, hash: &str, json: &str) -> Result<LoadedAgent, LoadError> {
         match self.known(hash) {
             Some(loaded) => Ok(loaded),
-            None => {
-                self.load(Arc::new(Agent::from_json(json).map_err(|e| LoadError(e.to_string()))?))
-            }
+            None => self.load(Arc::new(Agent::from_json(json).map_err(LoadError)?)),
         }
     }
 
@@ -101,7 +100,7 @@ impl LoadedAgents {
             let child = self
                 .catalogue
                 .agent(delegation.agent())
-                .map(|child| self.described(&child.definition));
+                .map(|child| self.described(&child.definition, &agent.definition));
             let start = Arc::clone(&self.start);
             Some(Arc::new(Subagent::new(tool, delegation, child.unwrap_or_default(), start))
                 as Arc<dyn Tool>)
@@ -123,13 +122,15 @@ impl LoadedAgents {
         Ok(loaded)
     }
 
-    fn described(&self, child: &Definition) -> ChildAgent {
+    fn described(&self, child: &Definition, parent: &Definition) -> ChildAgent {
         let tools = self.registry.resolve(&child.tools); // fails where one of them is an agent again
+        let has_only_reading_tools =
+            || tools.is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read));
+        let autonomy = child.governance.autonomy.min(parent.governance.autonomy);
         ChildAgent {
             description: child.description.clone(),
             inputs: child.inputs.clone(),
-            only_reads: tools
-                .is_ok_and(|tools| tools.iter().all(|tool| tool.info().effect == Effect::Read)),
+            only_reads: autonomy == Autonomy::ReadOnly || has_only_reading_tools(),
         }
     }
 }
@@ -142,9 +143,13 @@ pub(super) fn executor(
     definition: &Definition,
     subagents: impl Iterator<Item = Arc<dyn Tool>>,
 ) -> Result<Executor, LoadError> {
-    let error = |e: &dyn std::error::Error| LoadError(e.to_string());
+    let error = |e: &dyn std::error::Error| at("", e.to_string());
     let plain = definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_none());
-    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|e| error(&e))?;
+    let mut tools = registry.resolve(&plain.cloned().collect::<Vec<_>>()).map_err(|unknown| {
+        let index = definition.tools.iter().position(|tool| *tool == unknown.0).unwrap_or_default();
+        let there = registry.infos().map(|tool| tool.name.clone());
+        at(&format!("tools[{index}]"), missing("tool", &unknown.0, there))
+    })?;
     tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
     tools.extend(subagents);
     tools.retain(|tool| tool.info().name != use_skill::NAME);
@@ -153,9 +158,14 @@ pub(super) fn executor(
     }
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
-    let interceptors = interceptors(&definition.interceptors).map_err(|e| error(&e))?;
+    let interceptors = interceptors(&definition.interceptors)
+        .map_err(|e| at(&format!("interceptors.{}", e.key), e.message))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
     Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
+}
+
+fn at(key: &str, message: String) -> LoadError {
+    LoadError(DefinitionError::at(key, message))
 }
 
 /// How the tool that reads skills finds them.
@@ -179,13 +189,18 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let names = || tools.iter().map(|tool| tool.info().name.as_str()).chain(delegations());
     for (name, options) in &definition.tool_options {
         let key = format!("tool_options.{name}");
-        let glob = Glob::of_names(name).map_err(|e| LoadError(format!("{key}: {e}")))?;
+        let glob = Glob::of_names(name).map_err(|e| at(&key, e.to_string()))?;
         let mut meant = tools.iter().filter(|tool| glob.is_match(&tool.info().name));
         if !names().any(|tool| glob.is_match(tool)) {
-            return Err(LoadError(format!("{key}: {name:?} means none of this agent's tools")));
+            let there = names().collect::<Vec<_>>().join(", ");
+            return Err(at(
+                &key,
+                format!("{name:?} means none of this agent's tools, which are: {there}"),
+            ));
         }
         if options.cache.is_some() && !meant.any(|tool| tool.info().may_only_read()) {
-            return Err(LoadError(format!("{key}.cache: {name:?} has no calls that only read")));
+            let message = format!("{name:?} has no calls that only read");
+            return Err(at(&format!("{key}.cache"), message));
         }
     }
     let Interceptors { before, after } = &definition.interceptors;
@@ -194,9 +209,11 @@ fn check_tool_settings(definition: &Definition, tools: &[Arc<dyn Tool>]) -> Resu
     let is_glob = |name: &str| name.contains(['*', '?', '[', '{']);
     for (key, name) in before.chain(after).filter(|(_, name)| !is_glob(name)) {
         if !names().any(|tool| tool == name) {
-            return Err(LoadError(format!(
-                "interceptors.{key}.tool: {name:?} is none of this agent's tools"
-            )));
+            let there = names().collect::<Vec<_>>().join(", ");
+            return Err(at(
+                &format!("interceptors.{key}.tool"),
+                format!("{name:?} is none of this agent's tools, which are: {there}"),
+            ));
         }
     }
     Ok(())

@@ -46,7 +46,7 @@ use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use uuid::Uuid;
 
-use crate::agents::{Catalogue, Definition, Skills};
+use crate::agents::{Catalogue, Definition, DefinitionError, Skills};
 use crate::engine::{FoldError, Handlers, Lease, Rules, State};
 use crate::event::Event;
 use crate::message::Conversation;
@@ -256,10 +256,8 @@ pub fn check_tools(
     registry: &Registry,
     skills: &Arc<Skills>,
     definition: &Definition,
-) -> Result<(), String> {
-    loaded::executor(registry, skills, definition, std::iter::empty())
-        .map(|_| ())
-        .map_err(|e| e.to_string())
+) -> Result<(), DefinitionError> {
+    loaded::executor(registry, skills, definition, std::iter::empty()).map(|_| ()).map_err(|e| e.0)
 }
 
 /// The messages of a run, from its journal; complete turns only.

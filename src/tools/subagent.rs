@@ -78,7 +78,7 @@ pub struct ChildAgent {
     pub description: String,
     /// JSON Schema of its inputs; absent: any object.
     pub inputs: Option<Value>,
-    /// Whether all of its tools only read, so that it may work beside others.
+    /// Whether its calls can only read, so that it may work beside others.
     pub only_reads: bool,
 }
 

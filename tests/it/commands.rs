@@ -71,7 +71,8 @@ async fn a_failed_run_is_exit_code_one() {
 
 #[tokio::test]
 async fn check_names_file_line_and_key() {
-    let good = directory(&[("agents/echo.yaml", ECHO)]);
+    let good =
+        directory(&[("agents/echo.yaml", ECHO), ("scenarios/echo.yaml", "steps: [{text: hi}]")]);
     assert_eq!(toolloop(good.path(), &["check"]).await.code, Some(0));
     let bad = directory(&[("agents/echo.yaml", &format!("{ECHO}tools: [file_ops, teleport]\n"))]);
     let bad = toolloop(bad.path(), &["check"]).await;

@@ -49,6 +49,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod reclaims;
+mod references;
 mod replicas;
 mod retention;
 mod reviews;

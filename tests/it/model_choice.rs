@@ -102,8 +102,8 @@ async fn other_agents_of_a_tree_keep_their_own_models(db: Db) {
 async fn models_that_cannot_be_chosen_are_told_by_check() {
     let long = format!("openai/*{}", "x".repeat(300));
     let table = [
-        ("models: ['nobody/*']", "models: "),
-        ("models: [nobody/x]", "models: "),
+        ("models: ['nobody/*']", "line 3, column 10: models[0]: "),
+        ("models: ['scripted/*', nobody/x]", "line 3, column 24: models[1]: "),
         ("models: [gpt-5]", "models[0]: "),
         ("models: ['scripted/*', '']", "models[1]: "),
         ("models: ['scripted/a b*']", "models[0]: "),
@@ -113,7 +113,8 @@ async fn models_that_cannot_be_chosen_are_told_by_check() {
         ("models: ['*', 'scripted/*', '{scripted,openai}/x']", ""),
     ];
     for (models, expected) in table {
-        let dir = Setup::new().agent("one", &format!("model: scripted/x\n{models}\n")).lay_out();
+        let setup = Setup::new().agent("one", &format!("model: scripted/x\n{models}\n"));
+        let dir = setup.scenario("x", "steps: [{text: fine}]").lay_out();
         let check = command(dir.path()).arg("check").output().await.unwrap();
         let said = String::from_utf8_lossy(&check.stdout) + String::from_utf8_lossy(&check.stderr);
         assert_eq!(check.status.success(), expected.is_empty(), "{models}: {said}");

@@ -13,6 +13,7 @@ on_both_stores! {
     the_tools_of_a_request_hold_for_children,
     stop_conditions_see_the_tree,
     an_answer_shows_the_usage_of_the_tree,
+    agents_that_can_only_read_work_at_the_same_time,
 }
 
 const CHILD: &str = "
@@ -394,4 +395,53 @@ async fn an_answer_shows_the_usage_of_the_tree(db: Db) {
     assert_eq!(tokens(middle, "tree_usage"), (json!(1300), json!(3)), "{middle:#}");
     let child = children.iter().find(|run| run["agent"] == "child").unwrap();
     assert_eq!(child["tree_usage"], Value::Null, "it delegated nothing: {child:#}");
+}
+
+async fn agents_that_can_only_read_work_at_the_same_time(db: Db) {
+    let lead = |autonomy: &str, agent: &str| {
+        parent(&format!(
+            "tools: ['agent:{agent}']\nparallel_tool_calls: true\ngovernance: {{autonomy: {autonomy}}}\n"
+        ))
+        .replace("scripted/parent", &format!("scripted/{agent}"))
+    };
+    let asks = |agent: &str| {
+        steps(&[
+            calls(&format!("agent:{agent}"), &[json!({"n": 1}), json!({"n": 2})]),
+            text("done"),
+        ])
+    };
+    let reader = CHILD.replace("autonomy: full", "autonomy: read-only");
+    let service = Setup::new()
+        .agent("of-readers", &lead("full", "reader"))
+        .scenario("reader", &asks("reader"))
+        .agent("of-writers", &lead("full", "writer"))
+        .agent("read-only", &lead("read-only", "writer"))
+        .scenario("writer", &asks("writer"))
+        .agent("reader", &reader)
+        .agent("writer", CHILD)
+        .scenario(
+            "child",
+            &steps(&[
+                calls("file_ops", &[file("list", "."), file("write", "new.txt")]),
+                json!({"text": "fine", "delay_ms": 700}),
+            ]),
+        )
+        .start(db)
+        .await;
+    let table =
+        [("of-readers", true, false), ("of-writers", false, true), ("read-only", true, false)];
+    for (agent, at_once, writes) in table {
+        let run = service.run(agent, &json!({})).await;
+        assert_eq!(run["status"], "completed", "{run:#}");
+        let children = children(&service, &run).await;
+        let time = |run: &Value, field: &str| run[field].as_str().unwrap().to_owned();
+        let mut spans: Vec<_> = children
+            .iter()
+            .map(|run| (time(run, "started_at"), time(run, "finished_at")))
+            .collect();
+        spans.sort_unstable();
+        assert_eq!(spans[1].0 < spans[0].1, at_once, "{agent}: {spans:?}");
+        let new = service.dir.path().join("workspace/default/new.txt");
+        assert_eq!(std::fs::remove_file(new).is_ok(), writes, "{agent}");
+    }
 }

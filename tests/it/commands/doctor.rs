@@ -71,7 +71,8 @@ async fn every_failure_is_reported_with_exit_code_1() {
 
 /// The service, its database and its log are as they were; a provider that answers is seen.
 async fn a_running_service_is_recognised(db: Db) {
-    let service = Setup::new().agent("echo", "model: scripted/echo\n").start(db).await;
+    let setup = Setup::new().agent("echo", "model: scripted/echo\n");
+    let service = setup.scenario("echo", "steps: [{text: hi}]").start(db).await;
     let address = service.url("").replace("http://", "");
     let local =
         format!("[models.local]\nkind = \"openai\"\nbase_url = \"{}\"\n", service.url("/v1"));

@@ -77,8 +77,16 @@ pub(super) struct Channel {
     run: Uuid,
     bus: Weak<Bus>,
     sender: broadcast::Sender<Arc<Published>>,
+    published: Mutex<Progress>,
+}
+
+/// How far a channel is.
+#[derive(Debug)]
+struct Progress {
     /// The newest event that was published.
-    last: Mutex<i64>,
+    last: i64,
+    /// A complete answer, in pieces that belong behind an event which is not published yet.
+    waiting: Option<(i64, Vec<ModelDelta>)>,
 }
 
 impl Bus {
@@ -90,8 +98,8 @@ impl Bus {
             return (channel, false);
         }
         let (sender, _) = broadcast::channel(RING);
-        let channel =
-            Arc::new(Channel { run, bus: Arc::downgrade(self), sender, last: Mutex::new(after) });
+        let published = Mutex::new(Progress { last: after, waiting: None });
+        let channel = Arc::new(Channel { run, bus: Arc::downgrade(self), sender, published });
         channels.insert(run, Arc::downgrade(&channel));
         (channel, true)
     }
@@ -112,10 +120,27 @@ impl Bus {
 impl Channel {
     /// Passes on what is item.
     pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
-        let mut last = lock(&self.last);
-        for event in events.filter(|event| event.seq > *last).collect::<Vec<_>>() {
-            *last = event.seq;
-            self.tell(StreamItem::Event(event));
+        let mut published = lock(&self.published);
+        for event in events {
+            if event.seq > published.last {
+                published.last = event.seq;
+                self.tell(StreamItem::Event(event));
+            }
+            let last = published.last;
+            if let Some((_, pieces)) = published.waiting.take_if(|(after, _)| *after <= last) {
+                self.publish_deltas(pieces.into_iter());
+            }
+        }
+    }
+
+    /// Passes on the rest of an answer that belongs behind event number `after`, as soon as that is
+    /// published.
+    pub(super) fn publish_answer(&self, after: i64, rest: Vec<ModelDelta>) {
+        let mut published = lock(&self.published);
+        if published.last >= after {
+            self.publish_deltas(rest.into_iter());
+        } else {
+            published.waiting = Some((after, rest));
         }
     }
 
@@ -130,7 +155,7 @@ impl Channel {
 
     /// The newest event that was published.
     pub(super) fn last(&self) -> i64 {
-        *lock(&self.last)
+        lock(&self.published).last
     }
 
     /// Everything published from now on.
@@ -153,4 +178,37 @@ impl Drop for Channel {
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::event::Piece;
+
+    fn event(seq: i64) -> Event {
+        let what = RunEvent::AttemptStarted { attempt: 1 };
+        Event { seq, at: Utc::now(), run_id: Uuid::nil(), what }
+    }
+
+    fn piece(text: &str) -> ModelDelta {
+        ModelDelta { attempt: 1, iteration: 1, piece: Piece::Text(text.into()) }
+    }
+
+    #[test]
+    fn a_whole_answer_waits_for_the_event_before_it_and_comes_before_the_one_after_it() {
+        let bus = Arc::new(Bus::default());
+        let (channel, _) = bus.channel(Uuid::nil(), 3);
+        let mut reader = channel.subscribe();
+        channel.publish_answer(4, vec![piece("late")]);
+        channel.publish([event(3), event(4), event(5)].into_iter());
+        channel.publish_answer(5, vec![piece("at once")]);
+        let mut told = Vec::new();
+        while let Ok(published) = reader.try_recv() {
+            told.push(match &published.item {
+                StreamItem::Event(event) => event.seq.to_string(),
+                StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
+            });
+        }
+        assert_eq!(told, ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
+    }
 }

@@ -1,8 +1,8 @@
 //! Pieces of answers on their way to those who follow: the first at once, the rest in batches.
 //!
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
-//! that comes before an answer may still be on its way to the disk: the pieces wait for it, and if
-//! the whole answer is there first, they are dropped. Pieces are never kept and never waited for.
+//! that comes before an answer may still be on its way to the disk: the pieces wait for it, and where
+//! the whole answer is there first, the channel publishes them behind that event.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -90,7 +90,9 @@ struct Flushed(Arc<Batch>);
 impl Drop for Flushed {
     fn drop(&mut self) {
         let mut gathered = self.0.lock();
-        self.0.pass_on(&mut gathered);
-        gathered.deltas.clear();
+        let rest = std::mem::take(&mut gathered.deltas);
+        if !rest.is_empty() {
+            self.0.channel.publish_answer(self.0.after, rest);
+        }
     }
 }

@@ -85,13 +85,21 @@ async fn what_is_missing_is_told_with_its_place() {
         let error = line.split_once(": ").unwrap().1;
         assert!(details.iter().any(|detail| detail.ends_with(error)), "{error}: {details:#?}");
         let definitions = ready["definitions"].as_array().unwrap();
+        let masked = masked(error);
         let told = definitions
             .iter()
-            .any(|it| it["file"] == json!(format!("{name}.yaml")) && it["error"] == json!(error));
+            .any(|it| it["file"] == json!(format!("{name}.yaml")) && it["error"] == json!(masked));
         assert!(told, "{error}: {ready:#}");
         assert!(service.log().contains(name), "{name}");
     }
     assert!(check.contains("nobody") && check.contains("openai, scripted"), "{check}");
+}
+
+/// As `/readyz` tells it, which needs no key: without what the definition says in quotes.
+fn masked(error: &str) -> String {
+    let parts = error.split('"').enumerate();
+    let parts = parts.map(|(index, part)| if index % 2 == 0 { part } else { "…" });
+    parts.collect::<Vec<_>>().join("\"")
 }
 
 #[tokio::test]

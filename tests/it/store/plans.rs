@@ -107,9 +107,9 @@ async fn fill(db: &Db, rows: u32) {
              'openai', 'gpt', 'stop' FROM {series}"
         ),
         format!(
-            "INSERT INTO audit_log (tenant, at, id, run_id, call_id, subject, tool, rule, decision, \
-             outcome, arguments) SELECT '{TENANT}', {at}, {id}, {id}, {id}, {}, {}, 'none', {}, {}, \
-             '{{}}' FROM {series}",
+            "INSERT INTO audit_log (tenant, at, id, run_id, call_id, action, subject, tool, rule, \
+             decision, outcome, arguments) SELECT '{TENANT}', {at}, {id}, {id}, {id}, 'tool_call', {}, \
+             {}, 'none', {}, {}, '{{}}' FROM {series}",
             rare(1, "'rare'", "'key'"),
             rare(2, "'rare'", "'tool'"),
             rare(3, "'blocked'", "'allowed'"),

@@ -133,6 +133,12 @@ impl Channel {
         }
     }
 
+    /// All events up to number `last` are published, whether this channel was there or not.
+    pub(super) fn is_published(&self, last: i64) {
+        let mut published = lock(&self.published);
+        published.last = published.last.max(last);
+    }
+
     /// Passes on the rest of an answer that belongs behind event number `after`, as soon as that is
     /// published.
     pub(super) fn publish_answer(&self, after: i64, rest: Vec<ModelDelta>) {

@@ -45,8 +45,11 @@ pub struct Follower {
 
 /// A subscription; the channel lives as long as its last subscription.
 struct Live {
-    _channel: Arc<Channel>,
+    channel: Arc<Channel>,
     events: Receiver<Arc<Published>>,
+    /// The last event that must be read from the journal, where that is known: reading more would
+    /// hand out an answer before its pieces.
+    journal_until: Option<i64>,
 }
 
 impl Runtime {
@@ -64,10 +67,15 @@ impl Runtime {
         }
     }
 
-    /// Follows a run from its beginning; events are buffered from now on.
-    pub(super) fn follow_live(&self, tenant: &str, run: Uuid) -> Follower {
+    /// Follows a run from its beginning, of which all events up to `published` are published; those
+    /// after it are buffered from now on.
+    pub(super) fn follow_live(&self, tenant: &str, run: Uuid, published: i64) -> Follower {
         let mut follower = self.follow(tenant, run, 0);
         follower.subscribe();
+        if let Some(live) = &mut follower.live {
+            live.channel.is_published(published);
+            live.journal_until = Some(published);
+        }
         follower
     }
 
@@ -162,9 +170,9 @@ impl Follower {
                             return Ok(Some(self.handed_out(published)));
                         }
                         StreamItem::Event(event) if event.seq <= self.seen => {}
-                        StreamItem::Event(_) => self.caught_up = false,
+                        StreamItem::Event(_) => self.fell_behind(),
                     },
-                    Err(RecvError::Lagged(_) | RecvError::Closed) => self.caught_up = false,
+                    Err(RecvError::Lagged(_) | RecvError::Closed) => self.fell_behind(),
                 },
                 () = self.runtime.inner.drained.cancelled() => self.over = true,
             }
@@ -179,7 +187,19 @@ impl Follower {
         published
     }
 
+    fn fell_behind(&mut self) {
+        self.caught_up = false;
+        if let Some(live) = &mut self.live {
+            live.journal_until = None;
+        }
+    }
+
     async fn read_journal(&mut self) -> Result<(), StoreError> {
+        let until = self.live.as_ref().and_then(|live| live.journal_until);
+        if until.is_some_and(|until| self.seen >= until) {
+            self.caught_up = true;
+            return Ok(());
+        }
         let page = self.runtime.inner.store.events(&self.tenant, self.run, self.seen, PAGE).await?;
         if page.is_empty() {
             // Something may have happened between reading and subscribing: read once more.
@@ -188,9 +208,8 @@ impl Follower {
                 self.subscribe();
             }
         }
-        self.ready.extend(
-            page.into_iter().map(|event| Arc::new(Published::new(StreamItem::Event(event)))),
-        );
+        let page = page.into_iter().filter(|event| until.is_none_or(|until| event.seq <= until));
+        self.ready.extend(page.map(|event| Arc::new(Published::new(StreamItem::Event(event)))));
         Ok(())
     }
 
@@ -203,6 +222,7 @@ impl Follower {
                 Arc::downgrade(&channel),
             ));
         }
-        self.live = Some(Live { events: channel.subscribe(), _channel: channel });
+        let events = channel.subscribe();
+        self.live = Some(Live { channel, events, journal_until: None });
     }
 }

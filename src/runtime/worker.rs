@@ -240,7 +240,11 @@ impl DrivenRun {
                 self.register();
             }
             let follower = (outcome.is_ok() && is_followed).then(|| {
-                self.runtime.follow_live(&self.identity.caller.tenant, self.identity.new.id)
+                self.runtime.follow_live(
+                    &self.identity.caller.tenant,
+                    self.identity.new.id,
+                    self.run.state.last_seq(),
+                )
             });
             let _ = stored.send(outcome.clone().map(|()| follower)); // who went away does not want to know
             outcome?;

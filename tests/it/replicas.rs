@@ -19,6 +19,7 @@ on_both_stores! {
     a_replica_without_a_workspace_leaves_runs_alone,
     runs_that_were_begun_wait_for_no_worker,
     a_model_call_that_is_repeated_is_marked_and_charged,
+    a_replay_on_a_replica_that_shuts_down_is_told_to_come_again,
 }
 
 const AGENT: &str = "
@@ -354,9 +355,7 @@ async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
     assert_eq!(marks, [&Value::Null, &json!(true)]);
 }
 
-#[tokio::test]
-async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again() {
-    let db = Db::Sqlite;
+async fn a_replay_on_a_replica_that_shuts_down_is_told_to_come_again(db: Db) {
     let service = setup().config("[server]\nshutdown_grace = \"2s\"").start(db).await;
     let keyed = || {
         let path = "/v1/agents/slow/invoke-iterative";

@@ -16,6 +16,7 @@ on_both_stores! {
     an_invalid_last_event_id_is_rejected,
     concurrent_streams_of_a_run_are_the_same,
     deltas_are_streamed_while_the_model_responds,
+    an_instant_answer_comes_in_pieces,
     a_disconnect_cancels_the_run_only_on_request,
 }
 
@@ -321,6 +322,25 @@ steps:
         answers[0].1.iter().filter_map(|delta| delta["data"]["tool_call"].get("name")).collect();
     assert_eq!(names, ["file_ops"]);
     assert!(answers[1].1.iter().any(|delta| delta["data"]["restarted"] == true));
+}
+
+/// However soon an answer is there: while the event before it is still being committed, too.
+async fn an_instant_answer_comes_in_pieces(db: Db) {
+    let service = worker().start(db).await;
+    for round in 0..60 {
+        let request = service.request(Method::POST, "/v1/agents/worker/invoke-iterative");
+        let request = request.header("accept", "text/event-stream").json(&json!({}));
+        let mut reader = Reader::of(request.send().await.unwrap());
+        let mut answers = 0;
+        while let Some(frame) = reader.next().await {
+            if frame.event == "model.responded" {
+                answers += 1;
+                let pieces = std::mem::take(&mut reader.deltas);
+                assert!(!pieces.is_empty(), "round {round}, answer {answers}");
+            }
+        }
+        assert!(answers > 0);
+    }
 }
 
 async fn a_disconnect_cancels_the_run_only_on_request(db: Db) {

@@ -1,4 +1,4 @@
-//! Whether the models of an agent can do what it requirements of them, before anything is started.
+//! Whether the models of an agent can do what it requires of them, before anything is started.
 //!
 //! Asked when a definition loads and when a request arrives; never of a run that has begun, which
 //! goes on with what there is. A demand that is a preference is not checked: it degrades.

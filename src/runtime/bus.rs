@@ -2,8 +2,8 @@
 //!
 //! A run has a channel while it has followers. The writer publishes what it has committed; for a
 //! run that another replica drives, a poller reads the journal instead. The ring of a channel is
-//! bounded and shared by all its readers, and never waits for one: a reader that falls behind, or meets
-//! a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
+//! bounded and shared by all its readers, and never waits for one: a reader that falls behind, or
+//! meets a gap, reads the journal ([`super::follow`]). Nothing is decided here about what readers see.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Weak};
@@ -32,7 +32,7 @@ pub struct Published {
 
 /// What readers are told.
 #[derive(Debug)]
-#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most item are events")]
+#[expect(clippy::large_enum_variant, reason = "behind an Arc, and most items are events")]
 pub enum StreamItem {
     /// A durable event.
     Event(Event),
@@ -118,7 +118,7 @@ impl Bus {
 }
 
 impl Channel {
-    /// Passes on what is item.
+    /// Passes on what was not published yet, and the pieces that wait for it.
     pub(super) fn publish(&self, events: impl Iterator<Item = Event>) {
         let mut published = lock(&self.published);
         for event in events {

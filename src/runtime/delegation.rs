@@ -2,8 +2,7 @@
 //! it.
 //!
 //! A child is a run like any other, with a row, a journal and an owner of its own; its parent, which
-//! waits for it, lends it its place among the runs that may be driven at once. Its id
-//! follows from the call, so that a parent which goes on after a crash finds the child that it
+//! waits for it, lends it its slot. Its id follows from the call, so that a parent which goes on after a crash finds the child that it
 //! started, wherever that is driven by then. Who its ancestors are follows from the rows. That
 //! children of an ended parent end is also seen to by the store's sweep, whatever became of the
 //! replica that waited for them.

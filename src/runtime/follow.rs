@@ -20,7 +20,7 @@ use crate::store::{RunRecord, StoreError};
 
 /// Journal entries read at once.
 const PAGE: u32 = 100;
-/// Poll interval for the journal of a run that another replica drives: at first, and when it is quiet.
+/// Poll interval for the journal of a run that another replica drives: at first, and when quiet.
 const BRISK: Duration = Duration::from_millis(50);
 const CALM: Duration = Duration::from_millis(500);
 /// How often it is looked whether a run is still driven here, whose events come by themselves.

@@ -11,7 +11,9 @@ use tokio::sync::Notify;
 use uuid::Uuid;
 
 use super::Runtime;
-use crate::store::StoreError;
+use super::ownership::OwnedRun;
+use super::slots::{RunSlot, RunSlots};
+use crate::store::{ClaimedRun, StoreError};
 
 /// Runs that are taken at once, at most.
 const MAX_CLAIM: usize = 64;
@@ -85,16 +87,25 @@ impl Runtime {
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let claimed = self.claimed(inner.store.claim_begun(&inner.owner, limit)).await?;
             let has_more = claimed.len() == room;
-            inner.queue.shrank(claimed.len() as u64);
-            for (claimed, ownership) in claimed {
-                tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run taken back");
-                let slot = inner.slots.free();
-                let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
-            }
+            self.resume_all(claimed, RunSlots::free);
             if !has_more {
                 return Ok(());
             }
+        }
+    }
+
+    /// Goes on with runs from the queue, each in a task and a slot of its own.
+    fn resume_all(
+        &self,
+        claimed: Vec<(ClaimedRun, OwnedRun)>,
+        slot: fn(&RunSlots) -> Option<RunSlot>,
+    ) {
+        let inner = &self.inner;
+        inner.queue.shrank(claimed.len() as u64);
+        for (claimed, ownership) in claimed {
+            tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
+            let (runtime, slot) = (self.clone(), slot(&inner.slots));
+            inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
         }
     }
 
@@ -147,14 +158,8 @@ impl Runtime {
             let limit = u32::try_from(room).unwrap_or(u32::MAX);
             let claimed = self.claimed(inner.store.claim(&inner.owner, limit)).await?;
             let has_more = claimed.len() == room;
-            inner.queue.shrank(claimed.len() as u64);
             inner.queue.has_more.store(has_more, Ordering::Relaxed);
-            for (claimed, ownership) in claimed {
-                tracing::debug!(run_id = %claimed.run.id, epoch = claimed.run.epoch, "run claimed");
-                let slot = inner.slots.for_worker();
-                let runtime = self.clone();
-                inner.tasks.spawn(async move { runtime.resume(claimed, ownership, slot).await });
-            }
+            self.resume_all(claimed, RunSlots::for_worker);
             if !has_more {
                 return Ok(());
             }

@@ -2,7 +2,7 @@
 //! it goes on.
 //!
 //! Its journal is folded, what happened outside is added, and its state machine decides. To end or
-//! park a run takes no place among those that are driven, so full workers delay no cancel. A run
+//! park a run takes no slot, so full workers delay no cancel. A run
 //! whose journal cannot be read is failed by itself, from its row.
 
 use std::panic::AssertUnwindSafe;
@@ -65,7 +65,7 @@ impl Recovered {
 }
 
 impl Runtime {
-    /// Goes on with a run that was claimed, or ends or parks it. Without a place it takes a free one
+    /// Goes on with a run that was claimed, or ends or parks it. Without a slot it takes a free one
     /// where it goes on.
     pub(super) async fn resume(
         &self,

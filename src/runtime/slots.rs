@@ -71,7 +71,7 @@ impl RunSlots {
         parent_slot.and_then(ParentSlot::lend).or_else(|| self.free())
     }
 
-    /// The same, as soon as there is one; `None` where the parent_slot has no place any more. Cancel-safe.
+    /// The same, as soon as there is one; `None` where the parent has no slot any more. Cancel-safe.
     pub(super) async fn for_child(&self, parent_slot: &ParentSlot) -> Option<RunSlot> {
         let lent = Arc::clone(&parent_slot.0.upgrade()?.lent);
         tokio::select! {

@@ -220,7 +220,7 @@ impl DrivenRun {
                 }
             }
             let runtime = self.runtime.clone();
-            drop(self); // and with it its place
+            drop(self); // and with it its slot
             runtime.inner.queue.worker_freed();
         };
         runtime.inner.tasks.spawn(task);

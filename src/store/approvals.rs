@@ -165,15 +165,21 @@ impl Store {
     pub async fn answer_parents(&self, children: Option<&[Uuid]>) -> Result<u64, StoreError> {
         const WAITS: &str = " status = 'pending' AND child_run_id IS NOT NULL AND NOT EXISTS \
              (SELECT 1 FROM runs c WHERE c.id = child_run_id AND c.finished_at IS NULL)";
-        let due = Query::new("SELECT DISTINCT run_id AS id FROM approvals WHERE").push(WAITS);
-        let due = due.and("child_run_id IN :children", "children", children);
-        let answer = Query::new(
-            "UPDATE approvals SET status = 'resolved', decided_at = {now}, \
-             resolution = :resolution WHERE run_id IN :runs AND",
-        );
-        let answer = answer.push(WAITS).push(" RETURNING run_id");
-        let answer = answer.bind("resolution", Resolution::ChildEnded);
-        self.settle_due(due.push(" LIMIT :limit"), answer).await
+        let mut answered = 0;
+        loop {
+            let due = Query::new("SELECT DISTINCT run_id AS id FROM approvals WHERE").push(WAITS);
+            let due = due.and("child_run_id IN :children", "children", children);
+            let answer = Query::new(
+                "UPDATE approvals SET status = 'resolved', decided_at = {now}, \
+                 resolution = :resolution WHERE run_id IN :runs AND",
+            );
+            let answer = answer.push(WAITS).push(" RETURNING run_id");
+            let answer = answer.bind("resolution", Resolution::ChildEnded);
+            match self.settle_due(due.push(" LIMIT :limit"), answer).await? {
+                0 => return Ok(answered),
+                more => answered += more,
+            }
+        }
     }
 
     /// Settles what is due of the runs that the first query names, by the second; how many rows.

@@ -209,8 +209,7 @@ impl Write for LineWriter {
     }
 }
 
-/// A line in which nothing that somebody else wrote looks like another line, moves the cursor or is
-/// not seen. Colours are the formatter's: it escapes the sequences of others.
+/// A line in which no text from outside looks like another line, moves the cursor or is not seen. Colours are the formatter's: it escapes the sequences of others.
 fn one_line(line: &[u8], has_colours: bool) -> String {
     let line = String::from_utf8_lossy(line);
     let mut shown = String::with_capacity(line.len() + 16);

@@ -1,7 +1,6 @@
 //! What a claimed run needs no place for: it is cancelled, reviewed or failed while all workers are
 //! busy; a journal that cannot be read fails its own run and nothing else.
 
-use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{Connection, PgConnection, SqliteConnection};
 
@@ -41,14 +40,6 @@ fn setup() -> Setup {
         .scenario("asker", ASKING)
 }
 
-async fn queued(service: &Service, agent: &str) -> String {
-    let path = format!("/v1/agents/{agent}/invoke-iterative");
-    let request = service.request(Method::POST, &path).header("Prefer", "respond-async");
-    let accepted = crate::service::answer(request.json(&json!({}))).await;
-    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
-    format!("/v1/runs/{}", text(&accepted.body, "run_id"))
-}
-
 async fn is(service: &Service, run: &str, status: &str) -> Value {
     service.until(run, |run| run["status"] == status).await
 }
@@ -65,11 +56,11 @@ async fn change(service: &Service, sql: &str) {
 
 async fn a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy(db: Db) {
     let service = setup().config(BUSY).start(db).await;
-    let parked = queued(&service, "asker").await;
+    let parked = service.enqueue("asker").await;
     is(&service, &parked, "awaiting_approval").await;
-    let busy = queued(&service, "slow").await;
+    let busy = service.enqueue("slow").await;
     is(&service, &busy, "running").await;
-    let waiting = queued(&service, "slow").await;
+    let waiting = service.enqueue("slow").await;
     for (run, phase) in [(&parked, "approval"), (&waiting, "queued")] {
         let cancel = service.post(&format!("{run}/cancel"), &json!({"reason": "enough"})).await;
         assert_eq!((cancel.status.as_u16(), &cancel.body["status"]), (202, &json!("cancelled")));
@@ -84,13 +75,13 @@ async fn a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy(db: Db)
 
 async fn an_orphan_is_decided_on_while_all_workers_are_busy(db: Db) {
     let service = setup().config(BUSY).start(db).await;
-    let acted = queued(&service, "asker").await;
+    let acted = service.enqueue("asker").await;
     let parked = is(&service, &acted, "awaiting_approval").await;
     let call = text(&parked["pending"][0], "call_id");
     let approve = format!("{acted}/tool-calls/{call}/approve");
     assert_eq!(service.post(&approve, &json!({})).await.status, 200);
     is(&service, &acted, "completed").await;
-    let busy = queued(&service, "slow").await;
+    let busy = service.enqueue("slow").await;
     is(&service, &busy, "running").await;
     let id = acted.rsplit_once('/').unwrap().1;
     // As a crash in the middle of the call leaves it.
@@ -112,11 +103,11 @@ async fn a_journal_that_cannot_be_read_fails_its_run_and_no_other(db: Db) {
     let mut service = setup().config("[runtime]\nlease = \"2s\"").start(db).await;
     let mut runs = Vec::new();
     for _ in 0..3 {
-        let run = queued(&service, "slow").await;
+        let run = service.enqueue("slow").await;
         is(&service, &run, "running").await;
         runs.push(run);
     }
-    let parked = queued(&service, "asker").await;
+    let parked = service.enqueue("asker").await;
     is(&service, &parked, "awaiting_approval").await;
     service.kill().await;
     for run in [&runs[0], &parked] {
@@ -152,11 +143,11 @@ async fn a_run_that_crashes_its_replica_takes_no_other_with_it(db: Db) {
     let poison = SLOW.replace("scripted/slow", "scripted/poison");
     let setup = setup.agent("poison", &poison).scenario("poison", WAITING);
     let mut service = setup.agent("slow", SLOW).scenario("slow", slowly).start(db).await;
-    let guilty = queued(&service, "poison").await;
+    let guilty = service.enqueue("poison").await;
     is(&service, &guilty, "running").await;
     let mut innocent = Vec::new();
     for _ in 0..8 {
-        innocent.push(queued(&service, "slow").await);
+        innocent.push(service.enqueue("slow").await);
     }
     // It kills whenever it is driven, and only then.
     let mut resumed = 0;

@@ -1,9 +1,8 @@
 //! How many runs a replica drives at once: each has a place, whatever way it came.
 
-use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     runs_from_the_queue_take_places,
@@ -20,14 +19,6 @@ enable_double_confirmation: false
 
 fn agent(name: &str) -> String {
     AGENT.replace("AGENT", name)
-}
-
-async fn enqueue(service: &Service, agent: &str) -> String {
-    let path = format!("/v1/agents/{agent}/invoke-iterative");
-    let request = service.request(Method::POST, &path).header("prefer", "respond-async");
-    let accepted = answer(request.json(&json!({}))).await;
-    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
-    format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
 }
 
 async fn invoke(service: &Service, agent: &str) -> Answer {
@@ -49,7 +40,7 @@ async fn runs_from_the_queue_take_places(db: Db) {
         .await;
     let mut runs = Vec::new();
     for _ in 0..8 {
-        runs.push(enqueue(&service, "stuck").await);
+        runs.push(service.enqueue("stuck").await);
     }
     service.until("/v1/runs?status=running", |runs| count(runs) >= 2).await;
     let refused = invoke(&service, "quick").await;
@@ -155,7 +146,7 @@ async fn a_chain_of_runs_needs_one_place(db: Db) {
         .config("[runtime]\nmax_concurrent_runs = 1\nqueue_workers = 1")
         .start(db)
         .await;
-    let run = enqueue(&service, "one").await;
+    let run = service.enqueue("one").await;
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
     assert_eq!(ended["output"], json!({"result": "done!!"}), "{ended:#}");
 }

@@ -17,7 +17,7 @@
 use reqwest::Method;
 use serde_json::{Value, json};
 
-use crate::service::{Answer, Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Answer, Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     a_tree_parks_and_goes_on_from_its_leaf,
@@ -68,14 +68,6 @@ fn tree() -> Setup {
         .scenario("lead", &delegates("agent:writer"))
         .agent("writer", WRITER)
         .scenario("writer", WRITES)
-}
-
-async fn start(service: &Service, agent: &str) -> String {
-    let path = format!("/v1/agents/{agent}/invoke-iterative");
-    let request = service.request(Method::POST, &path).header("prefer", "respond-async");
-    let accepted = answer(request.json(&json!({}))).await;
-    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
-    format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
 }
 
 async fn parked(service: &Service, run: &str) -> Value {
@@ -145,12 +137,12 @@ async fn parked_trees_leave_the_workers_to_others(db: Db) {
         .await;
     let mut trees = Vec::new();
     for _ in 0..4 {
-        trees.push(start(&service, "boss").await);
+        trees.push(service.enqueue("boss").await);
     }
     for run in &trees {
         parked(&service, run).await;
     }
-    let quick = start(&service, "quick").await;
+    let quick = service.enqueue("quick").await;
     assert_eq!(ended(&service, &quick).await["status"], "completed");
     for run in &trees {
         let waiting = service.get(run).await.body;
@@ -165,7 +157,7 @@ async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
     let boss = delegating("boss", "agent:lead")
         + "limits: {tool_call_timeout_seconds: 2}\ngovernance: {budget: {max_duration_seconds: 2}}\n";
     let service = tree().agent("boss", &boss).start(db).await;
-    let run = start(&service, "boss").await;
+    let run = service.enqueue("boss").await;
     let waiting = parked(&service, &run).await;
     tokio::time::sleep(std::time::Duration::from_millis(2500)).await; // longer than all its limits
     assert_eq!(service.get(&run).await.body["status"], "awaiting_approval");
@@ -176,7 +168,7 @@ async fn the_wait_of_a_child_costs_no_run_its_time(db: Db) {
 
 async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {
     let service = tree().start(db).await;
-    let run = start(&service, "boss").await;
+    let run = service.enqueue("boss").await;
     let waiting = parked(&service, &run).await;
     let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
     let cancelled = service.post(&format!("{run}/cancel"), &json!({})).await;
@@ -190,7 +182,7 @@ async fn cancelling_a_parked_tree_ends_all_of_it(db: Db) {
 
 async fn a_parked_tree_survives_crashes(db: Db) {
     let mut service = tree().config("[runtime]\nlease = \"2s\"").start(db).await;
-    let run = start(&service, "boss").await;
+    let run = service.enqueue("boss").await;
     let waiting = parked(&service, &run).await;
     service.kill().await;
     service.restart().await;
@@ -205,13 +197,13 @@ async fn a_parked_tree_survives_crashes(db: Db) {
 
 async fn an_end_without_output_is_told_to_the_parent(db: Db) {
     let service = tree().start(db).await;
-    let denied = start(&service, "lead").await;
+    let denied = service.enqueue("lead").await;
     let waiting = parked(&service, &denied).await;
     assert_eq!(settle(&service, &waiting, "deny").await.status, 200);
     let run = ended(&service, &denied).await;
     assert_eq!(run["output"]["result"], "told: written: Error", "{run:#}");
 
-    let parent = start(&service, "lead").await;
+    let parent = service.enqueue("lead").await;
     let waiting = parked(&service, &parent).await;
     let leaf = format!("/v1/runs/{}", waiting["pending"][0]["run_id"].as_str().unwrap());
     service.post(&format!("{leaf}/cancel"), &json!({})).await;
@@ -226,7 +218,7 @@ async fn a_conversation_that_was_handed_over_waits_as_well(db: Db) {
         .scenario("front", &delegates("transfer_to_writer"))
         .start(db)
         .await;
-    let run = start(&service, "front").await;
+    let run = service.enqueue("front").await;
     let waiting = parked(&service, &run).await;
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     assert_eq!(ended(&service, &run).await["status"], "completed");
@@ -249,7 +241,7 @@ async fn calls_beside_a_parked_child_keep_their_results(db: Db) {
         .scenario("reader", "steps: [{text: 'read {{ inputs.n }}'}]")
         .start(db)
         .await;
-    let run = start(&service, "both").await;
+    let run = service.enqueue("both").await;
     let waiting = parked(&service, &run).await;
     assert_eq!(settle(&service, &waiting, "approve").await.status, 200);
     let run = ended(&service, &run).await;
@@ -262,7 +254,7 @@ async fn many_trees_miss_no_end(db: Db) {
     let service = tree().start(db).await;
     let mut trees = Vec::new();
     for _ in 0..12 {
-        trees.push(start(&service, "lead").await);
+        trees.push(service.enqueue("lead").await);
     }
     let mut approved = std::collections::BTreeSet::new();
     while approved.len() < trees.len() {

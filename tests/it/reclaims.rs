@@ -1,11 +1,10 @@
 //! Runs that a living replica owns and that no task of it drives: they are found, given back to the
 //! queue, and end.
 
-use reqwest::Method;
 use serde_json::{Value, json};
 use sqlx::{AssertSqlSafe, Connection, PgConnection, SqliteConnection};
 
-use crate::service::{Db, Service, Setup, answer, on_both_stores};
+use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     a_run_that_nothing_drives_goes_on,
@@ -32,17 +31,9 @@ async fn busy(db: Db) -> (Service, String) {
         .start(db)
         .await;
     service.expect_reclaims();
-    let busy = enqueue(&service, "stuck").await;
+    let busy = service.enqueue("stuck").await;
     service.until(&busy, |run| run["status"] == "running").await;
     (service, busy)
-}
-
-async fn enqueue(service: &Service, agent: &str) -> String {
-    let path = format!("/v1/agents/{agent}/invoke-iterative");
-    let request = service.request(Method::POST, &path).header("prefer", "respond-async");
-    let accepted = answer(request.json(&json!({}))).await;
-    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
-    format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
 }
 
 /// Changes the database behind the service's back. `$RUN` stands for the id of the run at that path.
@@ -73,7 +64,7 @@ async fn until_counted(service: &Service, reason: &str) {
 
 async fn a_run_that_nothing_drives_goes_on(db: Db) {
     let (service, busy) = busy(db).await;
-    let run = enqueue(&service, "quick").await;
+    let run = service.enqueue("quick").await;
     change(&service, &run, &[CLAIMED]).await;
     service.until(&run, |run| run["status"] == "queued").await;
     until_counted(&service, "undriven").await;
@@ -86,7 +77,7 @@ async fn a_run_that_nothing_drives_goes_on(db: Db) {
 
 async fn a_run_that_nothing_drives_is_cancelled(db: Db) {
     let (service, busy) = busy(db).await;
-    let run = enqueue(&service, "quick").await;
+    let run = service.enqueue("quick").await;
     change(&service, &run, &[CLAIMED]).await;
     assert_eq!(service.post(&format!("{run}/cancel"), &json!({})).await.status, 202);
     let ended = service.until(&run, |run| run["finished_at"].is_string()).await;
@@ -108,7 +99,7 @@ async fn a_commit_that_is_gone_is_made_up_for(db: Db) {
         .start(db)
         .await;
     service.expect_reclaims();
-    let run = enqueue(&service, "reader").await;
+    let run = service.enqueue("reader").await;
     let in_second_call = |events: &Value| {
         let started = |event: &&Value| event["type"] == "iteration.started";
         events["data"].as_array().unwrap().iter().filter(started).count() == 2
@@ -132,9 +123,9 @@ async fn a_commit_that_is_gone_is_made_up_for(db: Db) {
 
 async fn a_run_that_cannot_be_read_holds_up_no_other(db: Db) {
     let (service, busy) = busy(db).await;
-    let damaged = enqueue(&service, "quick").await;
+    let damaged = service.enqueue("quick").await;
     change(&service, &damaged, &["UPDATE runs SET attempts = -1 WHERE id = $RUN"]).await;
-    let runs = [enqueue(&service, "quick").await, enqueue(&service, "quick").await];
+    let runs = [service.enqueue("quick").await, service.enqueue("quick").await];
     service.post(&format!("{busy}/cancel"), &json!({})).await;
     for run in runs {
         let ended = service.until(&run, |run| run["finished_at"].is_string()).await;

@@ -41,12 +41,6 @@ fn lease(lease: &str) -> Setup {
     setup().config(&format!("[runtime]\nlease = \"{lease}\""))
 }
 
-async fn enqueue(service: &Service, agent: &str) -> String {
-    let accepted = invoke(service, agent, &json!({})).await;
-    assert_eq!(accepted.status, 202, "{:#}", accepted.body);
-    path_of(&accepted.body)
-}
-
 async fn invoke(service: &Service, agent: &str, body: &Value) -> Answer {
     let path = format!("/v1/agents/{agent}/invoke-iterative");
     let request = service.request(Method::POST, &path).header("prefer", "respond-async");
@@ -61,7 +55,7 @@ fn path_of(run: &Value) -> String {
 async fn running(service: &Service, count: usize) -> Vec<String> {
     let mut runs = Vec::new();
     for _ in 0..count {
-        runs.push(enqueue(service, "slow").await);
+        runs.push(service.enqueue("slow").await);
     }
     for run in &runs {
         service.until(run, |run| run["iterations"] == 0 && run["status"] == "running").await;
@@ -253,13 +247,13 @@ async fn a_replica_without_a_workspace_leaves_runs_alone(db: Db) {
         (503, &json!("WORKSPACE_UNAVAILABLE"))
     );
     assert!(refused.headers.contains_key("retry-after"));
-    let run = enqueue(&service, "quick").await;
+    let run = service.enqueue("quick").await;
     if service.database_url.starts_with("postgres") {
         let healthy = setup().start_on(service.database_url.clone()).await;
         let ended = healthy.until(&run, |run| run["finished_at"].is_string()).await;
         assert_eq!(ended["status"], "completed", "{ended:#}");
     }
-    let run = enqueue(&service, "quick").await;
+    let run = service.enqueue("quick").await;
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(service.get(&run).await.body["status"], "queued");
     std::fs::remove_file(&workspace).unwrap();
@@ -299,7 +293,7 @@ async fn runs_that_were_begun_wait_for_no_worker(db: Db) {
     }
     let count = |runs: &Value| runs["data"].as_array().map_or(0, Vec::len);
     let runs = service.until("/v1/runs?status=running", |runs| count(runs) == 5).await;
-    let queued = enqueue(&service, "slow").await;
+    let queued = service.enqueue("slow").await;
     service.until(&format!("{queued}/events"), |events| has(events, "iteration.started")).await;
     service.kill().await;
     service.restart().await;
@@ -308,7 +302,7 @@ async fn runs_that_were_begun_wait_for_no_worker(db: Db) {
         service.until(&events, |events| has(events, "run.resumed")).await;
     }
     service.until("/v1/runs?status=running", |runs| count(runs) == 6).await;
-    let late = [enqueue(&service, "slow").await, enqueue(&service, "slow").await];
+    let late = [service.enqueue("slow").await, service.enqueue("slow").await];
     service.until("/v1/runs?status=running", |runs| count(runs) == 7).await;
     tokio::time::sleep(Duration::from_millis(1500)).await;
     let mut statuses = Vec::new();
@@ -329,7 +323,7 @@ async fn a_model_call_that_is_repeated_is_marked_and_charged(db: Db) {
         .start(db)
         .await;
     let plain = service.run("two", &json!({})).await;
-    let run = enqueue(&service, "two").await;
+    let run = service.enqueue("two").await;
     let in_second_call = |events: &Value| {
         let started = |event: &&Value| event["type"] == "iteration.started";
         events["data"].as_array().unwrap().iter().filter(started).count() == 2

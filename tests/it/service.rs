@@ -10,7 +10,7 @@ use std::time::Duration;
 use reqwest::{Method, StatusCode};
 use rustix::process::Pid;
 pub use rustix::process::Signal;
-use serde_json::Value;
+use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio::io::{AsyncBufReadExt, AsyncRead, BufReader};
 use tokio::process::{Child, Command};
@@ -267,6 +267,15 @@ impl Service {
         let answer = self.post(&format!("/v1/agents/{agent}/invoke-iterative"), body).await;
         assert_eq!(answer.status, 200, "{:#}\n{}", answer.body, self.log());
         answer.body
+    }
+
+    /// Queues a run without inputs; its path.
+    pub async fn enqueue(&self, agent: &str) -> String {
+        let path = format!("/v1/agents/{agent}/invoke-iterative");
+        let request = self.request(Method::POST, &path).header("prefer", "respond-async");
+        let accepted = answer(request.json(&json!({}))).await;
+        assert_eq!(accepted.status, 202, "{:#}", accepted.body);
+        format!("/v1/runs/{}", accepted.body["run_id"].as_str().unwrap())
     }
 
     /// Asks until the answer satisfies, at most 30 seconds.

@@ -23,6 +23,7 @@ on_both! {
     a_cancel_request_that_meets_the_park_is_not_lost,
     a_review_has_no_deadline_and_takes_no_other_answer,
     what_is_waited_for_is_listed,
+    all_parents_of_ended_children_are_queued,
 }
 
 fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
@@ -319,4 +320,25 @@ async fn what_is_waited_for_is_listed(db: Db) {
         db.store.approvals(TENANT, &one, &page(9, None)).await.unwrap()[0].status,
         ApprovalStatus::Approved
     );
+}
+
+async fn all_parents_of_ended_children_are_queued(db: Db) {
+    const PARENTS: usize = 300; // more than are settled in one transaction
+    let mut children = Vec::new();
+    for _ in 0..PARENTS {
+        let mut parent = Script::owned();
+        db.commit("me", &parent.start()).await;
+        let delegation = call("agent:worker", "{}");
+        let child = Uuid::now_v7(); // of which there is no row any more
+        let awaited = awaited(&delegation, WaitKind::Child, TimeDelta::hours(1));
+        let awaited = Awaited { child_run_id: Some(child), expires_at: None, ..awaited };
+        let events = vec![responded(1, &[&delegation]), RunEvent::ToolCallAwaitingChild(awaited)];
+        db.commit("me", &parked(parent.write(events))).await;
+        children.push(child);
+    }
+    let other = [Uuid::now_v7()];
+    assert_eq!(db.store.answer_parents(Some(&other)).await.unwrap(), 0);
+    assert_eq!(db.store.answer_parents(Some(&children)).await.unwrap(), PARENTS as u64);
+    assert_eq!(db.store.queued().await.unwrap(), PARENTS as u64);
+    assert_eq!(db.store.answer_parents(None).await.unwrap(), 0);
 }

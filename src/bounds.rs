@@ -1,10 +1,11 @@
-//! The one door for what others wrote: globs, patterns, schemas, templates, expressions, YAML,
-//! names and texts of requests, models, tools, remote lists and files.
+//! The one door for what others wrote: addresses, globs, patterns, schemas, templates, expressions,
+//! YAML, names and texts of requests, models, tools, remote lists and files.
 //!
 //! Everything here has a bound on size, nesting, time and result, and refuses what is beyond it;
 //! the libraries behind it are called nowhere else. What a refusal means to a caller or a model is
 //! decided where it is used.
 
+pub mod address;
 pub mod expression;
 pub mod frames;
 pub mod glob;

@@ -95,6 +95,9 @@ impl Agent {
             add_missing(deny_in.entry(directory.clone()).or_default(), globs);
         }
         deny_in.retain(|_, globs| !globs.is_empty());
+        add_missing(&mut rules.network.deny, &parent.network.deny);
+        let requests = [rules.network.max_requests, parent.network.max_requests];
+        rules.network.max_requests = requests.into_iter().flatten().min();
         let json = serde_json::to_string(&definition)
             .map_err(|e| DefinitionError::at("", e.to_string()))?;
         Self::compile(definition, json)
@@ -197,10 +200,10 @@ impl Agent {
     }
 }
 
-fn add_missing(globs: &mut Vec<String>, more: &[String]) {
-    for glob in more {
-        if !globs.contains(glob) {
-            globs.push(glob.clone());
+fn add_missing(entries: &mut Vec<String>, more: &[String]) {
+    for entry in more {
+        if !entries.contains(entry) {
+            entries.push(entry.clone());
         }
     }
 }

@@ -10,7 +10,10 @@ use std::path::{Component, Path};
 use serde_json::Value;
 
 use super::Definition;
+use super::definition::NetworkSection;
 use super::yaml::DefinitionError;
+use crate::bounds::Refused;
+use crate::bounds::address::{HostPattern, Network};
 use crate::bounds::glob::Glob;
 use crate::bounds::name;
 use crate::bounds::pattern::Author;
@@ -84,6 +87,7 @@ pub(super) fn check(definition: &Definition) -> Check {
             check_path_glob(&format!("{key}[{i}]"), glob)?;
         }
     }
+    check_network(&d.governance.network)?;
     for pattern in d.governance.tool_policies.keys() {
         let key = format!("governance.tool_policies.{pattern}");
         Glob::of_names(pattern).map_err(|e| DefinitionError::at(key, e.to_string()))?;
@@ -264,6 +268,26 @@ fn check_path_glob(key: &str, glob: &str) -> Check {
         ));
     }
     Glob::of_paths(glob).map(|_| ()).map_err(|e| DefinitionError::at(key, e.to_string()))
+}
+
+fn check_network(network: &NetworkSection) -> Check {
+    let wrong = |list: &str, i: usize, entry: &str, refused: &Refused| {
+        let key = format!("governance.network.{list}[{i}]");
+        Err(DefinitionError::at(key, format!("{} {refused}", quoted(entry))))
+    };
+    for (list, entries) in [("allow", &network.allow), ("deny", &network.deny)] {
+        for (i, entry) in entries.iter().enumerate() {
+            if let Err(refused) = entry.parse::<HostPattern>() {
+                return wrong(list, i, entry, &refused);
+            }
+        }
+    }
+    for (i, entry) in network.allow_private.iter().enumerate() {
+        if let Err(refused) = entry.parse::<Network>() {
+            return wrong("allow_private", i, entry, &refused);
+        }
+    }
+    within("governance.network.max_requests", network.max_requests.unwrap_or(0), 0..=1_000_000)
 }
 
 /// Compiles a JSON Schema 2020-12 of an operator.

@@ -272,6 +272,8 @@ pub struct GovernanceSection {
     pub autonomy: Autonomy,
     /// Path rules.
     pub paths: PathsSection,
+    /// Network rules.
+    pub network: NetworkSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
     /// How long a run waits for an approval; after it the call is denied.
@@ -285,6 +287,7 @@ impl Default for GovernanceSection {
         Self {
             autonomy: Autonomy::default(),
             paths: PathsSection::default(),
+            network: NetworkSection::default(),
             tool_policies: BTreeMap::new(),
             approval_timeout: Period::seconds(24 * 3600),
             budget: Budget::default(),
@@ -368,6 +371,31 @@ impl Default for PathsSection {
         }
     }
 }
+
+/// Which hosts tools may ask. A list's entry is `host`, `*.host` (everything below it) or `*`, with
+/// `:port` or without; an IPv6 address stands in brackets.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentNetwork)]
+#[serde(default, deny_unknown_fields)]
+pub struct NetworkSection {
+    /// May be asked, at the ports 80 and 443 unless they say another; default: nothing. Addresses
+    /// that the operator wrote, e.g. of HTTP tools, need no entry.
+    #[schemars(inner(regex(pattern = HOST_PATTERN)))]
+    pub allow: Vec<String>,
+    /// May not, at any port unless they say one.
+    #[schemars(inner(regex(pattern = HOST_PATTERN)))]
+    pub deny: Vec<String>,
+    /// Networks (CIDR) whose addresses may be connected to although they are not public, where the
+    /// host is allowed.
+    #[schemars(inner(regex(pattern = r"^[0-9A-Fa-f:.]+(/[0-9]{1,3})?$")))]
+    pub allow_private: Vec<String>,
+    /// Requests of one run.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 0, max = 1_000_000))]
+    pub max_requests: Option<u64>,
+}
+
+const HOST_PATTERN: &str = r"^(\*|(\*\.)?[^\s*%:/?#@\[\]\\]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
 
 /// How a tool is treated, from the mildest to the strictest.
 #[derive(

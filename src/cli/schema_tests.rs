@@ -70,13 +70,21 @@ fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
         "{name: ab, model: m/x, governance: {autonomy: total}}",
         "{name: ab, model: m/x, governance: {paths: {read: [/etc]}}}",
         "{name: ab, model: m/x, governance: {tool_policies: {shell: maybe}}}",
+        "{name: ab, model: m/x, governance: {network: {allow: ['https://example.com']}}}",
+        "{name: ab, model: m/x, governance: {network: {allow: ['a*.example.com']}}}",
+        "{name: ab, model: m/x, governance: {network: {deny: ['*.']}}}",
+        "{name: ab, model: m/x, governance: {network: {deny: ['::1']}}}",
+        "{name: ab, model: m/x, governance: {network: {allow_private: [localhost]}}}",
+        "{name: ab, model: m/x, governance: {network: {hosts: [example.com]}}}",
     ] {
         assert!(!schema.is_valid(&yaml(broken)), "the schema takes {broken}");
         assert!(Agent::from_yaml("ab", broken).is_err(), "the parser takes {broken}");
     }
-    for fine in
-        ["{name: ab, model: m/x}", "{name: ab, model: m/x:y/z, tools: [a], tool_choice: {tool: a}}"]
-    {
+    for fine in [
+        "{name: ab, model: m/x}",
+        "{name: ab, model: m/x:y/z, tools: [a], tool_choice: {tool: a}}",
+        "{name: ab, model: m/x, governance: {network: {allow: [example.com, '*.example.com:8080', '[::1]:81', '*'], allow_private: [10.0.0.0/8, '::1'], max_requests: 5}}}",
+    ] {
         assert!(schema.is_valid(&yaml(fine)) && Agent::from_yaml("ab", fine).is_ok(), "{fine}");
     }
 }

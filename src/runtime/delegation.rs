@@ -435,9 +435,12 @@ impl Runtime {
         let elsewhere = Some(&*parent.directory)
             .filter(|directory| !is_always_in(directory, &agent.definition.workspace));
         let parent = &parent.plan.agent.definition.governance;
-        let GovernanceSection { tool_policies, paths, .. } = parent;
-        let adds_nothing =
-            tool_policies.is_empty() && paths.deny.is_empty() && paths.deny_in.is_empty();
+        let GovernanceSection { tool_policies, paths, network, .. } = parent;
+        let adds_nothing = tool_policies.is_empty()
+            && paths.deny.is_empty()
+            && paths.deny_in.is_empty()
+            && network.deny.is_empty()
+            && network.max_requests.is_none();
         if adds_nothing && agent.definition.governance.autonomy <= autonomy {
             return Ok(agent);
         }

@@ -13,13 +13,14 @@ const ROOMS: &[(&str, &[&str])] = &[
     ("event", &["message", "run"]),
     ("model", &[]),
     ("bounds", &[]),
+    ("outbound", &["bounds"]),
     ("config", &["model", "bounds"]),
     ("providers", &["message", "run", "event", "model", "bounds"]),
     ("agents", &["message", "run", "event", "bounds"]),
     ("governance", &["message", "run", "event", "bounds"]),
     ("store", &["clock", "message", "run", "event", "bounds"]),
     ("drivers", &["message", "run", "event", "bounds", "providers"]),
-    ("tools", &["clock", "message", "run", "event", "bounds", "governance"]),
+    ("tools", &["clock", "message", "run", "event", "bounds", "governance", "outbound"]),
     (
         "engine",
         &["clock", "message", "run", "event", "bounds", "agents", "drivers", "providers", "tools"],
@@ -40,6 +41,7 @@ const ROOMS: &[(&str, &[&str])] = &[
             "store",
             "engine",
             "config",
+            "outbound",
         ],
     ),
     (

@@ -1,0 +1,181 @@
+//! One request over one connection to an address that was judged.
+//!
+//! Connects, secures, sends, reads the head and the body; every part is bounded in size here and in
+//! time by whoever awaits it. Where the connection goes is not decided here.
+
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+use std::time::Duration;
+
+use bytes::Bytes;
+use http::header::LOCATION;
+use http::{HeaderMap, StatusCode};
+use http_body_util::{BodyExt, Full};
+use hyper::client::conn::http1;
+use hyper_util::rt::TokioIo;
+use rustls_platform_verifier::BuilderVerifierExt;
+use tokio::io::{AsyncRead, AsyncWrite};
+use tokio::net::TcpStream;
+use tokio_rustls::TlsConnector;
+use tokio_rustls::rustls::crypto::aws_lc_rs;
+use tokio_rustls::rustls::pki_types::ServerName;
+use tokio_rustls::rustls::{self, ClientConfig};
+use tokio_util::task::AbortOnDropHandle;
+use url::{Host, Url};
+
+use super::OutboundError;
+use super::body::{Body, Damaged};
+
+/// To one address, before the next one is tried.
+const CONNECT: Duration = Duration::from_secs(5);
+/// Bytes of an answer's head.
+const MAX_HEAD: usize = 64 * 1024;
+/// Headers of an answer.
+const MAX_HEADERS: usize = 128;
+
+/// Everything that bytes go through.
+pub(super) trait Stream: AsyncRead + AsyncWrite + Send + Unpin {}
+
+impl<T: AsyncRead + AsyncWrite + Send + Unpin> Stream for T {}
+
+/// How a connection is secured, and whose it must be.
+pub(super) struct Secured {
+    config: Arc<ClientConfig>,
+    name: ServerName<'static>,
+}
+
+impl Secured {
+    /// None where a certificate cannot name the host.
+    pub(super) fn new(config: Arc<ClientConfig>, url: &Url) -> Option<Self> {
+        let name = match url.host()? {
+            Host::Domain(name) => ServerName::try_from(name.to_owned()).ok()?,
+            Host::Ipv4(address) => ServerName::IpAddress(IpAddr::V4(address).into()),
+            Host::Ipv6(address) => ServerName::IpAddress(IpAddr::V6(address).into()),
+        };
+        Some(Self { config, name })
+    }
+}
+
+/// An answer, its body as far as it was read.
+pub(super) struct Answer {
+    pub(super) status: StatusCode,
+    pub(super) headers: HeaderMap,
+    pub(super) body: Vec<u8>,
+    pub(super) is_whole: bool,
+}
+
+impl Answer {
+    pub(super) fn is_redirect(&self) -> bool {
+        matches!(self.status.as_u16(), 301 | 302 | 303 | 307 | 308)
+            && self.headers.contains_key(LOCATION)
+    }
+}
+
+/// What the machine trusts.
+pub(super) fn tls() -> Result<Arc<ClientConfig>, rustls::Error> {
+    let config = ClientConfig::builder_with_provider(Arc::new(aws_lc_rs::default_provider()))
+        .with_safe_default_protocol_versions()?
+        .with_platform_verifier()?
+        .with_no_client_auth();
+    Ok(Arc::new(config))
+}
+
+/// A connection to the first of the addresses that takes one, and to no other.
+pub(super) async fn connect(
+    addresses: &[SocketAddr],
+    secured: Option<Secured>,
+    host: &str,
+) -> Result<Box<dyn Stream>, OutboundError> {
+    let mut why = String::new();
+    for address in addresses {
+        why = match tokio::time::timeout(CONNECT, TcpStream::connect(address)).await {
+            Ok(Ok(stream)) => return secure(stream, secured, host).await,
+            Ok(Err(error)) => phrase(&error),
+            Err(_elapsed) => "it takes no connection".to_owned(),
+        };
+    }
+    Err(OutboundError::Unreachable { host: host.to_owned(), why })
+}
+
+async fn secure(
+    stream: TcpStream,
+    secured: Option<Secured>,
+    host: &str,
+) -> Result<Box<dyn Stream>, OutboundError> {
+    // Latency alone: without it small requests wait for a full packet.
+    let _ = stream.set_nodelay(true);
+    let Some(Secured { config, name }) = secured else { return Ok(Box::new(stream)) };
+    let stream = TlsConnector::from(config)
+        .connect(name, stream)
+        .await
+        .map_err(|error| OutboundError::NotSecure { host: host.to_owned(), why: phrase(&error) })?;
+    Ok(Box::new(stream))
+}
+
+/// Sends a request and reads what comes back. The body of a redirect is not read where that is
+/// followed.
+pub(super) async fn exchange(
+    stream: Box<dyn Stream>,
+    request: http::Request<Bytes>,
+    host: &str,
+    max_body: usize,
+    skips_redirects: bool,
+) -> Result<Answer, OutboundError> {
+    let broken_off = || OutboundError::BrokenOff(host.to_owned());
+    let malformed = |error: &hyper::Error| {
+        if error.is_parse() || error.is_parse_too_large() {
+            OutboundError::Malformed { host: host.to_owned(), why: phrase(error) }
+        } else {
+            broken_off()
+        }
+    };
+    let (mut sender, connection) = http1::Builder::new()
+        .max_headers(MAX_HEADERS)
+        .max_header_size(MAX_HEAD)
+        .max_buf_size(MAX_HEAD)
+        .handshake(TokioIo::new(stream))
+        .await
+        .map_err(|error| malformed(&error))?;
+    let _connection = AbortOnDropHandle::new(tokio::spawn(connection));
+    let response =
+        sender.send_request(request.map(Full::new)).await.map_err(|error| malformed(&error))?;
+    let (head, mut incoming) = response.into_parts();
+    let mut answer =
+        Answer { status: head.status, headers: head.headers, body: Vec::new(), is_whole: true };
+    if skips_redirects && answer.is_redirect() {
+        return Ok(answer);
+    }
+    if max_body == 0 {
+        answer.is_whole = false;
+        return Ok(answer);
+    }
+    let damaged = |Damaged| OutboundError::Encoding(host.to_owned());
+    let mut body = Body::behind(&answer.headers, max_body)
+        .ok_or_else(|| OutboundError::Encoding(host.to_owned()))?;
+    while let Some(frame) = incoming.frame().await {
+        let frame = frame.map_err(|_| broken_off())?;
+        if let Some(bytes) = frame.data_ref()
+            && !body.push(bytes).map_err(damaged)?
+        {
+            break;
+        }
+    }
+    let read = body.finish().map_err(damaged)?;
+    (answer.body, answer.is_whole) = (read.bytes, read.is_whole);
+    Ok(answer)
+}
+
+/// What an error says, with its causes and without addresses of ours.
+fn phrase(error: &dyn std::error::Error) -> String {
+    let mut text = error.to_string();
+    let mut cause = error.source();
+    while let Some(inner) = cause {
+        let inner_text = inner.to_string();
+        if !text.contains(&inner_text) {
+            text = format!("{text}: {inner_text}");
+        }
+        cause = inner.source();
+    }
+    text.truncate(text.floor_char_boundary(200));
+    text
+}

@@ -1,0 +1,341 @@
+//! The one way to addresses that are not the operator's own: pages that a model asks for, webhooks
+//! that a caller names, tools that a file declares.
+//!
+//! What is asked for is judged on every hop, redirects included: first the address as written, by
+//! whoever sends, then the IP address that its name stands for, by [`AddressPolicy`]. A name is
+//! resolved once and the connection goes to exactly the address that was judged, so that there is no
+//! second answer of a name server to wait for. Connections are not kept: none outlives the judgement
+//! that it was made under. Nothing comes from the environment: no proxy, no netrc, no cookies. An
+//! answer has a deadline, a size after decompression, and a size of its head.
+//!
+//! What may be asked for is decided elsewhere (`governance/network.rs` for tool calls), as is what an
+//! answer means.
+
+mod body;
+mod exchange;
+pub mod networks;
+
+use std::io;
+use std::net::{IpAddr, SocketAddr, ToSocketAddrs};
+use std::sync::{Arc, OnceLock};
+use std::time::Duration;
+
+use bytes::Bytes;
+use futures::future::BoxFuture;
+use http::header::{
+    ACCEPT, ACCEPT_ENCODING, ACCEPT_LANGUAGE, CONNECTION, CONTENT_LENGTH, CONTENT_TYPE, EXPECT,
+    HOST, LOCATION, TE, TRAILER, TRANSFER_ENCODING, UPGRADE, USER_AGENT,
+};
+use http::{HeaderMap, HeaderName, HeaderValue, Method, StatusCode};
+use tokio::sync::Semaphore;
+use tokio_rustls::rustls::ClientConfig;
+use url::{Host, Url};
+
+use crate::bounds::address;
+use exchange::Secured;
+pub use networks::AddressPolicy;
+
+/// Redirects that are followed at most, whatever is asked for.
+pub const MAX_REDIRECTS: u32 = 5;
+/// Names that are looked up at the same time: each holds a thread until its name servers answer.
+const MAX_LOOKUPS: usize = 64;
+/// Addresses of a name that are tried.
+const MAX_TRIED: usize = 4;
+/// What goes along to another host.
+const TO_ANYBODY: [HeaderName; 4] = [ACCEPT, ACCEPT_LANGUAGE, CONTENT_TYPE, USER_AGENT];
+/// What is about the connection, which is ours.
+const OF_THE_CONNECTION: [HeaderName; 9] = [
+    HOST,
+    CONNECTION,
+    CONTENT_LENGTH,
+    TRANSFER_ENCODING,
+    TE,
+    TRAILER,
+    UPGRADE,
+    EXPECT,
+    ACCEPT_ENCODING,
+];
+
+/// The IP addresses that a name stands for.
+pub type LookUp = Arc<dyn Fn(String) -> BoxFuture<'static, io::Result<Vec<IpAddr>>> + Send + Sync>;
+
+/// Sends requests. Cheap to clone; what it holds is shared.
+#[derive(Clone)]
+pub struct Client {
+    look_up: LookUp,
+    tls: Arc<OnceLock<Option<Arc<ClientConfig>>>>,
+}
+
+/// What is sent. Headers about the connection are ignored: they are this client's.
+#[derive(Debug, Clone)]
+pub struct Request {
+    pub method: Method,
+    /// From [`address::read`].
+    pub url: Url,
+    pub headers: HeaderMap,
+    pub body: Bytes,
+}
+
+/// How far a request may go.
+pub struct Terms<'a> {
+    /// The IP addresses that may be connected to.
+    pub addresses: &'a AddressPolicy,
+    /// Asked before every hop, the first one included, with the address as written: nothing, or
+    /// what speaks against it, in words for the caller.
+    pub judge: &'a (dyn Fn(&Url) -> Result<(), String> + Send + Sync),
+    /// Redirects that are followed, 5 at most; with 0 a redirect is the answer.
+    pub redirects: u32,
+    /// For everything from the first look at a name to the last byte of the body.
+    pub deadline: Duration,
+    /// Bytes of the body, decompressed. What is beyond is not read.
+    pub max_body: usize,
+}
+
+/// An answer.
+#[derive(Debug, Clone)]
+pub struct Response {
+    pub status: StatusCode,
+    pub headers: HeaderMap,
+    /// Where it came from, behind all redirects.
+    pub url: Url,
+    /// As it is without its compression.
+    pub body: Vec<u8>,
+    /// Whether that is all of it.
+    pub is_whole: bool,
+    /// Requests that it took.
+    pub requests: u32,
+}
+
+/// Why there is no answer. None of the texts repeats more of an address than its host.
+#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
+pub enum OutboundError {
+    /// A redirect leads to something that is no address.
+    #[error("a redirect leads to an address that {0}")]
+    Redirect(String),
+    /// Whoever sends objects to this address.
+    #[error("{0}")]
+    Refused(String),
+    /// None of its IP addresses may be connected to.
+    #[error("{0} is at an address that is not public")]
+    NotPublic(String),
+    #[error("the name {0} cannot be resolved")]
+    Unresolved(String),
+    #[error("{host} cannot be reached: {why}")]
+    Unreachable { host: String, why: String },
+    /// It is not who it should be, or speaks no TLS.
+    #[error("no secure connection to {host}: {why}")]
+    NotSecure { host: String, why: String },
+    #[error("{host} does not answer in proper HTTP: {why}")]
+    Malformed { host: String, why: String },
+    #[error("the answer of {0} broke off")]
+    BrokenOff(String),
+    #[error("the answer of {0} is in an encoding that was not asked for")]
+    Encoding(String),
+    #[error("there was no complete answer within {} seconds", .0.as_secs_f64())]
+    Late(Duration),
+    #[error("there are more than {0} redirects")]
+    TooManyRedirects(u32),
+}
+
+impl OutboundError {
+    /// Whether the request certainly had no effect: it was never sent.
+    pub fn was_not_sent(&self) -> bool {
+        matches!(
+            self,
+            Self::Refused(_)
+                | Self::NotPublic(_)
+                | Self::Unresolved(_)
+                | Self::Unreachable { .. }
+                | Self::NotSecure { .. }
+        )
+    }
+}
+
+impl Client {
+    /// A client that asks the machine's resolver for names.
+    pub fn new() -> Self {
+        let places = Arc::new(Semaphore::new(MAX_LOOKUPS));
+        let look_up = move |host: String| -> BoxFuture<'static, _> {
+            Box::pin(look_up(Arc::clone(&places), host))
+        };
+        Self::resolving_with(Arc::new(look_up))
+    }
+
+    /// A client that asks this function for names.
+    pub fn resolving_with(look_up: LookUp) -> Self {
+        Self { look_up, tls: Arc::default() }
+    }
+
+    /// Sends a request and follows redirects. Dropping the future closes the connection.
+    ///
+    /// # Errors
+    /// [`OutboundError`].
+    pub async fn send(
+        &self,
+        request: Request,
+        terms: &Terms<'_>,
+    ) -> Result<Response, OutboundError> {
+        tokio::time::timeout(terms.deadline, self.follow(request, terms))
+            .await
+            .unwrap_or(Err(OutboundError::Late(terms.deadline)))
+    }
+
+    async fn follow(
+        &self,
+        mut request: Request,
+        terms: &Terms<'_>,
+    ) -> Result<Response, OutboundError> {
+        let allowed = terms.redirects.min(MAX_REDIRECTS);
+        let mut requests = 0;
+        loop {
+            (terms.judge)(&request.url).map_err(OutboundError::Refused)?;
+            requests += 1;
+            let answer = self.once(&request, terms, allowed > 0).await?;
+            if allowed == 0 || !answer.is_redirect() {
+                return Ok(Response {
+                    status: answer.status,
+                    headers: answer.headers,
+                    url: request.url,
+                    body: answer.body,
+                    is_whole: answer.is_whole,
+                    requests,
+                });
+            }
+            if requests > allowed {
+                return Err(OutboundError::TooManyRedirects(allowed));
+            }
+            request = redirected(request, &answer)?;
+        }
+    }
+
+    /// One request to one address.
+    async fn once(
+        &self,
+        request: &Request,
+        terms: &Terms<'_>,
+        skips_redirects: bool,
+    ) -> Result<exchange::Answer, OutboundError> {
+        let host = address::shown_host(&request.url);
+        let addresses = self.resolved(&request.url, &host, terms.addresses).await?;
+        let secured = match request.url.scheme() {
+            "https" => Some(self.secured(&request.url, &host)?),
+            _ => None,
+        };
+        let stream = exchange::connect(&addresses, secured, &host).await?;
+        let sent = wire_request(request, &host)?;
+        exchange::exchange(stream, sent, &host, terms.max_body, skips_redirects).await
+    }
+
+    /// The addresses of a URL's host that may be connected to, of which there is at least one.
+    async fn resolved(
+        &self,
+        url: &Url,
+        host: &str,
+        policy: &AddressPolicy,
+    ) -> Result<Vec<SocketAddr>, OutboundError> {
+        let port = url.port_or_known_default().unwrap_or(443);
+        let unresolved = || OutboundError::Unresolved(host.to_owned());
+        let found = match url.host().ok_or_else(unresolved)? {
+            Host::Ipv4(address) => vec![IpAddr::V4(address)],
+            Host::Ipv6(address) => vec![IpAddr::V6(address)],
+            Host::Domain(name) => {
+                (self.look_up)(name.to_owned()).await.map_err(|_| unresolved())?
+            }
+        };
+        if found.is_empty() {
+            return Err(unresolved());
+        }
+        let judged = found.into_iter().filter_map(|address| policy.connectable(address));
+        let addresses: Vec<SocketAddr> =
+            judged.take(MAX_TRIED).map(|address| SocketAddr::new(address, port)).collect();
+        if addresses.is_empty() {
+            return Err(OutboundError::NotPublic(host.to_owned()));
+        }
+        Ok(addresses)
+    }
+
+    fn secured(&self, url: &Url, host: &str) -> Result<Secured, OutboundError> {
+        let tls = self.tls.get_or_init(|| {
+            exchange::tls()
+                .inspect_err(|error| tracing::error!(%error, "TLS cannot be set up"))
+                .ok()
+        });
+        let not_secure =
+            |why: &str| OutboundError::NotSecure { host: host.to_owned(), why: why.to_owned() };
+        let config = tls.clone().ok_or_else(|| not_secure("TLS is not available here"))?;
+        Secured::new(config, url).ok_or_else(|| not_secure("its name cannot be certified"))
+    }
+}
+
+impl Default for Client {
+    fn default() -> Self {
+        Self::new()
+    }
+}
+
+/// Asks the machine's resolver, on a thread that keeps its place until it is through.
+async fn look_up(places: Arc<Semaphore>, host: String) -> io::Result<Vec<IpAddr>> {
+    let place = places.acquire_owned().await.map_err(io::Error::other)?;
+    let looking = tokio::task::spawn_blocking(move || {
+        let found = (host.as_str(), 0).to_socket_addrs();
+        drop(place);
+        found.map(|found| found.map(|address| address.ip()).collect())
+    });
+    looking.await.map_err(io::Error::other)?
+}
+
+/// The request as it goes over the wire.
+fn wire_request(request: &Request, host: &str) -> Result<http::Request<Bytes>, OutboundError> {
+    let target = &request.url[url::Position::BeforePath..url::Position::AfterQuery];
+    let malformed =
+        || OutboundError::Refused(format!("the request to {host} cannot be written in HTTP"));
+    let mut headers = request.headers.clone();
+    for name in &OF_THE_CONNECTION {
+        headers.remove(name);
+    }
+    let authority = &request.url[url::Position::BeforeHost..url::Position::AfterPort];
+    headers.insert(HOST, HeaderValue::from_str(authority).map_err(|_| malformed())?);
+    headers.insert(ACCEPT_ENCODING, HeaderValue::from_static("gzip"));
+    headers.insert(CONNECTION, HeaderValue::from_static("close"));
+    let mut sent = http::Request::new(request.body.clone());
+    *sent.method_mut() = request.method.clone();
+    *sent.uri_mut() = target.parse().map_err(|_| malformed())?;
+    *sent.headers_mut() = headers;
+    Ok(sent)
+}
+
+/// The request that a redirect asks for. To another origin nothing goes along that could be a
+/// secret, and no body.
+fn redirected(request: Request, answer: &exchange::Answer) -> Result<Request, OutboundError> {
+    let wrong = |why: &str| OutboundError::Redirect(why.to_owned());
+    let location = answer.headers.get(LOCATION).ok_or_else(|| wrong("is not there"))?;
+    let location = std::str::from_utf8(location.as_bytes()).map_err(|_| wrong("is not text"))?;
+    let Request { method, url: from, mut headers, body } = request;
+    let url = address::read_relative(&from, location)
+        .map_err(|why| OutboundError::Redirect(why.to_string()))?;
+    if from.scheme() == "https" && url.scheme() == "http" {
+        return Err(wrong("leaves https"));
+    }
+    let keeps_method =
+        matches!(answer.status, StatusCode::TEMPORARY_REDIRECT | StatusCode::PERMANENT_REDIRECT)
+            || method == Method::GET
+            || method == Method::HEAD;
+    let (method, body) = if keeps_method { (method, body) } else { (Method::GET, Bytes::new()) };
+    if !keeps_method {
+        headers.remove(CONTENT_TYPE);
+    }
+    if !address::is_same_origin(&from, &url) {
+        if !body.is_empty() {
+            return Err(wrong("would take the request's body to another host"));
+        }
+        headers = TO_ANYBODY
+            .iter()
+            .filter_map(|name| Some((name.clone(), headers.get(name)?.clone())))
+            .filter(|(_, value)| !value.is_sensitive())
+            .collect();
+    }
+    Ok(Request { method, url, headers, body })
+}
+
+#[cfg(test)]
+mod outbound_tests;

@@ -5,6 +5,7 @@
 //! decides what happens next.
 
 use std::borrow::Cow;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
@@ -15,7 +16,7 @@ use uuid::Uuid;
 
 use crate::message::{AssistantMessage, CallTarget, FinishReason, Turn, Usage};
 use crate::run::{
-    Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason,
+    Action, Autonomy, Consumption, Effect, OnUnknownOutcome, Outcome, RunError, TerminationReason,
 };
 
 mod audit;
@@ -376,6 +377,9 @@ pub struct ToolCallStarted {
     pub decision: String,
     /// The gate's reason, if any.
     pub reason: Option<String>,
+    /// What the gate judged.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub actions: Arc<[Action]>,
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
     #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
@@ -485,6 +489,9 @@ pub struct ToolCallBlocked {
     pub reason: String,
     /// What the model reads.
     pub content: String,
+    /// What the gate judged; empty where it could not be told what the call would do.
+    #[serde(default, skip_serializing_if = "is_unknown")]
+    pub actions: Arc<[Action]>,
 }
 
 /// An error in a proposed output or an input.
@@ -640,6 +647,10 @@ impl RunEvent {
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]
 fn is_zero_u32(count: &u32) -> bool {
     *count == 0
+}
+
+fn is_unknown(actions: &Arc<[Action]>) -> bool {
+    actions.is_empty()
 }
 
 #[expect(clippy::trivially_copy_pass_by_ref, reason = "required by serde")]

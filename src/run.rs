@@ -3,6 +3,7 @@
 //! An [`Outcome`] holds the terminal status with its evidence: a completed run has an output, a
 //! failed one an error. Limits can only be narrowed ([`Budget::narrowed_by`]).
 
+mod action;
 mod amounts;
 mod consumption;
 mod delegation;
@@ -21,6 +22,7 @@ use utoipa::ToSchema;
 
 use crate::message::Usage;
 
+pub use action::{Action, ActionKind, Target};
 pub use amounts::{Amounts, Caps, Refusal, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;

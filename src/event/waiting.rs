@@ -3,12 +3,16 @@
 //! A parked run has no owner. An answer is stored next to the run; the replica that claims the run
 //! turns it into events.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
+
+use crate::run::Action;
 
 /// What a parked run waits for.
 #[derive(
@@ -60,6 +64,9 @@ pub struct Awaited {
     pub arguments: Value,
     /// For the person who answers.
     pub reason: String,
+    /// What the gate judged, for an approval.
+    #[serde(default, skip_serializing_if = "super::is_unknown")]
+    pub actions: Arc<[Action]>,
     /// Absent for a review, which does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub expires_at: Option<DateTime<Utc>>,

@@ -15,7 +15,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
 
 pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision, String)> {
     let changes = |action: &&Action| match action.what {
-        ActionKind::Delegate(_) => false,
+        ActionKind::Delegate { .. } => false,
         _ => action.effect != Effect::Read || action.destructive,
     };
     match autonomy {
@@ -38,9 +38,11 @@ pub(super) fn objection(autonomy: Autonomy, call: &Call<'_>) -> Option<(Decision
 
 fn described(action: &Action) -> String {
     match &action.what {
-        ActionKind::Read(path) => format!("read {path:?}"),
-        ActionKind::Write(path) => format!("write, move or delete {path:?}"),
-        ActionKind::Call(name) => format!("call {name}"),
-        ActionKind::Delegate(agent) => format!("ask {agent}"),
+        ActionKind::Read { path } => format!("read {path:?}"),
+        ActionKind::Write { path } => format!("write, move or delete {path:?}"),
+        ActionKind::Exec { argv } => format!("run {:?}", argv.join(" ")),
+        ActionKind::Fetch(target) => format!("send a request to {}", target.host),
+        ActionKind::Call { tool } => format!("call {tool}"),
+        ActionKind::Delegate { agent } => format!("ask {agent}"),
     }
 }

@@ -66,7 +66,7 @@ pub struct Call<'a> {
     pub tool: &'a str,
     /// The strongest effect that the tool can have; judged if the call declares no action.
     pub effect: Effect,
-    pub actions: Vec<Action>,
+    pub actions: Arc<[Action]>,
     /// Who approved an escalated call: it needs no further approval.
     pub approved_by: Option<&'a str>,
     /// The active skills of the run.
@@ -102,7 +102,7 @@ pub enum Verdict {
 /// it. A retry of a failed call uses the same permit.
 #[derive(Debug, Clone)]
 pub struct Permit {
-    actions: Vec<Action>,
+    actions: Arc<[Action]>,
     paths: Arc<PathRules>,
     directory: Arc<str>,
 }

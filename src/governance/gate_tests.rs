@@ -24,16 +24,23 @@ fn permissive() -> Policy {
 fn action(text: &str) -> Action {
     let (kind, name) = text.split_once(' ').unwrap();
     let (what, effect) = match kind {
-        "r" => (ActionKind::Read(name.into()), Read),
-        "w" | "x" => (ActionKind::Write(name.into()), Once),
-        "c" => (ActionKind::Call(name.into()), Once),
+        "r" => (ActionKind::Read { path: name.into() }, Read),
+        "w" | "x" => (ActionKind::Write { path: name.into() }, Once),
+        "c" => (ActionKind::Call { tool: name.into() }, Once),
         other => panic!("unknown action {other}"),
     };
-    Action { what, effect, destructive: kind == "x", lines: 0, makes: Vec::new() }
+    Action { destructive: kind == "x", ..Action::new(what, effect) }
 }
 
 fn call(tool: &str, effect: Effect, actions: Vec<Action>) -> Call<'_> {
-    Call { tool, effect, actions, approved_by: None, skills: &[], directory: ".".into() }
+    Call {
+        tool,
+        effect,
+        actions: actions.into(),
+        approved_by: None,
+        skills: &[],
+        directory: ".".into(),
+    }
 }
 
 /// Decision, rule and reason of a call of `file_ops` that does `actions`.
@@ -120,20 +127,9 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
     let policy = Policy { autonomy: Autonomy::ReadOnly, ..permissive() };
     let gate = Gate::new(&policy).unwrap();
     let scopes = ["admin".to_owned()];
-    let mkdir = Action {
-        what: ActionKind::Write("a".into()),
-        effect: Idempotent,
-        destructive: false,
-        lines: 0,
-        makes: Vec::new(),
-    };
-    let odd = Action {
-        what: ActionKind::Read("a".into()),
-        effect: Read,
-        destructive: true,
-        lines: 0,
-        makes: Vec::new(),
-    };
+    let mkdir = Action::new(ActionKind::Write { path: "a".into() }, Idempotent);
+    let odd =
+        Action { destructive: true, ..Action::new(ActionKind::Read { path: "a".into() }, Read) };
     for (effect, actions, passes) in [
         (Read, vec![], true),
         (Idempotent, vec![], false),

@@ -13,57 +13,15 @@ mod skill;
 mod tool_policy;
 
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Consumption, Effect};
+use crate::run::Autonomy;
 use strum::IntoStaticStr;
 
+pub use crate::run::{Action, ActionKind};
 pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
 
 /// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
     skill::allows(skill, tool)
-}
-
-/// One thing that a tool call would do, with paths relative to the run's workspace.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Action {
-    pub what: ActionKind,
-    pub effect: Effect,
-    /// Whether existing data would be lost.
-    pub destructive: bool,
-    /// Lines that it would write or replace.
-    pub lines: u64,
-    /// Directories that come about besides, on the way to its path.
-    pub makes: Vec<String>,
-}
-
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub enum ActionKind {
-    /// Reads a file or lists a directory, at a normalised path inside the workspace.
-    Read(String),
-    /// Writes, creates, moves or deletes at a normalised path inside the workspace.
-    Write(String),
-    /// Calls something known only by name.
-    Call(String),
-    /// Delegates to another agent, whose actions are judged in its own run.
-    Delegate(String),
-}
-
-/// What actions consume of a run's budget.
-pub fn consumption(actions: &[Action]) -> Consumption {
-    let mut consumed = Consumption::default();
-    for Action { what, lines, makes, .. } in actions {
-        match what {
-            ActionKind::Read(_) => consumed.files_read += 1,
-            ActionKind::Write(path) => {
-                consumed.files_written += 1 + makes.len() as u64;
-                consumed.files_modified.extend(makes.iter().cloned());
-                consumed.lines_changed += lines;
-                consumed.files_modified.insert(path.clone());
-            }
-            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
-        }
-    }
-    consumed
 }
 
 /// How a definition treats a tool.

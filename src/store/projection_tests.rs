@@ -46,6 +46,7 @@ fn started(call: &ToolCall) -> RunEvent {
         effect_key: "k".into(),
         decision: "warned".into(),
         reason: Some("slow".into()),
+        actions: Arc::default(),
         consumes: Consumption::default(),
         on_unknown_outcome: crate::run::OnUnknownOutcome::Review,
     })
@@ -66,6 +67,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
 
 fn blocked(call: &ToolCall) -> RunEvent {
     RunEvent::ToolCallBlocked(ToolCallBlocked {
+        actions: Arc::default(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "scope".into(),

@@ -5,6 +5,8 @@
 //! their place. It answers the gate's question for one and nothing else: arguments are checked and
 //! judged like any others.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -13,6 +15,7 @@ use crate::clock;
 use crate::event::AuditRecord;
 use crate::governance::Decision;
 use crate::message::canonical_json;
+use crate::run::Action;
 
 /// A person's approval of a call.
 #[derive(Debug, Clone, Copy)]
@@ -28,6 +31,8 @@ pub struct Granted<'a> {
 pub struct Escalated {
     /// What a decision is bound to.
     pub arguments: Value,
+    /// What the gate judged.
+    pub actions: Arc<[Action]>,
     /// Why, in words.
     pub reason: String,
     /// For the audit log.

@@ -6,7 +6,6 @@
 //! call becomes its result; only a fault of the service itself ends the run. Appending events, and
 //! deciding what happens next, is the engine's.
 
-use std::collections::BTreeSet;
 use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
@@ -14,7 +13,6 @@ use std::time::Duration;
 use chrono::{DateTime, Utc};
 use futures::FutureExt;
 use serde_json::Value;
-use sha2::{Digest, Sha256};
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
@@ -27,16 +25,17 @@ use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
     not_executed, refused,
 };
-use super::{Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace, subagent};
+use super::run_scope::effect_key;
+pub use super::run_scope::{RunScope, Slot};
+use super::{Tool, ToolContext, ToolError, ToolInfo, subagent};
 use crate::bounds::schema::{Fault, Schema};
 use crate::clock;
 use crate::event::{
-    AuditRecord, CallFailure, RunEvent, SkillActivated, ToolCallCompleted, ToolCallStarted,
-    ValidationError,
+    AuditRecord, CallFailure, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
 };
-use crate::governance::{self, Action, Call, Decision, Gate, Permit, Verdict};
+use crate::governance::{Action, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Caller, Consumption, Delegation, Effect, OnUnknownOutcome};
+use crate::run::{Consumption, Delegation, Effect, OnUnknownOutcome};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -77,58 +76,6 @@ pub struct SchemaError {
     pub tool: String,
     /// Why.
     pub message: String,
-}
-
-/// What the calls of one run have in common.
-#[derive(Debug, Clone)]
-pub struct RunScope {
-    /// The run.
-    pub run_id: Uuid,
-    /// Its agent.
-    pub agent: Arc<str>,
-    /// Who started it.
-    pub caller: Arc<Caller>,
-    /// Where its files lie.
-    pub workspace: Workspace,
-    /// How long one call may take, where its tool's options say nothing else.
-    pub timeout: Duration,
-    /// The same for calls that leave work to another agent, which has bounds of its own.
-    pub delegation_timeout: Duration,
-    /// How long any call may take, whatever options say.
-    pub longest: Option<Duration>,
-    /// Names of the tools that it may use; others are unknown to it.
-    pub tools: Arc<BTreeSet<String>>,
-    /// Its inputs, which interceptors may look at.
-    pub inputs: Arc<Value>,
-    /// The skills that are active.
-    pub skills: Arc<[SkillActivated]>,
-    /// Whether it may change something.
-    pub standing: Standing,
-}
-
-impl RunScope {
-    fn context_of(&self, call_id: Uuid, effect_key: String) -> ToolContext {
-        ToolContext {
-            run_id: self.run_id,
-            agent: Arc::clone(&self.agent),
-            caller: Arc::clone(&self.caller),
-            call_id,
-            effect_key,
-            workspace: self.workspace.clone(),
-            standing: self.standing.clone(),
-        }
-    }
-}
-
-/// Where in a run a call stands.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Slot {
-    /// The attempt, 1-based.
-    pub attempt: u32,
-    /// The iteration within the attempt, 1-based.
-    pub iteration: u32,
-    /// The call within the response, 0-based.
-    pub index: u32,
 }
 
 /// A call that has been looked at.
@@ -303,7 +250,8 @@ impl Asked<'_> {
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
             // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
-                Err(blocked(call, "actions", message, shown(arguments, canonical)).into())
+                Err(blocked(call, "actions", message, shown(arguments, canonical), Arc::default())
+                    .into())
             }
             Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
             Err(failure) => {
@@ -407,8 +355,10 @@ impl Executor {
         let (tool, options) = (&offered.tool, &offered.options);
         let declared = tool.info().effect;
         let effect = actions.iter().map(|action| action.effect).max().unwrap_or(declared);
-        let consumes = governance::consumption(&actions);
+        let consumes = Consumption::of(&actions);
         let shown_arguments = shown(&arguments, canonical);
+        let actions: Arc<[Action]> = actions.into();
+        let judged = Action::recorded(&actions);
         let approved_by = approval.map(|granted| granted.by);
         let question = Call {
             tool: &call.name,
@@ -427,6 +377,7 @@ impl Executor {
                     effect_key: context.effect_key.clone(),
                     decision: decision.as_str().to_owned(),
                     reason,
+                    actions: judged,
                     consumes,
                     on_unknown_outcome: options.on_unknown_outcome,
                 };
@@ -445,10 +396,10 @@ impl Executor {
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
                 let audit =
                     not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
-                Prepared::Escalated(Escalated { arguments, reason, audit })
+                Prepared::Escalated(Escalated { arguments, actions: judged, reason, audit })
             }
             Verdict::Stop { rule, reason, .. } => {
-                Prepared::Answered(blocked(call, rule, reason, shown_arguments))
+                Prepared::Answered(blocked(call, rule, reason, shown_arguments, judged))
             }
         })
     }
@@ -486,7 +437,16 @@ impl Executor {
                 Intercepted::Blocked(reason) => {
                     let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
                     let reason = format!("Blocked by an interceptor: {reason}");
-                    return Err(blocked(asked.call, "interceptor", reason, shown_arguments).into());
+                    let actions = actions.map(|actions| Action::recorded(&actions.into()));
+                    let actions = actions.unwrap_or_default();
+                    return Err(blocked(
+                        asked.call,
+                        "interceptor",
+                        reason,
+                        shown_arguments,
+                        actions,
+                    )
+                    .into());
                 }
             }
         }
@@ -621,12 +581,6 @@ async fn guarded<T>(
             Err(Failure::Told(CallFailure::Timeout, message))
         }
     }
-}
-
-fn effect_key(run_id: Uuid, slot: Slot, tool: &str, canonical_arguments: &str) -> String {
-    let Slot { attempt, iteration, index } = slot;
-    let key = format!("{run_id}\0{attempt}\0{iteration}\0{index}\0{tool}\0{canonical_arguments}");
-    hex::encode(Sha256::digest(key))
 }
 
 #[cfg(test)]

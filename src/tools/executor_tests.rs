@@ -4,6 +4,7 @@
 //! to see that the whole way holds.
 
 use crate::message::tool_schema::ToolSchema;
+use std::collections::BTreeSet;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
@@ -12,10 +13,11 @@ use serde_json::json;
 use super::*;
 use crate::event::ToolCallBlocked;
 use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
-use crate::run::Autonomy;
+use crate::run::{Autonomy, Caller};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::results::MAX_RESULT;
+use crate::tools::{Standing, Workspace};
 
 /// What a probe does, by its argument `do`.
 struct Probe(ToolInfo);
@@ -48,11 +50,8 @@ impl Tool for Probe {
 
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let action = |effect, destructive| Action {
-            what: ActionKind::Call(self.0.name.clone()),
-            effect,
             destructive,
-            lines: 0,
-            makes: Vec::new(),
+            ..Action::new(ActionKind::Call { tool: self.0.name.clone() }, effect)
         };
         match arguments["do"].as_str().unwrap_or_default() {
             "destroy" => Ok(vec![action(Effect::Once, true)]),
@@ -222,6 +221,7 @@ async fn what_the_gate_stops_is_answered_with_the_reason_and_audited() {
         panic!("it passed")
     };
     let expected = ToolCallBlocked {
+        actions: [Action::new(ActionKind::Call { tool: "probe".into() }, Effect::Read)].into(),
         call_id: Uuid::from_u128(1),
         tool: "probe".into(),
         rule: "tool_policy".into(),
@@ -360,14 +360,8 @@ impl Tool for Flaky {
     }
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let what = ActionKind::Call("flaky".into());
-        Ok(vec![Action {
-            what,
-            effect: self.effect,
-            destructive: false,
-            lines: 0,
-            makes: Vec::new(),
-        }])
+        let what = ActionKind::Call { tool: "flaky".into() };
+        Ok(vec![Action::new(what, self.effect)])
     }
 
     async fn execute(&self, _: Permit, _: Value, _: &ToolContext) -> Result<String, ToolError> {

@@ -276,17 +276,11 @@ impl<'a> Operation<'a> {
 }
 
 fn reads(path: String) -> Action {
-    Action {
-        what: ActionKind::Read(path),
-        effect: Effect::Read,
-        destructive: false,
-        lines: 0,
-        makes: Vec::new(),
-    }
+    Action::new(ActionKind::Read { path }, Effect::Read)
 }
 
 fn writes(path: String, effect: Effect, destructive: bool) -> Action {
-    Action { what: ActionKind::Write(path), effect, destructive, lines: 0, makes: Vec::new() }
+    Action { destructive, ..Action::new(ActionKind::Write { path }, effect) }
 }
 
 fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -> Action {
@@ -296,7 +290,7 @@ fn writes_lines(path: String, effect: Effect, destructive: bool, lines: usize) -
 /// The path of one of the permitted actions.
 fn path_of(permit: &Permit, index: usize) -> Result<&str, ToolError> {
     match permit.actions().get(index).map(|a| &a.what) {
-        Some(ActionKind::Read(path) | ActionKind::Write(path)) => Ok(path),
+        Some(ActionKind::Read { path } | ActionKind::Write { path }) => Ok(path),
         _ => Err(ToolError::Fatal("a permit of file_ops names no path".into())),
     }
 }

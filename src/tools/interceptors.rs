@@ -222,14 +222,17 @@ fn paths(actions: &[Action]) -> (Value, Value) {
     let (mut reads, mut writes) = (BTreeSet::new(), BTreeSet::new());
     for action in actions {
         match &action.what {
-            ActionKind::Read(path) => {
+            ActionKind::Read { path } => {
                 reads.insert(path.as_str());
             }
-            ActionKind::Write(path) => {
+            ActionKind::Write { path } => {
                 writes.insert(path.as_str());
                 writes.extend(action.makes.iter().map(String::as_str));
             }
-            ActionKind::Call(_) | ActionKind::Delegate(_) => {}
+            ActionKind::Exec { .. }
+            | ActionKind::Fetch(_)
+            | ActionKind::Call { .. }
+            | ActionKind::Delegate { .. } => {}
         }
     }
     (reads.into_iter().collect(), writes.into_iter().collect())

@@ -88,20 +88,17 @@ fn arguments_are_rewritten_in_order() {
 #[test]
 fn paths_are_those_of_the_actions() {
     let action = |what: ActionKind, makes: &[&str]| Action {
-        what,
-        effect: Effect::Once,
-        destructive: false,
-        lines: 0,
         makes: makes.iter().map(ToString::to_string).collect(),
+        ..Action::new(what, Effect::Once)
     };
-    let (read, write) =
-        (|path: &str| ActionKind::Read(path.into()), |path: &str| ActionKind::Write(path.into()));
+    let read = |path: &str| ActionKind::Read { path: path.into() };
+    let write = |path: &str| ActionKind::Write { path: path.into() };
     let actions = [
         action(write("b.lock"), &[]),
         action(write("new/b"), &["new"]),
         action(write("b.lock"), &[]),
         action(read("a"), &[]),
-        action(ActionKind::Call("x".into()), &[]),
+        action(ActionKind::Call { tool: "x".into() }, &[]),
     ];
     let table = [
         ("writes == ['b.lock', 'new', 'new/b'] && reads == ['a']", true, true),

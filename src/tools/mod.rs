@@ -13,6 +13,7 @@ pub mod lease;
 pub mod recall;
 pub mod registry;
 pub mod results;
+pub mod run_scope;
 pub mod subagent;
 pub mod use_skill;
 pub mod workspace;

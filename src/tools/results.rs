@@ -3,6 +3,8 @@
 //! Results are made here in one shape, whether a call was executed, refused or blocked, and capped
 //! before anything stores or reads them. Which of them a call gets is the executor's.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 use uuid::Uuid;
 
@@ -15,6 +17,7 @@ use crate::event::{
 };
 use crate::governance::Decision;
 use crate::message::{CallTarget, ToolCall, canonical_json};
+use crate::run::Action;
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -95,6 +98,7 @@ pub(super) fn awaiting_child(
     child: Uuid,
 ) -> Finished {
     let awaited = Awaited {
+        actions: Arc::default(),
         call_id,
         kind: WaitKind::Child,
         reason: format!("The child run {child} is parked."),
@@ -109,7 +113,13 @@ pub(super) fn awaiting_child(
 }
 
 /// A call that may not be executed.
-pub(super) fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: String) -> Finished {
+pub(super) fn blocked(
+    call: &ToolCall,
+    rule: &str,
+    reason: String,
+    arguments: String,
+    actions: Arc<[Action]>,
+) -> Finished {
     let blocked = ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
@@ -117,6 +127,7 @@ pub(super) fn blocked(call: &ToolCall, rule: &str, reason: String, arguments: St
         decision: Decision::Blocked.as_str().to_owned(),
         reason: reason.clone(),
         content: error_text(&reason),
+        actions,
     };
     let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
     Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit), activates: None }

@@ -131,14 +131,8 @@ impl Tool for Subagent {
     }
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let what = ActionKind::Delegate(self.agent.clone());
-        Ok(vec![Action {
-            what,
-            effect: Effect::Idempotent,
-            destructive: false,
-            lines: 0,
-            makes: Vec::new(),
-        }])
+        let what = ActionKind::Delegate { agent: self.agent.clone() };
+        Ok(vec![Action::new(what, Effect::Idempotent)])
     }
 
     async fn execute(

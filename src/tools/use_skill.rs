@@ -65,14 +65,8 @@ impl Tool for UseSkill {
     }
 
     async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
-        let what = ActionKind::Call(NAME.to_owned());
-        Ok(vec![Action {
-            what,
-            effect: Effect::Read,
-            destructive: false,
-            lines: 0,
-            makes: Vec::new(),
-        }])
+        let what = ActionKind::Call { tool: NAME.to_owned() };
+        Ok(vec![Action::new(what, Effect::Read)])
     }
 
     async fn execute(

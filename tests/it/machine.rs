@@ -6,6 +6,7 @@ mod crashes;
 mod whole;
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use chrono::{DateTime, TimeDelta, Utc};
 use proptest::prelude::*;
@@ -308,6 +309,7 @@ impl Bench {
             let expires_at = Some(self.now + TimeDelta::seconds(60));
             let (call_id, tool) = (call.id, call.name);
             let awaited = Awaited {
+                actions: Arc::default(),
                 call_id,
                 kind,
                 tool,
@@ -331,6 +333,7 @@ impl Bench {
         }
         if call.name == "blocked" {
             return self.record(RunEvent::ToolCallBlocked(ToolCallBlocked {
+                actions: Arc::default(),
                 call_id: call.id,
                 tool: call.name.clone(),
                 rule: "autonomy".into(),
@@ -351,6 +354,7 @@ impl Bench {
         let failure = (call.name == "bad").then_some(CallFailure::ToolError);
         if call.name != "unknown" {
             self.record(RunEvent::ToolCallStarted(ToolCallStarted {
+                actions: Arc::default(),
                 call_id: call.id,
                 tool: call.name.clone(),
                 effect,

@@ -291,6 +291,7 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
 
 fn review(call: &ToolCall) -> RunEvent {
     RunEvent::ApprovalRequested(Awaited {
+        actions: Arc::default(),
         call_id: call.id,
         kind: WaitKind::Review,
         tool: call.name.clone(),
@@ -304,6 +305,7 @@ fn review(call: &ToolCall) -> RunEvent {
 
 fn dispatched(call: &ToolCall, effect: Effect) -> RunEvent {
     RunEvent::ToolCallStarted(ToolCallStarted {
+        actions: Arc::default(),
         call_id: call.id,
         tool: call.name.clone(),
         effect,
@@ -330,6 +332,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
 
 fn blocked(call: &ToolCall) -> RunEvent {
     RunEvent::ToolCallBlocked(ToolCallBlocked {
+        actions: Arc::default(),
         call_id: call.id,
         tool: call.name.clone(),
         rule: "autonomy".into(),

@@ -5,6 +5,8 @@
 //! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
 //! and how, is not known here.
 
+use std::sync::Arc;
+
 use serde_json::Value;
 
 use super::Run;
@@ -64,13 +66,13 @@ impl Run {
             }
             ExternalInput::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
         };
-        let (arguments, reason, audit) = match need {
+        let (arguments, actions, reason, audit) = match need {
             ExternalInput::Approval(escalated) => {
-                let Escalated { arguments, reason, audit } = *escalated;
-                (arguments, reason, Some(audit))
+                let Escalated { arguments, actions, reason, audit } = *escalated;
+                (arguments, actions, reason, Some(audit))
             }
             ExternalInput::Client(arguments) => {
-                (arguments, "The caller executes this tool.".to_owned(), None)
+                (arguments, Arc::default(), "The caller executes this tool.".to_owned(), None)
             }
         };
         let awaited = Awaited {
@@ -79,6 +81,7 @@ impl Run {
             tool: call.name.clone(),
             arguments,
             reason,
+            actions,
             expires_at: Some(clock::now() + patience.delta()),
             condition: None,
             child_run_id: None,

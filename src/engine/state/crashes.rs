@@ -5,6 +5,8 @@
 //! driven alone, and ended only by a crash that found it alone. Where one crash is the limit, it
 //! ends every run that it meets.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -162,6 +164,7 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
             .unwrap_or_else(|_| Value::String(call.arguments.clone()))
     };
     RunEvent::ApprovalRequested(Awaited {
+        actions: Arc::default(),
         call_id: call.id,
         kind: WaitKind::Review,
         tool: call.name.clone(),

@@ -4,6 +4,7 @@
 //! rest of them first, so that no call is ever left open.
 
 use std::collections::BTreeSet;
+use std::sync::Arc;
 
 use chrono::{DateTime, Utc};
 use serde_json::{Value, json};
@@ -343,6 +344,7 @@ impl State {
                 vec![RunEvent::BudgetWarned { condition, warning }]
             }
             StopAction::Escalate => vec![RunEvent::ApprovalRequested(Awaited {
+                actions: Arc::default(),
                 call_id: id,
                 kind: WaitKind::Escalation,
                 tool: String::new(),

@@ -3,6 +3,8 @@
 //! A run that waits is not driven by anybody. Answers come as events when it goes on; the time
 //! between does not count towards its duration.
 
+use std::sync::Arc;
+
 use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
@@ -163,5 +165,6 @@ fn refused(call: &ToolCall, reason: String, advice: &str) -> Step {
         decision: "blocked".to_owned(),
         content: format!("Error: {reason} {advice}"),
         reason,
+        actions: Arc::default(),
     })])
 }

@@ -136,7 +136,7 @@ impl Fixture {
         let call = Call {
             tool: "file_ops",
             effect: Effect::Once,
-            actions: self.actions(arguments)?,
+            actions: self.actions(arguments)?.into(),
             approved_by: None,
             skills: &[],
             directory: self.context.workspace.directory(),

@@ -164,9 +164,9 @@ fn every_operation_declares_what_it_would_do() {
         let declared: Vec<_> = declared
             .iter()
             .map(|action| match (&action.what, action.destructive) {
-                (ActionKind::Read(path), false) => ("r", path.as_str(), action.effect),
-                (ActionKind::Write(path), false) => ("w", path.as_str(), action.effect),
-                (ActionKind::Write(path), true) => ("w!", path.as_str(), action.effect),
+                (ActionKind::Read { path }, false) => ("r", path.as_str(), action.effect),
+                (ActionKind::Write { path }, false) => ("w", path.as_str(), action.effect),
+                (ActionKind::Write { path }, true) => ("w!", path.as_str(), action.effect),
                 other => panic!("{other:?}"),
             })
             .collect();

@@ -1,5 +1,7 @@
 //! What a claimed run decides by itself: cancelled, reviewed, failed, or to go on.
 
+use std::sync::Arc;
+
 use super::*;
 
 /// A run whose model has asked for these calls.
@@ -34,6 +36,7 @@ fn open_call(bench: &Bench, name: &str) -> ToolCall {
 
 fn dispatch(bench: &mut Bench, call: &ToolCall, effect: Effect, unknown: OnUnknownOutcome) {
     bench.record(RunEvent::ToolCallStarted(ToolCallStarted {
+        actions: Arc::default(),
         call_id: call.id,
         tool: call.name.clone(),
         effect,
@@ -99,6 +102,7 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     let (first, second) = (open_call(&bench, "a"), open_call(&bench, "b"));
     dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
     bench.record(RunEvent::ApprovalRequested(Awaited {
+        actions: Arc::default(),
         call_id: second.id,
         kind: WaitKind::Approval,
         tool: "b".into(),

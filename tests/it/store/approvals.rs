@@ -1,6 +1,7 @@
 //! What parked runs wait for: asked with the event, answered once, void with the end, and never a
 //! run that nobody wakes.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
@@ -28,6 +29,7 @@ on_both! {
 
 fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
     Awaited {
+        actions: Arc::default(),
         call_id: call.id,
         kind,
         tool: call.name.clone(),

@@ -1,0 +1,80 @@
+//! What the calls of one run have in common, and where in the run one of them stands.
+//!
+//! Nothing in it comes from the model. Which calls are made, and whether they may be, is decided
+//! elsewhere.
+
+use std::collections::BTreeSet;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use sha2::{Digest, Sha256};
+use uuid::Uuid;
+
+use super::{Standing, ToolContext, Workspace};
+use crate::event::SkillActivated;
+use crate::run::Caller;
+
+/// What the calls of one run have in common.
+#[derive(Debug, Clone)]
+pub struct RunScope {
+    /// The run.
+    pub run_id: Uuid,
+    /// Its agent.
+    pub agent: Arc<str>,
+    /// Who started it.
+    pub caller: Arc<Caller>,
+    /// Where its files lie.
+    pub workspace: Workspace,
+    /// How long one call may take, where its tool's options say nothing else.
+    pub timeout: Duration,
+    /// The same for calls that leave work to another agent, which has bounds of its own.
+    pub delegation_timeout: Duration,
+    /// How long any call may take, whatever options say.
+    pub longest: Option<Duration>,
+    /// Names of the tools that it may use; others are unknown to it.
+    pub tools: Arc<BTreeSet<String>>,
+    /// Its inputs, which interceptors may look at.
+    pub inputs: Arc<Value>,
+    /// The skills that are active.
+    pub skills: Arc<[SkillActivated]>,
+    /// Whether it may change something.
+    pub standing: Standing,
+}
+
+impl RunScope {
+    pub(super) fn context_of(&self, call_id: Uuid, effect_key: String) -> ToolContext {
+        ToolContext {
+            run_id: self.run_id,
+            agent: Arc::clone(&self.agent),
+            caller: Arc::clone(&self.caller),
+            call_id,
+            effect_key,
+            workspace: self.workspace.clone(),
+            standing: self.standing.clone(),
+        }
+    }
+}
+
+/// Where in a run a call stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Slot {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The call within the response, 0-based.
+    pub index: u32,
+}
+
+/// Identifies a call: the same after a crash, and for no other call.
+pub(super) fn effect_key(
+    run_id: Uuid,
+    slot: Slot,
+    tool: &str,
+    canonical_arguments: &str,
+) -> String {
+    let Slot { attempt, iteration, index } = slot;
+    let key = format!("{run_id}\0{attempt}\0{iteration}\0{index}\0{tool}\0{canonical_arguments}");
+    hex::encode(Sha256::digest(key))
+}

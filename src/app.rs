@@ -271,6 +271,7 @@ impl Parts {
                 config::Approver::Any => Approver::Any,
                 config::Approver::NotTheCaller => Approver::NotTheCaller,
             },
+            rate_limit: rate_limit(config),
             workspace: config.tools.workspace.clone(),
             sample_ratio: config
                 .telemetry
@@ -319,10 +320,7 @@ impl Parts {
                 console: config.server.expose.contains(&Exposed::Console),
             },
             requests_per_key: requests_per_key(&config.server),
-            rate_limit: RateLimit {
-                per_minute: config.governance.rate_limit_per_minute,
-                burst: config.governance.rate_limit_burst,
-            },
+            rate_limit: rate_limit(config),
         };
         http::router(state, settings)
     }
@@ -400,6 +398,14 @@ fn on_try(
             given_up: tried.trace.filter(|_| tried.is_last).map(|span| (span, tried.call_took)),
         });
     })
+}
+
+/// How often a key may do something, where it says nothing else.
+fn rate_limit(config: &Config) -> RateLimit {
+    RateLimit {
+        per_minute: config.governance.rate_limit_per_minute,
+        burst: config.governance.rate_limit_burst,
+    }
 }
 
 fn metrics_sink(telemetry: &Arc<Telemetry>) -> MetricsSink {

@@ -20,6 +20,7 @@ use serde_json::Value;
 use strum::{EnumString, IntoStaticStr};
 use utoipa::ToSchema;
 
+use crate::bounds::name;
 use crate::message::Usage;
 
 pub use action::{Action, ActionKind, Target};
@@ -549,17 +550,23 @@ impl Caller {
 
     /// Whether the scopes allow executing a tool.
     pub fn may_execute(&self, tool: &str) -> bool {
-        self.scopes.iter().any(|scope| {
-            scope == "tools:execute"
-                || scope == "admin"
-                || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
-        })
+        may_execute(&self.scopes, tool)
     }
 
     /// Whether a scope is granted; `admin` includes every scope.
     pub fn has(&self, scope: &str) -> bool {
         self.scopes.iter().any(|s| s == scope || s == "admin")
     }
+}
+
+/// Whether scopes allow executing a tool: `tools:execute`, `admin`, or `tools:` and its name, or
+/// names with `*` in them. Of a scope's own names, whether they allow all of those.
+pub fn may_execute(scopes: &[String], tool: &str) -> bool {
+    scopes.iter().any(|scope| {
+        scope == "tools:execute"
+            || scope == "admin"
+            || scope.strip_prefix("tools:").is_some_and(|names| name::means(names, tool))
+    })
 }
 
 /// Settings of a request that override those of the definition. They can only narrow: the smaller

@@ -81,6 +81,7 @@ impl Agent {
         let mut definition = self.definition.clone();
         let rules = &mut definition.governance;
         rules.autonomy = rules.autonomy.min(autonomy);
+        rules.mode = rules.mode.min(parent.mode);
         for (tools, policy) in &parent.tool_policies {
             let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
             *own = (*own).max(*policy);

@@ -270,6 +270,9 @@ pub struct Sampling {
 pub struct GovernanceSection {
     /// How much may be done unasked.
     pub autonomy: Autonomy,
+    /// What becomes of calls that a rule refuses or asks about.
+    #[serde(skip_serializing_if = "GovernanceMode::is_enforce")]
+    pub mode: GovernanceMode,
     /// Path rules.
     pub paths: PathsSection,
     /// Network rules.
@@ -286,6 +289,7 @@ impl Default for GovernanceSection {
     fn default() -> Self {
         Self {
             autonomy: Autonomy::default(),
+            mode: GovernanceMode::default(),
             paths: PathsSection::default(),
             network: NetworkSection::default(),
             tool_policies: BTreeMap::new(),
@@ -396,6 +400,39 @@ pub struct NetworkSection {
 }
 
 const HOST_PATTERN: &str = r"^(\*|(\*\.)?[^\s*%:/?#@\[\]\\]+|\[[0-9A-Fa-f:.]+\])(:[0-9]{1,5})?$";
+
+/// What becomes of calls that a rule refuses or asks about.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    ToSchema,
+    JsonSchema,
+)]
+#[schema(as = GovernanceMode)]
+#[serde(rename_all = "snake_case")]
+pub enum GovernanceMode {
+    /// They are blocked, or wait for an approval.
+    #[default]
+    Enforce,
+    /// They are executed, `warned`, and it is recorded what would have become of them. What the
+    /// caller's scopes do not allow is blocked all the same.
+    Observe,
+}
+
+impl GovernanceMode {
+    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
+    fn is_enforce(&self) -> bool {
+        *self == Self::Enforce
+    }
+}
 
 /// How a tool is treated, from the mildest to the strictest.
 #[derive(

@@ -1,8 +1,7 @@
 //! The tools that a caller brings along and executes itself.
 //!
-//! Pure, like the plan that they are part of. They are offered like others; the gate does not judge
-//! their calls, because nothing is executed here: what a call says is checked, and the rest is the
-//! caller's.
+//! Pure, like the plan that they are part of. They are offered like others, and their calls judged;
+//! what is done then is the caller's.
 
 use crate::message::tool_schema::ToolSchema;
 use std::collections::BTreeMap;
@@ -15,7 +14,7 @@ use crate::bounds::text::quoted;
 use crate::event::ValidationError;
 use crate::providers::ToolOffer;
 use crate::run::ClientTool;
-use crate::tools::arguments::arguments_of;
+use crate::tools::arguments::{self, arguments_of};
 
 /// Tools that one request may bring along.
 const MOST: usize = 128;
@@ -79,6 +78,12 @@ impl ClientTools {
     /// Their names.
     pub fn names(&self) -> impl Iterator<Item = &str> {
         self.0.keys().map(String::as_str)
+    }
+
+    /// What is wrong with arguments, with JSON pointers into them; nothing where the tool is none
+    /// of these.
+    pub fn errors(&self, tool: &str, arguments: &Value) -> Option<Vec<ValidationError>> {
+        self.0.get(tool).map(|schema| arguments::errors(schema, arguments))
     }
 
     /// The arguments of a call, or what is wrong with them; nothing where the tool is none of

@@ -66,6 +66,8 @@ pub struct Rules {
     pub limits: Limits,
     /// Consumption caps.
     pub budget: Budget,
+    /// Requests to the network (`governance.network.max_requests`).
+    pub max_network_requests: Option<u64>,
     /// What becomes of the run at a limit.
     pub on_limit: OnLimit,
     /// The crash of that number ends the run; this service's setting.
@@ -157,6 +159,7 @@ impl Default for Rules {
             react: None,
             limits: Limits::default(),
             budget: Budget::default(),
+            max_network_requests: None,
             on_limit: OnLimit::Fail,
             max_crashes: u32::MAX,
             throw_on_tool_failure: false,
@@ -234,6 +237,7 @@ impl Plan {
                     .then_some(definition.react),
                 limits: narrowed_limits(definition.limits, overrides)?,
                 budget,
+                max_network_requests: definition.governance.network.max_requests,
                 on_limit: overrides.on_limit.unwrap_or(definition.on_limit),
                 max_crashes: u32::MAX,
                 throw_on_tool_failure: definition.throw_on_tool_failure

@@ -13,6 +13,7 @@ mod waiting;
 use std::sync::{Arc, OnceLock};
 
 use chrono::{DateTime, SubsecRound, Utc};
+use futures::future::BoxFuture;
 use parking_lot::Mutex;
 use serde_json::Value;
 use tokio::time::Instant;
@@ -50,6 +51,13 @@ pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 /// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind
 /// the event of the given number, which may not be durable yet.
 pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
+
+/// Asked before a tool is called, with the tool and what its options say of calls a minute: why the
+/// call may not be made now, if it may not.
+pub type Admission = Box<dyn Fn(&str, Option<u32>) -> Admitting + Send + Sync>;
+
+/// Resolves to the reason against a call, if there is one.
+pub type Admitting = BoxFuture<'static, Result<Option<String>, AppendFailed>>;
 
 /// How others reach a run that is under way.
 #[derive(Debug, Default)]
@@ -154,6 +162,8 @@ pub struct Run {
     pub control: Arc<RunControl>,
     /// Whether this replica may act.
     pub lease: Arc<Lease>,
+    /// Whether its caller may make a call now.
+    pub admission: Admission,
     /// Who follows it.
     pub audience: Audience,
     /// The budget that it shares with other runs; none where there can be none.

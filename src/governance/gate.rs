@@ -47,7 +47,24 @@ pub(super) enum Ruling {
 pub(super) struct CompiledPolicy {
     pub(super) tools: ToolPolicies,
     pub(super) autonomy: Autonomy,
+    pub(super) observes: bool,
     pub(super) paths: Arc<PathRules>,
+}
+
+impl CompiledPolicy {
+    /// What becomes of an objection where the policy only observes. What the caller may do at all
+    /// is not the policy's to relax.
+    fn enforced(&self, rule: &str, decision: Decision, reason: String) -> (Decision, String) {
+        let would = match decision {
+            Decision::Blocked => "block this call",
+            Decision::Escalated => "ask for an approval",
+            Decision::Allowed | Decision::Warned => return (decision, reason),
+        };
+        if !self.observes || rule == "scope" {
+            return (decision, reason);
+        }
+        (Decision::Warned, format!("The {rule} rule would {would}: {reason}."))
+    }
 }
 
 /// An invalid pattern of a policy.
@@ -141,7 +158,14 @@ impl Gate {
     pub fn new(policy: &Policy) -> Result<Self, PolicyError> {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
         let paths = Arc::new(PathRules::new(policy)?);
-        Ok(Self { policy: CompiledPolicy { tools, autonomy: policy.autonomy, paths } })
+        Ok(Self {
+            policy: CompiledPolicy {
+                tools,
+                autonomy: policy.autonomy,
+                observes: policy.observes,
+                paths,
+            },
+        })
     }
 
     /// Judges a call of a run that was started with these scopes.
@@ -154,6 +178,7 @@ impl Gate {
                 Ruling::Objection(decision, reason) => (decision, reason),
                 Ruling::Undecided(why) => (Decision::Blocked, format!("it cannot decide: {why}")),
             };
+            let (decision, reason) = self.policy.enforced(name, decision, reason);
             if strictest.as_ref().is_none_or(|(so_far, ..)| *so_far < decision) {
                 strictest = Some((decision, name, reason));
             }

@@ -145,7 +145,7 @@ fn read_only_goes_by_the_tool_where_it_declares_no_action_and_by_effect_otherwis
 #[test]
 fn a_scope_for_tools_is_needed() {
     #[rustfmt::skip]
-    let table: [(&[&str], &str, Decision); 11] = [
+    let table: [(&[&str], &str, Decision); 13] = [
         (&["tools:execute"],                  "file_ops",     Allowed),
         (&["admin"],                          "file_ops",     Allowed),
         (&["tools:file_ops"],                 "file_ops",     Allowed),
@@ -155,7 +155,9 @@ fn a_scope_for_tools_is_needed() {
         (&["agents:invoke"],                  "file_ops",     Blocked),
         (&["tools:shell"],                    "file_ops",     Blocked),
         (&["tools:file_op"],                  "file_ops",     Blocked),
-        (&["tools:*"],                        "file_ops",     Blocked),
+        (&["tools:*"],                        "file_ops",     Allowed),
+        (&["tools:mcp:time/*"],               "mcp:time/now", Allowed),
+        (&["tools:mcp:time/*"],               "mcp:timer/go", Blocked),
         (&["file_ops"],                       "file_ops",     Blocked),
     ];
     for (scopes, tool, expected) in table {

@@ -39,6 +39,8 @@ pub struct Policy {
     /// Globs on tool names; the strictest match wins.
     pub tool_policies: Vec<(String, ToolPolicy)>,
     pub autonomy: Autonomy,
+    /// Whether calls that would be blocked or need an approval pass with a warning.
+    pub observes: bool,
     /// Globs of paths that may be read.
     pub read: Vec<String>,
     /// Globs of paths that may be written.

@@ -4,15 +4,11 @@
 
 use super::Decision;
 use super::gate::{Question, Ruling};
+use crate::run::may_execute;
 
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let tool = question.call.tool;
-    let grants = |scope: &String| {
-        scope == "tools:execute"
-            || scope == "admin"
-            || scope.strip_prefix("tools:").is_some_and(|name| name == tool)
-    };
-    if question.scopes.iter().any(grants) {
+    if may_execute(question.scopes, tool) {
         return Ruling::NoObjection;
     }
     Ruling::Objection(

@@ -255,7 +255,7 @@ impl Runtime {
     }
 
     /// Asks the store as long as a run may wait for one that went away.
-    async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, AppendFailed>
+    pub(super) async fn patiently<T, F>(&self, ask: impl Fn() -> F) -> Result<T, AppendFailed>
     where
         F: Future<Output = Result<T, StoreError>>,
     {
@@ -268,7 +268,7 @@ impl Runtime {
                 }
                 Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),
                 Err(error) => {
-                    tracing::error!(%error, "a shared budget cannot be kept");
+                    tracing::error!(%error, "the store refuses what a run asks it");
                     return Err(AppendFailed::Refused);
                 }
             }
@@ -441,7 +441,8 @@ impl Runtime {
             && paths.deny_in.is_empty()
             && network.deny.is_empty()
             && network.max_requests.is_none();
-        if adds_nothing && agent.definition.governance.autonomy <= autonomy {
+        let own = &agent.definition.governance;
+        if adds_nothing && own.autonomy <= autonomy && own.mode <= parent.mode {
             return Ok(agent);
         }
         let broken = |e: &dyn std::error::Error| StartError::BrokenAgent {

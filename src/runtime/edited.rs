@@ -17,6 +17,7 @@ use crate::run::Caller;
 use crate::store::{ApprovalRecord, ClaimedRun, RunRecord, StoreError};
 use crate::tools::Workspace;
 use crate::tools::approval::Granted;
+use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::Prepared;
 use crate::tools::results::Finished;
 
@@ -48,7 +49,10 @@ impl Runtime {
         let claimed = ClaimedRun { definition, run: run.clone() };
         let journal = self.journal_of(&run.tenant, run.id).await?;
         let (loaded, plan) = self.plan_of(&claimed, &journal)?;
-        let errors = loaded.executor.argument_errors(&asked.tool, arguments);
+        let of_caller = plan.client_tools.errors(&asked.tool, arguments);
+        let is_of_caller = of_caller.is_some();
+        let errors =
+            of_caller.unwrap_or_else(|| loaded.executor.argument_errors(&asked.tool, arguments));
         if !errors.is_empty() {
             let in_body = |error: ValidationError| ValidationError {
                 pointer: format!("/arguments{}", error.pointer),
@@ -65,6 +69,19 @@ impl Runtime {
         let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
         let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
         let granted = Granted { by: &approver.subject, arguments: Some(arguments) };
+        if is_of_caller {
+            let judged = loaded.executor.judge_client_call(
+                &pending.call,
+                arguments.clone(),
+                &scope,
+                Some(granted),
+            );
+            return match judged {
+                ClientCall::Permitted(..) => Ok(()),
+                ClientCall::Escalated(escalated) => Err(refused(escalated.reason)),
+                ClientCall::Answered(finished) => Err(refused(reason(*finished))),
+            };
+        }
         let prepared =
             loaded.executor.prepare(&pending.call, pending.slot(), &scope, Some(granted)).await;
         match prepared {

@@ -12,7 +12,7 @@ use parking_lot::RwLock;
 
 use crate::agents::catalogue::missing;
 use crate::agents::definition::{
-    Cache, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
+    Cache, GovernanceMode, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
@@ -245,6 +245,7 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
     CallOptions {
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
         timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
+        per_minute: meant.iter().find_map(|options| options.rate_limit_per_minute),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
         on_unknown_outcome: meant
             .iter()
@@ -266,6 +267,7 @@ fn policy(section: &GovernanceSection) -> Policy {
             .map(|(glob, s)| (glob.clone(), setting(*s)))
             .collect(),
         autonomy: section.autonomy,
+        observes: section.mode == GovernanceMode::Observe,
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),
         deny: section.paths.deny.clone(),

@@ -53,7 +53,7 @@ use crate::message::Conversation;
 use crate::providers::router::Router;
 use crate::run::RunStatus;
 use crate::store::writer::{OnDurable, Writer};
-use crate::store::{CancelOutcome, RunWrite, Store, StoreError};
+use crate::store::{CancelOutcome, RateLimit, RunWrite, Store, StoreError};
 use crate::tools::Tool;
 use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
@@ -95,6 +95,9 @@ pub struct Settings {
     pub audit_retention: Option<Duration>,
     /// Who may approve a call.
     pub approver: Approver,
+    /// How often a key may invoke, and how many calls of tools its runs may make, where the key
+    /// says nothing else.
+    pub rate_limit: RateLimit,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
     /// The share of traces that are recorded, of those that begin here; 0..=1.

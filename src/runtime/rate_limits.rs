@@ -1,5 +1,5 @@
-//! How often a key may invoke: what this replica knows of the shared buckets, so that a busy key
-//! does not cost a query a request.
+//! How often a key may invoke, and how many calls of tools its runs may make: what this replica
+//! knows of the shared buckets, so that a busy key does not cost a query a request or a call.
 //!
 //! A replica takes several tokens at once from the bucket in the store and spends them here; what
 //! it does not spend within a second is dropped. Every token comes out of the shared bucket first,
@@ -16,12 +16,17 @@ use parking_lot::Mutex;
 use tokio::sync::Mutex as AsyncMutex;
 
 use super::Runtime;
+use crate::engine::run::Admission;
+use crate::run::Caller;
 use crate::store::{RateLimit, StoreError, Taken};
 
 /// How long tokens that were taken may wait here to be spent.
 const KEPT: Duration = Duration::from_secs(1);
 /// Above this many, buckets of which nothing is known any more are forgotten.
 const TIDY_ABOVE: usize = 1024;
+
+/// How long is remembered what limit a key has.
+const REMEMBERED: Duration = Duration::from_secs(10);
 
 /// Whether something may be done now, and how its bucket stands.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -44,7 +49,70 @@ impl Runtime {
         key: &str,
         limit: RateLimit,
     ) -> Result<Allowance, StoreError> {
-        let bucket = self.inner.rate_limits.bucket(key);
+        self.take_token(&format!("invocations {key}"), limit).await
+    }
+
+    /// Admits calls of tools of a run by the buckets of its caller: one for all its calls, and one
+    /// for each tool whose options have a limit of their own.
+    pub(super) fn call_admission(&self, caller: &Arc<Caller>) -> Admission {
+        let (runtime, caller) = (self.clone(), Arc::clone(caller));
+        Box::new(move |tool, own| {
+            let (runtime, caller, tool) = (runtime.clone(), Arc::clone(&caller), tool.to_owned());
+            Box::pin(async move {
+                runtime.patiently(|| runtime.refused_call(&caller.subject, &tool, own)).await
+            })
+        })
+    }
+
+    /// Why a call may not be made now.
+    async fn refused_call(
+        &self,
+        subject: &str,
+        tool: &str,
+        own: Option<u32>,
+    ) -> Result<Option<String>, StoreError> {
+        let sentence = |what: &str, limit: RateLimit, wait: Duration| {
+            let seconds = wait.as_millis().div_ceil(1000).max(1);
+            format!(
+                "the caller may make {} calls {what} a minute, and has made them; make it again in {seconds} s, or go on without it",
+                limit.per_minute
+            )
+        };
+        if let Some(limit) = self.call_limit(subject).await? {
+            let allowance = self.take_token(&format!("calls {subject}"), limit).await?;
+            if let Some(wait) = allowance.retry_after {
+                return Ok(Some(sentence("of tools", limit, wait)));
+            }
+        }
+        if let Some(per_minute) = own {
+            let limit = RateLimit { per_minute, burst: per_minute };
+            let allowance = self.take_token(&format!("calls {subject} {tool}"), limit).await?;
+            if let Some(wait) = allowance.retry_after {
+                return Ok(Some(sentence(&format!("of {tool}"), limit, wait)));
+            }
+        }
+        Ok(None)
+    }
+
+    /// How many calls of tools the runs of a key may make; none where there are no keys.
+    async fn call_limit(&self, subject: &str) -> Result<Option<RateLimit>, StoreError> {
+        if let Some(known) = self.inner.rate_limits.limit_of(subject) {
+            return Ok(known.limit);
+        }
+        let default = self.inner.settings.rate_limit;
+        let limit = match self.inner.store.key(subject).await? {
+            Some(key) => Some(RateLimit {
+                per_minute: key.rate_limit_per_minute.unwrap_or(default.per_minute),
+                burst: key.rate_limit_burst.unwrap_or(default.burst),
+            }),
+            None => (subject != Caller::local().subject).then_some(default),
+        };
+        self.inner.rate_limits.remember(subject, limit);
+        Ok(limit)
+    }
+
+    async fn take_token(&self, name: &str, limit: RateLimit) -> Result<Allowance, StoreError> {
+        let bucket = self.inner.rate_limits.bucket(name);
         let (came, place) = (Instant::now(), QueueTicket::take(&bucket.waiting));
         let mut known = bucket.known.lock().await;
         let behind = place.leave();
@@ -55,8 +123,7 @@ impl Runtime {
             return Err(StoreError::Unavailable("it failed whoever was first in line".to_owned()));
         }
         let tokens = lease(limit).max(behind.saturating_add(1));
-        let asked =
-            self.inner.store.take_tokens(&format!("invocations {key}"), limit, tokens).await;
+        let asked = self.inner.store.take_tokens(name, limit, tokens).await;
         let now = Instant::now();
         known.failed_at = asked.is_err().then_some(now);
         *known = BucketView::told(asked?, now);
@@ -69,10 +136,25 @@ fn lease(limit: RateLimit) -> u32 {
     (limit.per_minute / 600).min(limit.burst / 10).max(1)
 }
 
-/// The buckets that were asked for lately, by key.
+/// The buckets that were asked for lately, by name, and the limits of keys.
 #[derive(Debug, Default)]
 pub(super) struct RateLimits {
     buckets: Mutex<HashMap<String, Arc<Bucket>>>,
+    limits: Mutex<HashMap<String, CallLimit>>,
+}
+
+/// How many calls of tools the runs of a key may make.
+#[derive(Debug, Clone, Copy)]
+struct CallLimit {
+    /// None where there are no keys.
+    limit: Option<RateLimit>,
+    since: Instant,
+}
+
+impl CallLimit {
+    fn is_fresh(&self) -> bool {
+        self.since.elapsed() < REMEMBERED
+    }
 }
 
 #[derive(Debug)]
@@ -83,6 +165,18 @@ struct Bucket {
 }
 
 impl RateLimits {
+    fn limit_of(&self, key: &str) -> Option<CallLimit> {
+        self.limits.lock().get(key).filter(|known| known.is_fresh()).copied()
+    }
+
+    fn remember(&self, key: &str, limit: Option<RateLimit>) {
+        let mut limits = self.limits.lock();
+        if limits.len() >= TIDY_ABOVE {
+            limits.retain(|_, known| known.is_fresh());
+        }
+        limits.insert(key.to_owned(), CallLimit { limit, since: Instant::now() });
+    }
+
     fn bucket(&self, key: &str) -> Arc<Bucket> {
         let mut buckets = self.buckets.lock();
         if let Some(bucket) = buckets.get(key) {

@@ -14,7 +14,7 @@ use crate::run::Caller;
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
-use crate::tools::approval::decided;
+use crate::tools::approval::{decided, executed_by_caller};
 use crate::tools::results::capped;
 
 /// Rows that are read of one run; it asks for no more than its calls.
@@ -158,17 +158,19 @@ impl Runtime {
         content: String,
         is_error: bool,
     ) -> Result<RunRecord, AnswerError> {
-        let (run, _) = self.awaited(&caller.tenant, place, RESULTS).await?;
+        let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
         if run.subject != caller.subject && !caller.has("runs:approve") {
             return Err(AnswerError::MissingScope("runs:approve".to_owned()));
         }
+        let why = format!("Executed by {}.", caller.subject);
+        let audit = executed_by_caller(place.call, &asked.tool, &asked.arguments, is_error, why);
         let resolution = Resolution::Result { content: capped(content), is_error };
         let answer = Answer {
             kinds: RESULTS,
             resolution,
             decided_by: caller.subject.clone(),
             reason: None,
-            audit: None,
+            audit: Some(audit),
         };
         self.take(&caller.tenant, place, &answer).await
     }

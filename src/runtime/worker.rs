@@ -135,6 +135,7 @@ impl DrivenRun {
             driver,
             control,
             lease: Arc::clone(&runtime.inner.lease),
+            admission: runtime.call_admission(&identity.caller),
             audience: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
                 Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))

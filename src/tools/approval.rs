@@ -39,6 +39,19 @@ pub struct Escalated {
     pub audit: AuditRecord,
 }
 
+/// What the audit log keeps of a call that the caller has executed.
+pub fn executed_by_caller(
+    call_id: Uuid,
+    tool: &str,
+    arguments: &Value,
+    is_error: bool,
+    reason: String,
+) -> AuditRecord {
+    let outcome = if is_error { "failed" } else { "succeeded" }.to_owned();
+    let decided = decided(call_id, tool, arguments, "client", true, reason);
+    AuditRecord { outcome, ..decided }
+}
+
 /// What the audit log keeps of a decision on a call, or of one that was not made in time.
 pub fn decided(
     call_id: Uuid,

@@ -5,6 +5,7 @@
 use serde_json::Value;
 
 use crate::bounds::schema::{Fault, Rejected, Schema};
+use crate::event::ValidationError;
 
 /// Schema errors told to the model in one result.
 pub(super) const MAX_SCHEMA_ERRORS: usize = 8;
@@ -25,6 +26,13 @@ pub(super) fn parse(arguments: &str) -> Result<Value, String> {
         Ok(_) => Err("The arguments must be a JSON object.".into()),
         Err(e) => Err(format!("The arguments are not valid JSON: {e}.")),
     }
+}
+
+/// What is wrong with arguments, with JSON pointers into them.
+pub fn errors(schema: &Schema, arguments: &Value) -> Vec<ValidationError> {
+    let Err(rejected) = schema.check(arguments, MAX_SCHEMA_ERRORS) else { return Vec::new() };
+    let error = |Fault { pointer, masked, .. }| ValidationError { pointer, message: masked };
+    rejected.faults().into_iter().map(error).collect()
 }
 
 pub(super) fn check(schema: &Schema, arguments: &Value) -> Result<(), String> {

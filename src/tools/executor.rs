@@ -28,7 +28,7 @@ use super::results::{
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolError, ToolInfo, subagent};
-use crate::bounds::schema::{Fault, Schema};
+use crate::bounds::schema::Schema;
 use crate::clock;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
@@ -62,6 +62,8 @@ pub struct CallOptions {
     pub retries: u32,
     /// How long one try may take, instead of what the run says.
     pub timeout: Option<Duration>,
+    /// How many calls all runs of one caller may make in a minute.
+    pub per_minute: Option<u32>,
     /// Whether the result of a call that only reads is used again.
     pub cache: bool,
     /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
@@ -100,6 +102,7 @@ pub struct Ready {
     context: ToolContext,
     rule: &'static str,
     is_concurrent: bool,
+    per_minute: Option<u32>,
     /// For the audit log.
     shown_arguments: String,
 }
@@ -108,6 +111,17 @@ impl Ready {
     /// Whether it may be executed at the same time as neighbouring calls.
     pub fn is_concurrent(&self) -> bool {
         self.is_concurrent
+    }
+
+    /// How many calls of the tool all runs of the caller may make in a minute, where that is limited.
+    pub fn per_minute(&self) -> Option<u32> {
+        self.per_minute
+    }
+
+    /// The call, refused because the caller makes too many.
+    pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
+        let reason = format!("Blocked by the rate_limit rule: {why}.");
+        blocked(call, "rate_limit", reason, self.shown_arguments, self.started.actions)
     }
 
     /// The event to store before the call is executed.
@@ -289,6 +303,11 @@ impl Executor {
         Self { interceptors, ..self }
     }
 
+    /// What judges the calls.
+    pub(super) fn gate(&self) -> &Gate {
+        &self.gate
+    }
+
     /// The tools, in the order they were given.
     pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
         self.tools.iter().map(|offered| offered.tool.info())
@@ -315,11 +334,7 @@ impl Executor {
     /// judged.
     pub fn argument_errors(&self, tool: &str, arguments: &Value) -> Vec<ValidationError> {
         let offered = self.tools.iter().find(|offered| offered.tool.info().name == tool);
-        let checked =
-            offered.map(|offered| offered.arguments.check(arguments, arguments::MAX_SCHEMA_ERRORS));
-        let Some(Err(rejected)) = checked else { return Vec::new() };
-        let error = |Fault { pointer, masked, .. }| ValidationError { pointer, message: masked };
-        rejected.faults().into_iter().map(error).collect()
+        offered.map_or_else(Vec::new, |offered| arguments::errors(&offered.arguments, arguments))
     }
 
     /// Takes a call up to the point where it may be executed, or answers it. An approval replaces
@@ -390,6 +405,7 @@ impl Executor {
                     context,
                     rule,
                     is_concurrent,
+                    per_minute: options.per_minute,
                     shown_arguments,
                 })
             }

@@ -6,6 +6,7 @@
 pub mod approval;
 pub mod arguments;
 mod audit_arguments;
+pub mod client_calls;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;

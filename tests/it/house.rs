@@ -9,7 +9,7 @@ use std::path::{Path, PathBuf};
 const ROOMS: &[(&str, &[&str])] = &[
     ("clock", &[]),
     ("message", &["run", "event"]),
-    ("run", &["message", "event"]),
+    ("run", &["message", "event", "bounds"]),
     ("event", &["message", "run"]),
     ("model", &[]),
     ("bounds", &[]),

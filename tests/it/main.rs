@@ -25,6 +25,7 @@ mod dry_run;
 mod faults;
 mod full_disk;
 mod fuzzing;
+mod gated_calls;
 mod hardening;
 mod hostile;
 mod house;

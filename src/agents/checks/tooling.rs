@@ -35,6 +35,11 @@ pub(super) fn check(d: &Definition) -> Check {
             options.timeout_seconds.unwrap_or(1),
             1..=86_400,
         )?;
+        within(
+            &format!("{key}.rate_limit_per_minute"),
+            options.rate_limit_per_minute.unwrap_or(1),
+            1..=1_000_000_000,
+        )?;
     }
     let interceptors = &d.interceptors;
     for (kind, count) in

@@ -24,6 +24,11 @@ pub struct ToolOptions {
     #[serde(skip_serializing_if = "Option::is_none")]
     #[schemars(range(min = 1, max = 86_400))]
     pub timeout_seconds: Option<u64>,
+    /// Calls that all runs of one caller may make in a minute, all at once if need be; 1 to a
+    /// billion.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(range(min = 1, max = 1_000_000_000))]
+    pub rate_limit_per_minute: Option<u32>,
     /// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_unknown_outcome: Option<OnUnknownOutcome>,

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use futures::future::join_all;
+use serde_json::Value;
 
 use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
@@ -16,6 +17,7 @@ use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{CallFailure, RunEvent, SkillActivated};
 use crate::run::{Consumption, Delegation, Effect};
+use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::{Prepared, Ready};
 use crate::tools::results::{FatalToolError, Finished, refused};
 
@@ -23,7 +25,7 @@ use crate::tools::results::{FatalToolError, Finished, refused};
 const LINGER: Duration = Duration::from_millis(1);
 
 /// A call on its way to its result.
-enum NextStep {
+pub(super) enum NextStep {
     /// It may be executed.
     Ready(Ready),
     /// It has its result.
@@ -65,6 +67,7 @@ impl Run {
             if goes_alone && !group.is_empty() {
                 break;
             }
+            let next = self.admitted(&pending, next).await?;
             let next = next.beyond(self.state.counted(pending.call.id));
             match self.reserve_tool_call(next.consumes()).await? {
                 Some(events) if group.is_empty() => return Ok(self.record_all(events)?),
@@ -99,6 +102,22 @@ impl Run {
         executed
     }
 
+    /// The next step, unless the caller's calls are too many in this minute.
+    async fn admitted(
+        &mut self,
+        pending: &PendingCall,
+        next: NextStep,
+    ) -> Result<NextStep, Stopped> {
+        let NextStep::Ready(ready) = &next else { return Ok(next) };
+        let refused = (self.admission)(&pending.call.name, ready.per_minute()).await?;
+        Ok(match (refused, next) {
+            (Some(reason), NextStep::Ready(ready)) => {
+                NextStep::Answered(Ok(ready.not_admitted(&pending.call, &reason)))
+            }
+            (_, next) => next,
+        })
+    }
+
     /// What is to be done with a call, or which external input it needs first; nothing where
     /// the run is cancelled or out of time.
     async fn next_step_of(
@@ -106,7 +125,7 @@ impl Run {
         pending: &PendingCall,
     ) -> Option<Result<NextStep, ExternalInput>> {
         match self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments) {
-            Some(Ok(arguments)) => return Some(Err(ExternalInput::Client(arguments))),
+            Some(Ok(arguments)) => return Some(self.client_call(pending, arguments)),
             Some(Err(wrong)) => {
                 let refused = refused(&pending.call, CallFailure::InvalidArguments, &wrong);
                 return Some(Ok(NextStep::Answered(Ok(refused))));
@@ -133,6 +152,22 @@ impl Run {
             },
             Err(fault) => NextStep::Answered(Err(fault)),
         }))
+    }
+
+    /// What is to be done with a call of a tool that the caller executes.
+    pub(super) fn client_call(
+        &self,
+        pending: &PendingCall,
+        arguments: Value,
+    ) -> Result<NextStep, ExternalInput> {
+        let granted = pending.granted();
+        match self.executor.judge_client_call(&pending.call, arguments, &self.scope, granted) {
+            ClientCall::Permitted(arguments, audit) => {
+                Err(ExternalInput::Client(arguments, Box::new(audit)))
+            }
+            ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(Box::new(escalated))),
+            ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),
+        }
     }
 
     /// Executes calls at the same time and records their results in order. What was recorded before

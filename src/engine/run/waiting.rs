@@ -12,7 +12,7 @@ use serde_json::Value;
 use super::Run;
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{Awaited, RunEvent, WaitKind};
+use crate::event::{AuditRecord, Awaited, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
 use crate::tools::executor::Prepared;
@@ -22,7 +22,7 @@ pub(super) enum ExternalInput {
     /// It needs an approval.
     Approval(Box<Escalated>),
     /// The caller executes it, with these arguments.
-    Client(Value),
+    Client(Value, Box<AuditRecord>),
 }
 
 impl Run {
@@ -47,7 +47,7 @@ impl Run {
         if let Some(arguments) =
             self.plan.client_tools.arguments(&pending.call.name, &pending.call.arguments)
         {
-            return arguments.ok().map(ExternalInput::Client);
+            return self.client_call(pending, arguments.ok()?).err();
         }
         let prepare = self.executor.prepare(&pending.call, pending.slot(), &self.scope, None);
         match self.control.token.run_until_cancelled(prepare).await {
@@ -64,15 +64,16 @@ impl Run {
             ExternalInput::Approval(_) => {
                 (WaitKind::Approval, definition.governance.approval_timeout)
             }
-            ExternalInput::Client(_) => (WaitKind::Client, definition.client_tool_timeout),
+            ExternalInput::Client(..) => (WaitKind::Client, definition.client_tool_timeout),
         };
         let (arguments, actions, reason, audit) = match need {
             ExternalInput::Approval(escalated) => {
                 let Escalated { arguments, actions, reason, audit } = *escalated;
                 (arguments, actions, reason, Some(audit))
             }
-            ExternalInput::Client(arguments) => {
-                (arguments, Arc::default(), "The caller executes this tool.".to_owned(), None)
+            ExternalInput::Client(arguments, audit) => {
+                let reason = "The caller executes this tool.".to_owned();
+                (arguments, Arc::default(), reason, Some(*audit))
             }
         };
         let awaited = Awaited {

@@ -230,7 +230,7 @@ impl State {
         turn.counted.get(&call)
     }
 
-    /// What a call means that would exceed the budget of files or lines, before it is executed.
+    /// What a call means that would exceed the budget of files, lines or requests, before it is executed.
     pub fn over_budget_with(
         &self,
         consumes: &Consumption,
@@ -244,6 +244,11 @@ impl State {
             over_budget("max_files_modified", used, Some(budget.max_files_modified))
         } else if lines > budget.max_lines_changed && consumes.lines_changed > 0 {
             over_budget("max_lines_changed", used.lines_changed, Some(budget.max_lines_changed))
+        } else if let Some(max) = self.rules.max_network_requests
+            && consumes.network_requests > 0
+            && used.network_requests.saturating_add(consumes.network_requests) > max
+        {
+            over_budget("network.max_requests", used.network_requests, Some(max))
         } else {
             return None;
         };

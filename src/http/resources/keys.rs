@@ -174,7 +174,10 @@ fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Pro
     if tenant != caller.tenant && !caller.has("admin") {
         return Err(forbidden("admin"));
     }
-    let held = |scope: &str| caller.has(scope) || (is_tool(scope) && caller.has("tools:execute"));
+    let held = |scope: &str| {
+        let tools = scope.strip_prefix("tools:").filter(|_| is_tool(scope));
+        caller.has(scope) || tools.is_some_and(|tools| caller.may_execute(tools))
+    };
     scopes.iter().find(|scope| !held(scope)).map_or(Ok(()), |missing| Err(forbidden(missing)))
 }
 

@@ -46,7 +46,7 @@ impl Tool {
             input_schema: info.input_schema.clone(),
             effect: info.effect,
             source: info.source.clone(),
-            allowed: caller.has("tools:execute") || caller.has(&format!("tools:{}", info.name)),
+            allowed: caller.may_execute(&info.name),
         }
     }
 }

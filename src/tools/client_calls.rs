@@ -1,0 +1,74 @@
+//! Calls of tools that the caller executes: judged like others, and then the caller's.
+//!
+//! Nothing is executed here, so such a call does nothing by itself: it passes the rules on names,
+//! autonomy, skills and flow. The caller needs no scope for tools of its own.
+
+use std::sync::Arc;
+
+use serde_json::Value;
+
+use super::approval::{Escalated, Granted};
+use super::audit_arguments::shown;
+use super::executor::Executor;
+use super::results::{Finished, blocked, not_executed};
+use super::run_scope::RunScope;
+use crate::event::AuditRecord;
+use crate::governance::{Action, ActionKind, Call, Decision, Verdict};
+use crate::message::{ToolCall, canonical_json};
+use crate::run::Effect;
+
+/// What becomes of such a call.
+#[derive(Debug)]
+pub enum ClientCall {
+    /// The caller executes it with these arguments; what the audit log keeps of the decision.
+    Permitted(Value, AuditRecord),
+    /// It needs an approval first.
+    Escalated(Escalated),
+    /// It has its result.
+    Answered(Box<Finished>),
+}
+
+impl Executor {
+    /// Judges a call whose arguments match its tool's schema. Those of an approval replace them.
+    pub fn judge_client_call(
+        &self,
+        call: &ToolCall,
+        arguments: Value,
+        scope: &RunScope,
+        approval: Option<Granted<'_>>,
+    ) -> ClientCall {
+        let edited = approval.and_then(|granted| granted.arguments).cloned();
+        let arguments = edited.unwrap_or(arguments);
+        let what = ActionKind::Call { tool: call.name.clone() };
+        let actions: Arc<[Action]> = [Action::new(what, Effect::Read)].into();
+        let question = Call {
+            tool: &call.name,
+            effect: Effect::Read,
+            actions: Arc::clone(&actions),
+            approved_by: approval.map(|granted| granted.by),
+            skills: &scope.skills,
+            directory: scope.workspace.directory(),
+        };
+        let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
+        let own_tools = [format!("tools:{}", call.name)];
+        match self.gate().judge(&own_tools, question) {
+            Verdict::Pass { decision, rule, reason, .. } => {
+                let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
+                let audit = not_executed(call, decision, rule, reason, shown_arguments);
+                ClientCall::Permitted(arguments, audit)
+            }
+            Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
+                let audit =
+                    not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                ClientCall::Escalated(Escalated { arguments, actions, reason, audit })
+            }
+            Verdict::Stop { rule, reason, .. } => ClientCall::Answered(Box::new(blocked(
+                call,
+                rule,
+                reason,
+                shown_arguments,
+                actions,
+            ))),
+        }
+    }
+}

@@ -20,10 +20,12 @@ use crate::run::{
 };
 
 mod audit;
+mod scan;
 mod totals;
 mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SECRET_NAMES, SERVICE};
+pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.
@@ -152,6 +154,11 @@ pub enum RunEvent {
         /// Why, in the model's words.
         reason: Option<String>,
     },
+    /// An input, a result or a memory looks like an attempt to give the model instructions. Before
+    /// the result.
+    #[serde(rename = "scan.warned")]
+    #[strum(serialize = "scan.warned")]
+    ScanWarned(ScanWarned),
     /// A stop condition that only warns is met.
     #[serde(rename = "budget.warned")]
     #[strum(serialize = "budget.warned")]
@@ -438,9 +445,16 @@ pub enum CallFailure {
     NotExecuted,
     /// It is unknown after a crash whether the call took effect.
     UnknownOutcome,
+    /// The result looks like an attempt to give the model instructions, and was withheld from it.
+    Withheld,
 }
 
 impl CallFailure {
+    /// Whether the text of the failure is the tool's, and not the service's.
+    pub fn is_of_tool(self) -> bool {
+        matches!(self, Self::ToolError)
+    }
+
     /// Whether the call counts towards `error_threshold`.
     pub fn counts_as_failing(self) -> bool {
         !matches!(self, Self::Excess | Self::Cancelled | Self::NotExecuted)
@@ -624,6 +638,7 @@ impl RunEvent {
             | Self::ApprovalRequested(_)
             | Self::ApprovalResolved(_)
             | Self::HandoffStarted { .. }
+            | Self::ScanWarned(_)
             | Self::BudgetWarned { .. }
             | Self::OutputProposed { .. }
             | Self::OutputReflected { .. }

@@ -30,7 +30,7 @@ pub use delegation::Delegation;
 pub use money::Usd;
 pub use period::Period;
 pub use policies::{
-    ClientTool, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition,
+    ClientTool, OnInjection, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition,
 };
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 

@@ -14,7 +14,7 @@ use utoipa::ToSchema;
 
 use crate::bounds::glob::means;
 use crate::run::{
-    Autonomy, Budget, Delegation, Limits, OnLimit, OnSessionBusy, Period, Thinking,
+    Autonomy, Budget, Delegation, Limits, OnInjection, OnLimit, OnSessionBusy, Period, Thinking,
     ToolChoicePolicy,
 };
 
@@ -279,6 +279,8 @@ pub struct GovernanceSection {
     pub network: NetworkSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
+    /// What becomes of texts that look like prompt injections.
+    pub injection: InjectionSection,
     /// How long a run waits for an approval; after it the call is denied.
     pub approval_timeout: Period,
     /// Consumption caps.
@@ -293,9 +295,27 @@ impl Default for GovernanceSection {
             paths: PathsSection::default(),
             network: NetworkSection::default(),
             tool_policies: BTreeMap::new(),
+            injection: InjectionSection::default(),
             approval_timeout: Period::seconds(24 * 3600),
             budget: Budget::default(),
         }
+    }
+}
+
+/// What becomes of texts that look like prompt injections. The scan is a filter, not a boundary.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
+#[schema(as = AgentInjection)]
+#[serde(default, deny_unknown_fields)]
+pub struct InjectionSection {
+    /// Inputs of a run and results of client tools.
+    pub inputs: OnInjection,
+    /// Results of tools, and what is recalled of earlier runs.
+    pub results: OnInjection,
+}
+
+impl Default for InjectionSection {
+    fn default() -> Self {
+        Self { inputs: OnInjection::Block, results: OnInjection::Warn }
     }
 }
 

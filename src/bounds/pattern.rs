@@ -16,6 +16,8 @@ pub const MAX_PATTERN: usize = 4096;
 const MAX_NESTING: u32 = 50;
 /// Bytes of what matching builds on the way.
 const MAX_CACHE: usize = 256 * 1024;
+/// The same for many patterns at once.
+const MAX_SET_CACHE: usize = 2 * 1024 * 1024;
 /// Bytes of text times bytes of program that are searched between two looks at the stop signal: a tenth of
 /// a second at worst.
 const STRIDE: usize = 4 * 1024 * 1024 * 1024;
@@ -132,6 +134,31 @@ impl Pattern {
         }
         replaced.push_str(&text[kept..]);
         Cow::Owned(replaced)
+    }
+}
+
+/// Patterns that are looked for together, in one pass.
+#[derive(Debug)]
+pub struct Patterns(Regex);
+
+impl Patterns {
+    /// Compiles patterns of our own.
+    ///
+    /// # Errors
+    /// What is wrong with one of them, or that they are too large together.
+    pub fn compile<'p>(written: impl Iterator<Item = &'p str>) -> Result<Self, Refused> {
+        let limits = Regex::config()
+            .nfa_size_limit(Some(Author::Operator.max_program()))
+            .hybrid_cache_capacity(MAX_SET_CACHE);
+        let written: Vec<&str> = written.collect();
+        let built = Regex::builder().configure(limits).build_many(&written);
+        built.map(Self).map_err(|error| Refused(reason(&error.to_string())))
+    }
+
+    /// What is found, by its place in the list, with the byte where it begins; of what overlaps,
+    /// the first.
+    pub fn found_in<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (usize, usize)> + 't {
+        self.0.find_iter(text).map(|found| (found.pattern().as_usize(), found.start()))
     }
 }
 

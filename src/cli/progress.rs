@@ -115,6 +115,7 @@ impl StatusLine {
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
+            | RunEvent::ScanWarned(_)
             | RunEvent::BudgetWarned { .. }
             | RunEvent::OutputProposed { .. }
             | RunEvent::OutputReflected { .. }
@@ -201,6 +202,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             }));
             lines.join("\n")
         }
+        RunEvent::ScanWarned(warned) => warning(&warned.in_words()),
         RunEvent::ContextCompacted(compacted) => shrunk(compacted),
         RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
             format!("  no usable decision: {}", one_line(&failed.error, REASON))

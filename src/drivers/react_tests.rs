@@ -320,11 +320,7 @@ fn the_conversation_reads_as_decisions_and_observations() {
     let ask = agent.ask(ToolChoice::Auto);
     let decision = r#"{"type": "call_tool", "tool": "file_ops"}"#;
     let message = agent.read(REACT, &ask, decision, FinishReason::Stop).message;
-    let result = ToolResult {
-        call_id: message.tool_calls[0].id,
-        content: "notes.txt".into(),
-        is_error: false,
-    };
+    let result = ToolResult::of_service(message.tool_calls[0].id, "notes.txt", false);
     let native = AssistantMessage { decision: None, text: "Again.".into(), ..message.clone() };
     let silent = AssistantMessage { tool_calls: Vec::new(), ..AssistantMessage::default() };
     agent.conversation.push_turn(message, vec![result.clone()]).unwrap();

@@ -251,6 +251,8 @@ impl Run {
             single_shot,
             warnings,
         })?;
+        let warned = background.warnings.into_iter().map(RunEvent::ScanWarned);
+        warned.into_iter().try_for_each(|warned| self.record(warned))?;
         background
             .active
             .into_iter()
@@ -258,8 +260,10 @@ impl Run {
     }
 
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
-        for event in events {
-            if matches!(event, RunEvent::ToolCallCompleted(_)) {
+        for mut event in events {
+            if let RunEvent::ToolCallCompleted(call) = &mut event {
+                let warned = self.scanned(call); // a result that came from outside
+                warned.into_iter().try_for_each(|warned| self.record(warned))?;
                 self.note_lost(&event); // results of what was executed here are recorded one by one
             }
             self.record(event)?;

@@ -28,6 +28,7 @@ impl Totals {
                     self.mixed_usage = true;
                 }
             }
+            RunEvent::ScanWarned(warned) => self.warn(&[warned.in_words()]),
             RunEvent::BudgetWarned { warning, .. } => self.warn(std::slice::from_ref(warning)),
             RunEvent::ToolCallStarted(c) => {
                 self.tools_used.insert(c.tool.clone());

@@ -7,6 +7,7 @@
 
 mod autonomy;
 mod gate;
+pub mod injection;
 mod path;
 mod scope;
 mod skill;

@@ -8,7 +8,7 @@ use std::borrow::Cow;
 use std::fmt::Write as _;
 
 /// Whether a character is not seen, or changes how others are seen.
-fn is_hidden(c: char) -> bool {
+pub fn is_hidden(c: char) -> bool {
     let is_control = c.is_control() && !matches!(c, '\n' | '\t');
     is_control
         || matches!(c,

@@ -26,11 +26,7 @@ fn conversation(results: &[&str]) -> Conversation {
         ..Default::default()
     };
     let results = results.iter().enumerate();
-    let results = results.map(|(n, text)| ToolResult {
-        call_id: ids(n),
-        content: (*text).into(),
-        is_error: false,
-    });
+    let results = results.map(|(n, text)| ToolResult::of_service(ids(n), *text, false));
     conversation.push_turn(message, results.collect()).unwrap();
     conversation.push_user("go on");
     conversation

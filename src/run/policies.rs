@@ -83,6 +83,21 @@ pub enum OnSessionBusy {
     Interrupt,
 }
 
+/// What happens to a text that looks like a prompt injection.
+#[derive(
+    Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema,
+)]
+#[serde(rename_all = "snake_case")]
+pub enum OnInjection {
+    /// An input is refused; a result is withheld from the model.
+    Block,
+    /// It is let through, and the event `scan.warned` says so.
+    #[default]
+    Warn,
+    /// Nothing is scanned.
+    Off,
+}
+
 /// A tool that the caller executes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]

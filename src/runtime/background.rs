@@ -12,8 +12,9 @@ use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
 use crate::engine::Plan;
 use crate::event::{RunEvent, ValidationError};
-use crate::run::{Caller, Overrides};
+use crate::run::{Caller, OnInjection, Overrides};
 use crate::store::{NewRun, StoreError};
+use crate::tools::scan::{scan_inputs, scan_memories};
 
 /// Why a run cannot have the skills that it should begin with.
 #[derive(Debug, thiserror::Error)]
@@ -37,6 +38,7 @@ impl Runtime {
         earlier: &[Uuid],
     ) -> Result<Background, StoreError> {
         let mut background = self.skills_of(plan);
+        let injection = plan.agent.definition.governance.injection;
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
             let history = history(&journals, earlier, plan.agent.definition.history);
@@ -48,7 +50,11 @@ impl Runtime {
             }
         }
         if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
-            background.memories = self.memories(recall, caller, new).await?;
+            let found = self.memories(recall, caller, new).await?;
+            (background.memories, background.warnings) = scan_memories(found, injection.results);
+        }
+        if injection.inputs == OnInjection::Warn {
+            background.warnings.extend(scan_inputs(&new.inputs));
         }
         Ok(background)
     }

@@ -355,6 +355,9 @@ impl Runtime {
                 Err(StartError::InvalidInputs(errors)) => {
                     return Err(invalid_inputs(&call.agent, &errors));
                 }
+                Err(StartError::PromptInjection(error)) => {
+                    return Err(invalid_inputs(&call.agent, &[error]));
+                }
                 Err(error) => {
                     tracing::warn!(run_id = %id, %error, "a child run could not be started");
                     return Err(ChildFailed(format!(

@@ -10,7 +10,7 @@ use super::{Runtime, conversation};
 use crate::agents::Agent;
 use crate::clock;
 use crate::engine::Rules;
-use crate::event::{Event, RunEvent};
+use crate::event::{Event, RunEvent, ScanWarned};
 use crate::message::{Conversation, Turn};
 use crate::providers::ToolOffer;
 
@@ -47,6 +47,8 @@ impl Runtime {
             self.runs_before(&caller.tenant, &new, plan.agent.definition.history, busy).await?;
         let background = self.background(&plan, &caller, &new, &earlier).await?;
         let opening = opening(&plan, &new.inputs, &background)?;
+        let suspicious: Vec<String> =
+            background.warnings.iter().map(ScanWarned::in_words).collect();
         let history = background.turns.len();
         let turns = background.turns.into_iter().chain([Turn::User(opening.user)]).collect();
         let (single_shot, warnings) = (plan.rules.single_shot, plan.warnings.clone());
@@ -66,7 +68,7 @@ impl Runtime {
             tools: plan.offers.iter().map(offer).collect(),
             active_skills: plan.active.iter().map(|skill| skill.bounds.skill.clone()).collect(),
             policy: plan.rules.clone(),
-            warnings: plan.warnings.clone(),
+            warnings: plan.warnings.iter().cloned().chain(suspicious).collect(),
             agent: Arc::clone(&plan.agent),
         })
     }

@@ -22,10 +22,11 @@ use crate::agents::Agent;
 use crate::agents::prompt::{ActiveSkill, Background, Opening};
 use crate::clock;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
-use crate::event::{Event, RunEvent, SkillActivated, ValidationError};
-use crate::run::{Caller, Overrides, RunKind, RunStatus, Totals};
+use crate::event::{Event, RunEvent, ScanWarned, SkillActivated, ValidationError};
+use crate::run::{Caller, OnInjection, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
+use crate::tools::scan::scan_inputs;
 
 /// For how long a repeated idempotency key finds its run.
 const KEY_KEPT: TimeDelta = TimeDelta::hours(24);
@@ -79,6 +80,9 @@ pub enum StartError {
     /// The inputs miss the agent's schema.
     #[error("the inputs do not match the agent's input schema")]
     InvalidInputs(Vec<ValidationError>),
+    /// The inputs look like a prompt injection; the pointer is into the request body.
+    #[error("{}", .0.message)]
+    PromptInjection(ValidationError),
     /// An override is out of range or cannot work; pointers are into the request body.
     #[error("{}", .0.message)]
     InvalidOverride(ValidationError),
@@ -284,6 +288,11 @@ impl Runtime {
     ) -> Result<Checked, StartError> {
         let inner = &self.inner;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
+        if agent.definition.governance.injection.inputs == OnInjection::Block
+            && let Some(warned) = scan_inputs(&request.inputs)
+        {
+            return Err(StartError::PromptInjection(suspicious(warned)));
+        }
         let loaded = inner.loaded.get(&agent).map_err(|e| broken(&request.agent, &e))?;
         let mut active =
             self.active_skills(&agent.definition, &request.overrides).map_err(|e| match e {
@@ -439,6 +448,11 @@ fn not_stored(reason: &dyn std::error::Error) -> StartError {
 
 fn broken(agent: &str, error: &dyn std::error::Error) -> StartError {
     StartError::BrokenAgent { agent: agent.to_owned(), message: error.to_string() }
+}
+
+fn suspicious(ScanWarned { pointer, suspicion, .. }: ScanWarned) -> ValidationError {
+    let message = format!("looks like a prompt injection: {}", suspicion.in_words());
+    ValidationError { pointer: pointer.unwrap_or_default(), message }
 }
 
 fn at(pointer: &str, message: String) -> ValidationError {

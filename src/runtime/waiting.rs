@@ -10,12 +10,13 @@ use uuid::Uuid;
 use super::Runtime;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
-use crate::run::Caller;
+use crate::run::{Caller, OnInjection};
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
 use crate::tools::approval::{decided, executed_by_caller};
 use crate::tools::results::capped;
+use crate::tools::scan::scan_text;
 
 /// Rows that are read of one run; it asks for no more than its calls.
 const ALL: u32 = 10_000;
@@ -56,6 +57,9 @@ pub enum AnswerError {
     /// The edited arguments miss the tool's schema; pointers are into the request body.
     #[error("the arguments do not match the tool's schema")]
     InvalidArguments(Vec<ValidationError>),
+    /// The result looks like a prompt injection; the pointer is into the request body.
+    #[error("{}", .0.message)]
+    PromptInjection(ValidationError),
     /// The caller lacks this scope.
     #[error("this requires the scope `{0}`")]
     MissingScope(String),
@@ -161,6 +165,18 @@ impl Runtime {
         let (run, asked) = self.awaited(&caller.tenant, place, RESULTS).await?;
         if run.subject != caller.subject && !caller.has("runs:approve") {
             return Err(AnswerError::MissingScope("runs:approve".to_owned()));
+        }
+        let definition = self.inner.store.definition(&run.definition_hash).await?;
+        let definition =
+            definition.ok_or_else(|| AnswerError::Broken("it is not stored any more".into()))?;
+        let loaded = self.inner.loaded.of_snapshot(&run.definition_hash, &definition);
+        let agent = loaded.map_err(|error| AnswerError::Broken(error.to_string()))?.agent;
+        if agent.definition.governance.injection.inputs == OnInjection::Block
+            && let Some(suspicion) = scan_text(&content)
+        {
+            let message = format!("looks like a prompt injection: {}", suspicion.in_words());
+            let pointer = "/content".to_owned();
+            return Err(AnswerError::PromptInjection(ValidationError { pointer, message }));
         }
         let why = format!("Executed by {}.", caller.subject);
         let audit = executed_by_caller(place.call, &asked.tool, &asked.arguments, is_error, why);

@@ -84,6 +84,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ApprovalRequested(_)
         | RunEvent::ApprovalResolved(_)
         | RunEvent::HandoffStarted { .. }
+        | RunEvent::ScanWarned(_)
         | RunEvent::BudgetWarned { .. }
         | RunEvent::OutputProposed { .. }
         | RunEvent::OutputReflected { .. }

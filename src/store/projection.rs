@@ -321,6 +321,7 @@ impl RunCalls<'_> {
             | RunEvent::ToolCallAwaitingChild(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
+            | RunEvent::ScanWarned(_)
             | RunEvent::BudgetWarned { .. }
             | RunEvent::OutputProposed { .. }
             | RunEvent::OutputReflected { .. }

@@ -171,6 +171,7 @@ impl Metrics {
                 | RunEvent::ApprovalRequested(_)
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }
+                | RunEvent::ScanWarned(_)
                 | RunEvent::BudgetWarned { .. }
                 | RunEvent::OutputProposed { .. }
                 | RunEvent::OutputReflected { .. }

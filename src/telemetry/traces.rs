@@ -151,6 +151,7 @@ impl Traces {
                 | RunEvent::ApprovalRequested(_)
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }
+                | RunEvent::ScanWarned(_)
                 | RunEvent::BudgetWarned { .. }
                 | RunEvent::OutputProposed { .. }
                 | RunEvent::OutputReflected { .. }
@@ -371,6 +372,7 @@ fn error_type(failure: CallFailure) -> &'static str {
         CallFailure::Cancelled => "cancelled",
         CallFailure::NotExecuted => "not_executed",
         CallFailure::UnknownOutcome => "unknown_outcome",
+        CallFailure::Withheld => "withheld",
     }
 }
 

@@ -15,6 +15,7 @@ pub mod recall;
 pub mod registry;
 pub mod results;
 pub mod run_scope;
+pub mod scan;
 pub mod subagent;
 pub mod use_skill;
 pub mod workspace;

@@ -12,7 +12,7 @@ use super::arguments;
 use super::audit_arguments::shown;
 use crate::clock;
 use crate::event::{
-    AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, ToolCallBlocked,
+    AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, Suspicion, ToolCallBlocked,
     ToolCallCompleted, WaitKind,
 };
 use crate::governance::Decision;
@@ -171,6 +171,15 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
         outcome: "unknown".to_owned(),
         duration_ms: None,
     }
+}
+
+/// Puts an error in the place of a result that looks like a prompt injection.
+pub(super) fn withheld(call: &mut ToolCallCompleted, suspicion: &Suspicion) {
+    call.content = error_text(&format!(
+        "The result looks like a prompt injection and was withheld: {}. Go on without it.",
+        suspicion.in_words()
+    ));
+    call.failure = Some(CallFailure::Withheld);
 }
 
 /// What a call is answered with where the service failed; the cause is only for the

@@ -435,7 +435,7 @@ pub(crate) fn conversation(
                         target: CallTarget::Tool,
                     });
                     let (content, is_error) = (asked.result.to_owned(), asked.is_error);
-                    results.push(ToolResult { call_id: id, content, is_error });
+                    results.push(ToolResult::of_service(id, content, is_error));
                 }
                 let message = AssistantMessage {
                     text: (*text).to_owned(),

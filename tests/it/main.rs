@@ -29,6 +29,8 @@ mod gated_calls;
 mod hardening;
 mod hostile;
 mod house;
+mod injection;
+mod injection_corpora;
 mod installing;
 mod interception;
 mod keys;

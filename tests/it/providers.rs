@@ -139,8 +139,7 @@ async fn a_history_with_calls_is_accepted() {
         (calls[0].name.as_str(), calls[1].arguments.as_str()),
         ("mcp:time/now", "{\"place\": ")
     );
-    let result =
-        |call: &ToolCall| ToolResult { call_id: call.id, content: "ok".into(), is_error: false };
+    let result = |call: &ToolCall| ToolResult::of_service(call.id, "ok", false);
     let results = calls.iter().map(result).collect();
     let message = AssistantMessage { tool_calls: calls, ..AssistantMessage::default() };
     client.conversation.push_turn(message, results).unwrap();

@@ -32,7 +32,7 @@ pub(super) fn rewritten(
             Turn::Assistant(turn) => {
                 push_turn(&mut rewritten, &mut user, turn.message());
                 turn.results().iter().for_each(|result| {
-                    append(&mut user, &format!("Observation: {}", result.content));
+                    append(&mut user, &format!("Observation: {}", result.told()));
                 });
             }
         }

@@ -15,11 +15,12 @@ use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{CallFailure, RunEvent, SkillActivated};
+use crate::event::{CallFailure, RunEvent, SkillActivated, ToolCallCompleted};
 use crate::run::{Consumption, Delegation, Effect};
 use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::{Prepared, Ready};
 use crate::tools::results::{FatalToolError, Finished, refused};
+use crate::tools::scan::scan_result;
 
 /// A read that takes longer than this is journalled as started before it has ended.
 const LINGER: Duration = Duration::from_millis(1);
@@ -239,8 +240,17 @@ impl Run {
         self.record_all(events.unwrap_or_default())
     }
 
+    /// What is suspicious about a result, which may be withheld.
+    pub(super) fn scanned(&self, call: &mut ToolCallCompleted) -> Option<RunEvent> {
+        let rule = self.plan.agent.definition.governance.injection.results;
+        scan_result(call, rule).map(RunEvent::ScanWarned)
+    }
+
     fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
         if let RunEvent::ToolCallCompleted(call) = &mut finished.event {
+            if let Some(warned) = self.scanned(call) {
+                self.record(warned)?;
+            }
             call.note = self.state.stuck_note(call.call_id, &call.content);
         } else if let RunEvent::ToolCallBlocked(call) = &mut finished.event
             && let Some(note) = self.state.stuck_note(call.call_id, &call.reason)

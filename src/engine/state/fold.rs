@@ -13,7 +13,7 @@ use crate::event::{
     RunEvent, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
-    AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult, Turn,
+    AssistantMessage, CallTarget, Conversation, FinishReason, Origin, ToolCall, ToolResult, Turn,
 };
 use crate::run::{Delegation, Effect, ToolChoicePolicy};
 
@@ -76,12 +76,19 @@ impl State {
             RunEvent::ToolCallCompleted(call) => {
                 self.count(call.call_id, &call.content, call.failure);
                 self.keep(call);
-                self.answer(call.call_id, &call.model_text(), call.failure.is_some(), misplaced)?;
+                let origin = self.origin_of(call);
+                let content = call.model_text().into_owned();
+                let note_bytes = content.len() - call.content.len();
+                let is_error = call.failure.is_some();
+                let call_id = call.call_id;
+                let result = ToolResult { call_id, content, is_error, origin, note_bytes };
+                self.answer(result, misplaced)?;
             }
             RunEvent::ToolCallBlocked(call) => {
                 self.count(call.call_id, &call.reason, Some(CallFailure::ToolError));
                 self.turn(misplaced.clone())?.is_blocked = true;
-                self.answer(call.call_id, &call.content, true, misplaced)?;
+                let result = ToolResult::of_service(call.call_id, call.content.as_str(), true);
+                self.answer(result, misplaced)?;
             }
             RunEvent::OutputProposed { call_id, output, problem, .. } => {
                 let proposal = Proposal {
@@ -93,7 +100,8 @@ impl State {
             }
             RunEvent::OutputReflected { call_id, content, is_error, .. } => {
                 self.turn(misplaced.clone())?.proposal = None;
-                self.answer(*call_id, content, *is_error, misplaced)?;
+                let result = ToolResult::of_service(*call_id, content.as_str(), *is_error);
+                self.answer(result, misplaced)?;
             }
             RunEvent::ValidationFailed { call_id, errors, feedback, .. } => {
                 self.close_turn(*call_id, &phrases::errors(errors), true);
@@ -140,6 +148,9 @@ impl State {
                 self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
             RunEvent::ApprovalResolved(resolved) => self.resolved(resolved, event.at, misplaced)?,
+            RunEvent::ScanWarned(warned) => {
+                self.suspicious = warned.call_id.or(self.suspicious);
+            }
             RunEvent::SkillActivated(skill) => self.skills.push(skill.clone()),
             RunEvent::BudgetWarned { condition, .. } => {
                 self.conditions_met.insert(*condition);
@@ -244,6 +255,17 @@ impl State {
         if failure.is_some() {
             self.failed_call =
                 Some(FailedCall { tool: call.name, call_id, content: content.to_owned() });
+        }
+    }
+
+    /// Whose words a result is: a tool's, where one was asked.
+    fn origin_of(&self, done: &ToolCallCompleted) -> Origin {
+        let says_service = done.target != CallTarget::Tool
+            || done.failure.is_some_and(|failure| !failure.is_of_tool());
+        match self.suspicious {
+            _ if says_service => Origin::Service,
+            Some(call_id) if call_id == done.call_id => Origin::Suspicious,
+            _ => Origin::Tool,
         }
     }
 
@@ -362,18 +384,13 @@ impl State {
     }
 
     /// Records a call's result; the last one closes the turn, unless an output waits to be judged.
-    fn answer(
-        &mut self,
-        call_id: uuid::Uuid,
-        content: &str,
-        is_error: bool,
-        misplaced: FoldError,
-    ) -> Result<(), FoldError> {
+    fn answer(&mut self, result: ToolResult, misplaced: FoldError) -> Result<(), FoldError> {
+        let call_id = result.call_id;
         let turn = self.turn(misplaced.clone())?;
         if !turn.message.tool_calls.iter().any(|call| call.id == call_id) {
             return Err(misplaced);
         }
-        turn.answers.insert(call_id, ToolResult { call_id, content: content.to_owned(), is_error });
+        turn.answers.insert(call_id, result);
         let is_over = turn.open_calls().next().is_none() && turn.answered.is_none();
         if is_over && turn.proposal.is_none() {
             self.close_turn(None, "", false);
@@ -390,8 +407,8 @@ impl State {
         }
         match (&mut self.phase, proposal.call_id) {
             (Phase::Acting(turn), Some(call_id)) => {
-                let content = phrases::OUTPUT_SUPERSEDED.to_owned();
-                turn.answers.insert(call_id, ToolResult { call_id, content, is_error: false });
+                let superseded = ToolResult::of_service(call_id, phrases::OUTPUT_SUPERSEDED, false);
+                turn.answers.insert(call_id, superseded);
                 turn.proposal = Some(proposal.clone());
                 self.proposal = Some(proposal);
                 Ok(())
@@ -407,20 +424,10 @@ impl State {
             Phase::Acting(mut turn) => {
                 let results = turn.message.tool_calls.iter().map(|call| {
                     if judged == Some(call.id) {
-                        return ToolResult {
-                            call_id: call.id,
-                            content: verdict.to_owned(),
-                            is_error,
-                        };
+                        return ToolResult::of_service(call.id, verdict, is_error);
                     }
-                    let open = || {
-                        let content = phrases::RUN_ENDED.to_owned();
-                        ToolResult {
-                            call_id: call.id,
-                            content,
-                            is_error: call.target == CallTarget::Tool,
-                        }
-                    };
+                    let is_tool = call.target == CallTarget::Tool;
+                    let open = || ToolResult::of_service(call.id, phrases::RUN_ENDED, is_tool);
                     turn.answers.remove(&call.id).unwrap_or_else(open)
                 });
                 let results = results.collect();

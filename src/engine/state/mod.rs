@@ -272,6 +272,8 @@ pub struct State {
     conditions_met: BTreeSet<usize>,
     /// The stop condition that parked the run until it was ended.
     not_continued: Option<usize>,
+    /// The last call whose result looked like a prompt injection.
+    suspicious: Option<Uuid>,
     /// The skills whose bounds hold.
     skills: Vec<SkillActivated>,
     /// The limit that leaves one model call.
@@ -315,6 +317,7 @@ impl State {
             parked_ms: 0,
             conditions_met: BTreeSet::new(),
             not_continued: None,
+            suspicious: None,
             skills: Vec::new(),
             limit: None,
             raw_response: String::new(),

@@ -129,6 +129,10 @@ const STORY = {
   "tool_call.awaiting_child": (t, d) => t.settle(d.call_id, "awaiting_child", { facts: [d.reason] }),
   "approval.requested": (t, d) => t.settle(d.call_id, "escalated", { facts: [d.reason] }),
   "approval.resolved": (t, d) => t.note(`${words(d.resolution)}${d.decided_by ? ` by ${d.decided_by}` : ""}${d.reason ? `: ${d.reason}` : ""}`),
+  "scan.warned": (t, d) => t.note(
+    `${d.withheld ? "Withheld" : "Suspicious"}: ${words(d.source)} ${d.tool ?? d.pointer ?? ""}`.trim(),
+    el("p", { class: "notice wait" }, `Looks like a prompt injection: ${d.kinds.map(words).join(", ")}`,
+      d.hidden_in && `; hidden in ${d.hidden_in.map(words).join(", ")}`)),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
   "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Sent to the model", d.feedback)),
   "decision.extraction_failed": (t, d) => t.undecided("No decision found", d),

@@ -149,6 +149,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 Code::NotAcceptable,
                 Code::RunIdTaken,
                 Code::InvalidOverride,
+                Code::PromptInjection,
                 Code::IdempotencyMismatch,
             ]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
@@ -156,6 +157,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);
+            if operation.operation_id.as_deref() == Some("give_tool_result") {
+                codes.push(Code::PromptInjection);
+            }
         }
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),

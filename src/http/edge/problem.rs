@@ -44,6 +44,7 @@ pub(crate) enum Code {
     UnsupportedMediaType,
     InvalidInputs,
     InvalidOverride,
+    PromptInjection,
     RateLimited,
     HeadersTooLarge,
     Internal,
@@ -98,6 +99,9 @@ impl Code {
             }
             Self::InvalidOverride => {
                 ("INVALID_OVERRIDE", StatusCode::UNPROCESSABLE_ENTITY, "Invalid override")
+            }
+            Self::PromptInjection => {
+                ("PROMPT_INJECTION", StatusCode::UNPROCESSABLE_ENTITY, "Prompt injection")
             }
             Self::IdempotencyMismatch => {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
@@ -344,6 +348,9 @@ impl From<AnswerError> for Problem {
                 "This call does not wait for this kind of answer, or no longer waits.",
             ),
             AnswerError::InvalidArguments(errors) => Self::invalid(Code::InvalidInputs, errors),
+            AnswerError::PromptInjection(error) => {
+                Self::invalid(Code::PromptInjection, vec![error])
+            }
             AnswerError::MissingScope(_) | AnswerError::OwnApproval => Self::refused(&error),
             AnswerError::Broken(_) => Self::internal(error.to_string()),
             AnswerError::Store(error) => error.into(),
@@ -363,6 +370,9 @@ impl From<StartError> for Problem {
             StartError::Draining => Code::Draining,
             StartError::NoWorkspace => Code::WorkspaceUnavailable,
             StartError::InvalidInputs(errors) => return Self::invalid(Code::InvalidInputs, errors),
+            StartError::PromptInjection(error) => {
+                return Self::invalid(Code::PromptInjection, vec![error]);
+            }
             StartError::InvalidOverride(error) => {
                 return Self::invalid(Code::InvalidOverride, vec![error]);
             }

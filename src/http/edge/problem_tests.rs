@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 28] = [
+const ALL: [Code; 29] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -28,6 +28,7 @@ const ALL: [Code; 28] = [
     Code::UnsupportedMediaType,
     Code::InvalidInputs,
     Code::InvalidOverride,
+    Code::PromptInjection,
     Code::RateLimited,
     Code::HeadersTooLarge,
     Code::Internal,
@@ -80,6 +81,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type
     422 INVALID_INPUTS Invalid inputs
     422 INVALID_OVERRIDE Invalid override
+    422 PROMPT_INJECTION Prompt injection
     429 RATE_LIMITED Rate limited
     431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error

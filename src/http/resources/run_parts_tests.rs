@@ -15,8 +15,7 @@ fn messages_have_our_call_ids_only() {
         arguments: arguments.into(),
         target: CallTarget::Tool,
     };
-    let result =
-        |call_id, content: &str| ToolResult { call_id, content: content.into(), is_error: false };
+    let result = |call_id, content: &str| ToolResult::of_service(call_id, content, false);
     let mut conversation = Conversation::new("You help.");
     conversation.push_user("{\"task\":\"t\"}");
     let message = AssistantMessage {

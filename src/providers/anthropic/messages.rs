@@ -56,7 +56,7 @@ pub(super) enum Block<'a> {
     },
     ToolResult {
         tool_use_id: Cow<'a, str>,
-        content: &'a str,
+        content: Cow<'a, str>,
         #[serde(skip_serializing_if = "std::ops::Not::not")]
         is_error: bool,
         #[serde(skip_serializing_if = "Option::is_none")]
@@ -210,7 +210,10 @@ fn kept<'a>(opaque: &'a OpaqueBlocks, provider: &str) -> Option<Vec<(Cow<'a, str
 fn results<'a>(turn: &'a AssistantTurn, ids: &[Cow<'a, str>]) -> Vec<Block<'a>> {
     let results = turn.results().iter().zip(ids).map(|(result, id)| Block::ToolResult {
         tool_use_id: id.clone(),
-        content: if result.is_error { or_nothing(&result.content) } else { &result.content },
+        content: match result.told() {
+            told if result.is_error && told.trim().is_empty() => Cow::Borrowed(NOTHING),
+            told => told,
+        },
         is_error: result.is_error,
         cache_control: None,
     });

@@ -25,7 +25,7 @@ fn call(id: u128, provider_id: &str, name: &str, arguments: &str) -> ToolCall {
 }
 
 fn result(id: u128, content: &str, is_error: bool) -> ToolResult {
-    ToolResult { call_id: Uuid::from_u128(id), content: content.into(), is_error }
+    ToolResult::of_service(Uuid::from_u128(id), content, is_error)
 }
 
 fn kept(provider: &str, json: &str) -> OpaqueBlocks {

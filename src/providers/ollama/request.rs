@@ -169,7 +169,7 @@ fn messages<S: Serializer>(
             seq.serialize_element(&Message::Tool {
                 tool_name: names.to_wire(&call.name),
                 tool_call_id: &call.provider_id,
-                content: &result.content,
+                content: &result.told(),
             })?;
         }
     }

@@ -184,7 +184,8 @@ fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<
             tool_calls: (!calls.is_empty()).then_some(Calls { calls, names: request.names }),
         })?;
         for (tool_call_id, result) in wire_ids(calls).zip(turn.results()) {
-            seq.serialize_element(&Message::Tool { tool_call_id, content: &result.content })?;
+            let content = &result.told();
+            seq.serialize_element(&Message::Tool { tool_call_id, content })?;
         }
     }
     seq.end()

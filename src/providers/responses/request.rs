@@ -193,7 +193,7 @@ impl Input<'_> {
             }
         }
         for (call_id, result) in call_ids.iter().zip(turn.results()) {
-            let output = &result.content;
+            let output = &result.told();
             items.serialize_element(&Item::Output {
                 r#type: "function_call_output",
                 call_id,

@@ -23,7 +23,7 @@ fn call(id: u128, name: &str, arguments: &str) -> ToolCall {
 }
 
 fn result(id: u128, content: &str) -> ToolResult {
-    ToolResult { call_id: Uuid::from_u128(id), content: content.into(), is_error: false }
+    ToolResult::of_service(Uuid::from_u128(id), content, false)
 }
 
 fn sent(request: &ModelRequest<'_>) -> Value {

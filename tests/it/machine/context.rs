@@ -31,10 +31,8 @@ fn conversation(parts: &[Part]) -> Conversation {
             Called(lengths) => lengths,
         };
         let calls: Vec<_> = (0..lengths.len()).map(|index| call(at + 1, index, "a")).collect();
-        let results = calls.iter().zip(lengths).map(|(call, length)| ToolResult {
-            call_id: call.id,
-            content: "é".repeat(*length),
-            is_error: length % 2 == 1,
+        let results = calls.iter().zip(lengths).map(|(call, length)| {
+            ToolResult::of_service(call.id, "é".repeat(*length), length % 2 == 1)
         });
         let results = results.collect();
         let opaque = Some(OpaqueBlocks { provider: "p".into(), json: format!("[{at}]") });

@@ -17,6 +17,7 @@ use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
 use crate::engine::requirements;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
 use crate::model::{CapabilityOverrides, ProviderKind};
+use crate::outbound::Client;
 use crate::providers::capabilities::{CapabilityTable, ModelPattern};
 use crate::providers::prices::{Price, PriceTable};
 use crate::providers::router::{OnTry, ProviderEntry, Router};
@@ -24,7 +25,7 @@ use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
-use crate::runtime::{self, Approver, ChildIds, HeartbeatStore, Runtime, Settings, keys};
+use crate::runtime::{self, Approver, ChildIds, HeartbeatStore, Runtime, Settings, Webhooks, keys};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
@@ -272,6 +273,7 @@ impl Parts {
                 config::Approver::NotTheCaller => Approver::NotTheCaller,
             },
             rate_limit: rate_limit(config),
+            webhooks: Webhooks::of(&config.webhooks, Client::new()),
             workspace: config.tools.workspace.clone(),
             sample_ratio: config
                 .telemetry

@@ -9,6 +9,7 @@ mod models;
 mod sources;
 pub mod tables;
 mod values;
+pub mod webhooks;
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::SocketAddr;
@@ -29,6 +30,8 @@ use sources::{Origin, Sources};
 use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
+use webhooks::WebhookSettings;
+pub use webhooks::Webhooks;
 
 /// Every setting with its built-in value, annotated.
 pub const DEFAULT_TOML: &str = include_str!("config/default.toml");
@@ -69,6 +72,7 @@ pub struct Config {
     pub capabilities: BTreeMap<String, CapabilityOverrides>,
     pub governance: Governance,
     pub audit: Audit,
+    pub webhooks: Webhooks,
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
     pub admin_key: Option<SecretString>,
@@ -280,6 +284,7 @@ struct Settings {
     tools: Tools,
     governance: Governance,
     audit: Audit,
+    webhooks: WebhookSettings,
     telemetry: Telemetry,
     /// Model providers by name; a model is referred to as provider/model.
     models: BTreeMap<String, ModelSettings>,
@@ -408,6 +413,7 @@ fn resolve(
         capabilities: settings.capabilities,
         governance: settings.governance,
         audit: settings.audit,
+        webhooks: webhooks::resolve(&settings.webhooks, &sources, &env)?,
         telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
         notices,

@@ -489,8 +489,6 @@ pub struct Totals {
     pub retries: u32,
     /// For the caller; they did not end the run.
     pub warnings: Vec<String>,
-    /// Subscribers that failed.
-    pub callback_errors: Vec<String>,
     /// The model that answered last, as `provider/model`.
     pub model: Option<String>,
     /// Whether the usage is more than that of one model's responses: of several models, or of

@@ -45,6 +45,8 @@ CREATE TABLE runs (
     request_hash        text,
     -- The caller's W3C `traceparent` header.
     traceparent         text,
+    -- Where events of the run are sent; a child run has its parent's.
+    webhook             text,
     -- One run at a time per session. `holds`: the live run that has the session; `next`, `waits`:
     -- queued runs that wait for it, in the order of these names and then of acceptance. Absent for
     -- runs without a session and for those that another run delegated to.
@@ -81,7 +83,6 @@ CREATE TABLE runs (
     termination_reason  text,
     tools_used          text,
     warnings            text,
-    callback_errors     text,
     -- What tool calls took of the run's budget: files, lines, commands, network requests.
     consumption         text,
     error               text,
@@ -248,6 +249,35 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
 CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
 CREATE INDEX approvals_of_parents ON approvals (child_run_id) WHERE status = 'pending' AND child_run_id IS NOT NULL;
+
+-- Events that receivers of webhooks are told, each written with its event; the body is made of the event when it is sent.
+-- Rows of one lane, a tenant and a host, are sent within one bound.
+-- status: pending, delivered, failed (given up), disabled (the receiver wants no more of this run).
+CREATE TABLE webhook_outbox (
+    run_id          uuid        NOT NULL,
+    seq             bigint      NOT NULL,
+    id              uuid        NOT NULL,
+    tenant          text        NOT NULL,
+    lane            text        NOT NULL,
+    event           text        NOT NULL,
+    at              timestamptz NOT NULL,
+    status          text        NOT NULL,
+    -- When it is sent next; while a replica sends it, when another may.
+    due_at          timestamptz NOT NULL,
+    -- No try begins later.
+    retry_until     timestamptz NOT NULL,
+    -- All tries, and those since it was first or last asked for.
+    attempts        bigint      NOT NULL,
+    tries           bigint      NOT NULL,
+    attempted_at    timestamptz,
+    response_status bigint,
+    error           text,
+    PRIMARY KEY (run_id, seq)
+);
+CREATE INDEX webhook_outbox_due ON webhook_outbox (lane, due_at) WHERE status = 'pending';
+CREATE INDEX webhook_outbox_by_id ON webhook_outbox (id);
+CREATE INDEX webhook_outbox_listed ON webhook_outbox (tenant, at DESC, id DESC);
+CREATE INDEX webhook_outbox_by_status ON webhook_outbox (tenant, status, at DESC, id DESC) WHERE status <> 'delivered';
 
 CREATE TABLE api_keys (
     id                    text        PRIMARY KEY,

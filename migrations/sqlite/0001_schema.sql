@@ -35,6 +35,7 @@ CREATE TABLE runs (
     idempotency_key     TEXT,
     request_hash        TEXT,
     traceparent         TEXT,
+    webhook             TEXT,
     session_place       TEXT,
     session_turn        INTEGER,
 
@@ -65,7 +66,6 @@ CREATE TABLE runs (
     termination_reason  TEXT,
     tools_used          TEXT,
     warnings            TEXT,
-    callback_errors     TEXT,
     consumption         TEXT,
     error               TEXT,
 
@@ -216,6 +216,29 @@ CREATE TABLE approvals (
 CREATE INDEX approvals_listed ON approvals (tenant, status, at DESC, call_id DESC);
 CREATE INDEX approvals_due ON approvals (expires_at) WHERE status = 'pending';
 CREATE INDEX approvals_of_parents ON approvals (child_run_id) WHERE status = 'pending' AND child_run_id IS NOT NULL;
+
+CREATE TABLE webhook_outbox (
+    run_id          TEXT    NOT NULL,
+    seq             INTEGER NOT NULL,
+    id              TEXT    NOT NULL,
+    tenant          TEXT    NOT NULL,
+    lane            TEXT    NOT NULL,
+    event           TEXT    NOT NULL,
+    at              INTEGER NOT NULL,
+    status          TEXT    NOT NULL,
+    due_at          INTEGER NOT NULL,
+    retry_until     INTEGER NOT NULL,
+    attempts        INTEGER NOT NULL,
+    tries           INTEGER NOT NULL,
+    attempted_at    INTEGER,
+    response_status INTEGER,
+    error           TEXT,
+    PRIMARY KEY (run_id, seq)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX webhook_outbox_due ON webhook_outbox (lane, due_at) WHERE status = 'pending';
+CREATE INDEX webhook_outbox_by_id ON webhook_outbox (id);
+CREATE INDEX webhook_outbox_listed ON webhook_outbox (tenant, at DESC, id DESC);
+CREATE INDEX webhook_outbox_by_status ON webhook_outbox (tenant, status, at DESC, id DESC) WHERE status <> 'delivered';
 
 CREATE TABLE api_keys (
     id                    TEXT    PRIMARY KEY NOT NULL,

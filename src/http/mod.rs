@@ -22,7 +22,8 @@ use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
 use self::edge::{key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, events, health, invoke, keys, run_parts, runs, sessions, stats, tools,
+    agents, approvals, audit, events, health, invoke, keys, run_parts, runs, sessions, stats,
+    tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -79,6 +80,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
         .routes(routes!(events::list_events))
+        .routes(routes!(webhooks::list_webhook_deliveries))
+        .routes(routes!(webhooks::redeliver_webhook))
         .routes(routes!(sessions::get_session))
         .routes(routes!(sessions::delete_session))
         .routes(routes!(stats::get_tool_stats))

@@ -63,6 +63,7 @@ async fn state(auth: Auth) -> HttpState {
         audit_retention: None,
         approver: runtime::Approver::Any,
         rate_limit: crate::store::RateLimit { per_minute: 300, burst: 60 },
+        webhooks: None,
         workspace: std::env::temp_dir(),
         sample_ratio: 0.0,
     };

@@ -68,6 +68,11 @@ impl AddressPolicy {
         Self(Permitted::Any)
     }
 
+    /// Whether an address may be connected to.
+    pub fn permits(&self, address: IpAddr) -> bool {
+        self.connectable(address).is_some()
+    }
+
     /// The address to connect to, in its own family, if it may be connected to.
     pub(super) fn connectable(&self, address: IpAddr) -> Option<IpAddr> {
         let address = address.to_canonical();

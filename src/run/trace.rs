@@ -24,6 +24,8 @@ pub struct RunOrigin {
     pub created_at: DateTime<Utc>,
     /// Whether later runs may recall its events.
     pub is_observed: bool,
+    /// Where its events are sent.
+    pub webhook: Option<String>,
     pub trace: TraceContext,
 }
 

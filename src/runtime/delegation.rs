@@ -397,10 +397,12 @@ impl Runtime {
             metadata: BTreeMap::new(),
             session_id: None,
             overrides: parent.bounds(now),
+            webhook: None, // its parent's, as that was accepted
         };
         let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
         let mut checked = self.check(agent, request, now.skills().to_vec())?;
         checked.new.parent_run_id = Some(new.id);
+        checked.new.webhook.clone_from(&new.webhook);
         let Checked { new: child, plan, caller, .. } = &checked;
         let mut background = self.background(plan, caller, child, &[]).await?;
         let mut opening = opening(plan, &child.inputs, &background)?;

@@ -34,6 +34,7 @@ mod slots;
 mod start;
 mod transcript;
 mod waiting;
+mod webhooks;
 mod worker;
 
 use std::path::PathBuf;
@@ -41,6 +42,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
+use tokio::sync::Notify;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
@@ -70,6 +72,7 @@ pub use rate_limits::Allowance;
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};
 pub use transcript::{KeptTurn, Transcript, transcript};
 pub use waiting::{AnswerError, Approver, CallPlace, Found};
+pub use webhooks::Webhooks;
 
 /// How long a cancel request waits for the end of a run that is not being driven.
 const END: Duration = Duration::from_secs(2);
@@ -98,6 +101,8 @@ pub struct Settings {
     /// How often a key may invoke, and how many calls of tools its runs may make, where the key
     /// says nothing else.
     pub rate_limit: RateLimit,
+    /// What webhooks are sent with; absent: there are none.
+    pub webhooks: Option<Webhooks>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
@@ -124,6 +129,10 @@ struct Inner {
     rate_limits: rate_limits::RateLimits,
     slots: slots::RunSlots,
     queue: Arc<queue::Queue>,
+    /// Told when there is something to be sent to webhooks.
+    outbox: Arc<Notify>,
+    /// Sends it.
+    deliveries: TaskTracker,
     tasks: TaskTracker,
     bus: Arc<bus::Bus>,
     draining: AtomicBool,
@@ -153,13 +162,17 @@ impl Runtime {
         let owner: Arc<str> = Uuid::now_v7().to_string().into();
         let (bus, queue) = (Arc::<bus::Bus>::default(), Arc::<queue::Queue>::default());
         let probation = Arc::<probation::Probation>::default();
+        let outbox = Arc::<Notify>::default();
         let on_durable = {
             let (bus, queue) = (Arc::clone(&bus), Arc::clone(&queue));
-            let probation = Arc::clone(&probation);
+            let (probation, outbox) = (Arc::clone(&probation), Arc::clone(&outbox));
             let tell = move |write: &RunWrite| {
                 probation.written(write);
                 bus.publish(write.run_id, &write.events);
                 observer(write);
+                if write.fills_outbox() {
+                    outbox.notify_one();
+                }
                 let has_ended =
                     write.events.last().is_some_and(|event| event.what.ending().is_some());
                 let Some(origin) = write.origin.as_ref().filter(|_| has_ended) else { return };
@@ -186,6 +199,8 @@ impl Runtime {
             handlers: Arc::new(Handlers::new()),
             slots: slots::RunSlots::new(settings.max_concurrent_runs, settings.queue_workers),
             queue,
+            outbox,
+            deliveries: TaskTracker::new(),
             lease: Arc::new(Lease::new(settings.lease)),
             settings,
             owner,

@@ -425,6 +425,7 @@ pub(super) fn identity_of(claimed: &ClaimedRun, sample_ratio: f64) -> RunIdentit
         created_at: row.created_at,
         idempotency: None, // the same
         traceparent: row.traceparent.clone(),
+        webhook: row.webhook.clone(),
     };
     let scopes = row.scopes.clone();
     let caller = Caller { subject: row.subject.clone(), tenant: row.tenant.clone(), scopes };

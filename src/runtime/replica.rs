@@ -64,6 +64,7 @@ impl Runtime {
             tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
         }
         tokio::spawn(self.clone().write_logins());
+        inner.deliveries.spawn(self.clone().deliver_webhooks());
         Ok(())
     }
 
@@ -89,6 +90,8 @@ impl Runtime {
         let inner = &self.inner;
         inner.writer.shutdown().await;
         inner.stop.cancel();
+        inner.deliveries.close();
+        inner.deliveries.wait().await;
         self.write_noted_logins(true).await;
         if let Err(error) = inner.store.release(&inner.owner).await {
             tracing::warn!(%error, "the leases could not be given back; they expire");

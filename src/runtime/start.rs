@@ -69,6 +69,8 @@ pub struct StartRequest {
     pub session_id: Option<String>,
     /// What the request narrows.
     pub overrides: Overrides,
+    /// Where the caller wants events of the run sent.
+    pub webhook: Option<String>,
 }
 
 /// Why no run was started.
@@ -86,6 +88,9 @@ pub enum StartError {
     /// An override is out of range or cannot work; pointers are into the request body.
     #[error("{}", .0.message)]
     InvalidOverride(ValidationError),
+    /// No secret is configured with which webhooks are signed.
+    #[error("webhooks are disabled: this service has no secret to sign them with")]
+    WebhooksDisabled,
     /// The caller may execute none of the tools that the run would be offered.
     #[error("this requires the scope `{0}`, because the run would not be allowed any of its tools")]
     MissingScope(String),
@@ -287,6 +292,7 @@ impl Runtime {
         inherited: Vec<SkillActivated>,
     ) -> Result<Checked, StartError> {
         let inner = &self.inner;
+        let webhook = self.webhook(request.webhook.as_deref())?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         if agent.definition.governance.injection.inputs == OnInjection::Block
             && let Some(warned) = scan_inputs(&request.inputs)
@@ -320,6 +326,7 @@ impl Runtime {
             metadata: request.metadata.into_iter().map(|(k, v)| (k, Value::String(v))).collect(),
             idempotency: request.idempotency,
             traceparent: request.traceparent,
+            webhook,
             created_at: clock::now().trunc_subsecs(6),
         };
         Ok(Checked {

@@ -86,6 +86,7 @@ impl RunIdentity {
             is_child: new.parent_run_id.is_some(),
             is_observed: false, // until its plan is known
             created_at: new.created_at,
+            webhook: new.webhook.clone(),
             trace: TraceContext::of_run(new.id, new.traceparent.as_deref(), sample_ratio),
         };
         Self { new, caller, epoch, origin: Arc::new(origin), lineage: None }

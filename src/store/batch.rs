@@ -13,7 +13,7 @@ use super::projection::{CallChange, Changes, RunChange};
 use super::sql::{Column, Dialect, Kind, Param, Value};
 use super::tables::{
     ApprovalRequest, AuditRow, CallProposal, CallState, Group, IterationRecord, JournalRow,
-    Observation, RunOpening, RunProgress,
+    NewDelivery, Observation, RunOpening, RunProgress,
 };
 
 /// One statement over rows that are called `w` in it.
@@ -64,6 +64,7 @@ impl Batch {
                 inserts::<AuditRow>("audit_log", changes.audit),
                 inserts::<Observation>("observations", changes.observations),
                 inserts::<ApprovalRequest>("approvals", changes.approvals),
+                deliveries(dialect, changes.deliveries),
                 voided(changes.voided),
             ])
             .collect(),
@@ -179,6 +180,24 @@ fn known_calls(calls: Vec<CallChange>) -> Step {
         columns,
         rows: calls.into_iter().map(|call| call.state.values()).collect(),
         condition: "tool_calls.run_id = w.run_id AND tool_calls.call_id = w.call_id",
+        tail: "",
+    }
+}
+
+fn deliveries(dialect: Dialect, rows: Vec<NewDelivery>) -> Step {
+    let columns = columns_of::<NewDelivery>();
+    let select = |column: &Column| match column.name {
+        // By the clock of the database, where it has one.
+        "due_at" if dialect == Dialect::Postgres => "clock_timestamp()".to_owned(),
+        name => format!("w.{name}"),
+    };
+    let select: Vec<String> = columns.iter().map(select).collect();
+    Step {
+        name: "webhook_outbox",
+        head: insert_head("webhook_outbox", &columns, &select),
+        columns,
+        rows: rows.into_iter().map(Group::values).collect(),
+        condition: "",
         tail: "",
     }
 }

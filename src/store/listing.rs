@@ -9,8 +9,8 @@ use super::backend::Work;
 use super::sql::{Dialect, Query, Row};
 use super::tables::Record;
 use super::{
-    ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Page, RunCursor,
-    RunFilter, RunRecord, Store, StoreError,
+    ApiKeyRecord, ApprovalFilter, ApprovalRecord, AuditFilter, AuditRow, Delivery, DeliveryFilter,
+    DeliveryStatus, Page, RunCursor, RunFilter, RunRecord, Store, StoreError,
 };
 use crate::event::{AuditAction, WaitKind};
 
@@ -47,6 +47,12 @@ impl Order {
 const RUNS: Order = Order { time: "runs.created_at", id: "runs.id", id_is_uuid: true };
 const AUDIT: Order = Order { time: "audit_log.at", id: "audit_log.id", id_is_uuid: true };
 const APPROVALS: Order = Order { time: "approvals.at", id: "approvals.call_id", id_is_uuid: true };
+/// The address of a delivery's run.
+pub(super) const DELIVERY_URL: &str =
+    "COALESCE((SELECT webhook FROM runs WHERE runs.id = webhook_outbox.run_id), '') AS url";
+
+const DELIVERIES: Order =
+    Order { time: "webhook_outbox.at", id: "webhook_outbox.id", id_is_uuid: true };
 const KEYS: Order = Order { time: "api_keys.created_at", id: "api_keys.id", id_is_uuid: false };
 
 impl Store {
@@ -159,6 +165,27 @@ impl Store {
             .and("call_id = :call", "call", filter.call_id)
             .and("kind <> :child", "child", filter.from_outside.then_some(WaitKind::Child));
         self.list(query, &APPROVALS, page).await
+    }
+
+    /// What the receivers of a tenant's webhooks are or were told, newest first.
+    pub async fn deliveries(
+        &self,
+        tenant: &str,
+        filter: &DeliveryFilter,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let mut query = Query::new("SELECT webhook_outbox.*, ").push(DELIVERY_URL);
+        query = query.push(" FROM webhook_outbox WHERE webhook_outbox.tenant = :tenant");
+        query = query.bind("tenant", tenant);
+        if filter.status.is_some_and(|status| status != DeliveryStatus::Delivered) {
+            query = query.push(" AND status <> 'delivered'");
+        }
+        query = query.and("run_id = :run", "run", filter.run_id).and(
+            "status = :status",
+            "status",
+            filter.status,
+        );
+        self.list(query, &DELIVERIES, page).await
     }
 
     /// A tenant's keys, newest first.

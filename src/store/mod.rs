@@ -20,6 +20,7 @@ mod keys;
 mod listing;
 mod migrations;
 mod observations;
+mod outbox;
 mod ownership;
 mod postgres;
 pub mod projection;
@@ -36,6 +37,7 @@ mod sqlite;
 mod stats;
 mod tables;
 mod trees;
+mod webhooks;
 pub mod writer;
 
 use std::sync::Arc;
@@ -56,9 +58,10 @@ pub use rate_limit::{RateLimit, Taken};
 pub use replicas::{Swept, Watch};
 pub use rows::*;
 pub use tables::{
-    ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, IdempotentRun, IterationRecord,
+    ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
     Observation, RunRecord, SessionRecord, ToolCallRecord, ToolStats, UsageStats,
 };
+pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
 
 /// The format of definitions and journals that this version writes, and the newest that it reads.
 /// Raised with each change that an earlier version could not read.

@@ -17,10 +17,11 @@ use serde_json::value::RawValue;
 use uuid::Uuid;
 
 use super::observations::observation;
+use super::outbox::deliveries;
 use super::sql::{Labels, json};
 use super::tables::{
-    ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, Observation,
-    RunOpening, RunProgress, RunRecord, ToolCallRecord,
+    ApprovalRequest, AuditRow, CallProposal, CallState, IterationRecord, JournalRow, NewDelivery,
+    Observation, RunOpening, RunProgress, RunRecord, ToolCallRecord,
 };
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
@@ -44,6 +45,8 @@ pub struct Changes {
     pub observations: Vec<Observation>,
     /// What is asked for.
     pub approvals: Vec<ApprovalRequest>,
+    /// What the receivers of webhooks are told.
+    pub deliveries: Vec<NewDelivery>,
     /// Runs that end while they may be waiting for something: their unanswered requests are void.
     pub voided: Vec<Uuid>,
 }
@@ -92,6 +95,7 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
         changes
             .observations
             .extend(write.events.iter().filter_map(|event| observation(write, event)));
+        changes.deliveries.extend(deliveries(write));
         wait(write, &mut changes);
     }
     Ok(changes)
@@ -132,7 +136,6 @@ impl RunRecord {
             usage: self.usage,
             retries: 0, // not a column
             warnings: self.warnings.clone(),
-            callback_errors: self.callback_errors.clone(),
             model: self.model.clone(),
             mixed_usage: self.mixed_usage,
             consumption: self.consumption.clone(),
@@ -169,7 +172,6 @@ fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
         mixed_usage: totals.mixed_usage,
         tools_used: totals.tools_used.iter().cloned().collect(),
         warnings: totals.warnings.clone(),
-        callback_errors: totals.callback_errors.clone(),
         consumption: totals.consumption.clone(),
         error: outcome.and_then(Outcome::error).cloned(),
         termination_reason: outcome.map(|outcome| outcome.reason().as_str().to_owned()),
@@ -207,6 +209,7 @@ fn opening(new: &NewRun, caller: &Caller) -> RunOpening {
         idempotency_key: new.idempotency.as_ref().map(|idempotency| idempotency.key.clone()),
         request_hash: new.idempotency.as_ref().map(|idempotency| idempotency.request_hash.clone()),
         traceparent: new.traceparent.clone(),
+        webhook: new.webhook.clone(),
         available_at: (new.status == RunStatus::Queued).then(Utc::now),
     }
 }

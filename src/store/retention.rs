@@ -26,12 +26,13 @@ const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FR
     WHERE t.tenant IS NOT NULL) ";
 
 /// Where rows of a run are, and the column that names it. The runs themselves go last.
-const TABLES: [(&str, &str); 8] = [
+const TABLES: [(&str, &str); 9] = [
     ("run_events", "run_id"),
     ("iterations", "run_id"),
     ("tool_calls", "run_id"),
     ("observations", "run_id"),
     ("approvals", "run_id"),
+    ("webhook_outbox", "run_id"),
     ("budget_holds", "run_id"),
     ("budgets", "root_run_id"),
     ("runs", "id"),

@@ -56,6 +56,8 @@ pub struct NewRun {
     pub idempotency: Option<Idempotency>,
     /// The caller's W3C `traceparent`.
     pub traceparent: Option<String>,
+    /// Where events of the run are sent; a child run has its parent's.
+    pub webhook: Option<String>,
 }
 
 /// A run's place in its session when it is accepted. One live run holds a session; others wait, and

@@ -8,7 +8,7 @@ use serde_json::Value as Json;
 use uuid::Uuid;
 
 use super::sql::{Column, Labels, Param, Query, Row, Value};
-use super::{ApprovalStatus, StoreError};
+use super::{ApprovalStatus, DeliveryStatus, StoreError};
 use crate::event::{AuditAction, Resolution, WaitKind};
 use crate::message::Usage;
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
@@ -186,6 +186,7 @@ table! {
             idempotency_key: Option<String>,
             request_hash: Option<String>,
             traceparent: Option<String>,
+            webhook: Option<String>,
             available_at: Option<DateTime<Utc>>,
         }
         /// What each write of the run leaves.
@@ -203,7 +204,6 @@ table! {
             mixed_usage: bool,
             tools_used: Vec<String>,
             warnings: Vec<String>,
-            callback_errors: Vec<String>,
             consumption: Consumption,
             error: Option<RunError>,
             termination_reason: Option<String>,
@@ -359,6 +359,32 @@ table! {
             decided_by: Option<String>,
             decision_reason: Option<String>,
             resolution: Option<Resolution>,
+        }
+    }
+}
+
+table! {
+    /// An event that the receiver of a webhook is told.
+    Delivery {
+        write NewDelivery {
+            run_id: Uuid,
+            seq: i64,
+            id: Uuid,
+            tenant: String,
+            lane: String,
+            event: String,
+            at: DateTime<Utc>,
+            status: DeliveryStatus,
+            due_at: DateTime<Utc>,
+            retry_until: DateTime<Utc>,
+            attempts: u32,
+            tries: u32,
+        }
+        read {
+            attempted_at: Option<DateTime<Utc>>,
+            response_status: Option<u32>,
+            error: Option<String>,
+            url: String,
         }
     }
 }

@@ -29,6 +29,7 @@ const TOKENS: &str = "toolloop_tokens_total";
 const COST: &str = "toolloop_cost_micro_usd_total";
 const QUEUE_DEPTH: &str = "toolloop_queue_depth";
 const GATE_DECISIONS: &str = "toolloop_gate_decisions_total";
+const WEBHOOK_DELIVERIES: &str = "toolloop_webhook_deliveries_total";
 const STORE_COMMIT: &str = "toolloop_store_commit_seconds";
 const HTTP_REQUESTS: &str = "toolloop_http_requests_total";
 
@@ -323,6 +324,10 @@ fn describe() {
             "Cost of model calls in millionths of a US dollar, as far as prices are configured.",
         ),
         (GATE_DECISIONS, "Decisions on tool calls, by the rule that decided."),
+        (
+            WEBHOOK_DELIVERIES,
+            "Attempts to deliver an event to a webhook, by outcome: delivered, retried, failed or disabled.",
+        ),
         (HTTP_REQUESTS, "HTTP responses by route template, method and status."),
     ] {
         metrics::describe_counter!(name, text);

@@ -68,3 +68,4 @@ mod store;
 mod stories;
 mod streaming;
 mod telemetry;
+mod webhooks;

@@ -36,6 +36,7 @@ pub struct Setup {
     skills: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
+    variables: Vec<(String, String)>,
     clock_wrong_by: i64,
 }
 
@@ -80,6 +81,12 @@ impl Setup {
         self
     }
 
+    /// A variable of its environment, whenever it is started.
+    pub fn variable(mut self, name: &str, value: &str) -> Self {
+        self.variables.push((name.into(), value.into()));
+        self
+    }
+
     /// Its machine's clock is ahead by so many seconds.
     pub fn clock_wrong_by(mut self, seconds: i64) -> Self {
         self.clock_wrong_by = seconds;
@@ -92,7 +99,7 @@ impl Setup {
             Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
             Db::Postgres => postgres_cluster::fresh_database().await,
         };
-        launch(dir, database_url, self.clock_wrong_by).await
+        launch(dir, database_url, self.variables, self.clock_wrong_by).await
     }
 
     /// The directory of a service that a test starts by itself.
@@ -124,16 +131,22 @@ impl Setup {
     /// On a database of the test's own.
     pub async fn start_on(self, database_url: String) -> Service {
         let dir = self.lay_out();
-        launch(dir, database_url, self.clock_wrong_by).await
+        launch(dir, database_url, self.variables, self.clock_wrong_by).await
     }
 }
 
-async fn launch(dir: TempDir, database_url: String, clock_wrong_by: i64) -> Service {
+async fn launch(
+    dir: TempDir,
+    database_url: String,
+    variables: Vec<(String, String)>,
+    clock_wrong_by: i64,
+) -> Service {
     let clock = ("CLOCK_WRONG_BY", clock_wrong_by.to_string());
-    let process = Process::start(dir.path(), &database_url, clock).await;
+    let process = Process::start(dir.path(), &database_url, &variables, clock).await;
     Service {
         dir,
         database_url,
+        variables,
         process,
         key: ADMIN_KEY.into(),
         http: reqwest::Client::new(),
@@ -148,9 +161,15 @@ struct Process {
 }
 
 impl Process {
-    async fn start(dir: &Path, database_url: &str, (variable, value): (&str, String)) -> Self {
+    async fn start(
+        dir: &Path,
+        database_url: &str,
+        variables: &[(String, String)],
+        (variable, value): (&str, String),
+    ) -> Self {
         let mut child = command(dir)
             .env(variable, value)
+            .envs(variables.iter().map(|(name, value)| (name, value)))
             .args([
                 "serve",
                 "--listen",
@@ -217,6 +236,7 @@ pub struct Service {
     /// The bearer token of the requests that follow.
     pub key: String,
     pub http: reqwest::Client,
+    variables: Vec<(String, String)>,
     process: Process,
     expects_reclaims: bool,
 }
@@ -330,9 +350,9 @@ impl Service {
 
     /// Starts it again, to die at that point, e.g. `after_commit:7`.
     pub async fn restart_to_crash(&mut self, point: &str) {
-        self.process =
-            Process::start(self.dir.path(), &self.database_url, ("CRASH_POINT", point.into()))
-                .await;
+        let point = ("CRASH_POINT", point.into());
+        let (dir, variables) = (self.dir.path(), &self.variables);
+        self.process = Process::start(dir, &self.database_url, variables, point).await;
     }
 
     /// Whether the process has ended.

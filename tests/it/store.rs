@@ -190,6 +190,7 @@ impl Script {
             created_at: now(),
             idempotency: None,
             traceparent: None,
+            webhook: None,
         };
         change(&mut new);
         let scopes = vec!["agents:invoke".into(), "tools:execute".into()];

@@ -29,10 +29,11 @@ use crate::http::edge::rate_limit::{POLICY, REMAINING};
 use crate::http::resources::dry_run::DryRun;
 use crate::http::resources::run_views::Run;
 
-const TAGS: [(&str, &str); 9] = [
+const TAGS: [(&str, &str); 10] = [
     ("agents", "List, describe and invoke agents."),
     ("runs", "List runs; get a run, its parts and its events; cancel a run."),
     ("approvals", "Approvals, client tool results and reviews that parked runs wait for."),
+    ("webhooks", "What receivers of webhooks were told of runs."),
     ("sessions", "Runs that share a conversation."),
     ("stats", "Token usage, cost, and latencies of tool calls."),
     ("tools", "The tools that agents can use."),
@@ -154,6 +155,9 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             ]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
+            if operation.operation_id.as_deref() == Some("invoke_agent_iterative") {
+                codes.push(Code::WebhooksDisabled);
+            }
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
             codes.push(Code::NotAwaitingApproval);
@@ -161,6 +165,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
                 codes.push(Code::PromptInjection);
             }
         }
+        Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),
         Some("delete_session") => codes.push(Code::SessionBusy),
         Some("list_events") => codes.push(Code::NotAcceptable),
         Some("get_metrics") => codes.push(Code::NotFound),

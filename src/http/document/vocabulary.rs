@@ -51,6 +51,9 @@ words! {
     /// The status of an approval: `answered` by the result of a client tool, `resolved` by a review,
     /// `void` because the run ended first.
     ApprovalStatus = store::ApprovalStatus::VARIANTS;
+    /// The status of a webhook delivery: `failed` if it was given up, `disabled` if the receiver has
+    /// answered 410 to an earlier delivery of the run.
+    DeliveryStatus = store::DeliveryStatus::VARIANTS;
     /// What an audit record is about: a tool call, or an act of administration.
     AuditAction = event::AuditAction::VARIANTS;
     /// Whether a process is ready to serve requests.

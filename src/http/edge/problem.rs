@@ -45,6 +45,7 @@ pub(crate) enum Code {
     InvalidInputs,
     InvalidOverride,
     PromptInjection,
+    WebhooksDisabled,
     RateLimited,
     HeadersTooLarge,
     Internal,
@@ -102,6 +103,9 @@ impl Code {
             }
             Self::PromptInjection => {
                 ("PROMPT_INJECTION", StatusCode::UNPROCESSABLE_ENTITY, "Prompt injection")
+            }
+            Self::WebhooksDisabled => {
+                ("WEBHOOKS_DISABLED", StatusCode::UNPROCESSABLE_ENTITY, "Webhooks disabled")
             }
             Self::IdempotencyMismatch => {
                 ("IDEMPOTENCY_MISMATCH", StatusCode::UNPROCESSABLE_ENTITY, "Idempotency mismatch")
@@ -366,6 +370,7 @@ impl From<StartError> for Problem {
             StartError::SessionBusy(_) => Code::SessionBusy,
             StartError::SessionOfOtherAgent(_) => Code::SessionOfOtherAgent,
             StartError::IdempotencyMismatch => Code::IdempotencyMismatch,
+            StartError::WebhooksDisabled => Code::WebhooksDisabled,
             StartError::Overloaded => Code::Overloaded,
             StartError::Draining => Code::Draining,
             StartError::NoWorkspace => Code::WorkspaceUnavailable,

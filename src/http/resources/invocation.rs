@@ -5,7 +5,7 @@
 
 use std::collections::BTreeMap;
 
-use serde::Deserialize;
+use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::Schema;
@@ -29,6 +29,7 @@ pub(crate) struct Invocation {
     pub(crate) dry_run: bool,
     pub(crate) metadata: BTreeMap<String, String>,
     pub(crate) overrides: Overrides,
+    pub(crate) webhook: Option<String>,
 }
 
 /// The fields that are not overrides.
@@ -47,8 +48,21 @@ struct Envelope {
     /// Labels by which `GET /runs` can filter.
     #[schema(value_type = Option<RunMetadata>)]
     metadata: Option<BTreeMap<String, String>>,
+    /// Where events of the run are sent.
+    webhook: Option<WebhookRequest>,
     /// Answers with the prompt, tools and limits that the run would have, without starting it.
     dry_run: Option<bool>,
+}
+
+/// Where `run.*` events and `approval.requested` are sent (Standard Webhooks).
+#[derive(Debug, Serialize, Deserialize, ToSchema)]
+#[serde(deny_unknown_fields)]
+#[schema(as = Webhook)]
+struct WebhookRequest {
+    /// An http or https URL of at most 2048 bytes; its host must be public, unless the operator lists
+    /// it.
+    #[schema(max_length = 2048, example = "https://example.com/hooks/toolloop")]
+    url: String,
 }
 
 impl Invocation {
@@ -69,12 +83,23 @@ impl Invocation {
         for name in ["run_id", "session_id", "metadata", "dry_run"] {
             envelope.extend(body.remove_entry(name));
         }
-        let Envelope { run_id, session_id, metadata, dry_run, .. } =
+        if kind == RunKind::Iterative {
+            envelope.extend(body.remove_entry("webhook"));
+        }
+        let Envelope { run_id, session_id, metadata, dry_run, webhook, .. } =
             fields(envelope).map_err(invalid)?;
         let metadata = metadata.unwrap_or_default();
         check(session_id.as_deref(), &metadata)?;
         let overrides = if body.is_empty() { Overrides::default() } else { overrides(kind, body)? };
-        Ok(Self { inputs, run_id, session_id, dry_run: dry_run == Some(true), metadata, overrides })
+        Ok(Self {
+            inputs,
+            run_id,
+            session_id,
+            dry_run: dry_run == Some(true),
+            metadata,
+            overrides,
+            webhook: webhook.map(|webhook| webhook.url),
+        })
     }
 }
 
@@ -130,7 +155,9 @@ impl ToSchema for InvokeRequest {
 
 impl PartialSchema for InvokeRequest {
     fn schema() -> RefOr<Schema> {
-        body_schema("The request body of a single-shot invocation.", |name| SINGLE.contains(&name))
+        body_schema("The request body of a single-shot invocation.", |name, is_override| {
+            if is_override { SINGLE.contains(&name) } else { name != "webhook" }
+        })
     }
 }
 
@@ -149,14 +176,16 @@ impl PartialSchema for InvokeIterativeRequest {
         body_schema(
             "The request body of an invocation of the loop. Overrides can only narrow what the agent's \
              definition allows.",
-            |_| true,
+            |_, _| true,
         )
     }
 }
 
-fn body_schema(about: &str, takes: impl Fn(&str) -> bool) -> RefOr<Schema> {
-    let overrides = properties::<Overrides>().filter(|(name, _)| takes(name));
-    one_object(about, properties::<Envelope>().chain(overrides)).into()
+/// `takes` is asked with a field's name, and whether it is an override.
+fn body_schema(about: &str, takes: impl Fn(&str, bool) -> bool) -> RefOr<Schema> {
+    let envelope = properties::<Envelope>().filter(|(name, _)| takes(name, false));
+    let overrides = properties::<Overrides>().filter(|(name, _)| takes(name, true));
+    one_object(about, envelope.chain(overrides)).into()
 }
 
 #[cfg(test)]

@@ -59,7 +59,7 @@ fn invalid_fields_are_rejected_with_a_pointer() {
         (json!({"inputs": "x"}), "InvalidInputs", "\"\""),
         (json!({"input": {}}), "InvalidOverride", "\"/input\""),
         (json!({"dry_run": "no"}), "InvalidOverride", "\"/dry_run\""),
-        (json!({"webhook": {"url": "https://x"}}), "InvalidOverride", "\"/webhook\""),
+        (json!({"webhook": {"url": 7}}), "InvalidOverride", "\"/webhook/url\""),
         (json!({"max_iterations": "2"}), "InvalidOverride", "\"/max_iterations\""),
         (json!({"max_iterations": 2.5}), "InvalidOverride", "\"/max_iterations\""),
         (json!({"max_iterations": -1}), "InvalidOverride", "\"/max_iterations\""),
@@ -90,7 +90,7 @@ fn invalid_fields_are_rejected_with_a_pointer() {
 fn a_single_shot_rejects_settings_of_the_loop() {
     let invocation = read(RunKind::Single, &json!({"model": "a/b", "temperature": 1.0})).unwrap();
     assert_eq!(invocation.overrides.model.as_deref(), Some("a/b"));
-    for field in ["max_iterations", "tools", "budget", "tool_choice"] {
+    for field in ["max_iterations", "tools", "budget", "tool_choice", "webhook"] {
         let refusal = refusal(RunKind::Single, &json!({ field: null }));
         assert!(refusal.contains(&format!("pointer: \"/{field}\"")), "{refusal}");
     }
@@ -110,5 +110,5 @@ fn the_document_lists_exactly_the_accepted_fields() {
         let value = if name == "inputs" { json!({}) } else { Value::Null };
         assert!(read(RunKind::Iterative, &json!({ name.clone(): value })).is_ok(), "{name}");
     }
-    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 26);
+    assert_eq!(names(InvokeIterativeRequest::schema()).len(), 27);
 }

@@ -86,7 +86,7 @@ async fn invoke(
     body: Map<String, Value>,
 ) -> Result<Response, Problem> {
     let idempotency = delivery.idempotency(kind, &agent, &body);
-    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides } =
+    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides, webhook } =
         Invocation::read(kind, body)?;
     let request = StartRequest {
         caller: Arc::clone(caller),
@@ -100,6 +100,7 @@ async fn invoke(
         metadata,
         session_id,
         overrides,
+        webhook,
     };
     if dry_run {
         if !caller.has(AgentsRead::NAME) {

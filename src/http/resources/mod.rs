@@ -18,3 +18,4 @@ pub(super) mod sessions;
 pub(super) mod stats;
 pub(super) mod stream;
 pub(super) mod tools;
+pub(super) mod webhooks;

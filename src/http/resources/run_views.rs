@@ -13,6 +13,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::webhooks::CallbackError;
 use crate::agents::Definition;
 use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
@@ -86,8 +87,8 @@ pub(crate) struct Run {
     error: Option<RunError>,
     /// Problems that did not end the run.
     warnings: Vec<String>,
-    /// Errors of subscribers that were notified about the run.
-    callback_errors: Vec<String>,
+    /// Events that the receiver of the run's webhook could not be told, or not yet.
+    callback_errors: Vec<CallbackError>,
 }
 
 /// Token counts and cost. Cached and cache-write tokens are part of the input tokens, reasoning
@@ -165,8 +166,8 @@ pub(crate) struct RunSummary {
     error: Option<RunError>,
     /// Problems that did not end the run.
     warnings: Vec<String>,
-    /// Errors of subscribers that were notified about the run.
-    callback_errors: Vec<String>,
+    /// Events that the receiver of the run's webhook could not be told, or not yet.
+    callback_errors: Vec<CallbackError>,
     /// The labels given in the request.
     #[schema(value_type = RunMetadata)]
     metadata: Value,
@@ -336,7 +337,8 @@ impl Run {
     /// The outcome of a stored run, with what its descendants took.
     pub(crate) async fn of(store: &Store, record: RunRecord) -> Result<Self, StoreError> {
         let tree_usage = tree_usage(store, &record).await?;
-        Ok(Self { tree_usage, ..Self::from(record) })
+        let callback_errors = callback_errors(store, &record).await?;
+        Ok(Self { tree_usage, callback_errors, ..Self::from(record) })
     }
 }
 
@@ -363,7 +365,7 @@ impl From<RunRecord> for Run {
             partial: record.partial,
             error: record.error,
             warnings: record.warnings,
-            callback_errors: record.callback_errors,
+            callback_errors: Vec::new(),
         }
     }
 }
@@ -439,6 +441,18 @@ async fn tree_usage(store: &Store, record: &RunRecord) -> Result<Option<UsageVie
     Ok(Some((&usage).into()))
 }
 
+/// What the receiver of the run's webhook could not be told.
+async fn callback_errors(
+    store: &Store,
+    record: &RunRecord,
+) -> Result<Vec<CallbackError>, StoreError> {
+    if record.webhook.is_none() {
+        return Ok(Vec::new());
+    }
+    let failed = store.failed_deliveries(&record.tenant, record.id).await?;
+    Ok(failed.into_iter().map(CallbackError::from).collect())
+}
+
 /// One run in full.
 pub(crate) async fn detail(app: &Shared, record: RunRecord) -> Result<RunDetail, Problem> {
     RunViews::new(app).detail(record).await
@@ -482,6 +496,7 @@ impl<'a> RunViews<'a> {
             limits: self.limits(&record).await?,
             tree: self.tree(&record).await?,
         };
+        let callback_errors = callback_errors(&self.app.store, &record).await?;
         Ok(RunSummary {
             budget,
             tree_usage: tree_usage(&self.app.store, &record).await?,
@@ -503,7 +518,7 @@ impl<'a> RunViews<'a> {
             partial: record.partial,
             error: record.error,
             warnings: record.warnings,
-            callback_errors: record.callback_errors,
+            callback_errors,
             metadata: record.metadata.0,
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,

@@ -38,6 +38,7 @@ fn record(kind: RunKind) -> RunRecord {
         created_at: at,
         idempotency: None,
         traceparent: None,
+        webhook: None,
     };
     let output = Outcome::Completed {
         output: json!({"n": 1}),

@@ -11,7 +11,7 @@ use uuid::Uuid;
 use super::{Kind, Row, StoreError, Value, unreadable};
 use crate::event::{AuditAction, Resolution, WaitKind};
 use crate::run::{Consumption, RunError, RunKind, RunStatus};
-use crate::store::ApprovalStatus;
+use crate::store::{ApprovalStatus, DeliveryStatus};
 
 /// What can be bound.
 pub(in crate::store) trait Param: Sized {
@@ -122,7 +122,7 @@ macro_rules! names {
     )+};
 }
 
-names!(RunKind, RunStatus, WaitKind, ApprovalStatus, AuditAction);
+names!(RunKind, RunStatus, WaitKind, ApprovalStatus, DeliveryStatus, AuditAction);
 
 /// A document as JSON text.
 pub(in crate::store) fn json<T: Serialize + ?Sized>(document: &T) -> Result<String, StoreError> {

@@ -20,6 +20,7 @@ fn observed(write: RunWrite, agent: &str) -> RunWrite {
         session_id: None,
         created_at: now(),
         is_observed: true,
+        webhook: None,
         trace: TraceContext::of_run(write.run_id, None, 0.0),
     };
     RunWrite { origin: Some(Arc::new(origin)), ..write }

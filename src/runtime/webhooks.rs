@@ -1,0 +1,247 @@
+//! Webhooks: callers are told what becomes of their runs.
+//!
+//! What is to be sent stands in the store's outbox, written with each event, so that no crash loses
+//! it and a run never waits for a receiver. All replicas send, each what the others leave; what one
+//! has taken and not settled is due again after a while, and so may come twice, with the same id. In
+//! which order a receiver gets the events of a run is not promised: each has its number.
+
+mod attempt;
+mod lanes;
+mod receivers;
+mod signature;
+
+use std::collections::{BTreeSet, HashMap};
+use std::fmt;
+use std::sync::Arc;
+use std::time::Duration;
+
+use tokio::task::{Id, JoinError, JoinSet};
+use uuid::Uuid;
+
+use self::lanes::Lanes;
+use self::receivers::Receivers;
+use self::signature::Signer;
+use super::Runtime;
+use super::start::StartError;
+use crate::config;
+use crate::event::ValidationError;
+use crate::outbound::{AddressPolicy, Client};
+use crate::store::{Delivery, DeliveryStatus, StoreError, Tried};
+
+const DELIVERIES: &str = "toolloop_webhook_deliveries_total";
+/// How often the outbox is looked at without being told that it has grown.
+const POLL: Duration = Duration::from_secs(1);
+/// How long a delivery is taken for: longer than a try takes.
+const HOLD: Duration = Duration::from_secs(30);
+/// Lanes that are looked at in turn.
+const LANES: u32 = 256;
+/// How often the outcome of a try is written, where the store does not take it.
+const SETTLING: u32 = 3;
+/// How long tries may still take when the service stops.
+const STOPPING: Duration = Duration::from_secs(1);
+
+/// What is needed to send.
+#[derive(Clone)]
+pub struct Webhooks {
+    signer: Signer,
+    receivers: Receivers,
+    client: Client,
+}
+
+impl fmt::Debug for Webhooks {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Webhooks").field("receivers", &self.receivers).finish_non_exhaustive()
+    }
+}
+
+impl Webhooks {
+    /// As configured; nothing without a secret.
+    pub fn of(config: &config::Webhooks, client: Client) -> Option<Self> {
+        let listed = AddressPolicy::public_and(config.networks.iter().copied());
+        Some(Self {
+            signer: Signer::new(&config.secrets)?,
+            receivers: Receivers::new(config.hosts.clone(), listed),
+            client,
+        })
+    }
+}
+
+impl Runtime {
+    /// The address that a request wants its events sent to.
+    pub(super) fn webhook(&self, url: Option<&str>) -> Result<Option<String>, StartError> {
+        let Some(url) = url else { return Ok(None) };
+        let webhooks = self.inner.settings.webhooks.as_ref().ok_or(StartError::WebhooksDisabled)?;
+        let url = webhooks.receivers.read(url).map_err(|message| {
+            StartError::InvalidOverride(ValidationError { pointer: "/webhook/url".into(), message })
+        })?;
+        Ok(Some(url.into()))
+    }
+
+    /// Sends a delivery again, now; `None`: this tenant has no such delivery.
+    ///
+    /// # Errors
+    /// [`StartError::WebhooksDisabled`], and where the store fails.
+    pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StartError> {
+        if self.inner.settings.webhooks.is_none() {
+            return Err(StartError::WebhooksDisabled);
+        }
+        let due = self.inner.store.redeliver(tenant, id).await?;
+        self.inner.outbox.notify_one();
+        Ok(due)
+    }
+
+    /// Sends what is due, until the service stops.
+    pub(super) async fn deliver_webhooks(self) {
+        let Some(webhooks) = self.inner.settings.webhooks.clone() else { return };
+        let mut poll = tokio::time::interval(POLL);
+        poll.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        let mut sending = Sending {
+            runtime: self.clone(),
+            webhooks: Arc::new(webhooks),
+            lanes: Lanes::default(),
+            tries: JoinSet::new(),
+            under_way: HashMap::new(),
+            last_lane: String::new(),
+        };
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => break,
+                Some(ended) = sending.tries.join_next_with_id() => sending.ended(ended),
+                () = self.inner.outbox.notified() => {}
+                _ = poll.tick() => {}
+            }
+            if let Err(error) = sending.take_due().await {
+                tracing::debug!(%error, "the outbox is looked at later");
+            }
+        }
+        sending.stop().await;
+    }
+}
+
+/// What this replica sends now.
+struct Sending {
+    runtime: Runtime,
+    webhooks: Arc<Webhooks>,
+    lanes: Lanes,
+    tries: JoinSet<()>,
+    under_way: HashMap<Id, Delivery>,
+    /// Where the next look at the lanes begins.
+    last_lane: String,
+}
+
+impl Sending {
+    /// Begins as many tries as there is room for.
+    async fn take_due(&mut self) -> Result<(), StoreError> {
+        while let Some(ended) = self.tries.try_join_next_with_id() {
+            self.ended(ended);
+        }
+        let store = Arc::clone(&self.runtime.inner.store);
+        let due = store.due_lanes(&self.last_lane, LANES).await?;
+        for lane in &due {
+            let free = u32::try_from(self.lanes.free(lane)).unwrap_or_default();
+            if free == 0 {
+                continue;
+            }
+            let claimed = store.claim_deliveries(lane, free, HOLD).await?;
+            let runs: BTreeSet<Uuid> = claimed.iter().map(|delivery| delivery.run_id).collect();
+            let runs: Vec<Uuid> = runs.into_iter().collect();
+            let unwanted = match runs.as_slice() {
+                [] => Vec::new(),
+                runs => store.unwanted_runs(runs).await?,
+            };
+            for delivery in claimed {
+                self.lanes.enter(lane);
+                let is_unwanted = unwanted.contains(&delivery.run_id);
+                let (runtime, webhooks) = (self.runtime.clone(), Arc::clone(&self.webhooks));
+                let sent = delivery.clone();
+                let task = self
+                    .tries
+                    .spawn(async move { runtime.deliver(&webhooks, &sent, is_unwanted).await });
+                self.under_way.insert(task.id(), delivery);
+            }
+        }
+        // Behind the last lane the first one is next.
+        let is_end = due.len() < LANES as usize;
+        let was_begun = self.last_lane.is_empty();
+        self.last_lane = due.into_iter().next_back().filter(|_| !is_end).unwrap_or_default();
+        if is_end && !was_begun {
+            self.runtime.inner.outbox.notify_one();
+        }
+        Ok(())
+    }
+
+    fn ended(&mut self, ended: Result<(Id, ()), JoinError>) {
+        let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+        if let Some(delivery) = self.under_way.remove(&id) {
+            self.lanes.leave(&delivery.lane);
+        }
+    }
+
+    /// Breaks off what takes too long, for others to send.
+    async fn stop(mut self) {
+        let all = async {
+            while let Some(ended) = self.tries.join_next_with_id().await {
+                let id = ended.map_or_else(|error| error.id(), |(id, ())| id);
+                self.under_way.remove(&id);
+            }
+        };
+        let _ = tokio::time::timeout(STOPPING, all).await;
+        self.tries.shutdown().await;
+        for delivery in self.under_way.values() {
+            if let Err(error) = self.runtime.inner.store.release_delivery(delivery).await {
+                tracing::debug!(%error, "a delivery is due again later");
+            }
+        }
+    }
+}
+
+impl Runtime {
+    async fn deliver(&self, webhooks: &Webhooks, delivery: &Delivery, is_unwanted: bool) {
+        let Some(tried) = self.try_to_deliver(webhooks, delivery, is_unwanted).await else {
+            return;
+        };
+        let outcome = match tried.status {
+            DeliveryStatus::Pending => "retried",
+            status => status.as_str(),
+        };
+        metrics::counter!(DELIVERIES, "outcome" => outcome).increment(1);
+        for _ in 0..SETTLING {
+            match self.inner.store.settle_delivery(delivery, &tried).await {
+                Ok(()) => break,
+                Err(error) => tracing::debug!(%error, "what became of a delivery is written later"),
+            }
+            tokio::time::sleep(POLL).await;
+        }
+    }
+
+    /// `None` where the event cannot be read now.
+    async fn try_to_deliver(
+        &self,
+        webhooks: &Webhooks,
+        delivery: &Delivery,
+        is_unwanted: bool,
+    ) -> Option<Tried> {
+        let not_sent = |status, error: &str| Tried {
+            status,
+            response_status: None,
+            error: Some(error.to_owned()),
+            pause: Duration::ZERO,
+        };
+        if is_unwanted {
+            let why = "its receiver has answered 410: it wants no more of this run";
+            return Some(not_sent(DeliveryStatus::Disabled, why));
+        }
+        let Delivery { tenant, run_id, seq, .. } = delivery;
+        match self.inner.store.events(tenant, *run_id, seq - 1, 1).await {
+            Ok(events) => match events.first().filter(|event| event.seq == *seq) {
+                Some(event) => Some(attempt::attempt(webhooks, delivery, event).await),
+                None => Some(not_sent(DeliveryStatus::Failed, "its event is gone")),
+            },
+            Err(error) if error.is_transient() => None,
+            Err(error) => {
+                tracing::error!(%run_id, %error, "an event cannot be sent");
+                Some(not_sent(DeliveryStatus::Failed, "its event cannot be read"))
+            }
+        }
+    }
+}

@@ -1,0 +1,72 @@
+//! What the receivers of webhooks are told of a write: the rows of the outbox that stand beside its
+//! events.
+//!
+//! A row is written with its event, by the same statement. It names the event and not its content,
+//! so that what is sent is made of the journal. Nothing here is sent.
+
+use chrono::TimeDelta;
+use sha2::{Digest, Sha256};
+use url::Url;
+use uuid::Uuid;
+
+use super::tables::NewDelivery;
+use super::{DeliveryStatus, RunWrite};
+use crate::event::{Event, RunEvent};
+
+/// How long a delivery is tried.
+pub(super) const TRIED_FOR: TimeDelta = TimeDelta::days(1);
+
+impl RunWrite {
+    /// Whether the receiver of a webhook is told of it.
+    pub fn fills_outbox(&self) -> bool {
+        deliveries(self).next().is_some()
+    }
+}
+
+/// What the receiver of a run's webhook is told of a write: how the run goes and what it asks of
+/// people. Of a child run, whose parent tells how it goes, only the latter.
+pub(super) fn deliveries(write: &RunWrite) -> impl Iterator<Item = NewDelivery> {
+    let origin = write.origin.as_deref();
+    let told = origin.and_then(|origin| Some((origin.webhook.as_deref()?, origin.is_child)));
+    told.into_iter().flat_map(move |(url, is_child)| {
+        let is_told = move |event: &&Event| match &event.what {
+            RunEvent::ApprovalRequested(_) => true,
+            what => !is_child && what.type_name().starts_with("run."),
+        };
+        let tenant = &write.caller.tenant;
+        write.events.iter().filter(is_told).map(move |event| NewDelivery {
+            run_id: write.run_id,
+            seq: event.seq,
+            id: delivery_id(event),
+            tenant: tenant.clone(),
+            lane: lane(tenant, url),
+            event: event.what.type_name().to_owned(),
+            at: event.at,
+            status: DeliveryStatus::Pending,
+            due_at: event.at,
+            retry_until: event.at + TRIED_FOR,
+            attempts: 0,
+            tries: 0,
+        })
+    })
+}
+
+/// Tenant and host: what shares a bound of concurrent deliveries.
+fn lane(tenant: &str, url: &str) -> String {
+    let url = Url::parse(url).ok();
+    let host = url.as_ref().and_then(Url::host_str).unwrap_or_default();
+    let port = url.as_ref().and_then(Url::port_or_known_default).unwrap_or_default();
+    format!("{tenant} {host}:{port}")
+}
+
+/// A UUID v7 of the event's time, run and number: the same each time the event is written.
+fn delivery_id(event: &Event) -> Uuid {
+    let millis = u64::try_from(event.at.timestamp_millis()).unwrap_or_default();
+    let digest = Sha256::new()
+        .chain_update(event.run_id.as_bytes())
+        .chain_update(event.seq.to_be_bytes())
+        .finalize();
+    let mut random = [0; 10];
+    random.copy_from_slice(&digest[..10]);
+    uuid::Builder::from_unix_timestamp_millis(millis, &random).into_uuid()
+}

@@ -1,0 +1,185 @@
+//! The outbox of webhooks: which rows are due, and what became of a try.
+//!
+//! A replica that takes a row has it for a while; a row whose replica died is due again then. Which
+//! events are told is in [`super::outbox`]; when a failed try is repeated, and when it is given up, is
+//! the runtime's to say.
+
+use std::time::Duration;
+
+use strum::{EnumString, IntoStaticStr, VariantNames};
+use uuid::Uuid;
+
+use super::backend::Work;
+use super::listing::{DELIVERY_URL, readable};
+use super::outbox::TRIED_FOR;
+use super::sql::Query;
+use super::tables::Delivery;
+use super::{Store, StoreError};
+
+/// Failed deliveries of a run that are told with it.
+const MAX_TOLD: u32 = 100;
+
+/// Where a delivery stands.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
+#[strum(serialize_all = "snake_case")]
+pub enum DeliveryStatus {
+    /// It is to be sent, for the first time or again.
+    Pending,
+    /// The receiver has taken it.
+    Delivered,
+    /// It was given up.
+    Failed,
+    /// The receiver has said that it wants no more of this run.
+    Disabled,
+}
+
+impl DeliveryStatus {
+    /// The name used in JSON and SQL.
+    pub fn as_str(self) -> &'static str {
+        self.into()
+    }
+}
+
+/// Which deliveries to list; absent means any.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+#[expect(missing_docs, reason = "each field is the filter of that name")]
+pub struct DeliveryFilter {
+    pub run_id: Option<Uuid>,
+    pub status: Option<DeliveryStatus>,
+}
+
+/// What became of a try.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Tried {
+    /// Where the delivery stands now.
+    pub status: DeliveryStatus,
+    /// What the receiver answered, if it did.
+    pub response_status: Option<u16>,
+    /// What went wrong, if something did.
+    pub error: Option<String>,
+    /// The pause before the next try, if there is one.
+    pub pause: Duration,
+}
+
+impl Store {
+    /// Lanes in which something is due, in their order, from behind that one on.
+    pub async fn due_lanes(&self, after: &str, limit: u32) -> Result<Vec<String>, StoreError> {
+        // One look-up a lane, however many rows each has.
+        let lanes = Query::new(
+            "WITH RECURSIVE lanes (lane) AS ( \
+             SELECT min(lane) FROM webhook_outbox WHERE status = 'pending' AND lane > :after \
+             UNION ALL SELECT (SELECT min(w.lane) FROM webhook_outbox w \
+             WHERE w.status = 'pending' AND w.lane > lanes.lane) \
+             FROM lanes WHERE lanes.lane IS NOT NULL) \
+             SELECT lane FROM lanes WHERE lane IS NOT NULL AND EXISTS (SELECT 1 \
+             FROM webhook_outbox w WHERE w.status = 'pending' AND w.lane = lanes.lane \
+             AND w.due_at <= {now}) LIMIT :limit",
+        );
+        let lanes = lanes.bind("after", after).bind("limit", limit);
+        let rows = self.backend.read(Work::Data, lanes).await?;
+        rows.iter().map(|row| row.read("lane")).collect()
+    }
+
+    /// Takes due deliveries of a lane, the longest due first. Until this long has passed they are
+    /// due for nobody else.
+    pub async fn claim_deliveries(
+        &self,
+        lane: &str,
+        limit: u32,
+        hold: Duration,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let claim = Query::new(
+            "WITH due AS MATERIALIZED (SELECT run_id, seq FROM webhook_outbox \
+             WHERE status = 'pending' AND lane = :lane AND due_at <= {now} \
+             ORDER BY due_at LIMIT :limit{skip_locked}) \
+             UPDATE webhook_outbox SET attempts = attempts + 1, tries = tries + 1, \
+             attempted_at = {now}, due_at = {now} + :hold \
+             WHERE (run_id, seq) IN (SELECT run_id, seq FROM due) RETURNING *, ",
+        );
+        let claim =
+            claim.push(DELIVERY_URL).bind("lane", lane).bind("limit", limit).bind("hold", hold);
+        let rows = self.backend.write(Work::Data, claim).await?;
+        let mut claimed: Vec<Delivery> = readable(&rows).collect();
+        claimed.sort_by_key(|delivery| (delivery.at, delivery.seq));
+        Ok(claimed)
+    }
+
+    /// Which of these runs have a receiver that wants no more of them.
+    pub async fn unwanted_runs(&self, runs: &[Uuid]) -> Result<Vec<Uuid>, StoreError> {
+        let unwanted = Query::new(
+            "SELECT DISTINCT run_id FROM webhook_outbox \
+             WHERE run_id IN :runs AND status = 'failed' AND response_status = 410",
+        );
+        let rows = self.backend.read(Work::Data, unwanted.bind("runs", runs)).await?;
+        rows.iter().map(|row| row.read("run_id")).collect()
+    }
+
+    /// Writes what became of a try, unless the delivery was taken again since.
+    pub async fn settle_delivery(
+        &self,
+        delivery: &Delivery,
+        tried: &Tried,
+    ) -> Result<(), StoreError> {
+        let settle = Query::new(
+            "UPDATE webhook_outbox SET status = :status, due_at = {now} + :pause, \
+             response_status = :response, error = :error \
+             WHERE run_id = :run AND seq = :seq AND attempts = :attempts",
+        );
+        let settle = settle
+            .bind("status", tried.status)
+            .bind("pause", tried.pause)
+            .bind("response", tried.response_status.map(u32::from))
+            .bind("error", tried.error.as_deref())
+            .bind("run", delivery.run_id)
+            .bind("seq", delivery.seq)
+            .bind("attempts", delivery.attempts);
+        self.backend.write(Work::Data, settle).await?;
+        if tried.response_status == Some(410) {
+            let disable = Query::new(
+                "UPDATE webhook_outbox SET status = 'disabled' \
+                 WHERE run_id = :run AND status = 'pending'",
+            );
+            self.backend.write(Work::Data, disable.bind("run", delivery.run_id)).await?;
+        }
+        Ok(())
+    }
+
+    /// Gives back a delivery that was taken and whose try was broken off.
+    pub async fn release_delivery(&self, delivery: &Delivery) -> Result<(), StoreError> {
+        let release = Query::new(
+            "UPDATE webhook_outbox SET due_at = {now} WHERE run_id = :run AND seq = :seq \
+             AND attempts = :attempts AND status = 'pending'",
+        );
+        let release = release
+            .bind("run", delivery.run_id)
+            .bind("seq", delivery.seq)
+            .bind("attempts", delivery.attempts);
+        self.backend.write(Work::Data, release).await.map(drop)
+    }
+
+    /// Makes a delivery due again, whatever became of it; `None`: this tenant has no such delivery.
+    pub async fn redeliver(&self, tenant: &str, id: Uuid) -> Result<Option<Delivery>, StoreError> {
+        let again = Query::new(
+            "UPDATE webhook_outbox SET status = 'pending', tries = 0, due_at = {now}, \
+             retry_until = {now} + :day WHERE id = :id AND tenant = :tenant RETURNING *, ",
+        );
+        let again = again.push(DELIVERY_URL).bind("id", id).bind("tenant", tenant);
+        let again = again.bind("day", TRIED_FOR.to_std().unwrap_or_default());
+        let rows = self.backend.write(Work::Data, again).await?;
+        Ok(readable(&rows).next())
+    }
+
+    /// The deliveries of a run whose last try failed, in the order of their events.
+    pub async fn failed_deliveries(
+        &self,
+        tenant: &str,
+        run: Uuid,
+    ) -> Result<Vec<Delivery>, StoreError> {
+        let failed = Query::new("SELECT webhook_outbox.*, ").push(DELIVERY_URL).push(
+            " FROM webhook_outbox WHERE run_id = :run AND tenant = :tenant \
+             AND error IS NOT NULL AND status <> 'delivered' ORDER BY seq LIMIT :limit",
+        );
+        let failed = failed.bind("run", run).bind("tenant", tenant).bind("limit", MAX_TOLD);
+        Ok(readable(&self.backend.read(Work::Data, failed).await?).collect())
+    }
+}

@@ -1,6 +1,8 @@
 //! Wires the modules together: the only place that chooses concrete types, and the order of startup
 //! and shutdown.
 
+mod tools;
+
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 use std::sync::{Arc, OnceLock, Weak};
@@ -11,10 +13,9 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills, catalogue};
+use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
-use crate::engine::requirements;
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
 use crate::model::{CapabilityOverrides, ProviderKind};
 use crate::outbound::Client;
@@ -29,7 +30,7 @@ use crate::runtime::{self, Approver, ChildIds, HeartbeatStore, Runtime, Settings
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
-use crate::tools::recall::{Recall, RecallFn};
+use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
 /// How often agent files are checked for changes.
@@ -227,8 +228,8 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
     let no_memory: RecallFn =
         Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
-    let (registry, skills) = tools(config, no_memory);
-    Ok(load_agents(config, &Arc::new(router(config)?), &registry, &skills))
+    let tools = tools::configured(config, no_memory);
+    Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
 /// The service without its listener.
@@ -248,8 +249,9 @@ impl Parts {
             router(config)?.observed_by(on_try(&telemetry, named_models(config, &loaded))),
         );
         let store = open_store(config).await?;
-        let (registry, skills) = tools(config, runtime::recollection(Arc::clone(&store)));
-        let catalogue = Arc::new(load_agents(config, &router, &registry, &skills));
+        let tools = tools::configured(config, runtime::recollection(Arc::clone(&store)));
+        let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
+        let registry = tools.registry;
         let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
@@ -425,34 +427,6 @@ async fn run_upkeep(telemetry: Arc<Telemetry>) {
         tokio::time::sleep(UPKEEP).await;
         telemetry.upkeep();
     }
-}
-
-/// The tools, and the skills that `use_skill` reads.
-fn tools(config: &Config, recollect: RecallFn) -> (Arc<Registry>, Arc<Skills>) {
-    let skills = Arc::new(Skills::load(&config.skills_dir));
-    let mut registry = Registry::builtin();
-    registry.add(runtime::use_skill(&skills));
-    registry.add(Arc::new(Recall::new(recollect)));
-    (Arc::new(registry), skills)
-}
-
-fn load_agents(
-    config: &Config,
-    router: &Arc<Router>,
-    registry: &Arc<Registry>,
-    skills: &Arc<Skills>,
-) -> Catalogue {
-    let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
-    Catalogue::load(
-        &config.agents_dir,
-        Arc::clone(skills),
-        Box::new(move |definition| {
-            requirements::check_definition(definition, &router).map_err(|unsupported| {
-                DefinitionError::at(unsupported.key(), unsupported.reason)
-            })?;
-            runtime::check_tools(&registry, &known, definition)
-        }),
-    )
 }
 
 /// The configured model providers, with the prices and capabilities of their models.

@@ -1,5 +1,5 @@
-//! The one door for what others wrote: addresses, globs, patterns, schemas, templates, expressions,
-//! YAML, names and texts of requests, models, tools, remote lists and files.
+//! The one door for what others wrote: addresses, globs, pages, patterns, schemas, templates,
+//! expressions, YAML, names and texts of requests, models, tools, remote lists and files.
 //!
 //! Everything here has a bound on size, nesting, time and result, and refuses what is beyond it;
 //! the libraries behind it are called nowhere else. What a refusal means to a caller or a model is
@@ -9,6 +9,7 @@ pub mod address;
 pub mod expression;
 pub mod frames;
 pub mod glob;
+pub mod html;
 pub mod json;
 pub mod name;
 pub mod pattern;

@@ -9,6 +9,7 @@ mod models;
 mod sources;
 pub mod tables;
 mod values;
+mod web_fetch;
 pub mod webhooks;
 
 use std::collections::{BTreeMap, HashMap};
@@ -30,6 +31,7 @@ use sources::{Origin, Sources};
 use tables::ModelPrice;
 pub use values::parse_duration;
 use values::{count, duration, size, some_duration};
+pub use web_fetch::WebFetch;
 use webhooks::WebhookSettings;
 pub use webhooks::Webhooks;
 
@@ -63,6 +65,8 @@ pub struct Config {
     pub agents_dir: PathBuf,
     /// Directory of `<skill>/SKILL.md` files.
     pub skills_dir: PathBuf,
+    /// Directory of `<set>.yaml` files.
+    pub tools_dir: PathBuf,
     pub tools: Tools,
     /// Model providers by name.
     pub models: BTreeMap<String, Model>,
@@ -76,8 +80,6 @@ pub struct Config {
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
     pub admin_key: Option<SecretString>,
-    /// Messages about settings that have no effect in this version.
-    pub notices: Vec<String>,
     /// Sorted names of the variables and flags that are set; never their values.
     pub overrides: Vec<String>,
 }
@@ -213,6 +215,7 @@ pub struct Runtime {
 pub struct Tools {
     /// Directory of the runs' files, which are below `<workspace>/<tenant>/`.
     pub workspace: PathBuf,
+    pub web_fetch: WebFetch,
 }
 
 /// `[governance]`: limits of keys that have none of their own, and who approves.
@@ -275,7 +278,7 @@ struct Settings {
     agents_dir: PathBuf,
     /// Directory of skills, one `<name>/SKILL.md` each.
     skills_dir: PathBuf,
-    /// Not read by this version.
+    /// Directory of declared tools, one `<set>.yaml` each.
     tools_dir: PathBuf,
     server: Server,
     database: Database,
@@ -322,6 +325,7 @@ impl Config {
         let definitions = [
             ("agents_dir".to_owned(), &config.agents_dir),
             ("skills_dir".to_owned(), &config.skills_dir),
+            ("tools_dir".to_owned(), &config.tools_dir),
         ];
         for (key, dir) in definitions.into_iter().chain(scenarios) {
             if *sources.origin(&key) != Origin::BuiltIn && !dir.is_dir() {
@@ -389,13 +393,6 @@ fn resolve(
     }
     tables::check_keys("prices", settings.prices.keys(), &models, &sources)?;
     tables::check_keys("capabilities", settings.capabilities.keys(), &models, &sources)?;
-    let notices = [("tools_dir", &settings.tools_dir)]
-        .into_iter()
-        .filter(|(key, _)| *sources.origin(key) != Origin::BuiltIn)
-        .map(|(key, dir)| {
-            format!("{key} is set to {}, but this version does not read it", dir.display())
-        })
-        .collect();
     let config = Config {
         file: file.map(|(path, _)| path.to_owned()),
         server: settings.server,
@@ -407,7 +404,11 @@ fn resolve(
         runtime: settings.runtime,
         agents_dir: sources.resolve("agents_dir", &settings.agents_dir),
         skills_dir: sources.resolve("skills_dir", &settings.skills_dir),
-        tools: Tools { workspace: sources.resolve("tools.workspace", &settings.tools.workspace) },
+        tools_dir: sources.resolve("tools_dir", &settings.tools_dir),
+        tools: Tools {
+            workspace: sources.resolve("tools.workspace", &settings.tools.workspace),
+            ..settings.tools
+        },
         models,
         prices: settings.prices,
         capabilities: settings.capabilities,
@@ -416,7 +417,6 @@ fn resolve(
         webhooks: webhooks::resolve(&settings.webhooks, &sources, &env)?,
         telemetry: settings.telemetry,
         admin_key: env.get("TOOLLOOP_ADMIN_KEY").map(|key| key.as_str().into()),
-        notices,
         overrides: sources.overrides(),
     };
     Ok((config, sources))

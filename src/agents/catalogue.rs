@@ -31,7 +31,8 @@ pub type OutsideCheck = Box<dyn Fn(&Definition) -> Result<(), DefinitionError> +
 /// A file that is not (or no longer) what runs use.
 #[derive(Debug, Clone, PartialEq, Eq, serde::Serialize, utoipa::ToSchema)]
 pub struct DefinitionProblem {
-    /// The file's name beneath the agents directory; `skills/<name>/SKILL.md` for a skill.
+    /// The file's name beneath the agents directory; `skills/<name>/SKILL.md` for a skill,
+    /// `tools/<set>.yaml` for declared tools.
     pub file: String,
     /// Line, column, key and reason.
     pub error: String,
@@ -57,6 +58,8 @@ pub struct Catalogue {
     dir: PathBuf,
     skills: Arc<Skills>,
     check: OutsideCheck,
+    /// Broken files that it did not read.
+    others: Vec<DefinitionProblem>,
     state: RwLock<Arc<State>>,
 }
 
@@ -104,9 +107,16 @@ struct Found {
 impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
-        let catalogue = Self { dir: dir.to_owned(), skills, check, state: RwLock::default() };
+        let (dir, others, state) = (dir.to_owned(), Vec::new(), RwLock::default());
+        let catalogue = Self { dir, skills, check, others, state };
         catalogue.refresh();
         catalogue
+    }
+
+    /// The same, with problems of files that others read.
+    #[must_use]
+    pub fn beside(self, others: Vec<DefinitionProblem>) -> Self {
+        Self { others, ..self }
     }
 
     /// Reads what changed since the last look. Blocks on the file system.
@@ -295,7 +305,8 @@ impl Catalogue {
             .unreadable
             .iter()
             .chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
-        own.cloned().chain(self.skills.problems()).collect()
+        let others = self.others.iter().cloned();
+        own.cloned().chain(self.skills.problems()).chain(others).collect()
     }
 
     fn state(&self) -> Arc<State> {

@@ -1,6 +1,7 @@
 //! Templates of definitions and scenarios: bounded in size, in the steps that rendering takes and
 //! in the text that comes of it. An undefined value is an error.
 
+use std::fmt::Write as _;
 use std::io::{self, Write};
 
 use minijinja::value::Serde;
@@ -63,6 +64,22 @@ impl Templates {
             Err(e) => Err(Error::new(ErrorKind::InvalidOperation, format!("fromjson: {e}"))),
         };
         self.environment.add_filter("fromjson", read);
+        self
+    }
+
+    /// The same, where what is filled in is percent-encoded, so that it stays one segment of a path.
+    #[must_use]
+    pub fn percent_encoding(mut self) -> Self {
+        self.environment.set_formatter(|out, _, value| {
+            for byte in value.to_string().bytes() {
+                if byte.is_ascii_alphanumeric() || b"-._~".contains(&byte) {
+                    out.write_char(char::from(byte))?;
+                } else {
+                    write!(out, "%{byte:02X}")?;
+                }
+            }
+            Ok(())
+        });
         self
     }
 
@@ -216,6 +233,17 @@ mod tests {
     use serde_json::json;
 
     use super::*;
+
+    #[test]
+    fn what_is_filled_in_stays_one_segment() {
+        let templates = Templates::new(Undefined::Tested).percent_encoding();
+        let args = json!({"a": "../x?y#z%2e é|", "n": 5});
+        let render = |source: &str| templates.render_source(source, &[("args", &args)]);
+        let path = render("/items:x/{{ args.a }}/{{ args.n }}/{{ args.a | safe }}").unwrap();
+        let a = "..%2Fx%3Fy%23z%252e%20%C3%A9%7C";
+        assert_eq!(path, format!("/items:x/{a}/5/{a}"));
+        assert!(render("/{{ args.b }}").is_err());
+    }
 
     #[test]
     fn what_is_rendered_has_an_end() {

@@ -19,7 +19,7 @@ use url::Url;
 use super::UsageError;
 use super::output::escape_control;
 use crate::app::{self, AppError};
-use crate::config::Flags;
+use crate::config::{Config, Flags};
 use crate::store::StoreError;
 
 pub(super) const EVENT_STREAM: &str = "text/event-stream";
@@ -144,7 +144,7 @@ impl Client {
         if let Some(server) = target.server() {
             return Ok(Self::Remote(Remote::new(server, target.key())?));
         }
-        let config = super::read_config(flags)?;
+        let config = Config::read(flags)?;
         let listen = config.server.listen;
         match app::local(config, tenant).await {
             Ok(local) => Ok(Self::Local(Box::new(local))),

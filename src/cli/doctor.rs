@@ -76,7 +76,7 @@ pub(super) async fn doctor(flags: &Flags, as_json: bool) -> anyhow::Result<ExitC
 async fn examine(config: &Config) -> Vec<Finding> {
     let agents = app::agents(config);
     let database = database::examine(config).await;
-    let mut findings = configuration(config);
+    let mut findings = vec![configuration(config)];
     findings.extend(database.findings);
     findings.push(machine::workspace(&config.tools.workspace));
     match &agents {
@@ -96,7 +96,7 @@ async fn examine(config: &Config) -> Vec<Finding> {
     findings
 }
 
-fn configuration(config: &Config) -> Vec<Finding> {
+fn configuration(config: &Config) -> Finding {
     let file = match &config.file {
         Some(file) => file.display().to_string(),
         None => "no file; built-in defaults".to_owned(),
@@ -105,10 +105,7 @@ fn configuration(config: &Config) -> Vec<Finding> {
         [] => String::new(),
         names => format!("; overridden by {}", names.join(", ")),
     };
-    let read = Finding::ok("configuration", format!("{file}{overrides}"));
-    let unused =
-        config.notices.iter().map(|notice| Finding::warn("configuration", notice, "leave it out"));
-    std::iter::once(read).chain(unused).collect()
+    Finding::ok("configuration", format!("{file}{overrides}"))
 }
 
 fn definitions(config: &Config, agents: &Catalogue) -> Vec<Finding> {

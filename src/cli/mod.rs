@@ -18,6 +18,7 @@ mod run_view;
 mod runs;
 mod schema;
 mod table;
+mod tools;
 
 use std::ffi::OsString;
 use std::io::{self, ErrorKind};
@@ -88,6 +89,9 @@ enum Command {
     Keys(keys::KeysCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
+    /// Make files of tools from descriptions of APIs
+    #[command(subcommand)]
+    Tools(tools::ToolsCommand),
     /// Check configuration and agent definitions
     Check(JsonArg),
     /// Check the setup and the reachability of database and models, with advice for each problem
@@ -177,26 +181,18 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     };
     let _logs = Logs::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     match command {
-        Command::Serve => app::serve(read_config(&flags)?).await?,
+        Command::Serve => app::serve(Config::read(&flags)?).await?,
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,
         Command::Runs(command) => return runs::runs(&flags, command).await,
         Command::Keys(command) => keys::keys(&flags, command).await?,
-        Command::Models(JsonArg { json }) => models::models(&read_config(&flags)?, json)?,
-        Command::Check(JsonArg { json }) => return check(&read_config(&flags)?, json),
+        Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
+        Command::Tools(command) => tools::tools(command)?,
+        Command::Check(JsonArg { json }) => return check(&Config::read(&flags)?, json),
         Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
-        Command::Migrate(JsonArg { json }) => migrate(&read_config(&flags)?, json).await?,
+        Command::Migrate(JsonArg { json }) => migrate(&Config::read(&flags)?, json).await?,
         Command::Openapi | Command::Schema(_) | Command::Completions { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
-}
-
-/// The effective settings; logs a warning about those without effect.
-fn read_config(flags: &Flags) -> Result<Config, ConfigError> {
-    let config = Config::read(flags)?;
-    for notice in &config.notices {
-        tracing::warn!("{notice}");
-    }
-    Ok(config)
 }
 
 async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {

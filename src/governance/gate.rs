@@ -8,19 +8,22 @@
 
 use std::sync::Arc;
 
+use super::network::NetworkRules;
 use super::path::PathRules;
 use super::tool_policy::ToolPolicies;
-use super::{Action, Decision, Policy, autonomy, path, scope, skill, tool_policy};
+use super::{Action, Decision, Policy, autonomy, network, path, scope, skill, tool_policy};
+use crate::bounds::address::Network;
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect};
+use crate::run::{Autonomy, Effect, Target};
 
 /// The checks, in order.
-const RULES: [(&str, Rule); 5] = [
+const RULES: [(&str, Rule); 6] = [
     ("tool_policy", tool_policy::judge),
     ("autonomy", autonomy::judge),
     ("scope", scope::judge),
     ("skill", skill::judge),
     ("path", path::judge),
+    ("network", network::judge),
 ];
 
 type Rule = fn(&Question<'_>) -> Ruling;
@@ -49,6 +52,7 @@ pub(super) struct CompiledPolicy {
     pub(super) autonomy: Autonomy,
     pub(super) observes: bool,
     pub(super) paths: Arc<PathRules>,
+    pub(super) network: Arc<NetworkRules>,
 }
 
 impl CompiledPolicy {
@@ -121,6 +125,7 @@ pub enum Verdict {
 pub struct Permit {
     actions: Arc<[Action]>,
     paths: Arc<PathRules>,
+    network: Arc<NetworkRules>,
     directory: Arc<str>,
 }
 
@@ -145,6 +150,16 @@ impl Permit {
     pub fn may_enter(&self, path: &str) -> bool {
         self.paths.denied_by(&self.directory, path).is_none()
     }
+
+    /// What speaks against a request that follows from a permitted one, e.g. by a redirect.
+    pub fn objection_to(&self, target: &Target) -> Option<String> {
+        if self.network.observes { None } else { self.network.objection(target) }
+    }
+
+    /// Networks that the tool may connect to although they are not public.
+    pub fn private_networks(&self) -> &[Network] {
+        &self.network.private
+    }
 }
 
 /// Judges the calls of one agent definition.
@@ -158,12 +173,14 @@ impl Gate {
     pub fn new(policy: &Policy) -> Result<Self, PolicyError> {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
         let paths = Arc::new(PathRules::new(policy)?);
+        let network = Arc::new(NetworkRules::new(policy)?);
         Ok(Self {
             policy: CompiledPolicy {
                 tools,
                 autonomy: policy.autonomy,
                 observes: policy.observes,
                 paths,
+                network,
             },
         })
     }
@@ -187,6 +204,7 @@ impl Gate {
         let permit = Permit {
             actions: call.actions,
             paths: Arc::clone(&self.policy.paths),
+            network: Arc::clone(&self.policy.network),
             directory: call.directory,
         };
         let Some((decision, rule, reason)) = strictest else {

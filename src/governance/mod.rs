@@ -8,6 +8,7 @@
 mod autonomy;
 mod gate;
 pub mod injection;
+mod network;
 mod path;
 mod scope;
 mod skill;
@@ -50,6 +51,12 @@ pub struct Policy {
     pub deny: Vec<String>,
     /// The same, relative to other directories of the tenant.
     pub deny_in: Vec<(String, Vec<String>)>,
+    /// Hosts that may be asked, besides those that the operator wrote.
+    pub allow_hosts: Vec<String>,
+    /// Hosts that may not.
+    pub deny_hosts: Vec<String>,
+    /// Networks that may be connected to although they are not public.
+    pub allow_private: Vec<String>,
 }
 
 /// A decision of the gate, from the mildest to the strictest.

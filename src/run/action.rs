@@ -7,6 +7,7 @@
 use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
+use url::Url;
 
 use super::{Consumption, Effect};
 
@@ -64,6 +65,19 @@ pub struct Target {
     /// Whether the operator wrote the address, which needs no `network.allow`.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
     pub declared: bool,
+}
+
+impl Target {
+    /// The place that an address means.
+    pub fn of(url: &Url, declared: bool) -> Self {
+        Self {
+            scheme: url.scheme().to_owned(),
+            host: url.host_str().unwrap_or_default().to_owned(),
+            port: url.port_or_known_default().unwrap_or_default(),
+            path: url.path().to_owned(),
+            declared,
+        }
+    }
 }
 
 impl Action {

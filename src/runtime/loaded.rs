@@ -26,6 +26,7 @@ use crate::tools::recall;
 use crate::tools::registry::Registry;
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
+use crate::tools::web_fetch;
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -151,6 +152,12 @@ pub(super) fn executor(
         at(&format!("tools[{index}]"), missing("tool", &unknown.0, there))
     })?;
     tools.retain(|tool| definition.memory.is_some() || tool.info().name != recall::NAME); // a glob may mean it
+    let asks_nobody = definition.governance.network.allow.is_empty();
+    let names = |tool: &str| definition.tools.iter().any(|name| name == tool);
+    tools.retain(|tool| {
+        let name = tool.info().name.as_str();
+        name != web_fetch::NAME || !asks_nobody || names(web_fetch::NAME) // a glob may mean it
+    });
     tools.extend(subagents);
     tools.retain(|tool| tool.info().name != use_skill::NAME);
     if !definition.skills.is_empty() {
@@ -272,5 +279,8 @@ fn policy(section: &GovernanceSection) -> Policy {
         write: section.paths.write.clone(),
         deny: section.paths.deny.clone(),
         deny_in: section.paths.deny_in.clone().into_iter().collect(),
+        allow_hosts: section.network.allow.clone(),
+        deny_hosts: section.network.deny.clone(),
+        allow_private: section.network.allow_private.clone(),
     }
 }

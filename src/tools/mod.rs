@@ -7,6 +7,7 @@ pub mod approval;
 pub mod arguments;
 mod audit_arguments;
 pub mod client_calls;
+pub mod declared;
 pub mod executor;
 pub mod file_ops;
 pub mod interceptors;
@@ -18,6 +19,7 @@ pub mod run_scope;
 pub mod scan;
 pub mod subagent;
 pub mod use_skill;
+pub mod web_fetch;
 pub mod workspace;
 
 use crate::message::tool_schema::ToolSchema;
@@ -50,7 +52,7 @@ pub struct ToolInfo {
     /// Whether its calls may be executed at the same time as neighbouring ones although they do not
     /// only read.
     pub concurrent: bool,
-    /// Where it comes from: `builtin`, later `http:<set>`, `mcp:<server>`, `agent`.
+    /// Where it comes from: `builtin`, `http:<set>`, `agent`.
     pub source: String,
 }
 

@@ -179,6 +179,8 @@ fn sql_stays_in_the_store() {
 fn what_others_wrote_goes_through_one_door() {
     let libraries = [
         "cel::",
+        "dom_query::",
+        "dom_smoothie::",
         "globset::",
         "jsonschema::",
         "minijinja::",

@@ -34,6 +34,7 @@ pub struct Setup {
     agents: BTreeMap<String, String>,
     scenarios: BTreeMap<String, String>,
     skills: BTreeMap<String, String>,
+    tools: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
     variables: Vec<(String, String)>,
@@ -64,6 +65,12 @@ impl Setup {
             "---\nname: {name}\ndescription: When to use {name}.\n{front}---\n{instructions}\n"
         );
         self.skills.insert(name.into(), text);
+        self
+    }
+
+    /// `tools/<set>.yaml`
+    pub fn tools(mut self, set: &str, yaml: &str) -> Self {
+        self.tools.insert(set.into(), yaml.into());
         self
     }
 
@@ -105,7 +112,9 @@ impl Setup {
     /// The directory of a service that a test starts by itself.
     pub fn lay_out(&self) -> TempDir {
         let dir = TempDir::new().unwrap();
-        for (kind, files) in [("agents", &self.agents), ("scenarios", &self.scenarios)] {
+        for (kind, files) in
+            [("agents", &self.agents), ("scenarios", &self.scenarios), ("tools", &self.tools)]
+        {
             std::fs::create_dir(dir.path().join(kind)).unwrap();
             for (name, yaml) in files {
                 std::fs::write(dir.path().join(kind).join(format!("{name}.yaml")), yaml).unwrap();

@@ -1,0 +1,64 @@
+//! Which tools there are, and the agents that may name them.
+//!
+//! Where their settings come from is decided here, and nothing of what they do.
+
+use std::sync::Arc;
+
+use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, Skills};
+use crate::config::{self, Config};
+use crate::engine::requirements;
+use crate::outbound::Client;
+use crate::providers::router::Router;
+use crate::runtime;
+use crate::tools::declared::{BrokenFile, Declared};
+use crate::tools::recall::{Recall, RecallFn};
+use crate::tools::registry::Registry;
+use crate::tools::web_fetch::{WebFetch, WebFetchSettings};
+
+/// The tools, the skills that `use_skill` reads, and the files whose tools there are not.
+pub(super) struct Tools {
+    pub(super) registry: Arc<Registry>,
+    skills: Arc<Skills>,
+    broken: Vec<DefinitionProblem>,
+}
+
+pub(super) fn configured(config: &Config, recollect: RecallFn) -> Tools {
+    let skills = Arc::new(Skills::load(&config.skills_dir));
+    let mut registry = Registry::builtin();
+    registry.add(runtime::use_skill(&skills));
+    registry.add(Arc::new(Recall::new(recollect)));
+    let variable = |name: &str| std::env::var(name).ok();
+    let client = Client::new();
+    let config::WebFetch { max_body, timeout, user_agent, robots, content_types } =
+        config.tools.web_fetch.clone();
+    let settings = WebFetchSettings { max_body, timeout, user_agent, robots, content_types };
+    registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
+    let declared = Declared::load(&config.tools_dir, &variable, &client);
+    for tool in declared.tools {
+        registry.add(tool);
+    }
+    let broken = declared.broken.into_iter().map(|BrokenFile { file, error }| DefinitionProblem {
+        file: format!("tools/{file}"),
+        error,
+    });
+    Tools { registry: Arc::new(registry), skills, broken: broken.collect() }
+}
+
+pub(super) fn load_agents(
+    config: &Config,
+    router: &Arc<Router>,
+    Tools { registry, skills, broken }: &Tools,
+) -> Catalogue {
+    let (router, registry, known) = (Arc::clone(router), Arc::clone(registry), Arc::clone(skills));
+    let catalogue = Catalogue::load(
+        &config.agents_dir,
+        Arc::clone(skills),
+        Box::new(move |definition| {
+            requirements::check_definition(definition, &router).map_err(|unsupported| {
+                DefinitionError::at(unsupported.key(), unsupported.reason)
+            })?;
+            runtime::check_tools(&registry, &known, definition)
+        }),
+    );
+    catalogue.beside(broken.clone())
+}

@@ -1,0 +1,52 @@
+//! `toolloop tools`: makes files of `tools_dir` from descriptions of APIs.
+//!
+//! What is written is the operator's to look through: methods suggest effects, and nothing is kept
+//! of where it came from.
+
+use std::path::PathBuf;
+
+use anyhow::Context as _;
+use clap::{Args, Subcommand};
+
+use super::UsageError;
+use super::output::print;
+use crate::tools::declared::openapi::Document;
+use crate::tools::declared::{read_document, written};
+
+#[derive(Debug, Subcommand)]
+pub(super) enum ToolsCommand {
+    /// Write operations of an OpenAPI document as a file of tools; without any, list them
+    Import(ImportArgs),
+}
+
+#[derive(Debug, Args)]
+pub(super) struct ImportArgs {
+    /// The document, OpenAPI 3.0 or 3.1 in JSON or YAML
+    file: PathBuf,
+    /// The operationId of an operation; can be repeated
+    #[arg(long = "operation", value_name = "ID")]
+    operations: Vec<String>,
+    /// The file to write, e.g. tools/issues.yaml [default: standard output]
+    #[arg(long, value_name = "FILE")]
+    output: Option<PathBuf>,
+}
+
+pub(super) fn tools(command: ToolsCommand) -> anyhow::Result<()> {
+    let ToolsCommand::Import(ImportArgs { file, operations, output }) = command;
+    let document = read_document(&file)
+        .and_then(|root| Document::of(root).map_err(|wrong| format!("{} {wrong}", file.display())))
+        .map_err(UsageError)?;
+    if operations.is_empty() {
+        print(&document.listed().join("\n"))?;
+        return Ok(());
+    }
+    let entries = operations.iter().map(|id| document.suggested(id));
+    let entries = entries.collect::<Result<Vec<_>, _>>().map_err(UsageError)?;
+    let text = written::yaml(document.base_url().as_deref(), &entries);
+    match output {
+        Some(output) => std::fs::write(&output, text)
+            .with_context(|| format!("{} cannot be written", output.display()))?,
+        None => print(text.trim_end())?,
+    }
+    Ok(())
+}

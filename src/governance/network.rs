@@ -1,0 +1,125 @@
+//! Rule 8: which hosts may be asked, at which ports.
+//!
+//! `deny` beats everything. An address that the operator wrote needs no entry in `allow`; any other
+//! needs one, and an empty list permits nothing. The rule judges host and port as written; which IP
+//! address a host stands for, and whether that may be connected to, is judged where the connection
+//! is made (`outbound/`), on every redirect again.
+
+use super::gate::{PolicyError, Question, Ruling};
+use super::{ActionKind, Decision, Policy};
+use crate::bounds::Refused;
+use crate::bounds::address::{HostPattern, Network};
+use crate::run::Target;
+
+/// The compiled lists.
+#[derive(Debug)]
+pub(super) struct NetworkRules {
+    allow: Vec<(String, HostPattern)>,
+    deny: Vec<(String, HostPattern)>,
+    /// Networks that may be connected to although they are not public.
+    pub(super) private: Vec<Network>,
+    /// Whether nothing is refused.
+    pub(super) observes: bool,
+}
+
+impl NetworkRules {
+    pub(super) fn new(policy: &Policy) -> Result<Self, PolicyError> {
+        let private = policy.allow_private.iter().map(|network| {
+            network.parse().map_err(|refused| wrong("network.allow_private", network, refused))
+        });
+        Ok(Self {
+            allow: patterns("network.allow", &policy.allow_hosts)?,
+            deny: patterns("network.deny", &policy.deny_hosts)?,
+            private: private.collect::<Result<_, _>>()?,
+            observes: policy.observes,
+        })
+    }
+
+    /// What speaks against a request to that place.
+    pub(super) fn objection(&self, target: &Target) -> Option<String> {
+        let Target { host, port, declared, .. } = target;
+        if let Some((written, _)) = self.deny.iter().find(|(_, hosts)| hosts.forbids(host, *port)) {
+            return Some(format!("{host}:{port} is denied by {written:?} (network.deny)"));
+        }
+        if *declared || self.allow.iter().any(|(_, hosts)| hosts.permits(host, *port)) {
+            return None;
+        }
+        if self.allow.is_empty() {
+            return Some("this agent may not use the network (network.allow is empty)".to_owned());
+        }
+        let allowed = self.allow.iter().take(SHOWN).map(|(written, _)| written.as_str());
+        let allowed = allowed.collect::<Vec<_>>().join(", ");
+        let more = if self.allow.len() > SHOWN { ", …" } else { "" };
+        Some(format!("{host}:{port} is not allowed; network.allow has {allowed}{more}"))
+    }
+}
+
+/// Entries that a refusal names.
+const SHOWN: usize = 10;
+
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
+    let rules = &question.policy.network;
+    let objection = question.call.actions.iter().find_map(|action| match &action.what {
+        ActionKind::Fetch(target) => rules.objection(target),
+        _ => None,
+    });
+    objection.map_or(Ruling::NoObjection, |why| Ruling::Objection(Decision::Blocked, why))
+}
+
+fn patterns(
+    setting: &'static str,
+    written: &[String],
+) -> Result<Vec<(String, HostPattern)>, PolicyError> {
+    let pattern = |text: &String| match text.parse() {
+        Ok(hosts) => Ok((text.clone(), hosts)),
+        Err(refused) => Err(wrong(setting, text, refused)),
+    };
+    written.iter().map(pattern).collect()
+}
+
+fn wrong(setting: &'static str, pattern: &str, Refused(message): Refused) -> PolicyError {
+    PolicyError { setting, pattern: pattern.to_owned(), message }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn judged(allow: &[&str], deny: &[&str], url: &str, declared: bool) -> Option<String> {
+        let owned = |list: &[&str]| list.iter().map(|&entry| entry.to_owned()).collect();
+        let policy =
+            Policy { allow_hosts: owned(allow), deny_hosts: owned(deny), ..Policy::default() };
+        let url = crate::bounds::address::read(url).unwrap();
+        NetworkRules::new(&policy).unwrap().objection(&Target::of(&url, declared))
+    }
+
+    #[test]
+    fn requests_by_host_and_port() {
+        let allow = ["api.example.com", "*.example.org", "dev.example.com:8080", "10.0.0.1"];
+        let deny = ["secret.example.org", "*.internal", "api.example.com:80"];
+        let table = [
+            ("https://api.example.com/x", true, true),
+            ("https://API.EXAMPLE.COM./x", true, true),
+            ("http://api.example.com/x", false, false),
+            ("https://api.example.com:8443/x", false, true),
+            ("https://api.example.com.evil.test/", false, true),
+            ("https://evil.test/api.example.com", false, true),
+            ("https://a.example.org/", true, true),
+            ("https://example.org/", false, true),
+            ("https://secret.example.org/", false, false),
+            ("https://secret.example.org:444/", false, false),
+            ("http://dev.example.com:8080/", true, true),
+            ("http://dev.example.com/", false, true),
+            ("http://0xa000001/", true, true),
+            ("http://[::ffff:10.0.0.1]/", true, true),
+            ("http://db.internal:5432/", false, false),
+        ];
+        for (url, asked, declared) in table {
+            assert_eq!(judged(&allow, &deny, url, false).is_none(), asked, "{url}");
+            assert_eq!(judged(&allow, &deny, url, true).is_none(), declared, "{url} declared");
+        }
+        let nothing = judged(&[], &[], "https://example.com/", false).unwrap();
+        assert!(nothing.contains("may not use the network"), "{nothing}");
+        assert_eq!(judged(&["*"], &[], "https://anything.test/", false), None);
+    }
+}

@@ -1,0 +1,233 @@
+//! Tools that the operator declares in files: one `<set>.yaml` a set, in `tools_dir`.
+//!
+//! This file reads the directory and says which files are broken; a broken file has no tools, and
+//! keeps no other from having them. What an entry is made of is in `declared/`: `file` has the
+//! shape, `http` the tools that send requests, `mapping` how arguments become one, `openapi` what is
+//! imported from a description of an API, `written` how that becomes a file. An entry of another kind is one more arm in
+//! [`Declared::tool`]. Files are read at start.
+
+mod answer;
+mod file;
+mod http;
+mod mapping;
+pub mod openapi;
+pub mod written;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use super::Tool;
+use crate::bounds::yaml::{self, YamlError};
+use crate::outbound::Client;
+use file::{Entry, ToolsFile};
+use http::{HttpTool, Service};
+
+/// Bytes of a file.
+const MAX_FILE: u64 = 1024 * 1024;
+/// Bytes of a description of an API.
+const MAX_DOCUMENT: u64 = 32 * 1024 * 1024;
+
+/// The value of an environment variable.
+pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// A file whose tools there are not.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct BrokenFile {
+    /// Its name beneath the directory.
+    pub file: String,
+    /// Line, column, key and reason.
+    pub error: String,
+}
+
+/// What is wrong with a file, and at which key.
+#[derive(Debug, Clone, PartialEq, Eq)]
+struct Wrong {
+    key: String,
+    message: String,
+}
+
+impl Wrong {
+    fn at(key: impl Into<String>, message: impl Into<String>) -> Self {
+        Self { key: key.into(), message: message.into() }
+    }
+
+    fn beneath(self, section: &str) -> Self {
+        Self { key: format!("{section}.{}", self.key), message: self.message }
+    }
+
+    fn located_in(&self, text: &str) -> String {
+        let Self { key, message } = self;
+        match yaml::place_of(text, key) {
+            Some((line, column)) => format!("line {line}, column {column}: {key}: {message}"),
+            None => format!("{key}: {message}"),
+        }
+    }
+}
+
+/// The tools of a directory.
+#[derive(Default)]
+pub struct Declared {
+    pub tools: Vec<Arc<dyn Tool>>,
+    pub broken: Vec<BrokenFile>,
+}
+
+impl Declared {
+    /// Reads every `*.yaml` and `*.yml` of the directory; a missing one has no tools.
+    pub fn load(dir: &Path, environment: Environment<'_>, client: &Client) -> Self {
+        let mut declared = Self::default();
+        let mut sets: BTreeMap<String, String> = BTreeMap::new();
+        for file in list(dir) {
+            let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
+            let read = match sets.get(&stem) {
+                Some(other) => Err(format!("{other} defines the set {stem:?} already")),
+                None => Self::read(dir, &file, &stem, environment, client),
+            };
+            match read {
+                Ok(tools) => declared.tools.extend(tools),
+                Err(error) => declared.broken.push(BrokenFile { file: file.clone(), error }),
+            }
+            sets.entry(stem).or_insert(file);
+        }
+        declared
+    }
+
+    fn read(
+        dir: &Path,
+        file: &str,
+        set: &str,
+        environment: Environment<'_>,
+        client: &Client,
+    ) -> Result<Vec<Arc<dyn Tool>>, String> {
+        if !is_set(set) {
+            return Err(format!(
+                "the file's name, {set:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
+            ));
+        }
+        let text = read_text(&dir.join(file), MAX_FILE)?;
+        let read: ToolsFile = yaml::read(&text).map_err(|error| described(&error))?;
+        let tools = Self::of_file(dir, set, read, environment, client);
+        tools.map_err(|wrong| wrong.located_in(&text))
+    }
+
+    fn of_file(
+        dir: &Path,
+        set: &str,
+        file: ToolsFile,
+        environment: Environment<'_>,
+        client: &Client,
+    ) -> Result<Vec<Arc<dyn Tool>>, Wrong> {
+        let ToolsFile { mut base_url, headers, tools, openapi } = file;
+        let mut entries: Vec<(String, Entry)> = tools
+            .into_iter()
+            .enumerate()
+            .map(|(i, entry)| (format!("tools[{i}]"), entry))
+            .collect();
+        if let Some(section) = openapi {
+            let document = read_document(&dir.join(&section.file))
+                .map_err(|message| Wrong::at("openapi.file", message))?;
+            let imported = openapi::Document::of(document)
+                .map_err(|message| Wrong::at("openapi.file", message))?;
+            if base_url.is_none() {
+                base_url = imported.base_url();
+            }
+            for (i, id) in section.operations.iter().enumerate() {
+                let key = format!("openapi.operations[{i}]");
+                let mut entry =
+                    imported.operation(id).map_err(|message| Wrong::at(&key, message))?;
+                if let Some(effect) = section.effects.get(id) {
+                    entry.effect = *effect;
+                }
+                entries.push((key, entry));
+            }
+            let is_imported = |id: &&String| section.operations.contains(id);
+            if let Some(id) = section.effects.keys().find(|id| !is_imported(id)) {
+                let message = "is not one of the operations";
+                return Err(Wrong::at(format!("openapi.effects.{id}"), message));
+            }
+        }
+        let service = Service::new(set, base_url.as_deref(), &headers, environment, client);
+        let mut names: Vec<String> = Vec::new();
+        let mut made = Vec::new();
+        for (key, entry) in entries {
+            if names.contains(&entry.name) {
+                let message = format!("{:?} is there twice", entry.name);
+                return Err(Wrong::at(format!("{key}.name"), message));
+            }
+            names.push(entry.name.clone());
+            made.push(Self::tool(&key, &service, entry, environment)?);
+        }
+        Ok(made)
+    }
+
+    /// The tool that an entry declares, by its kind.
+    fn tool(
+        key: &str,
+        service: &Result<Service, Wrong>,
+        entry: Entry,
+        environment: Environment<'_>,
+    ) -> Result<Arc<dyn Tool>, Wrong> {
+        entry.check().map_err(|wrong| wrong.beneath(key))?;
+        if entry.method.is_none() {
+            return Err(Wrong::at("method", "is missing").beneath(key));
+        }
+        let service = service.as_ref().map_err(Clone::clone)?;
+        let tool =
+            HttpTool::new(service, entry, environment).map_err(|wrong| wrong.beneath(key))?;
+        Ok(Arc::new(tool))
+    }
+}
+
+/// Names of files, in order. Hidden files are none; what cannot be listed has none.
+fn list(dir: &Path) -> Vec<String> {
+    let Ok(entries) = dir.read_dir() else { return Vec::new() };
+    let mut files: Vec<String> = entries
+        .filter_map(|entry| entry.ok()?.file_name().into_string().ok())
+        .filter(|name| {
+            let is_yaml = Path::new(name).extension().is_some_and(|e| e == "yaml" || e == "yml");
+            is_yaml && !name.starts_with('.')
+        })
+        .collect();
+    files.sort_unstable();
+    files
+}
+
+fn is_set(name: &str) -> bool {
+    (2..=64).contains(&name.len())
+        && name.starts_with(|c: char| c.is_ascii_lowercase())
+        && name.chars().all(|c| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-')
+}
+
+fn described(error: &YamlError) -> String {
+    let YamlError { place, key, message, .. } = error;
+    let place = place.map(|(line, column)| format!("line {line}, column {column}: "));
+    let key = if key.is_empty() { String::new() } else { format!("{key}: ") };
+    format!("{}{key}{message}", place.unwrap_or_default())
+}
+
+fn read_text(path: &Path, max: u64) -> Result<String, String> {
+    let size = path.metadata().map_err(|e| e.to_string())?.len();
+    if size > max {
+        return Err(format!("{size} bytes are more than it may have ({max})"));
+    }
+    let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
+    String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())
+}
+
+/// A description of an API, in JSON or YAML.
+///
+/// # Errors
+/// Why it cannot be read.
+pub fn read_document(path: &Path) -> Result<serde_json::Value, String> {
+    let shown = PathBuf::from(path.file_name().unwrap_or_default());
+    let text = read_text(path, MAX_DOCUMENT)
+        .map_err(|why| format!("{} cannot be read: {why}", shown.display()))?;
+    if text.trim_start().starts_with('{') {
+        return serde_json::from_str(&text).map_err(|e| format!("{}: {e}", shown.display()));
+    }
+    yaml::read(&text).map_err(|error| format!("{}: {}", shown.display(), described(&error)))
+}
+
+#[cfg(test)]
+#[path = "declared/declared_tests.rs"]
+mod tests;

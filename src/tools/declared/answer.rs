@@ -1,0 +1,132 @@
+//! What a model sees of the answer of an HTTP tool.
+//!
+//! A refusal of the service is told with what it says of the reason, so that the model can do
+//! better. Of JSON a part may be shown; what is too long is cut, with a note.
+
+use http::StatusCode;
+use http::header::{CONTENT_TYPE, LOCATION};
+use serde_json::Value;
+
+use super::Wrong;
+use super::file::ResponseSection;
+use crate::outbound::Response;
+use crate::tools::results::MAX_RESULT;
+
+/// Bytes that are shown where the file says nothing.
+const USUAL: usize = 48 * 1024;
+/// Bytes of a refusal.
+const MAX_REFUSAL: usize = 2000;
+
+/// What is shown.
+pub(super) struct Shown {
+    pointer: Option<String>,
+    max_bytes: usize,
+}
+
+impl Shown {
+    pub(super) fn new(section: &ResponseSection) -> Result<Self, Wrong> {
+        let is_pointer = |text: &String| text.is_empty() || text.starts_with('/');
+        if let Some(pointer) = section.pointer.as_ref().filter(|pointer| !is_pointer(pointer)) {
+            let message = format!("{pointer:?} is not a JSON pointer, e.g. /items");
+            return Err(Wrong::at("response.pointer", message));
+        }
+        let max_bytes = section.max_bytes.unwrap_or(USUAL);
+        if !(1..=MAX_RESULT).contains(&max_bytes) {
+            let message = format!("{max_bytes} is not between 1 and {MAX_RESULT}");
+            return Err(Wrong::at("response.max_bytes", message));
+        }
+        Ok(Self { pointer: section.pointer.clone(), max_bytes })
+    }
+
+    /// The answer as the model reads it, or why there is none.
+    pub(super) fn of(&self, response: &Response) -> Result<String, String> {
+        let Response { status, headers, body, is_whole, .. } = response;
+        if !status.is_success() {
+            return Err(refusal(response));
+        }
+        if !is_whole {
+            return Err(format!(
+                "The answer has more than {} bytes, which is too much to read; ask for less.",
+                body.len()
+            ));
+        }
+        let kind = headers.get(CONTENT_TYPE).and_then(|value| value.to_str().ok()).unwrap_or("");
+        if body.is_empty() && self.pointer.is_none() {
+            return Ok(format!("The service answered {status} without a body."));
+        }
+        if !is_json(kind) && self.pointer.is_none() {
+            return self.text(body, kind);
+        }
+        let value: Value = match serde_json::from_slice(body) {
+            Ok(value) => value,
+            Err(_) if self.pointer.is_none() => return self.text(body, kind),
+            Err(_) => {
+                return Err(format!(
+                    "The answer is not JSON, which is expected of it; it is {}.",
+                    named(kind)
+                ));
+            }
+        };
+        let Some(pointer) = &self.pointer else { return Ok(self.cut(value.to_string())) };
+        match value.pointer(pointer) {
+            Some(Value::String(text)) => Ok(self.cut(text.clone())),
+            Some(part) => Ok(self.cut(part.to_string())),
+            None => Err(format!("The answer has nothing at {pointer}.")),
+        }
+    }
+
+    fn text(&self, body: &[u8], kind: &str) -> Result<String, String> {
+        let is_binary =
+            body.contains(&0) || kind.starts_with("image/") || kind.starts_with("audio/");
+        match std::str::from_utf8(body) {
+            Ok(text) if !is_binary => Ok(self.cut(text.to_owned())),
+            Err(_) if kind.starts_with("text/") && !is_binary => {
+                Ok(self.cut(String::from_utf8_lossy(body).into_owned()))
+            }
+            _ => {
+                Err(format!("The answer is no text, but {} bytes of {}.", body.len(), named(kind)))
+            }
+        }
+    }
+
+    fn cut(&self, mut text: String) -> String {
+        if text.len() <= self.max_bytes {
+            return text;
+        }
+        let all = text.len();
+        text.truncate(text.floor_char_boundary(self.max_bytes));
+        let left_out = all - text.len();
+        format!("{text}\n[… {left_out} bytes of {all} are left out; ask for less at a time …]")
+    }
+}
+
+/// What the service says where it does not do what it is asked.
+fn refusal(response: &Response) -> String {
+    let Response { status, headers, body, .. } = response;
+    let said = String::from_utf8_lossy(body);
+    let said: String = said.chars().filter(|c| !c.is_control() || *c == '\n').collect();
+    let said = said.trim();
+    let said = &said[..said.floor_char_boundary(MAX_REFUSAL)];
+    let hint = match *status {
+        StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
+            " The service's own credentials are refused; other arguments may not help."
+        }
+        StatusCode::TOO_MANY_REQUESTS => " It wants fewer requests; try again later.",
+        _ if status.is_server_error() => " It is at fault itself; try again later.",
+        _ if status.is_redirection() && headers.contains_key(LOCATION) => {
+            " It redirects elsewhere."
+        }
+        _ => "",
+    };
+    let told = if said.is_empty() { String::new() } else { format!(" It says: {said}") };
+    format!("The service answered {status}.{hint}{told}")
+}
+
+fn is_json(kind: &str) -> bool {
+    let kind = kind.split(';').next().unwrap_or_default().trim().to_ascii_lowercase();
+    kind == "application/json" || kind.ends_with("+json") || kind.is_empty()
+}
+
+fn named(kind: &str) -> &str {
+    if kind.is_empty() { "unknown type" } else { kind }
+}

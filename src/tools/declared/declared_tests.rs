@@ -1,0 +1,212 @@
+use std::fs;
+
+use serde_json::{Value, json};
+use tempfile::TempDir;
+
+use super::*;
+
+fn load(files: &[(&str, &str)]) -> Declared {
+    let dir = TempDir::new().unwrap();
+    for (name, text) in files {
+        fs::write(dir.path().join(name), text).unwrap();
+    }
+    let environment = |name: &str| (name == "TOKEN").then(|| "hunter2".to_owned());
+    Declared::load(dir.path(), &environment, &Client::new())
+}
+
+fn error(yaml: &str) -> String {
+    let declared = load(&[("set.yaml", yaml)]);
+    assert!(declared.tools.is_empty(), "{yaml}");
+    let [broken] = &declared.broken[..] else { panic!("{yaml}: {:?}", declared.broken) };
+    assert_eq!(broken.file, "set.yaml");
+    broken.error.clone()
+}
+
+const SEARCH: &str = r#"
+base_url: https://issues.example.com
+headers: {Authorization: "Bearer {{ env.TOKEN }}"}
+tools:
+  - {name: search, description: "Finds issues.", method: GET, path: "/search", query: {q: "{{ args.q }}"}, effect: read,
+     input_schema: {type: object, required: [q], properties: {q: {type: string}}}, response: {pointer: /items, max_bytes: 20000}}
+"#;
+
+#[test]
+fn a_set_is_a_file() {
+    let declared = load(&[
+        ("issues.yaml", SEARCH),
+        (".hidden.yaml", "x"),
+        ("notes.txt", "x"),
+        ("b.yml", "x: 1"),
+    ]);
+    let infos: Vec<_> = declared.tools.iter().map(|tool| tool.info()).collect();
+    assert_eq!(infos.len(), 1);
+    assert_eq!(
+        (infos[0].name.as_str(), infos[0].source.as_str()),
+        ("http:issues/search", "http:issues")
+    );
+    assert_eq!(infos[0].effect, crate::run::Effect::Read);
+    let broken: Vec<_> = declared.broken.iter().map(|broken| broken.file.as_str()).collect();
+    assert_eq!(broken, ["b.yml"]);
+    assert!(Declared::load(Path::new("/nowhere"), &|_| None, &Client::new()).broken.is_empty());
+}
+
+#[test]
+fn broken_files_are_told_with_line_and_key() {
+    let one =
+        |line: &str| format!("base_url: https://a.example\ntools:\n  - {{name: a, {line}}}\n");
+    let table = [
+        ("tools: [".to_owned(), "line "),
+        ("colour: red".to_owned(), "unknown key `colour`"),
+        (one("method: GET, path: /x, verb: 1"), "line 3, column 38: tools[0].verb: unknown key"),
+        ("tools: [{name: a, method: GET, path: /x}]".to_owned(), "base_url: is missing"),
+        ("base_url: ftp://x\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "base_url: is neither http nor https"),
+        ("base_url: https://u:p@x\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "contains credentials"),
+        ("base_url: https://x/?a=b\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "must not have a query"),
+        (one("path: /x"), "line 3, column 5: tools[0].method: is missing"),
+        (one("method: get, path: /x"), "tools[0].method: is none of GET"),
+        (one("method: TRACE, path: /x"), "is none of GET"),
+        (one("method: GET"), "tools[0].path: is missing"),
+        (one("method: GET, path: x"), "tools[0].path: must begin with /"),
+        (one("method: GET, path: '/x?a=b'"), "tools[0].path: must begin with / and have neither"),
+        (one("method: GET, path: '/{{ args.a '"), "tools[0].path: is not a valid template"),
+        (one("method: GET, path: '/{{ env.TOKEN }}'"), "cannot use env"),
+        (one("method: POST, path: /x, body: {a: '{{ env.TOKEN }}'}"), "tools[0].body.a: cannot use env"),
+        (one("method: GET, path: /x, body: {}"), "tools[0].body: has no meaning with GET"),
+        (one("method: GET, path: /x, query: {k: '{{ env.NONE }}'}"), "tools[0].query.k: the environment variable NONE is not set"),
+        (one("method: GET, path: /x, headers: {Host: x}"), "tools[0].headers.Host: is set by the client"),
+        (one("method: GET, path: /x, headers: {'a b': x}"), "is not the name of a header"),
+        (one("method: GET, path: /x, effect: maybe"), "unknown variant"),
+        (one("method: GET, path: /x, response: {pointer: items}"), "tools[0].response.pointer"),
+        (one("method: GET, path: /x, response: {max_bytes: 0}"), "tools[0].response.max_bytes: 0 is not between"),
+        (one("method: GET, path: /x, input_schema: {type: string}"), "tools[0].input_schema: must have `type: object`"),
+        (one("method: GET, path: /x, input_schema: {type: object, properties: {a: {type: strng}}}"), "tools[0].input_schema: is not a JSON Schema"),
+        ("base_url: https://x\nheaders: {A: '{{ env.NONE }}'}\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "headers.A: the environment variable NONE is not set"),
+        ("base_url: https://x\nheaders: {A: '{{ args.a }}'}\ntools: [{name: a, method: GET, path: /x}]".to_owned(), "headers.A: is not a valid template"),
+        ("base_url: https://x\ntools: [{name: a, method: GET, path: /x}, {name: a, method: GET, path: /y}]".to_owned(), "tools[1].name: \"a\" is there twice"),
+        ("base_url: https://x\ntools: [{name: a/b, method: GET, path: /x}]".to_owned(), "tools[0].name"),
+        ("openapi: {file: none.json, operations: [a]}".to_owned(), "openapi.file: none.json cannot be read"),
+    ];
+    for (yaml, expected) in table {
+        let error = error(&yaml);
+        assert!(error.contains(expected), "{yaml}\n{error}");
+        assert!(!error.contains("hunter2"), "{error}");
+    }
+}
+
+#[test]
+fn schemas_of_an_api_are_made_whole() {
+    let document = json!({
+        "openapi": "3.0.3",
+        "servers": [{"url": "https://api.example.com/v2"}],
+        "paths": {
+            "/pets/{pet-id}/toys": {
+                "parameters": [
+                    {"name": "pet-id", "in": "path", "required": true, "schema": {"type": "integer"}},
+                    {"$ref": "#/components/parameters/Trace"}
+                ],
+                "post": {
+                    "operationId": "pets/add-toy",
+                    "summary": "Adds a toy.",
+                    "parameters": [
+                        {"name": "body", "in": "query", "schema": {"type": "string", "nullable": true, "example": "x"}},
+                        {"name": "Accept", "in": "header", "schema": {"type": "string"}}
+                    ],
+                    "requestBody": {"$ref": "#/components/requestBodies/Toy"}
+                },
+                "delete": {"operationId": "removeToys"}
+            },
+            "/odd/{missing}": {"get": {"operationId": "odd"}},
+            "/out": {"post": {"operationId": "out", "requestBody": {"content": {"application/json": {"schema": {"$ref": "other.json#/X"}}}}}},
+            "/xml": {"post": {"operationId": "xml", "requestBody": {"required": true, "content": {"application/xml": {}}}}}
+        },
+        "components": {
+            "parameters": {"Trace": {"name": "x-trace", "in": "header", "description": "An id.", "schema": {"type": "string"}}},
+            "requestBodies": {"Toy": {"required": true, "content": {"application/json": {"schema": {"$ref": "#/components/schemas/Toy"}}}}},
+            "schemas": {
+                "Toy": {"type": "object", "required": ["id", "name"], "properties": {
+                    "id": {"type": "string", "readOnly": true},
+                    "name": {"type": "string", "xml": {"attribute": true}},
+                    "price": {"type": "number", "minimum": 0, "exclusiveMinimum": true},
+                    "parts": {"type": "array", "items": {"$ref": "#/components/schemas/Toy"}}
+                }}
+            }
+        }
+    });
+    let document = openapi::Document::of(document).unwrap();
+    assert_eq!(document.base_url().as_deref(), Some("https://api.example.com/v2"));
+    let entry = document.operation("pets/add-toy").unwrap();
+    assert_eq!(entry.name, "pets_add-toy");
+    assert_eq!(entry.path.as_deref(), Some("/pets/{{ args[\"pet-id\"] }}/toys"));
+    assert_eq!(entry.query["body"], "{{ args.body }}");
+    assert_eq!(entry.headers["x-trace"], "{{ args[\"x-trace\"] }}");
+    assert_eq!(entry.body, Some(Value::from("{{ args.body_ }}")));
+    let expected = json!({
+        "type": "object",
+        "properties": {
+            "body": {"type": ["string", "null"]},
+            "pet-id": {"type": "integer"},
+            "x-trace": {"type": "string", "description": "An id."},
+            "body_": {"type": "object", "required": ["name"], "properties": {
+                "name": {"type": "string"},
+                "price": {"type": "number", "exclusiveMinimum": 0},
+                "parts": {"type": "array", "items": {}}
+            }}
+        },
+        "required": ["pet-id", "body_"],
+        "additionalProperties": false
+    });
+    assert_eq!(entry.input_schema, expected);
+    assert!(document.operation("removeToys").unwrap().destructive);
+    for (id, why) in [
+        ("none", "there is no operation"),
+        ("odd", "no parameter describes"),
+        ("out", "leads out of the document"),
+        ("xml", "is not JSON"),
+    ] {
+        let error = document.operation(id).unwrap_err();
+        assert!(error.contains(why), "{id}: {error}");
+    }
+    for (text, why) in [
+        (json!({"swagger": "2.0"}), "OpenAPI 3.0 or 3.1"),
+        (json!({"openapi": "3.1.0"}), "has no paths"),
+        (json!([]), "OpenAPI"),
+    ] {
+        assert!(openapi::Document::of(text).err().unwrap().contains(why));
+    }
+}
+
+#[test]
+fn what_refers_to_itself_ends() {
+    let mut schemas = serde_json::Map::new();
+    // Each refers twice to the next one: 2^40 schemas if nothing stopped.
+    let wide: serde_json::Map<_, _> = (0..5000).map(|i| (format!("p{i}"), json!({}))).collect();
+    schemas.insert("Wide".into(), json!({"properties": wide}));
+    for i in 0..40 {
+        let next = json!({"$ref": format!("#/components/schemas/S{}", i + 1)});
+        schemas.insert(
+            format!("S{i}"),
+            json!({"type": "object", "properties": {"a": next, "b": next}}),
+        );
+    }
+    schemas.insert("S40".into(), json!({"$ref": "#/components/schemas/S0"}));
+    schemas.insert("Circle".into(), json!({"$ref": "#/components/schemas/Circle"}));
+    let body = |name: &str| {
+        let schema = json!({"$ref": format!("#/components/schemas/{name}")});
+        json!({"operationId": name, "requestBody": {"content": {"application/json": {"schema": schema}}}})
+    };
+    let document = openapi::Document::of(json!({
+        "openapi": "3.1.0",
+        "paths": {
+            "/a": {"post": body("S0")},
+            "/b": {"post": body("Circle")},
+            "/w": {"post": body("Wide")},
+            "/c": {"post": {"operationId": "c", "requestBody": {"$ref": "#/paths/~1c/post/requestBody"}}}
+        },
+        "components": {"schemas": schemas}
+    }))
+    .unwrap();
+    assert!(document.operation("S0").unwrap().input_schema.to_string().len() < 10_000);
+    assert!(document.operation("Wide").unwrap_err().contains("more than 4000"));
+    assert_eq!(document.operation("Circle").unwrap().input_schema["properties"]["body"], json!({}));
+    assert!(document.operation("c").unwrap_err().contains("too many others"));
+}

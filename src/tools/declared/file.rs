@@ -1,0 +1,120 @@
+//! The shape of `tools/<set>.yaml`, and what serde cannot see of it.
+//!
+//! Unknown keys are errors. What the keys of one kind of tool mean is that kind's.
+
+use std::collections::BTreeMap;
+
+use serde::Deserialize;
+use serde_json::{Map, Value, json};
+
+use super::Wrong;
+use crate::bounds::schema::Schema;
+use crate::run::Effect;
+
+/// Bytes of a description.
+const MAX_DESCRIPTION: usize = 4096;
+
+/// One file: a set of tools.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct ToolsFile {
+    /// Of HTTP tools.
+    #[serde(default)]
+    pub(super) base_url: Option<String>,
+    /// Of every request; templates over `env`.
+    #[serde(default)]
+    pub(super) headers: BTreeMap<String, String>,
+    #[serde(default)]
+    pub(super) tools: Vec<Entry>,
+    #[serde(default)]
+    pub(super) openapi: Option<OpenApiSection>,
+}
+
+/// Tools that are operations of an API.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub(super) struct OpenApiSection {
+    /// Its description, relative to the directory.
+    pub(super) file: String,
+    /// `operationId`s.
+    pub(super) operations: Vec<String>,
+    /// By `operationId`; default: `once`.
+    #[serde(default)]
+    pub(super) effects: BTreeMap<String, Effect>,
+}
+
+/// One tool: an HTTP tool where it has a method.
+#[derive(Debug, Clone, PartialEq, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Entry {
+    /// Behind `http:<set>/`.
+    pub name: String,
+    /// For the model.
+    #[serde(default)]
+    pub description: String,
+    #[serde(default = "once")]
+    pub effect: Effect,
+    #[serde(default)]
+    pub destructive: bool,
+    /// JSON Schema of the arguments.
+    #[serde(default = "any_object")]
+    pub input_schema: Value,
+    #[serde(default)]
+    pub method: Option<String>,
+    /// Template over `args`, behind the base URL.
+    #[serde(default)]
+    pub path: Option<String>,
+    /// Templates over `args` and `env`; what is undefined is left out.
+    #[serde(default)]
+    pub query: BTreeMap<String, String>,
+    /// The same, besides those of the file.
+    #[serde(default)]
+    pub headers: BTreeMap<String, String>,
+    /// JSON whose texts are templates over `args`, or one template.
+    #[serde(default)]
+    pub body: Option<Value>,
+    #[serde(default)]
+    pub response: ResponseSection,
+}
+
+/// What the model sees of an answer.
+#[derive(Debug, Clone, Default, PartialEq, Deserialize)]
+#[serde(default, deny_unknown_fields)]
+pub struct ResponseSection {
+    /// JSON pointer of what is shown; default: all of it.
+    pub pointer: Option<String>,
+    /// Bytes that are shown.
+    pub max_bytes: Option<usize>,
+}
+
+impl Entry {
+    /// Checks what all kinds have in common.
+    pub(super) fn check(&self) -> Result<(), Wrong> {
+        let is_name = (1..=64).contains(&self.name.len())
+            && self.name.starts_with(|c: char| c.is_ascii_alphanumeric())
+            && self.name.chars().all(|c| c.is_ascii_alphanumeric() || "-_.".contains(c));
+        if !is_name {
+            let message =
+                format!("{:?} does not match ^[A-Za-z0-9][A-Za-z0-9._-]{{0,63}}$", self.name);
+            return Err(Wrong::at("name", message));
+        }
+        if self.description.len() > MAX_DESCRIPTION {
+            let message = format!("is longer than {MAX_DESCRIPTION} bytes");
+            return Err(Wrong::at("description", message));
+        }
+        if self.input_schema.get("type") != Some(&json!("object")) {
+            return Err(Wrong::at("input_schema", "must have `type: object`"));
+        }
+        Schema::of_tool(&self.input_schema)
+            .map(|_| ())
+            .map_err(|refused| Wrong::at("input_schema", refused.0))
+    }
+}
+
+fn once() -> Effect {
+    Effect::Once
+}
+
+fn any_object() -> Value {
+    Value::Object(Map::from_iter([("type".to_owned(), json!("object"))]))
+}

@@ -1,0 +1,235 @@
+//! A tool that is a request to one service of the operator's.
+//!
+//! The request goes to the host of `base_url` and nowhere else, whatever it redirects to. Secrets
+//! are put in here, behind the gate, and are taken out of what comes back. A call that may be
+//! repeated is repeated where the service is down or busy; one that may not is repeated only where
+//! it was certainly never sent.
+
+use std::collections::BTreeMap;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use http::header::{ACCEPT, HeaderName, HeaderValue, RETRY_AFTER, USER_AGENT};
+use http::{HeaderMap, StatusCode};
+use serde_json::Value;
+use url::Url;
+
+use super::answer::Shown;
+use super::file::Entry;
+use super::mapping::{self, Mapping, Secrets};
+use super::{Environment, Wrong};
+use crate::bounds::address;
+use crate::governance::{Action, ActionKind, Permit};
+use crate::message::tool_schema::ToolSchema;
+use crate::outbound::{
+    AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Response, Terms,
+};
+use crate::run::{Effect, Target};
+use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
+
+/// The header by which a service recognises a call that is repeated.
+const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
+/// Bytes of an answer.
+const MAX_ANSWER: usize = 8 * 1024 * 1024;
+/// For one request; the call has a limit of its own, which is shorter as a rule.
+const DEADLINE: Duration = Duration::from_mins(10);
+/// Tries of a call that may be repeated.
+const TRIES: u32 = 3;
+/// The wait before the second one; it doubles.
+const PAUSE: Duration = Duration::from_millis(250);
+/// The longest wait that a service may ask for.
+const LONGEST_PAUSE: Duration = Duration::from_secs(10);
+
+/// What the tools of one file have in common.
+pub(super) struct Service {
+    set: String,
+    base: Url,
+    headers: HeaderMap,
+    secrets: Secrets,
+    client: Client,
+    addresses: AddressPolicy,
+}
+
+impl Service {
+    pub(super) fn new(
+        set: &str,
+        base_url: Option<&str>,
+        templates: &BTreeMap<String, String>,
+        environment: Environment<'_>,
+        client: &Client,
+    ) -> Result<Self, Wrong> {
+        let base = base_url.ok_or_else(|| Wrong::at("base_url", "is missing"))?;
+        let base = address::read(base).map_err(|why| Wrong::at("base_url", why.to_string()))?;
+        if base.query().is_some() {
+            return Err(Wrong::at("base_url", "must not have a query"));
+        }
+        let mut secrets = Secrets::default();
+        let mut headers = HeaderMap::new();
+        headers.insert(ACCEPT, HeaderValue::from_static("application/json, text/*;q=0.8"));
+        headers.insert(USER_AGENT, HeaderValue::from_static("toolloop"));
+        for (name, template) in templates {
+            let key = format!("headers.{name}");
+            mapping::check_header(&key, name)?;
+            secrets.add(&key, template, environment)?;
+            let value = mapping::rendered(&key, template, &secrets)?;
+            let name = HeaderName::try_from(name.as_str())
+                .map_err(|_| Wrong::at(&key, "is not the name of a header"))?;
+            headers.insert(name, value);
+        }
+        let (set, client) = (set.to_owned(), client.clone());
+        Ok(Self { set, base, headers, secrets, client, addresses: AddressPolicy::any() })
+    }
+}
+
+/// The tool.
+pub(super) struct HttpTool {
+    info: ToolInfo,
+    destructive: bool,
+    mapping: Mapping,
+    shown: Shown,
+    base: Url,
+    headers: HeaderMap,
+    secrets: Secrets,
+    client: Client,
+    addresses: AddressPolicy,
+}
+
+impl HttpTool {
+    pub(super) fn new(
+        service: &Service,
+        entry: Entry,
+        environment: Environment<'_>,
+    ) -> Result<Self, Wrong> {
+        let mut secrets = service.secrets.clone();
+        let mapping = Mapping::new(&entry, environment, &mut secrets)?;
+        let shown = Shown::new(&entry.response)?;
+        let info = ToolInfo {
+            name: format!("http:{}/{}", service.set, entry.name),
+            description: entry.description,
+            input_schema: ToolSchema::from(entry.input_schema),
+            effect: entry.effect,
+            varies: false,
+            concurrent: false,
+            source: format!("http:{}", service.set),
+        };
+        Ok(Self {
+            info,
+            destructive: entry.destructive,
+            mapping,
+            shown,
+            base: service.base.clone(),
+            headers: service.headers.clone(),
+            secrets,
+            client: service.client.clone(),
+            addresses: service.addresses.clone(),
+        })
+    }
+
+    fn request(&self, arguments: &Value, context: &ToolContext) -> Result<Request, String> {
+        let url = self.mapping.address(&self.base, arguments)?;
+        let url = self.mapping.with_query(url, arguments, &self.secrets)?;
+        let mut headers = self.headers.clone();
+        headers.extend(self.mapping.headers(arguments, &self.secrets)?);
+        let body = self.mapping.body(arguments, &mut headers)?;
+        if self.info.effect != Effect::Read
+            && let Ok(key) = HeaderValue::try_from(&context.effect_key)
+        {
+            headers.insert(IDEMPOTENCY_KEY, key);
+        }
+        Ok(Request { method: self.mapping.method().clone(), url, headers, body })
+    }
+
+    async fn send(&self, request: &Request) -> Result<Response, OutboundError> {
+        let stays = |url: &Url| {
+            if address::is_same_origin(url, &self.base) {
+                return Ok(());
+            }
+            Err("it redirects to another host, which is not followed".to_owned())
+        };
+        let terms = Terms {
+            addresses: &self.addresses,
+            judge: &stays,
+            redirects: MAX_REDIRECTS,
+            deadline: DEADLINE,
+            max_body: MAX_ANSWER,
+        };
+        self.client.send(request.clone(), &terms).await
+    }
+
+    /// How long to wait before the same is tried again; none where it is not.
+    fn pause(&self, sent: &Result<Response, OutboundError>, tries: u32) -> Option<Duration> {
+        if tries >= TRIES {
+            return None;
+        }
+        let usual = PAUSE * 2_u32.pow(tries - 1);
+        let repeatable = self.info.effect != Effect::Once;
+        match sent {
+            Ok(response) if repeatable && is_busy(response.status) => {
+                let asked = response.headers.get(RETRY_AFTER).and_then(|v| v.to_str().ok());
+                match asked.map(|seconds| seconds.trim().parse().map(Duration::from_secs)) {
+                    None => Some(usual),
+                    Some(Ok(asked)) => (asked <= LONGEST_PAUSE).then_some(asked.max(usual)),
+                    Some(Err(_)) => None,
+                }
+            }
+            Err(OutboundError::Unreachable { .. } | OutboundError::Unresolved(_)) => Some(usual),
+            Err(OutboundError::BrokenOff(_)) if repeatable => Some(usual),
+            Ok(_) | Err(_) => None,
+        }
+    }
+}
+
+#[async_trait]
+impl Tool for HttpTool {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        let url = self.mapping.address(&self.base, arguments).map_err(ToolError::ForModel)?;
+        let target = Target::of(&url, true);
+        let (effect, destructive) = (self.info.effect, self.destructive);
+        Ok(vec![Action {
+            destructive,
+            egress: true,
+            ..Action::new(ActionKind::Fetch(target), effect)
+        }])
+    }
+
+    async fn execute(
+        &self,
+        _: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
+        let request = self.request(&arguments, context).map_err(ToolError::ForModel)?;
+        let mut tries = 0;
+        let sent = loop {
+            tries += 1;
+            let sent = self.send(&request).await;
+            let Some(pause) = self.pause(&sent, tries) else { break sent };
+            tokio::time::sleep(pause).await;
+            if self.info.effect != Effect::Read {
+                context.standing.held().await;
+            }
+        };
+        let shown = match sent {
+            Ok(response) => self.shown.of(&response),
+            Err(error) if self.info.effect == Effect::Read || error.was_not_sent() => {
+                Err(format!("The request failed: {error}."))
+            }
+            Err(error) => {
+                Err(format!("The request failed: {error}. It is unknown whether it took effect."))
+            }
+        };
+        match shown {
+            Ok(text) => Ok(self.secrets.removed_from(text)),
+            Err(text) => Err(ToolError::ForModel(self.secrets.removed_from(text))),
+        }
+    }
+}
+
+/// Whether the service may well answer the same request a little later.
+fn is_busy(status: StatusCode) -> bool {
+    matches!(status.as_u16(), 429 | 502 | 503 | 504)
+}

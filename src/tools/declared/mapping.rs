@@ -1,0 +1,375 @@
+//! How the arguments of a call become a request: templates, each in its place.
+//!
+//! What a model writes cannot leave the place that it is put into: in the path it is
+//! percent-encoded, in the query it is encoded as a form, in a header it must be one line, in a body
+//! of JSON it is a value. Templates of the query and of headers may use `env` as well, whose values
+//! are secrets: they are put in here and are in no message.
+
+use std::collections::BTreeMap;
+
+use bytes::Bytes;
+use http::header::CONTENT_TYPE;
+use http::{HeaderMap, HeaderName, HeaderValue, Method};
+use serde_json::{Map, Value};
+use url::Url;
+use url::form_urlencoded::byte_serialize;
+
+use super::file::Entry;
+use super::{Environment, Wrong};
+use crate::bounds::address;
+use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
+
+/// Methods that a tool may have.
+const METHODS: [Method; 6] =
+    [Method::GET, Method::HEAD, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
+/// Headers that are the client's, or that would make the answer another's.
+const NOT_HEADERS: [&str; 12] = [
+    "accept-encoding",
+    "connection",
+    "content-length",
+    "cookie",
+    "expect",
+    "host",
+    "idempotency-key",
+    "proxy-authorization",
+    "te",
+    "trailer",
+    "transfer-encoding",
+    "upgrade",
+];
+
+/// Values of environment variables, by name.
+#[derive(Clone, Default)]
+pub(super) struct Secrets(BTreeMap<String, String>);
+
+impl Secrets {
+    /// Adds those that a template names.
+    pub(super) fn add(
+        &mut self,
+        key: &str,
+        template: &str,
+        environment: Environment<'_>,
+    ) -> Result<(), Wrong> {
+        for name in named(template) {
+            let value = environment(name).filter(|value| !value.is_empty()).ok_or_else(|| {
+                Wrong::at(key, format!("the environment variable {name} is not set"))
+            })?;
+            self.0.insert(name.to_owned(), value);
+        }
+        Ok(())
+    }
+
+    /// A text without them, as they are and as they stand in a query.
+    pub(super) fn removed_from(&self, mut text: String) -> String {
+        for secret in self.0.values().filter(|secret| secret.len() >= MIN_REMOVED) {
+            let encoded: String = byte_serialize(secret.as_bytes()).collect();
+            for written in [secret, &encoded] {
+                if text.contains(written.as_str()) {
+                    text = text.replace(written.as_str(), "[redacted]");
+                }
+            }
+        }
+        text
+    }
+
+    fn variable(&self) -> Value {
+        Value::Object(self.0.iter().map(|(k, v)| (k.clone(), v.clone().into())).collect())
+    }
+}
+
+/// Bytes from which on a value is looked for in answers: a shorter one would be found everywhere.
+const MIN_REMOVED: usize = 4;
+
+/// The variables that a template names as `env.NAME`.
+fn named(template: &str) -> impl Iterator<Item = &str> {
+    let is_part = |c: char| c.is_ascii_alphanumeric() || c == '_';
+    template.match_indices("env.").filter_map(move |(at, prefix)| {
+        let is_other = template[..at].ends_with(|c: char| is_part(c) || c == '.');
+        let rest = &template[at + prefix.len()..];
+        let end = rest.find(|c: char| !is_part(c)).unwrap_or(rest.len());
+        (end > 0 && !is_other).then(|| &rest[..end])
+    })
+}
+
+/// A template that makes a text, or leaves it out where its only expression is undefined.
+struct Part {
+    name: String,
+    template: String,
+}
+
+/// How arguments become a request.
+pub(super) struct Mapping {
+    method: Method,
+    path: String,
+    query: Vec<Part>,
+    headers: Vec<Part>,
+    body: Option<Value>,
+    texts: Templates,
+    paths: Templates,
+}
+
+impl Mapping {
+    /// The mapping of an entry that has a method, and the secrets that it needs.
+    pub(super) fn new(
+        entry: &Entry,
+        environment: Environment<'_>,
+        secrets: &mut Secrets,
+    ) -> Result<Self, Wrong> {
+        let method = entry.method.as_deref().unwrap_or_default();
+        let method = METHODS.iter().find(|known| known.as_str() == method).ok_or_else(|| {
+            Wrong::at("method", "is none of GET, HEAD, POST, PUT, PATCH and DELETE")
+        })?;
+        let path = entry.path.clone().ok_or_else(|| Wrong::at("path", "is missing"))?;
+        if !path.starts_with('/')
+            || outside_of_templates(&path).any(|text| text.contains(['?', '#', '\\']))
+        {
+            return Err(Wrong::at("path", "must begin with / and have neither ? nor #"));
+        }
+        if entry.body.is_some() && matches!(*method, Method::GET | Method::HEAD) {
+            return Err(Wrong::at("body", format!("has no meaning with {method}")));
+        }
+        let texts = Templates::new(Undefined::Tested);
+        let paths = Templates::new(Undefined::Tested).percent_encoding();
+        check(&paths, "path", &path)?;
+        if named(&path).next().is_some() {
+            return Err(Wrong::at("path", "cannot use env: paths are recorded"));
+        }
+        for (name, template) in &entry.query {
+            let key = format!("query.{name}");
+            check(&texts, &key, template)?;
+            secrets.add(&key, template, environment)?;
+        }
+        for (name, template) in &entry.headers {
+            let key = format!("headers.{name}");
+            check_header(&key, name)?;
+            check(&texts, &key, template)?;
+            secrets.add(&key, template, environment)?;
+        }
+        if let Some(body) = &entry.body {
+            check_body(&texts, "body", body)?;
+        }
+        let part = |(name, template): (&String, &String)| Part {
+            name: name.clone(),
+            template: template.clone(),
+        };
+        Ok(Self {
+            method: method.clone(),
+            path,
+            query: entry.query.iter().map(part).collect(),
+            headers: entry.headers.iter().map(part).collect(),
+            body: entry.body.clone(),
+            texts,
+            paths,
+        })
+    }
+
+    pub(super) fn method(&self) -> &Method {
+        &self.method
+    }
+
+    /// Where a call with these arguments goes, without its query.
+    pub(super) fn address(&self, base: &Url, arguments: &Value) -> Result<Url, String> {
+        let path = self
+            .paths
+            .render_source(&self.path, &[("args", arguments)])
+            .map_err(|e| format!("The path cannot be made: {}.", described(&e)))?;
+        let is_dots = |part: &str| {
+            let part = part.to_ascii_lowercase().replace("%2e", ".");
+            part == "." || part == ".."
+        };
+        let is_empty = path.split('/').skip(1).any(str::is_empty) && !self.path.ends_with('/');
+        if path.split('/').any(is_dots) || is_empty {
+            return Err("An argument that stands in the path is empty, `.` or `..`.".to_owned());
+        }
+        let whole = format!("{}{path}", base.as_str().trim_end_matches('/'));
+        let url = address::read(&whole).map_err(|why| format!("The address {why}."))?;
+        let root = base.path().trim_end_matches('/');
+        if !address::is_same_origin(base, &url) || !url.path().starts_with(&format!("{root}/")) {
+            return Err("The path leaves its place.".to_owned());
+        }
+        Ok(url)
+    }
+
+    /// The query of a call, put behind its address.
+    pub(super) fn with_query(
+        &self,
+        mut url: Url,
+        arguments: &Value,
+        secrets: &Secrets,
+    ) -> Result<Url, String> {
+        let env = secrets.variable();
+        let variables = [("args", arguments), ("env", &env)];
+        let mut pairs: Vec<(&str, String)> = Vec::new();
+        for Part { name, template } in &self.query {
+            match self.value(template, &variables).map_err(|e| problem("query", name, &e))? {
+                None | Some(Value::Null) => {}
+                Some(Value::Array(items)) => {
+                    pairs.extend(items.iter().map(|item| (name.as_str(), text_of(item))));
+                }
+                Some(value) => pairs.push((name, text_of(&value))),
+            }
+        }
+        if !pairs.is_empty() {
+            url.query_pairs_mut().extend_pairs(pairs);
+        }
+        Ok(url)
+    }
+
+    /// The headers of a call.
+    pub(super) fn headers(
+        &self,
+        arguments: &Value,
+        secrets: &Secrets,
+    ) -> Result<HeaderMap, String> {
+        let env = secrets.variable();
+        let variables = [("args", arguments), ("env", &env)];
+        let mut headers = HeaderMap::new();
+        for Part { name, template } in &self.headers {
+            let value =
+                self.value(template, &variables).map_err(|e| problem("header", name, &e))?;
+            let Some(value) = value.filter(|value| !value.is_null()) else { continue };
+            let name =
+                HeaderName::try_from(name.as_str()).map_err(|_| format!("{name} is no header."))?;
+            let mut value = HeaderValue::try_from(text_of(&value)).map_err(|_| {
+                format!("The argument for the header {name} must be one line of text.")
+            })?;
+            value.set_sensitive(named(template).next().is_some());
+            headers.insert(name, value);
+        }
+        Ok(headers)
+    }
+
+    /// The body of a call; a content type goes along unless the headers have one.
+    pub(super) fn body(&self, arguments: &Value, headers: &mut HeaderMap) -> Result<Bytes, String> {
+        let Some(body) = &self.body else { return Ok(Bytes::new()) };
+        let variables = [("args", arguments)];
+        let made = match body {
+            Value::String(template) => self.value(template, &variables),
+            value => self.members(value, &variables),
+        };
+        let made = made.map_err(|e| format!("The body cannot be made: {}.", described(&e)))?;
+        let (kind, bytes) = match made {
+            None => return Ok(Bytes::new()),
+            Some(Value::String(text)) if body.is_string() => ("text/plain; charset=utf-8", text),
+            Some(value) => ("application/json", value.to_string()),
+        };
+        headers.entry(CONTENT_TYPE).or_insert(HeaderValue::from_static(kind));
+        Ok(bytes.into())
+    }
+
+    /// The value of a text that is one expression, else the text that a template makes; none where
+    /// the expression is undefined.
+    fn value(
+        &self,
+        template: &str,
+        variables: &[(&str, &Value)],
+    ) -> Result<Option<Value>, TemplateError> {
+        if !is_template(template) {
+            return Ok(Some(template.into()));
+        }
+        match sole_expression(&self.texts, template) {
+            Some(expression) => self.texts.value(expression, variables),
+            None => self.texts.render_source(template, variables).map(|text| Some(text.into())),
+        }
+    }
+
+    /// JSON with its texts filled in. What is undefined is left out.
+    fn members(
+        &self,
+        value: &Value,
+        variables: &[(&str, &Value)],
+    ) -> Result<Option<Value>, TemplateError> {
+        Ok(Some(match value {
+            Value::String(template) => return self.value(template, variables),
+            Value::Array(items) => {
+                let mut made = Vec::with_capacity(items.len());
+                for item in items {
+                    made.extend(self.members(item, variables)?);
+                }
+                Value::Array(made)
+            }
+            Value::Object(members) => {
+                let mut made = Map::new();
+                for (name, member) in members {
+                    if let Some(member) = self.members(member, variables)? {
+                        made.insert(name.clone(), member);
+                    }
+                }
+                Value::Object(made)
+            }
+            other => other.clone(),
+        }))
+    }
+}
+
+/// Whether a header may be set.
+pub(super) fn check_header(key: &str, name: &str) -> Result<(), Wrong> {
+    if NOT_HEADERS.contains(&name.to_ascii_lowercase().as_str()) {
+        return Err(Wrong::at(key, "is set by the client"));
+    }
+    match HeaderName::try_from(name) {
+        Ok(_) => Ok(()),
+        Err(_) => Err(Wrong::at(key, "is not the name of a header")),
+    }
+}
+
+/// A template over `env` alone, filled in.
+pub(super) fn rendered(key: &str, template: &str, secrets: &Secrets) -> Result<HeaderValue, Wrong> {
+    let text = Templates::new(Undefined::Strict)
+        .render_source(template, &[("env", &secrets.variable())])
+        .map_err(|e| Wrong::at(key, format!("is not a valid template: {}", described(&e))))?;
+    let mut value = HeaderValue::try_from(text)
+        .map_err(|_| Wrong::at(key, "is not one line of text once its variables are filled in"))?;
+    value.set_sensitive(true);
+    Ok(value)
+}
+
+fn check(templates: &Templates, key: &str, template: &str) -> Result<(), Wrong> {
+    templates
+        .check(template)
+        .map_err(|e| Wrong::at(key, format!("is not a valid template: {}", described(&e))))
+}
+
+fn check_body(templates: &Templates, key: &str, body: &Value) -> Result<(), Wrong> {
+    match body {
+        Value::String(template) if named(template).next().is_some() => {
+            Err(Wrong::at(key, "cannot use env: put secrets into a header or the query"))
+        }
+        Value::String(template) => check(templates, key, template),
+        Value::Array(items) => items.iter().try_for_each(|item| check_body(templates, key, item)),
+        Value::Object(members) => members
+            .iter()
+            .try_for_each(|(name, member)| check_body(templates, &format!("{key}.{name}"), member)),
+        _ => Ok(()),
+    }
+}
+
+/// The expression of a text that is a single `{{ … }}`.
+fn sole_expression<'a>(templates: &Templates, template: &'a str) -> Option<&'a str> {
+    let inside = template.trim().strip_prefix("{{")?.strip_suffix("}}")?;
+    let inside = inside.trim_start_matches('-').trim_end_matches('-').trim();
+    templates.is_expression(inside).then_some(inside)
+}
+
+/// The parts of a template that stand as they are.
+fn outside_of_templates(template: &str) -> impl Iterator<Item = &str> {
+    template.split("{{").enumerate().map(|(i, part)| {
+        if i == 0 { part } else { part.split_once("}}").map_or("", |(_, rest)| rest) }
+    })
+}
+
+fn text_of(value: &Value) -> String {
+    match value {
+        Value::String(text) => text.clone(),
+        other => other.to_string(),
+    }
+}
+
+fn problem(place: &str, name: &str, error: &TemplateError) -> String {
+    format!("The {place} {name} cannot be made: {}.", described(error))
+}
+
+/// Neither the template's text nor the variables.
+fn described(error: &TemplateError) -> String {
+    error.detail.clone().unwrap_or_else(|| error.kind.clone())
+}

@@ -1,0 +1,149 @@
+//! From the bytes of a page to its text: what they are, and in which characters.
+
+use encoding_rs::{Encoding, UTF_8, WINDOWS_1252};
+use url::Url;
+
+use super::{bare_type, content_type};
+use crate::bounds::html;
+use crate::outbound::Response;
+
+/// Bytes at the start of a page in which it may say in which characters it is written.
+const PROLOGUE: usize = 1024;
+
+/// A page as text.
+pub(super) struct Text {
+    text: String,
+    is_page: bool,
+}
+
+impl Text {
+    /// # Errors
+    /// It is no text.
+    pub(super) fn of(response: &Response) -> Result<Self, String> {
+        let body = &response.body;
+        let kind = bare_type(content_type(response));
+        let has_mark = Encoding::for_bom(body);
+        let is_binary = has_mark.is_none() && body.iter().take(8192).any(|byte| *byte == 0);
+        if is_binary || body.starts_with(b"%PDF-") {
+            let kind = if kind.is_empty() { "unknown type" } else { &kind };
+            return Err(format!("it is no text, but {} bytes of {kind}", body.len()));
+        }
+        let is_page = match kind.as_str() {
+            "text/html" | "application/xhtml+xml" => true,
+            "" => looks_like_page(body),
+            _ => false,
+        };
+        let declared = charset(content_type(response)).or_else(|| written(body, is_page));
+        let encoding = has_mark.map(|(encoding, _)| encoding).or(declared);
+        let encoding = encoding.unwrap_or_else(|| match std::str::from_utf8(body) {
+            Err(_) if !kind.contains("json") => WINDOWS_1252,
+            _ => UTF_8,
+        });
+        let (text, _, _) = encoding.decode(body);
+        Ok(Self { text: text.into_owned(), is_page })
+    }
+
+    pub(super) fn raw(self) -> String {
+        self.text
+    }
+
+    /// As Markdown, where it is a page.
+    pub(super) fn readable(self, from: &Url) -> Result<String, String> {
+        if !self.is_page {
+            return Ok(self.text);
+        }
+        let page = html::readable(&self.text, from).map_err(|refused| format!("it {refused}"))?;
+        if page.markdown.is_empty() {
+            let title = page.title;
+            return Err(format!("it has no text (its title is {title:?}); try it with raw"));
+        }
+        if page.title.is_empty() || page.markdown.contains(&page.title) {
+            return Ok(page.markdown);
+        }
+        Ok(format!("Title: {}\n\n{}", page.title, page.markdown))
+    }
+}
+
+fn looks_like_page(body: &[u8]) -> bool {
+    let start = String::from_utf8_lossy(&body[..body.len().min(256)]).to_ascii_lowercase();
+    let start = start.trim_start_matches(['\u{feff}', ' ', '\n', '\r', '\t']);
+    start.starts_with("<!doctype html") || start.starts_with("<html")
+}
+
+/// The charset of a content type.
+fn charset(kind: &str) -> Option<&'static Encoding> {
+    let (_, parameters) = kind.split_once(';')?;
+    let value = parameters.split(';').find_map(|parameter| {
+        let (name, value) = parameter.split_once('=')?;
+        name.trim().eq_ignore_ascii_case("charset").then(|| value.trim().trim_matches(['"', '\'']))
+    })?;
+    Encoding::for_label(value.as_bytes())
+}
+
+/// The charset that a page, or a document of XML, writes at its start.
+fn written(body: &[u8], is_page: bool) -> Option<&'static Encoding> {
+    let start = String::from_utf8_lossy(&body[..body.len().min(PROLOGUE)]).to_ascii_lowercase();
+    let marks: &[&str] = if is_page { &["charset=", "encoding="] } else { &["encoding="] };
+    let is_xml = start.trim_start().starts_with("<?xml");
+    if !is_page && !is_xml {
+        return None;
+    }
+    let label = marks.iter().find_map(|mark| start.split_once(mark)).map(|(_, rest)| rest)?;
+    let label = label.trim_start_matches(['"', '\'', ' ']);
+    let end = label.find(|c: char| !c.is_ascii_alphanumeric() && !"-_:.".contains(c))?;
+    // What can be read up to here is no UTF-16, whatever it says.
+    Encoding::for_label(&label.as_bytes()[..end]).map(|encoding| match encoding.name() {
+        "UTF-16LE" | "UTF-16BE" => UTF_8,
+        _ => encoding,
+    })
+}
+
+#[cfg(test)]
+mod tests {
+    use http::header::CONTENT_TYPE;
+    use http::{HeaderMap, HeaderValue, StatusCode};
+
+    use super::*;
+
+    fn text(kind: &'static str, body: &[u8]) -> Result<String, String> {
+        let mut headers = HeaderMap::new();
+        if !kind.is_empty() {
+            headers.insert(CONTENT_TYPE, HeaderValue::from_static(kind));
+        }
+        let url = Url::parse("https://site.example/").unwrap();
+        let (status, body) = (StatusCode::OK, body.to_vec());
+        let response = Response { status, headers, url, body, is_whole: true, requests: 1 };
+        Text::of(&response).map(Text::raw)
+    }
+
+    #[test]
+    fn characters_are_what_they_are_said_to_be() {
+        let table: &[(&str, &[u8], &str)] = &[
+            ("text/plain", "ä".as_bytes(), "ä"),
+            ("text/plain", b"\xe4", "ä"),
+            ("text/plain; charset=iso-8859-1", b"\xe4", "ä"),
+            ("text/plain; Charset=\"windows-1251\"", b"\xff", "я"),
+            ("text/html; charset=shift_jis", b"\x82\xa0", "あ"),
+            ("text/html", b"<meta charset=windows-1251>\xff", "<meta charset=windows-1251>я"),
+            ("text/html", b"<meta charset='utf-16'>\xc3\xa4", "<meta charset='utf-16'>ä"),
+            ("text/plain", b"charset=windows-1251 \xc3\xbf", "charset=windows-1251 ÿ"),
+            (
+                "application/xml",
+                b"<?xml encoding='windows-1251'?>\xff",
+                "<?xml encoding='windows-1251'?>я",
+            ),
+            ("text/plain", b"\xff\xfea\0b\0", "ab"),
+            ("text/html; charset=windows-1251", b"\xef\xbb\xbf\xc3\xa4", "ä"),
+            ("application/json", b"\"\xff\"", "\"\u{fffd}\""),
+            ("text/plain; charset=nonsense", b"\xe4", "ä"),
+        ];
+        for (kind, body, expected) in table {
+            assert_eq!(text(kind, body).as_deref(), Ok(*expected), "{kind} {body:?}");
+        }
+        for (kind, body) in
+            [("text/plain", &b"a\0b"[..]), ("application/pdf", b"%PDF-1.7"), ("", b"\x7fELF\0")]
+        {
+            assert!(text(kind, body).is_err(), "{kind}");
+        }
+    }
+}

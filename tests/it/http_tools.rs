@@ -1,0 +1,486 @@
+//! Tools that are requests to a service, declared in files.
+//!
+//! Crossings: children have the tools of their own definition, and what their parent denies is
+//! denied to them (`network.deny`, below); a parked run keeps its call and repeats nothing
+//! (`destructive`, below); sessions, streaming, cancel and budgets see a call like any other; a crash
+//! leaves it to the call's effect, as of every tool, with the same `Idempotency-Key`; other replicas
+//! and tenants have the same files; a dry run lists the tools and asks nobody; the console, the
+//! command line and generated clients show calls by their rows.
+
+use std::io::Write as _;
+use std::sync::{Arc, Mutex};
+use std::time::Duration;
+
+use axum::Router;
+use axum::body::{Body, Bytes};
+use axum::extract::{Request, State};
+use axum::http::{HeaderMap, StatusCode};
+use axum::response::{IntoResponse, Response};
+use flate2::Compression;
+use flate2::write::GzEncoder;
+use futures::stream;
+use serde_json::{Value, json};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::service::{Db, Service, Setup, command, on_both_stores};
+
+on_both_stores! {
+    arguments_and_secrets_stay_in_their_places,
+    answers_are_followed_repeated_and_refused,
+    what_may_not_be_asked_is_not,
+    hostile_services_end_in_results,
+    an_api_is_imported_and_called,
+}
+
+/// In the environment of every test, and long enough to be looked for.
+const SECRET: &str = "CARGO_MANIFEST_DIR";
+
+/// A request as it came.
+#[derive(Debug, Clone)]
+struct Seen {
+    line: String,
+    headers: HeaderMap,
+    body: String,
+}
+
+impl Seen {
+    fn header(&self, name: &str) -> &str {
+        self.headers.get(name).map_or("", |value| value.to_str().unwrap())
+    }
+}
+
+type Log = Arc<Mutex<Vec<Seen>>>;
+
+struct Mock {
+    url: String,
+    log: Log,
+    server: JoinHandle<()>,
+}
+
+impl Mock {
+    async fn start() -> Self {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let log = Log::default();
+        let app = Router::new().fallback(respond).with_state(Arc::clone(&log));
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { url, log, server }
+    }
+
+    fn seen(&self, path: &str) -> Vec<Seen> {
+        let log = self.log.lock().unwrap();
+        log.iter().filter(|seen| seen.line.contains(path)).cloned().collect()
+    }
+}
+
+impl Drop for Mock {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+async fn respond(State(log): State<Log>, request: Request) -> Response {
+    let (head, body) = request.into_parts();
+    let body = axum::body::to_bytes(body, 1 << 20).await.unwrap();
+    let seen = Seen {
+        line: format!("{} {}", head.method, head.uri),
+        headers: head.headers,
+        body: String::from_utf8_lossy(&body).into_owned(),
+    };
+    let path = head.uri.path().to_owned();
+    let before = {
+        let mut log = log.lock().unwrap();
+        log.push(seen.clone());
+        log.iter().filter(|other| other.line == seen.line).count() - 1
+    };
+    let redirect = |to: &str| (StatusCode::FOUND, [("location", to.to_owned())]).into_response();
+    let encoded = |encoding: &'static str, bytes: Vec<u8>| {
+        ([("content-type", "application/json"), ("content-encoding", encoding)], bytes)
+            .into_response()
+    };
+    match path.as_str() {
+        "/api/inside" => redirect("/api/echo"),
+        "/api/outside" => redirect("http://127.0.0.2:1/"),
+        "/api/busy" | "/api/busy-post" if before == 0 => {
+            StatusCode::SERVICE_UNAVAILABLE.into_response()
+        }
+        "/api/wrong" => (
+            StatusCode::UNPROCESSABLE_ENTITY,
+            axum::Json(json!({"error": "q is too short", "token": seen.header("authorization")})),
+        )
+            .into_response(),
+        "/api/hang" => std::future::pending().await,
+        "/api/drip" => {
+            let drops = stream::unfold((), |()| async {
+                tokio::time::sleep(Duration::from_millis(50)).await;
+                Some((Ok::<_, std::io::Error>(Bytes::from_static(b" ")), ()))
+            });
+            Response::new(Body::from_stream(drops))
+        }
+        "/api/bomb" => {
+            let mut gzip = GzEncoder::new(Vec::new(), Compression::best());
+            gzip.write_all(&vec![b'x'; 1 << 20]).unwrap();
+            encoded("gzip", gzip.finish().unwrap().repeat(500))
+        }
+        "/api/endless" => {
+            let chunk = Bytes::from(vec![b'x'; 1 << 16]);
+            let chunks = stream::repeat_with(move || Ok::<_, std::io::Error>(chunk.clone()));
+            Response::new(Body::from_stream(chunks))
+        }
+        "/api/brotli" => encoded("br", vec![1, 2, 3]),
+        "/api/image" => ([("content-type", "image/png")], vec![0_u8; 100]).into_response(),
+        "/api/not-json" => ([("content-type", "application/json")], "<html>").into_response(),
+        "/api/headers" => ([("x-long", "x".repeat(100_000))], "{}").into_response(),
+        "/api/deep" => {
+            ([("content-type", "application/json")], "[".repeat(500_000)).into_response()
+        }
+        "/api/nothing" => StatusCode::NO_CONTENT.into_response(),
+        _ => axum::Json(json!({
+            "line": seen.line,
+            "authorization": seen.header("authorization"),
+            "body": seen.body,
+            "items": [{"id": 1}]
+        }))
+        .into_response(),
+    }
+}
+
+/// An agent that makes these calls, one a turn.
+fn caller(base: &str, tools: &str, governance: &str, calls: &[(&str, Value)]) -> Setup {
+    let steps = calls
+        .iter()
+        .map(|(tool, arguments)| {
+            json!({"tool_calls": [{"tool": format!("http:api/{tool}"), "arguments": arguments}]})
+        })
+        .chain([json!({"text": "done"})]);
+    let set = format!(
+        "base_url: {base}/api/\nheaders: {{Authorization: \"Bearer {{{{ env.{SECRET} }}}}\"}}\ntools:\n{tools}"
+    );
+    let agent = format!(
+        "model: scripted/caller\ntools: ['http:api/*']\nenable_double_confirmation: false\n\
+         limits: {{error_threshold: 1000, tool_call_timeout_seconds: 2, max_iterations: 50}}\n\
+         governance: {governance}\n"
+    );
+    Setup::new()
+        .agent("caller", &agent)
+        .scenario("caller", &json!({"steps": steps.collect::<Vec<_>>()}).to_string())
+        .tools("api", &set)
+}
+
+async fn rows(service: &Service, run: &Value) -> Vec<Value> {
+    let path = format!("/v1/runs/{}/tool-calls?limit=200", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+fn result(row: &Value) -> &str {
+    row["result"].as_str().unwrap_or_default()
+}
+
+/// One tool a line: name and the rest.
+fn tools(entries: &[(&str, &str)]) -> String {
+    entries
+        .iter()
+        .map(|(name, rest)| format!("  - {{name: {name}, {rest}}}\n"))
+        .collect::<Vec<_>>()
+        .concat()
+}
+
+async fn arguments_and_secrets_stay_in_their_places(db: Db) {
+    let mock = Mock::start().await;
+    let secret = std::env::var(SECRET).unwrap();
+    let tools = tools(&[
+        (
+            "item",
+            "method: GET, effect: read, path: '/items/{{ args.id }}/{{ args.part }}', query: {q: '{{ args.q }}', list: '{{ args.list }}', key: '{{ env.CARGO_MANIFEST_DIR }}'}, headers: {x-note: 'a {{ args.note }}'}, response: {pointer: /line}",
+        ),
+        (
+            "create",
+            "method: POST, path: /items, body: {title: '{{ args.title }}', n: '{{ args.n }}', fixed: [1, 'x-{{ args.title }}'], none: '{{ args.none }}'}",
+        ),
+        ("text", "method: PUT, effect: idempotent, path: /text, body: 'Hello {{ args.name }}'"),
+    ]);
+    let hostile = json!({"id": "../../etc?x#y", "part": "a/b%2f\\", "q": "1&key=stolen#", "list": [1, "b&c"], "note": "n"});
+    let calls = [
+        ("item", hostile),
+        ("item", json!({"id": "..", "part": "x", "note": "n"})),
+        ("item", json!({"id": "", "part": "x", "note": "n"})),
+        ("item", json!({"id": "x", "part": "x", "note": "a\r\nevil: b"})),
+        ("item", json!({"part": "x", "note": "n"})),
+        ("create", json!({"title": "\"}, {\"evil\": \"", "n": 5})),
+        ("text", json!({"name": "{% raw %}{{ env.CARGO_MANIFEST_DIR }}{% endraw %}"})),
+    ];
+    let service = caller(&mock.url, &tools, "{autonomy: full}", &calls).start(db).await;
+    let run = service.run("caller", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let rows = rows(&service, &run).await;
+    let line = "GET /api/items/..%2F..%2Fetc%3Fx%23y/a%2Fb%252f%5C?key=[redacted]&list=1&list=b%26c&q=1%26key%3Dstolen%23";
+    assert_eq!(result(&rows[0]), line, "{:#}", rows[0]);
+    for (row, why) in rows[1..5].iter().zip(["`..`", "empty", "one line", "undefined"]) {
+        assert!(result(row).contains(why), "{why}: {row:#}");
+    }
+    let [item] = &mock.seen("/api/items/")[..] else { panic!("{:?}", mock.log) };
+    assert_eq!(item.header("authorization"), format!("Bearer {secret}"));
+    assert_eq!(item.header("x-note"), "a n");
+    assert_eq!(item.header("idempotency-key"), "");
+    let created = &mock.seen("POST /api/items")[0];
+    let body: Value = serde_json::from_str(&created.body).unwrap();
+    let title = "\"}, {\"evil\": \"";
+    assert_eq!(body, json!({"title": title, "n": 5, "fixed": [1, format!("x-{title}")]}));
+    assert_eq!(created.header("content-type"), "application/json");
+    assert_eq!(created.header("idempotency-key").len(), 64);
+    let text = &mock.seen("PUT /api/text")[0];
+    assert_eq!(text.body, "Hello {{ env.CARGO_MANIFEST_DIR }}");
+    // The service echoes the secret; nobody here is told.
+    assert!(result(&rows[5]).contains("Bearer [redacted]"), "{:#}", rows[5]);
+    let run_path = format!("/v1/runs/{}", run["run_id"].as_str().unwrap());
+    for path in ["", "/tool-calls?limit=200", "/messages", "/events?limit=500"] {
+        let answer = service.get(&format!("{run_path}{path}")).await;
+        assert!(!answer.body.to_string().contains(&secret), "{path}: {:#}", answer.body);
+    }
+    for path in ["/v1/tools", "/v1/audit?limit=200"] {
+        let answer = service.get(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        assert!(!answer.body.to_string().contains(&secret), "{path}: {:#}", answer.body);
+    }
+    assert!(!service.log().contains(&secret), "{}", service.log());
+}
+
+async fn answers_are_followed_repeated_and_refused(db: Db) {
+    let mock = Mock::start().await;
+    let get = |path: &str| format!("method: GET, effect: read, path: {path}");
+    let tools = tools(&[
+        ("inside", &get("/inside")),
+        ("outside", &get("/outside")),
+        ("busy", &get("/busy")),
+        ("busy-post", "method: POST, path: /busy-post"),
+        ("wrong", &get("/wrong")),
+        ("nothing", &get("/nothing")),
+        ("short", &format!("{}, response: {{max_bytes: 10}}", get("/echo"))),
+        ("items", &format!("{}, response: {{pointer: /items/0}}", get("/echo"))),
+        ("lacks", &format!("{}, response: {{pointer: /none}}", get("/echo"))),
+    ]);
+    let names =
+        ["inside", "outside", "busy", "busy-post", "wrong", "nothing", "short", "items", "lacks"];
+    let calls = names.map(|name| (name, json!({})));
+    let service = caller(&mock.url, &tools, "{autonomy: full}", &calls).start(db).await;
+    let run = service.run("caller", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    let expected = [
+        "GET /api/echo",
+        "redirects to another host",
+        "GET /api/busy",
+        "Error: The service answered 503",
+        "q is too short",
+        "204 No Content",
+        "bytes of",
+        "{\"id\":1}",
+        "nothing at /none",
+    ];
+    for ((row, name), expected) in rows.iter().zip(names).zip(expected) {
+        assert!(result(row).contains(expected), "{name}: {row:#}");
+        assert!(!result(row).contains(&std::env::var(SECRET).unwrap()), "{row:#}");
+    }
+    assert_eq!((mock.seen("/api/busy ").len(), mock.seen("/api/busy-post").len()), (0, 1));
+    assert_eq!(mock.seen("GET /api/busy").len(), 2);
+}
+
+async fn what_may_not_be_asked_is_not(db: Db) {
+    let mock = Mock::start().await;
+    let tools = tools(&[
+        ("look", "method: GET, effect: read, path: /look"),
+        ("drop", "method: DELETE, destructive: true, path: /drop"),
+    ]);
+    let denying = "{autonomy: full, network: {deny: ['127.0.0.1']}}";
+    let calls = [("look", json!({}))];
+    let service = caller(&mock.url, &tools, denying, &calls).start(db).await;
+    let run = service.run("caller", &json!({})).await;
+    let blocked = &rows(&service, &run).await[0];
+    assert_eq!(blocked["decision"], "blocked", "{blocked:#}");
+    assert!(result(blocked).contains("network.deny"), "{blocked:#}");
+    assert_eq!(mock.seen("/api").len(), 0);
+
+    let service = caller(&mock.url, &tools, "{}", &[("look", json!({})), ("drop", json!({}))])
+        .start(db)
+        .await;
+    let parked = service.post("/v1/agents/caller/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let pending = &parked.body["pending"][0];
+    assert_eq!(pending["tool"], "http:api/drop", "{:#}", parked.body);
+    assert_eq!(mock.seen("/api/drop").len(), 0);
+    let run = format!("/v1/runs/{}", parked.body["run_id"].as_str().unwrap());
+    let call = pending["call_id"].as_str().unwrap();
+    service.post(&format!("{run}/tool-calls/{call}/approve"), &json!({})).await;
+    service.until(&run, |run| run["status"] == "completed").await;
+    assert_eq!((mock.seen("/api/drop").len(), mock.seen("/api/look").len()), (1, 1));
+}
+
+async fn hostile_services_end_in_results(db: Db) {
+    let mock = Mock::start().await;
+    let names =
+        ["hang", "drip", "bomb", "endless", "brotli", "image", "not-json", "headers", "deep"];
+    let entries: Vec<(&str, String)> = names
+        .iter()
+        .map(|name| {
+            let pointer = if *name == "not-json" || *name == "deep" {
+                ", response: {pointer: /a}"
+            } else {
+                ""
+            };
+            (*name, format!("method: GET, effect: read, path: /{name}{pointer}"))
+        })
+        .collect();
+    let entries: Vec<(&str, &str)> =
+        entries.iter().map(|(name, rest)| (*name, rest.as_str())).collect();
+    let calls = names.map(|name| (name, json!({})));
+    let service = caller(&mock.url, &tools(&entries), "{autonomy: full}", &calls).start(db).await;
+    let before = service.peak_memory_mib();
+    let run = service.run("caller", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let expected = [
+        "did not finish within 2 seconds",
+        "did not finish within 2 seconds",
+        "too much to read",
+        "too much to read",
+        "encoding that was not asked for",
+        "no text",
+        "not JSON",
+        "proper HTTP",
+        "not JSON",
+    ];
+    for ((row, name), expected) in rows(&service, &run).await.iter().zip(names).zip(expected) {
+        assert!(result(row).contains(expected), "{name}: {row:#}");
+    }
+    let grown = service.peak_memory_mib() - before;
+    assert!(grown < 128, "{grown} MiB more");
+}
+
+/// A document as a large public API has it: many resources, each with the usual operations.
+fn large_api(base: &str) -> Value {
+    let mut paths = serde_json::Map::new();
+    let mut schemas = serde_json::Map::new();
+    let reference = |name: &str| json!({"$ref": format!("#/components/schemas/{name}")});
+    let id = json!({"name": "id", "in": "path", "required": true, "schema": {"type": "string"}});
+    for n in 0..30 {
+        let (resource, kind) = (format!("resource{n}"), format!("Kind{n}"));
+        let next = reference(&format!("Kind{}", (n + 1) % 30));
+        schemas.insert(
+            kind.clone(),
+            json!({
+                "type": "object",
+                "required": ["id", "title"],
+                "properties": {
+                    "id": {"type": "string", "readOnly": true},
+                    "title": {"type": "string", "maxLength": 200, "example": "x"},
+                    "state": {"type": "string", "enum": ["open", "closed"], "nullable": true},
+                    "labels": {"type": "array", "items": {"type": "string"}},
+                    "related": {"type": "array", "items": next}
+                }
+            }),
+        );
+        let body = json!({"required": true, "content": {"application/json": {"schema": reference(&kind)}}});
+        let answer = json!({"200": {"description": "It.", "content": {"application/json": {"schema": reference(&kind)}}}});
+        let page = json!([
+            {"name": "page", "in": "query", "schema": {"type": "integer", "minimum": 1}},
+            {"name": "per-page", "in": "query", "schema": {"type": "integer", "default": 30}},
+            {"name": "state", "in": "query", "schema": {"type": "array", "items": {"type": "string"}}}
+        ]);
+        let of = |verb: &str| format!("{resource}/{verb}");
+        paths.insert(format!("/{resource}"), json!({
+            "get": {"operationId": of("list"), "summary": format!("Lists {resource}."), "parameters": page, "responses": answer},
+            "post": {"operationId": of("create"), "summary": format!("Creates a {resource}."), "requestBody": body, "responses": answer}
+        }));
+        paths.insert(
+            format!("/{resource}/{{id}}"),
+            json!({
+                "parameters": [id],
+                "get": {"operationId": of("get"), "responses": answer},
+                "put": {"operationId": of("replace"), "requestBody": body, "responses": answer},
+                "delete": {"operationId": of("delete"), "responses": answer}
+            }),
+        );
+    }
+    json!({
+        "openapi": "3.0.3",
+        "info": {"title": "Large", "version": "1"},
+        "servers": [{"url": format!("{base}/api")}],
+        "paths": paths,
+        "components": {"schemas": schemas}
+    })
+}
+
+async fn an_api_is_imported_and_called(db: Db) {
+    let mock = Mock::start().await;
+    let document = large_api(&mock.url);
+    let ids: Vec<String> = document["paths"]
+        .as_object()
+        .unwrap()
+        .values()
+        .flat_map(|path| path.as_object().unwrap().values())
+        .filter_map(|operation| Some(operation.get("operationId")?.as_str()?.to_owned()))
+        .collect();
+    assert_eq!(ids.len(), 150);
+    let dir = tempfile::TempDir::new().unwrap();
+    std::fs::write(dir.path().join("large.json"), document.to_string()).unwrap();
+    let listed =
+        command(dir.path()).args(["tools", "import", "large.json"]).output().await.unwrap();
+    let listed = String::from_utf8(listed.stdout).unwrap();
+    assert!(ids.iter().all(|id| listed.contains(id.as_str())), "{listed}");
+    let mut import = command(dir.path());
+    import.args(["tools", "import", "large.json", "--output", "api.yaml"]);
+    for id in &ids {
+        import.args(["--operation", id]);
+    }
+    let imported = import.output().await.unwrap();
+    assert!(imported.status.success(), "{}", String::from_utf8_lossy(&imported.stderr));
+    let written = std::fs::read_to_string(dir.path().join("api.yaml")).unwrap();
+    let unknown = command(dir.path())
+        .args(["tools", "import", "large.json", "--operation", "nope"])
+        .output()
+        .await
+        .unwrap();
+    assert!(!unknown.status.success());
+    assert!(String::from_utf8_lossy(&unknown.stderr).contains("there is no operation \"nope\""));
+
+    let calls = [
+        ("resource7_get", json!({"id": "a/b"})),
+        ("resource7_list", json!({"page": 2, "state": ["open", "closed"], "per-page": 5})),
+        (
+            "resource7_create",
+            json!({"body": {"title": "T", "state": null, "related": [{"title": "U"}]}}),
+        ),
+        ("resource7_create", json!({"body": {"state": "open"}})),
+        ("resource29_replace", json!({"id": "1", "body": {"title": "T"}})),
+    ];
+    let service = caller(&mock.url, "[]", "{autonomy: full}", &calls)
+        .tools("api", &written)
+        .tools("broken", "base_url: nowhere\ntools: [{name: a, method: GET, path: /}]")
+        .start(db)
+        .await;
+    let run = service.run("caller", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    let lines: Vec<String> = mock.seen("/api/").iter().map(|seen| seen.line.clone()).collect();
+    assert_eq!(
+        lines,
+        [
+            "GET /api/resource7/a%2Fb",
+            "GET /api/resource7?page=2&per-page=5&state=open&state=closed",
+            "POST /api/resource7",
+            "PUT /api/resource29/1",
+        ],
+        "{rows:#?}"
+    );
+    let body: Value = serde_json::from_str(&mock.seen("POST /api/resource7")[0].body).unwrap();
+    assert_eq!(body, json!({"title": "T", "state": null, "related": [{"title": "U"}]}));
+    assert!(result(&rows[3]).contains("title"), "{:#}", rows[3]);
+    let all = service.get("/v1/tools").await.body;
+    let ours = all["data"].as_array().unwrap().iter().filter(|tool| tool["source"] == "http:api");
+    assert_eq!(ours.count(), 150);
+    let ready = service.get("/readyz").await.body;
+    let broken = &ready["definitions"][0];
+    assert_eq!(broken["file"], "tools/broken.yaml", "{ready:#}");
+    assert!(broken["error"].as_str().unwrap().contains("line 1, column 1: base_url: is not a URL"));
+    let checked = command(service.dir.path()).arg("check").output().await.unwrap();
+    let said = String::from_utf8_lossy(&checked.stdout).into_owned();
+    assert!(!checked.status.success() && said.contains("tools/broken.yaml: line 1"), "{said}");
+}

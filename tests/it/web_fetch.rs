@@ -1,0 +1,218 @@
+//! Pages of the network, for agents that are allowed their hosts.
+//!
+//! Crossings: a child fetches what its own definition allows and its parent's does not deny (below);
+//! parked runs, sessions, cancel, a crash, other replicas, streaming, budgets and tenants see a call
+//! that only reads, like any other; skills and tool policies bound it by its name; a dry run offers it
+//! and asks nobody; the console, the command line and generated clients show calls by their rows.
+
+use axum::Router;
+use axum::extract::Request;
+use axum::http::StatusCode;
+use axum::response::{IntoResponse, Response};
+use serde_json::{Value, json};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use tokio::net::TcpListener;
+use tokio::task::JoinHandle;
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    pages_of_allowed_hosts_are_read,
+    robots_are_asked_where_the_operator_says_so,
+    a_child_is_denied_what_its_parent_is,
+}
+
+/// A site, and one beside it that nobody is allowed.
+struct Site {
+    port: u16,
+    requests: Arc<AtomicUsize>,
+    server: JoinHandle<()>,
+}
+
+impl Site {
+    async fn start(address: &str) -> Self {
+        let listener = TcpListener::bind((address, 0)).await.unwrap();
+        let port = listener.local_addr().unwrap().port();
+        let requests = Arc::new(AtomicUsize::new(0));
+        let counted = Arc::clone(&requests);
+        let app = Router::new().fallback(move |request: Request| {
+            counted.fetch_add(1, Ordering::SeqCst);
+            async move { respond(&request) }
+        });
+        let server = tokio::spawn(async move { axum::serve(listener, app).await.unwrap() });
+        Self { port, requests, server }
+    }
+
+    fn requests(&self) -> usize {
+        self.requests.load(Ordering::SeqCst)
+    }
+}
+
+impl Drop for Site {
+    fn drop(&mut self) {
+        self.server.abort();
+    }
+}
+
+fn respond(request: &Request) -> Response {
+    let page = |kind: &'static str, body: Vec<u8>| ([("content-type", kind)], body).into_response();
+    let sentence =
+        "The tide turns twice a day, and nobody has ever asked it why it does. ".repeat(12);
+    match request.uri().path() {
+        "/article" => page(
+            "text/html; charset=windows-1252",
+            format!(
+                "<html><head><title>Tides</title><script>var x = '</div>';</script></head><body><nav>Menu</nav>\
+                 <article><h1>On tides</h1><p>{sentence}</p><p>More in <a href='/next'>the next one</a>. {sentence}</p>\
+                 </article><footer>Imprint</footer></body></html>"
+            )
+            .replace("tide", "t\u{ef}de")
+            .chars()
+            .map(|c| u8::try_from(u32::from(c)).unwrap())
+            .collect(),
+        ),
+        "/data" => page("application/json; charset=utf-8", b"{\"high\": \"04:12\"}".to_vec()),
+        "/deep" => page("text/html", "<div>".repeat(200_000).into_bytes()),
+        "/zip" => page("application/zip", b"PK".to_vec()),
+        "/large" => page("text/plain", vec![b'x'; 100_000]),
+        "/robots.txt" => page("text/plain", b"User-agent: *\nDisallow: /data".to_vec()),
+        "/inward" => (StatusCode::FOUND, [("location", "http://127.0.0.1:1/")]).into_response(),
+        "/away" => {
+            let query = request.uri().query().unwrap_or_default().to_owned();
+            (StatusCode::FOUND, [("location", query)]).into_response()
+        }
+        _ => StatusCode::NOT_FOUND.into_response(),
+    }
+}
+
+fn agent(urls: &[Value], governance: &str) -> (String, String) {
+    let calls = urls
+        .iter()
+        .map(|arguments| json!({"tool_calls": [{"tool": "web_fetch", "arguments": arguments}]}));
+    let steps: Vec<Value> = calls.chain([json!({"text": "done"})]).collect();
+    let agent = format!(
+        "model: scripted/reader\ntools: [web_fetch]\nenable_double_confirmation: false\n\
+         limits: {{error_threshold: 1000, max_iterations: 100, max_iterations_per_attempt: 100}}\ngovernance: {governance}\n"
+    );
+    (agent, json!({"steps": steps}).to_string())
+}
+
+async fn rows(service: &Service, run: &Value) -> Vec<Value> {
+    let path = format!("/v1/runs/{}/tool-calls?limit=200", run["run_id"].as_str().unwrap());
+    service.get(&path).await.body["data"].as_array().unwrap().clone()
+}
+
+fn result(row: &Value) -> &str {
+    row["result"].as_str().unwrap_or_default()
+}
+
+async fn pages_of_allowed_hosts_are_read(db: Db) {
+    let site = Site::start("127.0.0.2").await;
+    let sink = Site::start("127.0.0.1").await;
+    let (port, private) = (site.port, sink.port);
+    let at = |path: &str| format!("http://127.0.0.2:{port}{path}");
+    let table = [
+        (json!({"url": at("/article")}), "The tïde turns twice a day"),
+        (json!({"url": at("/article"), "raw": true}), "<nav>Menu</nav>"),
+        (json!({"url": at("/data")}), "{\"high\": \"04:12\"}"),
+        (json!({"url": at("/deep")}), "has no text"),
+        (json!({"url": at("/zip")}), "it is application/zip, which is not read here"),
+        (json!({"url": at("/large")}), "more than 65536 bytes"),
+        (json!({"url": at("/none")}), "answered 404"),
+        (json!({"url": at("/inward")}), "127.0.0.1:1 is not allowed"),
+        (json!({"url": at(&format!("/away?http://127.0.0.1:{private}/"))}), "is not allowed"),
+        (json!({"url": at(&format!("/away?http://0x7f.1:{private}/"))}), "is not allowed"),
+        (json!({"url": at(&format!("/away?http://localhost:{private}/"))}), "not public"),
+        (json!({"url": at("/away?/data")}), "04:12"),
+        (json!({"url": format!("http://127.0.0.1:{private}/")}), "Blocked by the network rule"),
+        (
+            json!({"url": format!("http://[::ffff:127.0.0.1]:{private}/")}),
+            "Blocked by the network rule",
+        ),
+        (json!({"url": format!("http://localhost:{private}/")}), "not public"),
+        (json!({"url": "http://example.com/"}), "Blocked by the network rule"),
+        (json!({"url": "http://denied.example.org/"}), "network.deny"),
+        (json!({"url": "file:///etc/passwd"}), "neither http nor https"),
+        (json!({"url": "http://a:b@127.0.0.2/"}), "contains credentials"),
+    ];
+    let governance = format!(
+        "{{network: {{allow: ['127.0.0.2:{port}', 'localhost:{private}', '*.example.org'], deny: [denied.example.org], allow_private: [127.0.0.2/32]}}}}"
+    );
+    let urls: Vec<Value> = table.iter().map(|(url, _)| url.clone()).collect();
+    let (yaml, scenario) = agent(&urls, &governance);
+    let service = Setup::new()
+        .agent("reader", &yaml)
+        .scenario("reader", &scenario)
+        .config("[tools.web_fetch]\nmax_body = \"64KiB\"\n")
+        .start(db)
+        .await;
+    let run = service.run("reader", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let rows = rows(&service, &run).await;
+    for (row, (url, expected)) in rows.iter().zip(&table) {
+        // A megabyte of nested elements is over this service's bound.
+        let expected =
+            if url["url"].as_str().unwrap().ends_with("/deep") { "more than" } else { expected };
+        assert!(result(row).contains(expected), "{url}: {row:#}");
+    }
+    let article = result(&rows[0]);
+    assert!(
+        article.contains(&format!("[the next one](http://127.0.0.2:{port}/next)")),
+        "{article}"
+    );
+    assert!(!article.contains("Imprint") && !article.contains("var x"), "{article}");
+    assert_eq!(sink.requests(), 0);
+}
+
+async fn robots_are_asked_where_the_operator_says_so(db: Db) {
+    let site = Site::start("127.0.0.2").await;
+    let at = |path: &str| json!({"url": format!("http://127.0.0.2:{}{path}", site.port)});
+    let urls = [at("/data"), at("/deep"), at("/large")];
+    let governance =
+        format!("{{network: {{allow: ['127.0.0.2:{}'], allow_private: [127.0.0.2]}}}}", site.port);
+    let (yaml, scenario) = agent(&urls, &governance);
+    let service = Setup::new()
+        .agent("reader", &yaml)
+        .scenario("reader", &scenario)
+        .config("[tools.web_fetch]\nrobots = true\n")
+        .start(db)
+        .await;
+    let run = service.run("reader", &json!({})).await;
+    let rows = rows(&service, &run).await;
+    let expected = ["asks robots to stay away", "has no text", "xxxxxxxx"];
+    for (row, expected) in rows.iter().zip(expected) {
+        assert!(result(row).contains(expected), "{expected}: {row:#}");
+    }
+    assert_eq!(site.requests(), 3);
+}
+
+async fn a_child_is_denied_what_its_parent_is(db: Db) {
+    let site = Site::start("127.0.0.2").await;
+    let url = json!({"url": format!("http://127.0.0.2:{}/data", site.port)});
+    let allowed = format!("allow: ['127.0.0.2:{}'], allow_private: [127.0.0.2]", site.port);
+    let (child, scenario) = agent(&[url], &format!("{{network: {{{allowed}}}}}"));
+    let parent = "model: scripted/parent\ntools: ['agent:child']\nenable_double_confirmation: false\n\
+                  governance: {network: {deny: ['127.0.0.2']}}\n";
+    let ask = json!({"steps": [
+        {"tool_calls": [{"tool": "agent:child", "arguments": {}}]},
+        {"text": "done"}
+    ]});
+    let service = Setup::new()
+        .agent("child", &child)
+        .agent("parent", parent)
+        .scenario("reader", &scenario)
+        .scenario("parent", &ask.to_string())
+        .start(db)
+        .await;
+    let run = service.run("child", &json!({})).await;
+    assert!(result(&rows(&service, &run).await[0]).contains("04:12"));
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let path = format!("/v1/runs?parent_run_id={}", run["run_id"].as_str().unwrap());
+    let children = service.get(&path).await.body;
+    let child = &children["data"][0];
+    let row = &rows(&service, child).await[0];
+    assert!(result(row).contains("network.deny"), "{row:#}");
+    assert_eq!(site.requests(), 1);
+}

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 29] = [
+const ALL: [Code; 30] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -29,6 +29,7 @@ const ALL: [Code; 29] = [
     Code::InvalidInputs,
     Code::InvalidOverride,
     Code::PromptInjection,
+    Code::WebhooksDisabled,
     Code::RateLimited,
     Code::HeadersTooLarge,
     Code::Internal,
@@ -82,6 +83,7 @@ fn codes_statuses_and_titles_are_a_contract() {
     422 INVALID_INPUTS Invalid inputs
     422 INVALID_OVERRIDE Invalid override
     422 PROMPT_INJECTION Prompt injection
+    422 WEBHOOKS_DISABLED Webhooks disabled
     429 RATE_LIMITED Rate limited
     431 HEADERS_TOO_LARGE Headers too large
     500 INTERNAL Internal error

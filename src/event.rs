@@ -20,11 +20,13 @@ use crate::run::{
 };
 
 mod audit;
+mod labels;
 mod scan;
 mod totals;
 mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SECRET_NAMES, SERVICE};
+pub use labels::{LabelCause, LabelsChanged};
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
 
@@ -159,6 +161,10 @@ pub enum RunEvent {
     #[serde(rename = "scan.warned")]
     #[strum(serialize = "scan.warned")]
     ScanWarned(ScanWarned),
+    /// The run has read something that labels it; before the result.
+    #[serde(rename = "labels.changed")]
+    #[strum(serialize = "labels.changed")]
+    LabelsChanged(LabelsChanged),
     /// A stop condition that only warns is met.
     #[serde(rename = "budget.warned")]
     #[strum(serialize = "budget.warned")]
@@ -639,6 +645,7 @@ impl RunEvent {
             | Self::ApprovalResolved(_)
             | Self::HandoffStarted { .. }
             | Self::ScanWarned(_)
+            | Self::LabelsChanged(_)
             | Self::BudgetWarned { .. }
             | Self::OutputProposed { .. }
             | Self::OutputReflected { .. }

@@ -7,6 +7,7 @@ mod action;
 mod amounts;
 mod consumption;
 mod delegation;
+mod labels;
 mod money;
 mod period;
 mod policies;
@@ -27,6 +28,7 @@ pub use action::{Action, ActionKind, Target};
 pub use amounts::{Amounts, Caps, Refusal, Reserved};
 pub use consumption::Consumption;
 pub use delegation::Delegation;
+pub use labels::{FlowDecision, FlowRule, Label, Labels, Yield};
 pub use money::Usd;
 pub use period::Period;
 pub use policies::{
@@ -496,6 +498,8 @@ pub struct Totals {
     pub mixed_usage: bool,
     /// Use of files, commands and networks by tools.
     pub consumption: Consumption,
+    /// What it has read.
+    pub labels: Labels,
 }
 
 /// What the runs have taken that one run started, and those that they started.

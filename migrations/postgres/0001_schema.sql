@@ -83,6 +83,7 @@ CREATE TABLE runs (
     termination_reason  text,
     tools_used          text,
     warnings            text,
+    labels              text,
     -- What tool calls took of the run's budget: files, lines, commands, network requests.
     consumption         text,
     error               text,
@@ -195,6 +196,7 @@ CREATE TABLE audit_log (
     reason      text,
     outcome     text        NOT NULL,
     arguments   text        NOT NULL,
+    labels      text,
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
@@ -325,6 +327,7 @@ CREATE TABLE observations (
     at         timestamptz NOT NULL,
     kind       text        NOT NULL,
     content    text        NOT NULL,
+    labels     text,
     words      tsvector    GENERATED ALWAYS AS
         (to_tsvector('english', regexp_replace(content, '[[:punct:]]+', ' ', 'g'))) STORED,
     PRIMARY KEY (run_id, seq)

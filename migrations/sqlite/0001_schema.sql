@@ -66,6 +66,7 @@ CREATE TABLE runs (
     termination_reason  TEXT,
     tools_used          TEXT,
     warnings            TEXT,
+    labels              TEXT,
     consumption         TEXT,
     error               TEXT,
 
@@ -167,6 +168,7 @@ CREATE TABLE audit_log (
     reason      TEXT,
     outcome     TEXT    NOT NULL,
     arguments   TEXT    NOT NULL,
+    labels      TEXT,
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
@@ -279,6 +281,7 @@ CREATE TABLE observations (
     at         INTEGER NOT NULL,
     kind       TEXT    NOT NULL,
     content    TEXT    NOT NULL,
+    labels     TEXT,
     UNIQUE (run_id, seq)
 ) STRICT;
 

@@ -86,6 +86,16 @@ impl Agent {
             let own = rules.tool_policies.entry(tools.clone()).or_insert(*policy);
             *own = (*own).max(*policy);
         }
+        let mut flow = rules.flow_rules();
+        for rule in parent.flow_rules() {
+            if !flow.contains(&rule) {
+                flow.push(rule);
+            }
+        }
+        rules.flow = (!flow.is_empty()).then_some(flow);
+        if elsewhere.is_none() {
+            add_missing(&mut rules.paths.private, &parent.paths.private);
+        }
         let PathsSection { deny, deny_in, .. } = &mut rules.paths;
         let own = match elsewhere {
             None => deny,

@@ -14,8 +14,8 @@ use utoipa::ToSchema;
 
 use crate::bounds::glob::means;
 use crate::run::{
-    Autonomy, Budget, Delegation, Limits, OnInjection, OnLimit, OnSessionBusy, Period, Thinking,
-    ToolChoicePolicy,
+    Autonomy, Budget, Delegation, FlowRule, Limits, OnInjection, OnLimit, OnSessionBusy, Period,
+    Thinking, ToolChoicePolicy,
 };
 
 mod contract;
@@ -279,6 +279,10 @@ pub struct GovernanceSection {
     pub network: NetworkSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
+    /// What a run may do with what it has read; absent: two rules for `supervised`, else none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 64))]
+    pub flow: Option<Vec<FlowRule>>,
     /// What becomes of texts that look like prompt injections.
     pub injection: InjectionSection,
     /// How long a run waits for an approval; after it the call is denied.
@@ -295,9 +299,21 @@ impl Default for GovernanceSection {
             paths: PathsSection::default(),
             network: NetworkSection::default(),
             tool_policies: BTreeMap::new(),
+            flow: None,
             injection: InjectionSection::default(),
             approval_timeout: Period::seconds(24 * 3600),
             budget: Budget::default(),
+        }
+    }
+}
+
+impl GovernanceSection {
+    /// The flow rules that hold.
+    pub fn flow_rules(&self) -> Vec<FlowRule> {
+        match (&self.flow, self.autonomy) {
+            (Some(rules), _) => rules.clone(),
+            (None, Autonomy::Supervised) => FlowRule::defaults(),
+            (None, Autonomy::ReadOnly | Autonomy::Full) => Vec::new(),
         }
     }
 }
@@ -380,6 +396,10 @@ pub struct PathsSection {
     /// Neither.
     #[schemars(inner(regex(pattern = "^[^/]")))]
     pub deny: Vec<String>,
+    /// Whose content labels a run that reads it `private`.
+    #[schemars(inner(regex(pattern = "^[^/]")))]
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub private: Vec<String>,
     /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
     /// by directory. A run that another one started is held to what that one's agent denies.
     pub deny_in: BTreeMap<String, Vec<String>>,
@@ -391,6 +411,7 @@ impl Default for PathsSection {
             read: vec!["./**".into()],
             write: Vec::new(),
             deny: Vec::new(),
+            private: Vec::new(),
             deny_in: BTreeMap::new(),
         }
     }

@@ -14,7 +14,7 @@ use super::{Agent, Definition};
 use crate::bounds::template::{self, TemplateError, Undefined, is_template};
 use crate::event::{RunEvent, ScanWarned, SkillActivated};
 use crate::message::Turn;
-use crate::run::{Autonomy, Budget, Limits};
+use crate::run::{Autonomy, Budget, Labels, Limits};
 
 /// The template that shows the model its output.
 const REFLECTION: &str = "output.reflection.template";
@@ -65,6 +65,8 @@ pub struct Background {
     pub active: Vec<ActiveSkill>,
     /// What is recalled of earlier runs, the most relevant first.
     pub memories: Vec<String>,
+    /// What the run has read so.
+    pub labels: Labels,
     /// What is suspicious about the inputs and the memories.
     pub warnings: Vec<ScanWarned>,
 }

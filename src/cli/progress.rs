@@ -116,6 +116,7 @@ impl StatusLine {
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
             | RunEvent::ScanWarned(_)
+            | RunEvent::LabelsChanged(_)
             | RunEvent::BudgetWarned { .. }
             | RunEvent::OutputProposed { .. }
             | RunEvent::OutputReflected { .. }
@@ -203,6 +204,9 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             lines.join("\n")
         }
         RunEvent::ScanWarned(warned) => warning(&warned.in_words()),
+        RunEvent::LabelsChanged(changed) => {
+            format!("  the run has read what is {}", changed.labels.names().join(" and "))
+        }
         RunEvent::ContextCompacted(compacted) => shrunk(compacted),
         RunEvent::DecisionExtractionFailed(failed) | RunEvent::DecisionValidationFailed(failed) => {
             format!("  no usable decision: {}", one_line(&failed.error, REASON))

@@ -31,7 +31,9 @@ use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::clock;
 use crate::drivers::{Ask, Driver, Place};
-use crate::event::{AuditRecord, Event, ModelDelta, ModelResponded, Piece, RunEvent};
+use crate::event::{
+    AuditRecord, Event, LabelCause, LabelsChanged, ModelDelta, ModelResponded, Piece, RunEvent,
+};
 use crate::message::{Conversation, Turn};
 use crate::providers::router::{Answer, ModelFailure, Router};
 use crate::providers::{
@@ -221,6 +223,7 @@ impl Run {
         if matches!(event.what, RunEvent::SkillActivated(_)) {
             self.scope.skills = self.state.skills().into();
         }
+        self.scope.labels = self.state.labels();
         self.outbox.push(event);
         Ok(())
     }
@@ -251,6 +254,11 @@ impl Run {
             single_shot,
             warnings,
         })?;
+        if !background.labels.are_none() {
+            let (labels, cause) = (background.labels, LabelCause::Opening);
+            let changed = LabelsChanged { labels, cause, call_id: None, tool: None };
+            self.record(RunEvent::LabelsChanged(changed))?;
+        }
         let warned = background.warnings.into_iter().map(RunEvent::ScanWarned);
         warned.into_iter().try_for_each(|warned| self.record(warned))?;
         background
@@ -262,6 +270,8 @@ impl Run {
     fn record_all(&mut self, events: Vec<RunEvent>) -> Result<(), FoldError> {
         for mut event in events {
             if let RunEvent::ToolCallCompleted(call) = &mut event {
+                let yields = Self::yields_from_outside(call);
+                self.label(call, yields)?;
                 let warned = self.scanned(call); // a result that came from outside
                 warned.into_iter().try_for_each(|warned| self.record(warned))?;
                 self.note_lost(&event); // results of what was executed here are recorded one by one

@@ -5,6 +5,8 @@ use serde_json::Value;
 use strum::{EnumString, IntoStaticStr, VariantNames};
 use uuid::Uuid;
 
+use crate::run::Labels;
+
 /// What an entry of the audit log is about.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash, IntoStaticStr, EnumString, VariantNames)]
 pub enum AuditAction {
@@ -76,6 +78,8 @@ pub const SECRET_NAMES: [&str; 11] = [
 /// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
+    /// The run's labels at that time.
+    pub labels: Labels,
     pub at: DateTime<Utc>,
     pub call_id: Uuid,
     pub tool: String,

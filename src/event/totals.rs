@@ -7,6 +7,7 @@ use crate::run::Totals;
 impl Totals {
     /// Adds one event. The same sum is kept live, after a crash and when rows are rebuilt.
     pub fn apply(&mut self, event: &RunEvent) {
+        self.labels = event.labels_after(self.labels);
         match event {
             RunEvent::RunStarted { warnings, .. } => self.warn(warnings),
             RunEvent::AttemptStarted { attempt } => self.attempts = *attempt,
@@ -51,6 +52,7 @@ impl Totals {
             | RunEvent::ApprovalRequested(_)
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
+            | RunEvent::LabelsChanged(_)
             | RunEvent::OutputProposed { .. }
             | RunEvent::OutputReflected { .. }
             | RunEvent::ValidationFailed { .. }

@@ -12,7 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::run::Action;
+use crate::run::{Action, Labels};
 
 /// What a parked run waits for.
 #[derive(
@@ -101,6 +101,9 @@ pub enum Resolution {
         /// Replace the requested arguments.
         #[serde(default, skip_serializing_if = "Option::is_none")]
         arguments: Option<Value>,
+        /// Labels that the run has no more.
+        #[serde(default, skip_serializing_if = "Labels::are_none")]
+        clears: Labels,
     },
     Denied,
     /// Not answered in time.

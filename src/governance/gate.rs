@@ -7,23 +7,28 @@
 //! No I/O: the actions of a call describe what it would do.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::flow::FlowRules;
 use super::network::NetworkRules;
 use super::path::PathRules;
 use super::tool_policy::ToolPolicies;
-use super::{Action, Decision, Policy, autonomy, network, path, scope, skill, tool_policy};
+use super::{
+    Action, ActionKind, Decision, Policy, autonomy, flow, network, path, scope, skill, tool_policy,
+};
 use crate::bounds::address::Network;
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect, Target};
+use crate::run::{Autonomy, Effect, Labels, Target};
 
 /// The checks, in order.
-const RULES: [(&str, Rule); 6] = [
+const RULES: [(&str, Rule); 7] = [
     ("tool_policy", tool_policy::judge),
     ("autonomy", autonomy::judge),
     ("scope", scope::judge),
     ("skill", skill::judge),
     ("path", path::judge),
     ("network", network::judge),
+    ("flow", flow::judge),
 ];
 
 type Rule = fn(&Question<'_>) -> Ruling;
@@ -53,6 +58,7 @@ pub(super) struct CompiledPolicy {
     pub(super) observes: bool,
     pub(super) paths: Arc<PathRules>,
     pub(super) network: Arc<NetworkRules>,
+    pub(super) flow: FlowRules,
 }
 
 impl CompiledPolicy {
@@ -90,6 +96,8 @@ pub struct Call<'a> {
     pub actions: Arc<[Action]>,
     /// Who approved an escalated call: it needs no further approval.
     pub approved_by: Option<&'a str>,
+    /// What the run has read.
+    pub labels: Labels,
     /// The active skills of the run.
     pub skills: &'a [SkillActivated],
     /// The run's workspace, relative to its tenant's directory.
@@ -127,6 +135,8 @@ pub struct Permit {
     paths: Arc<PathRules>,
     network: Arc<NetworkRules>,
     directory: Arc<str>,
+    /// Whether the tool was shown a private file that it found.
+    has_shown_private: Arc<AtomicBool>,
 }
 
 impl Permit {
@@ -143,7 +153,20 @@ impl Permit {
     /// Whether the tool may show a file that it finds, e.g. while it searches a permitted
     /// directory.
     pub fn may_read(&self, path: &str) -> bool {
-        self.paths.may_read(&self.directory, path)
+        let may = self.paths.may_read(&self.directory, path);
+        if may && self.paths.is_private(path) {
+            self.has_shown_private.store(true, Ordering::Relaxed);
+        }
+        may
+    }
+
+    /// Whether the call reads what is private: a path that it names, or one that it has found.
+    pub fn reads_private(&self) -> bool {
+        let is_private = |action: &Action| match &action.what {
+            ActionKind::Read { path } | ActionKind::Write { path } => self.paths.is_private(path),
+            _ => false,
+        };
+        self.has_shown_private.load(Ordering::Relaxed) || self.actions.iter().any(is_private)
     }
 
     /// Whether the tool may enter a directory that it finds.
@@ -174,6 +197,7 @@ impl Gate {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
         let paths = Arc::new(PathRules::new(policy)?);
         let network = Arc::new(NetworkRules::new(policy)?);
+        let flow = FlowRules::new(&policy.flow)?;
         Ok(Self {
             policy: CompiledPolicy {
                 tools,
@@ -181,6 +205,7 @@ impl Gate {
                 observes: policy.observes,
                 paths,
                 network,
+                flow,
             },
         })
     }
@@ -206,6 +231,7 @@ impl Gate {
             paths: Arc::clone(&self.policy.paths),
             network: Arc::clone(&self.policy.network),
             directory: call.directory,
+            has_shown_private: Arc::default(),
         };
         let Some((decision, rule, reason)) = strictest else {
             return Verdict::Pass {

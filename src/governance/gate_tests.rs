@@ -5,7 +5,7 @@
 
 use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, Effect};
+use crate::run::{Autonomy, Effect, Labels};
 use Decision::{Allowed, Blocked, Escalated};
 use Effect::{Idempotent, Once, Read};
 use ToolPolicy::{Allow, Ask, Deny};
@@ -34,6 +34,7 @@ fn action(text: &str) -> Action {
 
 fn call(tool: &str, effect: Effect, actions: Vec<Action>) -> Call<'_> {
     Call {
+        labels: Labels::default(),
         tool,
         effect,
         actions: actions.into(),

@@ -6,6 +6,7 @@
 //! gets a [`Permit`], which only the gate creates and every tool requires.
 
 mod autonomy;
+mod flow;
 mod gate;
 pub mod injection;
 mod network;
@@ -15,7 +16,7 @@ mod skill;
 mod tool_policy;
 
 use crate::event::SkillActivated;
-use crate::run::Autonomy;
+use crate::run::{Autonomy, FlowRule};
 use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
@@ -57,6 +58,10 @@ pub struct Policy {
     pub deny_hosts: Vec<String>,
     /// Networks that may be connected to although they are not public.
     pub allow_private: Vec<String>,
+    /// Globs of paths whose content is private.
+    pub private: Vec<String>,
+    /// Over what the run has read.
+    pub flow: Vec<FlowRule>,
 }
 
 /// A decision of the gate, from the mildest to the strictest.
@@ -78,5 +83,7 @@ impl Decision {
     }
 }
 
+#[cfg(test)]
+mod flow_tests;
 #[cfg(test)]
 mod gate_tests;

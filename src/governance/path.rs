@@ -17,6 +17,7 @@ pub(super) struct PathRules {
     read: Patterns,
     write: Patterns,
     deny: Patterns,
+    private: Patterns,
     /// With the directory beneath the tenant's that the globs are relative to.
     deny_in: Vec<(String, Patterns)>,
 }
@@ -38,6 +39,7 @@ impl PathRules {
             read: Patterns::new("paths.read", &policy.read)?,
             write: Patterns::new("paths.write", &policy.write)?,
             deny: Patterns::new("paths.deny", &policy.deny)?,
+            private: Patterns::new("paths.private", &policy.private)?,
             deny_in: deny_in.collect::<Result<_, _>>()?,
         })
     }
@@ -50,6 +52,10 @@ impl PathRules {
                 deny.covering(&seen_from(directory, workspace, path)?)
             })
         })
+    }
+
+    pub(super) fn is_private(&self, path: &str) -> bool {
+        self.private.covering(path).is_some()
     }
 
     pub(super) fn may_read(&self, workspace: &str, path: &str) -> bool {

@@ -3,6 +3,8 @@
 //! It is looked up once, when the run is opened, and then stands in the run's journal: a run that
 //! goes on elsewhere reads it there.
 
+use serde::Deserialize;
+use serde_json::Value;
 use uuid::Uuid;
 
 use super::Runtime;
@@ -11,8 +13,8 @@ use crate::agents::prompt::{ActiveSkill, Background};
 use crate::agents::{Definition, Skill};
 use crate::bounds::text::quoted;
 use crate::engine::Plan;
-use crate::event::{RunEvent, ValidationError};
-use crate::run::{Caller, OnInjection, Overrides};
+use crate::event::{Event, RunEvent, ValidationError};
+use crate::run::{Caller, Labels, OnInjection, Overrides, Yield};
 use crate::store::{NewRun, StoreError};
 use crate::tools::scan::{scan_inputs, scan_memories};
 
@@ -39,6 +41,7 @@ impl Runtime {
     ) -> Result<Background, StoreError> {
         let mut background = self.skills_of(plan);
         let injection = plan.agent.definition.governance.injection;
+        background.labels = labels_of_inputs(plan.agent.definition.inputs.as_ref(), &new.inputs);
         if let Some(session_id) = new.session_id.clone().filter(|_| !earlier.is_empty()) {
             let journals = self.inner.store.journals(&caller.tenant, earlier).await?;
             let history = history(&journals, earlier, plan.agent.definition.history);
@@ -47,10 +50,12 @@ impl Runtime {
                 background.session =
                     Some(RunEvent::SessionLoaded { session_id, runs, turns, tokens });
                 background.turns = history.turns;
+                background.labels = background.labels.and(labels_of(&journals));
             }
         }
         if let Some(recall) = plan.agent.definition.memory.and_then(|memory| memory.recall) {
-            let found = self.memories(recall, caller, new).await?;
+            let (found, labels) = self.memories(recall, caller, new).await?;
+            background.labels = background.labels.and(labels);
             (background.memories, background.warnings) = scan_memories(found, injection.results);
         }
         if injection.inputs == OnInjection::Warn {
@@ -102,4 +107,26 @@ impl Runtime {
         };
         names.into_iter().map(skill).collect()
     }
+}
+
+/// What the runs of these journals had read at their ends; each journal stands in one piece.
+fn labels_of(journals: &[Event]) -> Labels {
+    let of_run = |journal: &[Event]| {
+        journal.iter().fold(Labels::default(), |labels, event| event.what.labels_after(labels))
+    };
+    journals
+        .chunk_by(|a, b| a.run_id == b.run_id)
+        .fold(Labels::default(), |labels, journal| labels.and(of_run(journal)))
+}
+
+/// What the inputs that are there yield, by the `x-yields` of their schema.
+fn labels_of_inputs(schema: Option<&Value>, inputs: &Value) -> Labels {
+    let fields = schema.and_then(|schema| schema.get("properties")?.as_object());
+    let is_there = |(name, _): &(&String, &Value)| inputs.get(name.as_str()).is_some();
+    fields.into_iter().flatten().filter(is_there).fold(Labels::default(), |labels, (_, field)| {
+        let yields = field.get("x-yields").map(Vec::<Yield>::deserialize);
+        labels.and(yields.map_or_else(Labels::default, |yields| {
+            yields.map_or(Labels::UNTRUSTED.and(Labels::PRIVATE), |yields| Labels::yielded(&yields))
+        }))
+    })
 }

@@ -31,8 +31,8 @@ use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
 use crate::event::{SERVICE, ValidationError};
 use crate::run::{
-    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Overrides, RunKind, RunStatus,
-    SpanPlace,
+    Amounts, Autonomy, BudgetOverrides, Caller, Caps, Delegation, Labels, Overrides, RunKind,
+    RunStatus, SpanPlace,
 };
 use crate::store::{Ownership, RunRecord, Settled, StoreError};
 use crate::tools::subagent::{ChildCall, ChildFailed, ChildResult, StartRun, Task};
@@ -104,6 +104,7 @@ impl StartRun for Children {
         let runtime = Runtime { inner: self.0.upgrade().ok_or_else(gone)? };
         let parent = runtime.inner.parents.lock().get(&call.parent).cloned().ok_or_else(gone)?;
         let agent = call.agent.clone();
+        let has_read = call.has_read.clone();
         // In a task of its own: a start that is under way must not be forgotten half-way.
         let given_up = CancellationToken::new();
         let _waiting = given_up.clone().drop_guard();
@@ -111,6 +112,7 @@ impl StartRun for Children {
         let ended = child
             .await
             .map_err(|_| ChildFailed(format!("The agent {agent} could not be waited for.")))??;
+        has_read.add(Labels::named(&ended.labels));
         if ended.status.is_parked() {
             return Ok(ChildResult::Parked(ended.id));
         }
@@ -405,6 +407,7 @@ impl Runtime {
         checked.new.webhook.clone_from(&new.webhook);
         let Checked { new: child, plan, caller, .. } = &checked;
         let mut background = self.background(plan, caller, child, &[]).await?;
+        background.labels = background.labels.and(now.labels());
         let mut opening = opening(plan, &child.inputs, &background)?;
         if let Task::Handoff { reason } = &call.task {
             background.turns = now.conversation().turns().to_vec();

@@ -17,7 +17,7 @@ use crate::agents::definition::{
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
 use crate::governance::{Gate, Policy, ToolPolicy};
-use crate::run::{Autonomy, Delegation, Effect};
+use crate::run::{Autonomy, Delegation, Effect, Labels};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
@@ -258,7 +258,23 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
             .iter()
             .find_map(|options| options.on_unknown_outcome)
             .unwrap_or_default(),
+        yields: meant
+            .iter()
+            .find_map(|options| options.yields.as_deref())
+            .map_or_else(|| usual_yields(tool), Labels::yielded),
+        sanitizes: meant
+            .iter()
+            .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),
     }
+}
+
+/// What the results of a tool label a run where nothing is declared: an outsider can write what
+/// comes from outside.
+fn usual_yields(tool: &str) -> Labels {
+    let is_outside = matches!(tool, "web_fetch" | "browser")
+        || tool.starts_with("mcp:")
+        || tool.starts_with("http:");
+    if is_outside { Labels::UNTRUSTED } else { Labels::default() }
 }
 
 fn policy(section: &GovernanceSection) -> Policy {
@@ -278,6 +294,8 @@ fn policy(section: &GovernanceSection) -> Policy {
         read: section.paths.read.clone(),
         write: section.paths.write.clone(),
         deny: section.paths.deny.clone(),
+        private: section.paths.private.clone(),
+        flow: section.flow_rules(),
         deny_in: section.paths.deny_in.clone().into_iter().collect(),
         allow_hosts: section.network.allow.clone(),
         deny_hosts: section.network.deny.clone(),

@@ -8,9 +8,9 @@ use serde_json::Value;
 
 use super::Runtime;
 use crate::agents::definition::RecallSection;
-use crate::run::Caller;
+use crate::run::{Caller, Labels};
 use crate::store::{NewRun, Observation, Store, StoreError};
-use crate::tools::recall::{RecallFn, RecallQuery};
+use crate::tools::recall::{RecallFn, RecallQuery, Recalled};
 
 impl Runtime {
     /// What fits the inputs of a run, the most relevant first.
@@ -19,7 +19,7 @@ impl Runtime {
         recall: RecallSection,
         caller: &Caller,
         new: &NewRun,
-    ) -> Result<Vec<String>, StoreError> {
+    ) -> Result<Recalled, StoreError> {
         let mut text = String::new();
         tell(&new.inputs, &mut text);
         let found = self
@@ -27,8 +27,14 @@ impl Runtime {
             .store
             .recall(&caller.tenant, &new.agent, new.id, &text, recall.top_k)
             .await?;
-        Ok(found.iter().map(note).collect())
+        Ok(noted(&found))
     }
+}
+
+/// Observations in words, with the labels of the runs that left them.
+fn noted(found: &[Observation]) -> Recalled {
+    let labels = found.iter().map(|observation| Labels::named(&observation.labels));
+    (found.iter().map(note).collect(), labels.fold(Labels::default(), Labels::and))
 }
 
 /// What the tool `recall` asks.
@@ -41,7 +47,7 @@ pub fn recollection(store: Arc<Store>) -> RecallFn {
                     tracing::warn!(%run_id, %error, "nothing can be recalled");
                     "the memory cannot be asked at the moment".to_owned()
                 })?;
-            Ok(found.iter().map(note).collect())
+            Ok(noted(&found))
         })
     })
 }

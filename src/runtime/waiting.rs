@@ -4,13 +4,15 @@
 //! An answer is taken once, by the store, which also queues the run. Whichever replica takes the
 //! run from the queue turns the answers that its journal does not know into events.
 
+use std::fmt::Write as _;
+
 use serde_json::Value;
 use uuid::Uuid;
 
 use super::Runtime;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
-use crate::run::{Caller, OnInjection};
+use crate::run::{Caller, Labels, OnInjection};
 use crate::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, StoreError,
 };
@@ -93,8 +95,8 @@ pub struct CallPlace {
 }
 
 impl Runtime {
-    /// Lets a call be executed, with these arguments where there are any, or the run go on; the run
-    /// as it is then.
+    /// Lets a call be executed, with these arguments where there are any, or the run go on, without
+    /// these labels; the run as it is then.
     ///
     /// # Errors
     /// [`AnswerError`]; nothing was taken then.
@@ -104,6 +106,7 @@ impl Runtime {
         place: CallPlace,
         reason: Option<String>,
         arguments: Option<Value>,
+        clears: Labels,
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
         self.check_approver(caller, &run)?;
@@ -113,9 +116,12 @@ impl Runtime {
         let shown = arguments.as_ref().unwrap_or(&asked.arguments).clone();
         let edited =
             if arguments.is_some() { "Approved, with other arguments," } else { "Approved" };
-        let why = sentence(edited, caller, &run, reason.as_deref());
+        let mut why = sentence(edited, caller, &run, reason.as_deref());
+        if !clears.are_none() {
+            let _ = write!(why, " (clears {})", clears.names().join(" and "));
+        }
         let audit = decided(place.call, &asked.tool, &shown, asked.kind.as_str(), true, why);
-        let resolution = Resolution::Approved { arguments };
+        let resolution = Resolution::Approved { arguments, clears };
         let answer = Answer {
             kinds: DECISIONS,
             resolution,

@@ -306,6 +306,7 @@ pub(super) fn run_scope(
         longest: plan.longest_call_seconds.map(Duration::from_secs),
         tools: Arc::new(plan.callable()),
         inputs: Arc::clone(&identity.new.inputs),
+        labels: state.labels(),
         skills: state.skills().into(),
         standing,
     }

@@ -34,6 +34,7 @@ impl AuditRow {
             decision: record.decision,
             reason: record.reason,
             arguments: record.arguments,
+            labels: record.labels.names(),
             outcome: record.outcome,
             duration_ms: record.duration_ms,
         }
@@ -56,6 +57,7 @@ impl AuditRow {
             decision: decision.to_owned(),
             reason: act.reason,
             arguments: act.details.to_string(),
+            labels: Vec::new(),
             outcome: outcome.to_owned(),
             duration_ms: None,
         }

@@ -85,6 +85,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::ApprovalResolved(_)
         | RunEvent::HandoffStarted { .. }
         | RunEvent::ScanWarned(_)
+        | RunEvent::LabelsChanged(_)
         | RunEvent::BudgetWarned { .. }
         | RunEvent::OutputProposed { .. }
         | RunEvent::OutputReflected { .. }
@@ -108,6 +109,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         at: event.at,
         kind: kind.to_owned(),
         content,
+        labels: write.totals.labels.names(),
     })
 }
 

@@ -26,7 +26,7 @@ use super::tables::{
 use super::{ApprovalStatus, FORMAT, NewRun, RunWrite, SessionPlace, StoreError};
 use crate::event::{AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent, WaitKind};
 use crate::message::{CallTarget, ToolCall};
-use crate::run::{Caller, Outcome, RunStatus, Totals};
+use crate::run::{self, Caller, Outcome, RunStatus, Totals};
 
 /// Every row that a batch of writes inserts or changes.
 #[derive(Debug, Default, PartialEq)]
@@ -139,6 +139,7 @@ impl RunRecord {
             model: self.model.clone(),
             mixed_usage: self.mixed_usage,
             consumption: self.consumption.clone(),
+            labels: run::Labels::named(&self.labels),
         }
     }
 }
@@ -172,6 +173,7 @@ fn run_change(owner: &str, write: &RunWrite) -> Result<RunChange, StoreError> {
         mixed_usage: totals.mixed_usage,
         tools_used: totals.tools_used.iter().cloned().collect(),
         warnings: totals.warnings.clone(),
+        labels: totals.labels.names(),
         consumption: totals.consumption.clone(),
         error: outcome.and_then(Outcome::error).cloned(),
         termination_reason: outcome.map(|outcome| outcome.reason().as_str().to_owned()),
@@ -325,6 +327,7 @@ impl RunCalls<'_> {
             | RunEvent::ApprovalResolved(_)
             | RunEvent::HandoffStarted { .. }
             | RunEvent::ScanWarned(_)
+            | RunEvent::LabelsChanged(_)
             | RunEvent::BudgetWarned { .. }
             | RunEvent::OutputProposed { .. }
             | RunEvent::OutputReflected { .. }

@@ -9,7 +9,7 @@ use super::*;
 use crate::event::{ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError};
 use crate::message::FinishReason;
 use crate::message::{AssistantMessage, ToolCall, Turn, Usage};
-use crate::run::{Consumption, Effect, Totals};
+use crate::run::{Consumption, Effect, Labels, Totals};
 
 fn call(name: &str, target: CallTarget) -> ToolCall {
     ToolCall {
@@ -213,6 +213,7 @@ fn a_write_without_events_is_refused() {
 #[test]
 fn an_audit_record_has_the_same_id_each_time_it_is_written() {
     let record = |call_id| AuditRecord {
+        labels: Labels::default(),
         at: DateTime::from_timestamp_micros(1_750_000_000_123_456).unwrap(),
         call_id,
         tool: "t".into(),

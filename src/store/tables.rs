@@ -204,6 +204,7 @@ table! {
             mixed_usage: bool,
             tools_used: Vec<String>,
             warnings: Vec<String>,
+            labels: Vec<String>,
             consumption: Consumption,
             error: Option<RunError>,
             termination_reason: Option<String>,
@@ -316,6 +317,7 @@ table! {
         decision: String,
         reason: Option<String>,
         arguments: String,
+        labels: Vec<String>,
         outcome: String,
         duration_ms: Option<u64>,
     }
@@ -332,6 +334,7 @@ table! {
         at: DateTime<Utc>,
         kind: String,
         content: String,
+        labels: Vec<String>,
     }
 }
 

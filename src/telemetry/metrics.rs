@@ -173,6 +173,7 @@ impl Metrics {
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }
                 | RunEvent::ScanWarned(_)
+                | RunEvent::LabelsChanged(_)
                 | RunEvent::BudgetWarned { .. }
                 | RunEvent::OutputProposed { .. }
                 | RunEvent::OutputReflected { .. }

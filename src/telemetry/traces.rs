@@ -83,6 +83,7 @@ impl Traces {
         Ok(Self { processor, scope })
     }
 
+    #[expect(clippy::too_many_lines, reason = "one line an event")]
     pub(super) fn observe(&self, Observed { origin, events, totals, .. }: Observed<'_>) {
         if !origin.trace.sampled {
             return;
@@ -152,6 +153,7 @@ impl Traces {
                 | RunEvent::ApprovalResolved(_)
                 | RunEvent::HandoffStarted { .. }
                 | RunEvent::ScanWarned(_)
+                | RunEvent::LabelsChanged(_)
                 | RunEvent::BudgetWarned { .. }
                 | RunEvent::OutputProposed { .. }
                 | RunEvent::OutputReflected { .. }

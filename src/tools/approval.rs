@@ -15,7 +15,7 @@ use crate::clock;
 use crate::event::AuditRecord;
 use crate::governance::Decision;
 use crate::message::canonical_json;
-use crate::run::Action;
+use crate::run::{Action, Labels};
 
 /// A person's approval of a call.
 #[derive(Debug, Clone, Copy)]
@@ -63,6 +63,7 @@ pub fn decided(
 ) -> AuditRecord {
     let decision = if passes { Decision::Allowed } else { Decision::Blocked };
     AuditRecord {
+        labels: Labels::default(),
         at: clock::now(),
         call_id,
         tool: tool.to_owned(),

@@ -46,6 +46,7 @@ impl Executor {
             effect: Effect::Read,
             actions: Arc::clone(&actions),
             approved_by: approval.map(|granted| granted.by),
+            labels: scope.labels,
             skills: &scope.skills,
             directory: scope.workspace.directory(),
         };

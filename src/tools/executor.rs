@@ -35,7 +35,7 @@ use crate::event::{
 };
 use crate::governance::{Action, Call, Decision, Gate, Permit, Verdict};
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::{Consumption, Delegation, Effect, OnUnknownOutcome};
+use crate::run::{Consumption, Delegation, Effect, Labels, OnUnknownOutcome};
 
 /// The wait before a failed call is repeated; it doubles.
 const FIRST_PAUSE: Duration = Duration::from_millis(100);
@@ -68,6 +68,10 @@ pub struct CallOptions {
     pub cache: bool,
     /// What becomes of a call that must not be repeated and whose outcome a crash leaves unknown.
     pub on_unknown_outcome: OnUnknownOutcome,
+    /// What its results label the run.
+    pub yields: Labels,
+    /// What they do not, whatever was read to make them.
+    pub sanitizes: Labels,
 }
 
 /// A tool's input schema is none.
@@ -173,6 +177,7 @@ impl Ready {
 
     fn audit(&self, at: DateTime<Utc>, outcome: &str, duration_ms: Option<u64>) -> AuditRecord {
         AuditRecord {
+            labels: Labels::default(),
             at,
             call_id: self.started.call_id,
             tool: self.started.tool.clone(),
@@ -381,6 +386,7 @@ impl Executor {
             actions,
             approved_by,
             skills: &scope.skills,
+            labels: scope.labels,
             directory: scope.workspace.directory(),
         };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
@@ -504,6 +510,7 @@ impl Executor {
             Err(_) => "failed",
         };
         let audit = ready.audit(clock::now(), outcome, Some(duration_ms));
+        let yields = self.yields_of(&ready);
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
@@ -520,11 +527,12 @@ impl Executor {
         match result {
             Ok(text) => {
                 let completed = completed(self.readable(&started.tool, text), None);
-                Ok(Finished { activates, ..finished(completed, Some(audit)) })
+                Ok(Finished { activates, yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::Told(failure, message)) => {
                 let message = self.readable(&started.tool, message);
-                Ok(finished(completed(error_text(&message), Some(failure)), Some(audit)))
+                let completed = completed(error_text(&message), Some(failure));
+                Ok(Finished { yields, ..finished(completed, Some(audit)) })
             }
             Err(Failure::AwaitsChild(child)) => {
                 Ok(awaiting_child(started.call_id, started.tool, ready.arguments, child))
@@ -535,6 +543,17 @@ impl Executor {
                 Err(fatal(&started.tool, message, completed, Some(audit)))
             }
         }
+    }
+
+    /// What the result of an executed call labels the run.
+    fn yields_of(&self, ready: &Ready) -> Labels {
+        let Some(Offered { options, .. }) = self.tools.get(ready.tool) else {
+            return Labels::default();
+        };
+        let private =
+            if ready.permit.reads_private() { Labels::PRIVATE } else { Labels::default() };
+        let read = ready.context.has_read.labels().and(private);
+        options.yields.and(read).without(options.sanitizes)
     }
 
     /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be

@@ -13,7 +13,7 @@ use serde_json::json;
 use super::*;
 use crate::event::ToolCallBlocked;
 use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
-use crate::run::{Autonomy, Caller};
+use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::results::MAX_RESULT;
@@ -108,6 +108,7 @@ fn bench(policy: &Policy) -> Bench {
         longest: None,
         tools: Arc::new(BTreeSet::from(["probe".to_owned()])),
         inputs: Arc::new(json!({})),
+        labels: Labels::default(),
         skills: Arc::default(),
         standing: Standing::new(
             Arc::new(Lease::new(Duration::from_hours(1))),

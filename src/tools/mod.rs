@@ -31,7 +31,7 @@ use uuid::Uuid;
 
 use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
-use crate::run::{Caller, Effect};
+use crate::run::{Caller, Effect, Labels};
 
 pub use lease::Standing;
 pub use workspace::Workspace;
@@ -86,6 +86,29 @@ pub struct ToolContext {
     pub workspace: Workspace,
     /// Looked at last thing before something is changed.
     pub standing: Standing,
+    /// What the call has read of other runs.
+    pub has_read: HasRead,
+}
+
+/// The labels of what a call has read of other runs: memories, and what a child run has read.
+#[derive(Debug, Clone, Default)]
+pub struct HasRead(Arc<parking_lot::Mutex<Labels>>);
+
+impl HasRead {
+    pub fn add(&self, labels: Labels) {
+        let mut all = self.0.lock();
+        *all = all.and(labels);
+    }
+
+    pub fn labels(&self) -> Labels {
+        *self.0.lock()
+    }
+}
+
+impl PartialEq for HasRead {
+    fn eq(&self, other: &Self) -> bool {
+        self.labels() == other.labels()
+    }
 }
 
 /// How a tool call fails: there is no third way.

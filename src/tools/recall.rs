@@ -13,7 +13,7 @@ use uuid::Uuid;
 
 use super::{Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
-use crate::run::Effect;
+use crate::run::{Effect, Labels};
 
 /// The tool's name.
 pub const NAME: &str = "recall";
@@ -37,9 +37,12 @@ pub struct RecallQuery {
     pub top_k: u32,
 }
 
+/// What is remembered, and the labels of the runs that it is of.
+pub type Recalled = (Vec<String>, Labels);
+
 /// Answers with what is remembered, the most relevant first, or why it cannot be told.
 pub type RecallFn =
-    Arc<dyn Fn(RecallQuery) -> BoxFuture<'static, Result<Vec<String>, String>> + Send + Sync>;
+    Arc<dyn Fn(RecallQuery) -> BoxFuture<'static, Result<Recalled, String>> + Send + Sync>;
 
 /// The tool.
 pub struct Recall {
@@ -99,7 +102,8 @@ impl Tool for Recall {
             query: arguments["query"].as_str().unwrap_or_default().to_owned(),
             top_k: u32::try_from(top_k).unwrap_or(u32::MAX),
         };
-        let notes = (self.recollect)(question).await.map_err(ToolError::ForModel)?;
+        let (notes, labels) = (self.recollect)(question).await.map_err(ToolError::ForModel)?;
+        context.has_read.add(labels);
         if notes.is_empty() {
             return Ok("Nothing that fits is remembered.".to_owned());
         }

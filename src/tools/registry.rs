@@ -10,6 +10,7 @@ use super::file_ops::FileOps;
 use super::recall::Recall;
 use super::{Tool, ToolInfo};
 use crate::bounds::name::means;
+use crate::run::Labels;
 
 /// A name or glob of a definition that no tool has.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -28,7 +29,9 @@ impl Registry {
     pub fn builtin() -> Self {
         let mut registry = Self::default();
         registry.add(Arc::new(FileOps::new()));
-        registry.add(Arc::new(Recall::new(Arc::new(|_| Box::pin(async { Ok(Vec::new()) })))));
+        registry.add(Arc::new(Recall::new(Arc::new(|_| {
+            Box::pin(async { Ok((Vec::new(), Labels::default())) })
+        }))));
         registry
     }
 

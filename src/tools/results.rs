@@ -17,7 +17,7 @@ use crate::event::{
 };
 use crate::governance::Decision;
 use crate::message::{CallTarget, ToolCall, canonical_json};
-use crate::run::Action;
+use crate::run::{Action, Labels};
 
 /// Bytes of a result; of a longer one head and tail are kept.
 pub const MAX_RESULT: usize = 64 * 1024;
@@ -31,6 +31,8 @@ pub struct Finished {
     pub audit: Option<AuditRecord>,
     /// The skill that the call made active.
     pub activates: Option<SkillActivated>,
+    /// What the result labels the run.
+    pub yields: Labels,
 }
 
 /// The service failed, not the call: the run ends. The call has its result all the same.
@@ -72,7 +74,12 @@ pub(super) fn error_text(message: &str) -> String {
 }
 
 pub(super) fn finished(completed: ToolCallCompleted, audit: Option<AuditRecord>) -> Finished {
-    Finished { event: RunEvent::ToolCallCompleted(completed), audit, activates: None }
+    Finished {
+        event: RunEvent::ToolCallCompleted(completed),
+        audit,
+        activates: None,
+        yields: Labels::default(),
+    }
 }
 
 /// A call that was answered with what is wrong with it.
@@ -109,7 +116,7 @@ pub(super) fn awaiting_child(
         child_run_id: Some(child),
     };
     let event = RunEvent::ToolCallAwaitingChild(awaited);
-    Finished { event, audit: None, activates: None }
+    Finished { event, audit: None, activates: None, yields: Labels::default() }
 }
 
 /// A call that may not be executed.
@@ -130,7 +137,12 @@ pub(super) fn blocked(
         actions,
     };
     let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
-    Finished { event: RunEvent::ToolCallBlocked(blocked), audit: Some(audit), activates: None }
+    Finished {
+        event: RunEvent::ToolCallBlocked(blocked),
+        audit: Some(audit),
+        activates: None,
+        yields: Labels::default(),
+    }
 }
 
 /// What the audit log keeps of a call that is not executed, at least not now.
@@ -142,6 +154,7 @@ pub(super) fn not_executed(
     arguments: String,
 ) -> AuditRecord {
     AuditRecord {
+        labels: Labels::default(),
         at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
@@ -159,6 +172,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
     let arguments = arguments::parse(&call.arguments).unwrap_or_default();
     let canonical = canonical_json(arguments.clone());
     AuditRecord {
+        labels: Labels::default(),
         at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),

@@ -11,9 +11,9 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{Standing, ToolContext, Workspace};
+use super::{HasRead, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
-use crate::run::Caller;
+use crate::run::{Caller, Labels};
 
 /// What the calls of one run have in common.
 #[derive(Debug, Clone)]
@@ -36,6 +36,8 @@ pub struct RunScope {
     pub tools: Arc<BTreeSet<String>>,
     /// Its inputs, which interceptors may look at.
     pub inputs: Arc<Value>,
+    /// What it has read.
+    pub labels: Labels,
     /// The skills that are active.
     pub skills: Arc<[SkillActivated]>,
     /// Whether it may change something.
@@ -52,6 +54,7 @@ impl RunScope {
             effect_key,
             workspace: self.workspace.clone(),
             standing: self.standing.clone(),
+            has_read: HasRead::default(),
         }
     }
 }

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{Tool, ToolContext, ToolError, ToolInfo};
+use super::{HasRead, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Delegation, Effect};
 
@@ -52,6 +52,8 @@ pub struct ChildCall {
     pub agent: String,
     /// What it works on.
     pub task: Task,
+    /// Takes the labels of what the child has read.
+    pub has_read: HasRead,
 }
 
 /// What a child run works on.
@@ -152,6 +154,7 @@ impl Tool for Subagent {
             effect_key: context.effect_key.clone(),
             agent: self.agent.clone(),
             task,
+            has_read: context.has_read.clone(),
         };
         match self.start.start_run(child).await.map_err(|why| ToolError::ForModel(why.0))? {
             ChildResult::Output(output) => Ok(as_result(&output)),

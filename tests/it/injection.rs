@@ -149,8 +149,11 @@ async fn results_are_marked_and_suspicious_ones_say_so(db: Db) {
     );
     assert!(run["warnings"][0].as_str().unwrap().contains("A result of file_ops"), "{run:#}");
     let messages = format!("/v1/runs/{}/messages", run["run_id"].as_str().unwrap());
-    let messages = service.get(&messages).await.body.to_string();
-    assert!(!messages.contains("</data"), "people see what the tool said: {messages}");
+    let messages = service.get(&messages).await.body;
+    let said = messages["data"].as_array().unwrap().iter().filter(|said| said["role"] == "tool");
+    let said: Vec<_> = said.map(|said| said["content"].as_str().unwrap()).collect();
+    assert_eq!(said.len(), 2, "{messages:#}");
+    assert!(!said.iter().any(|said| said.contains("<data")), "people see what the tool said");
 
     mock.script([Reply::text("again")]);
     service.run("reader", &json!({"session_id": "s"})).await;

@@ -27,8 +27,8 @@ use toolloop::providers::ToolChoice;
 use toolloop::providers::prices::Price;
 use toolloop::run::ToolChoicePolicy::{self, FirstRequired, Required};
 use toolloop::run::{
-    Budget, Consumption, Descendants, Effect, Limits, OnLimit, OnUnknownOutcome, Period, RunStatus,
-    StopAction, StopCondition, TerminationReason, Totals, Usd,
+    Budget, Consumption, Descendants, Effect, Labels, Limits, OnLimit, OnUnknownOutcome, Period,
+    RunStatus, StopAction, StopCondition, TerminationReason, Totals, Usd,
 };
 use uuid::Uuid;
 
@@ -105,7 +105,7 @@ impl Bench {
             choices: vec![],
             summary: "all fine",
             cancel_after: None,
-            answers: vec![Resolution::Approved { arguments: None }],
+            answers: vec![Resolution::Approved { arguments: None, clears: Labels::default() }],
             patience: 1,
             parked: 0,
             together: 0,
@@ -1372,7 +1372,7 @@ fn anything() -> impl Strategy<Value = Say> {
 
 fn any_answer() -> impl Strategy<Value = Resolution> {
     prop_oneof![
-        Just(Resolution::Approved { arguments: None }),
+        Just(Resolution::Approved { arguments: None, clears: Labels::default() }),
         Just(Resolution::Denied),
         Just(Resolution::Expired),
     ]

@@ -23,6 +23,7 @@ mod delegation;
 mod dialects;
 mod dry_run;
 mod faults;
+mod flow;
 mod full_disk;
 mod fuzzing;
 mod gated_calls;

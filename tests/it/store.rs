@@ -30,7 +30,7 @@ use toolloop::event::{
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
 use toolloop::run::{
-    Caller, Consumption, Effect, Outcome, RunKind, RunStatus, TerminationReason, Totals,
+    Caller, Consumption, Effect, Labels, Outcome, RunKind, RunStatus, TerminationReason, Totals,
 };
 use toolloop::store::{
     self, AuditRow, DefinitionSnapshot, Idempotency, NewRun, Page, RunWrite, Store, StoreError,
@@ -369,6 +369,7 @@ fn is_record_of(row: &AuditRow, record: &AuditRecord) -> bool {
 
 fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
     AuditRecord {
+        labels: Labels::default(),
         at: now(),
         call_id: call.id,
         tool: call.name.clone(),

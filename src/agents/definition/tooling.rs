@@ -6,7 +6,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use utoipa::ToSchema;
 
-use crate::run::OnUnknownOutcome;
+use crate::run::{Label, OnUnknownOutcome, Yield};
 
 /// Options of a tool.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema, JsonSchema)]
@@ -32,6 +32,15 @@ pub struct ToolOptions {
     /// What becomes of a call that must not be repeated and whose outcome a crash left unknown.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub on_unknown_outcome: Option<OnUnknownOutcome>,
+    /// What a result labels the run that reads it, instead of what is usual: `web_fetch`, `browser`, MCP
+    /// and HTTP tools yield `untrusted`.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schemars(length(max = 3))]
+    pub yields: Option<Vec<Yield>>,
+    /// Labels that its results do not give to the run, whatever it has read to make them.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    #[schemars(length(max = 2))]
+    pub sanitizes: Vec<Label>,
 }
 
 /// For how long results are used again.

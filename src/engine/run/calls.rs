@@ -15,8 +15,12 @@ use super::waiting::ExternalInput;
 use super::{Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{CallFailure, RunEvent, SkillActivated, ToolCallCompleted};
-use crate::run::{Consumption, Delegation, Effect};
+use crate::event::{
+    AuditRecord, CallFailure, LabelCause, LabelsChanged, RunEvent, SkillActivated,
+    ToolCallCompleted,
+};
+use crate::message::CallTarget;
+use crate::run::{Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
 use crate::tools::executor::{Prepared, Ready};
 use crate::tools::results::{FatalToolError, Finished, refused};
@@ -240,6 +244,28 @@ impl Run {
         self.record_all(events.unwrap_or_default())
     }
 
+    /// Labels the run with what the result of a call gives it.
+    pub(super) fn label(
+        &mut self,
+        call: &ToolCallCompleted,
+        yields: Labels,
+    ) -> Result<(), FoldError> {
+        let labels = self.state.labels().and(yields);
+        if labels == self.state.labels() {
+            return Ok(());
+        }
+        let (call_id, tool) = (Some(call.call_id), Some(call.tool.clone()));
+        let changed = LabelsChanged { labels, cause: LabelCause::Result, call_id, tool };
+        self.record(RunEvent::LabelsChanged(changed))
+    }
+
+    /// What a result gives that a caller or a reviewer brought.
+    pub(super) fn yields_from_outside(call: &ToolCallCompleted) -> Labels {
+        let is_of_tool = call.failure.is_none_or(CallFailure::is_of_tool);
+        let is_tool = call.target == CallTarget::Tool && is_of_tool;
+        if is_tool { Labels::UNTRUSTED } else { Labels::default() }
+    }
+
     /// What is suspicious about a result, which may be withheld.
     pub(super) fn scanned(&self, call: &mut ToolCallCompleted) -> Option<RunEvent> {
         let rule = self.plan.agent.definition.governance.injection.results;
@@ -248,6 +274,7 @@ impl Run {
 
     fn finish(&mut self, mut finished: Finished) -> Result<(), FoldError> {
         if let RunEvent::ToolCallCompleted(call) = &mut finished.event {
+            self.label(call, finished.yields)?;
             if let Some(warned) = self.scanned(call) {
                 self.record(warned)?;
             }
@@ -257,7 +284,8 @@ impl Run {
         {
             call.content = format!("{}\n\n{note}", call.content);
         }
-        self.audit.extend(finished.audit);
+        let labels = self.state.labels();
+        self.audit.extend(finished.audit.map(|record| AuditRecord { labels, ..record }));
         self.record(finished.event)?;
         let is_new = |skill: &SkillActivated| {
             let mut own = self.state.skills().iter().filter(|active| !active.inherited);

@@ -87,7 +87,8 @@ impl Run {
             condition: None,
             child_run_id: None,
         };
-        self.audit.extend(audit);
+        let labels = self.state.labels();
+        self.audit.extend(audit.map(|record| AuditRecord { labels, ..record }));
         self.record(match kind {
             WaitKind::Client => RunEvent::ToolCallAwaitingClient(awaited),
             _ => RunEvent::ApprovalRequested(awaited),

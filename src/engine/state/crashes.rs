@@ -151,7 +151,7 @@ impl State {
 
 fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
     let edited = turn.resolved.get(&call.id).and_then(|resolved| match &resolved.resolution {
-        Resolution::Approved { arguments } => arguments.clone(),
+        Resolution::Approved { arguments, .. } => arguments.clone(),
         Resolution::Denied
         | Resolution::Expired
         | Resolution::Result { .. }

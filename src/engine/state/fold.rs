@@ -162,6 +162,7 @@ impl State {
                 }
             }
             RunEvent::RunQueued {}
+            | RunEvent::LabelsChanged(_)
             | RunEvent::SessionLoaded { .. }
             | RunEvent::HandoffStarted { .. } => {}
         }
@@ -221,6 +222,11 @@ impl State {
         }
         if resolved.kind == WaitKind::Review {
             self.blame.cleared();
+        }
+        if let Resolution::Approved { clears, .. } = resolved.resolution
+            && !clears.are_none()
+        {
+            self.cache.clear(); // what is read again labels the run again
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched.remove(&resolved.call_id);

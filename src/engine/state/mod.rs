@@ -30,7 +30,7 @@ use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
 };
 use crate::providers::ToolChoice;
-use crate::run::{Consumption, Effect, OnUnknownOutcome, RunStatus, Totals};
+use crate::run::{Consumption, Effect, Labels, OnUnknownOutcome, RunStatus, Totals};
 use crate::tools::approval::Granted;
 use crate::tools::executor::Slot;
 
@@ -434,6 +434,11 @@ impl State {
     pub fn elapsed_ms(&self, now: DateTime<Utc>) -> u64 {
         self.started_at
             .map_or(0, |start| u64::try_from((now - start).num_milliseconds()).unwrap_or(0))
+    }
+
+    /// What it has read.
+    pub fn labels(&self) -> Labels {
+        self.totals.labels
     }
 
     /// The skills whose bounds hold.

@@ -96,7 +96,7 @@ impl State {
             })])
         };
         match &resolved.resolution {
-            Resolution::Approved { arguments } => {
+            Resolution::Approved { arguments, .. } => {
                 let approval =
                     Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])

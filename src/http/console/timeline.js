@@ -133,6 +133,7 @@ const STORY = {
     `${d.withheld ? "Withheld" : "Suspicious"}: ${words(d.source)} ${d.tool ?? d.pointer ?? ""}`.trim(),
     el("p", { class: "notice wait" }, `Looks like a prompt injection: ${d.kinds.map(words).join(", ")}`,
       d.hidden_in && `; hidden in ${d.hidden_in.map(words).join(", ")}`)),
+  "labels.changed": (t, d) => t.note(`Has read what is ${d.labels.join(" and ")}${d.tool ? `: ${d.tool}` : ""}`),
   "output.proposed": (t, d) => t.note("Output proposed", d.problem && el("p", {}, d.problem), folded("Proposal", d.output)),
   "validation.failed": (t, d) => t.step("note bad", el("span", {}, "Validation failed"), wrong(d.errors), folded("Sent to the model", d.feedback)),
   "decision.extraction_failed": (t, d) => t.undecided("No decision found", d),

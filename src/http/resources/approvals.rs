@@ -18,6 +18,7 @@ use crate::http::edge::auth::{AgentsInvoke, RunsApprove, Scoped, refuse_anonymou
 use crate::http::edge::extract::{CallId, JsonObject, Params, fields};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
+use crate::run::{Label, Labels};
 use crate::runtime::Found;
 use crate::store::{ApprovalFilter, ApprovalRecord, ApprovalStatus};
 
@@ -105,6 +106,9 @@ pub(crate) struct ApproveRequest {
     /// validated and checked against the policy in the same way, before the approval is accepted.
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
+    /// Labels that the run has no more from here on, until it reads again what gives them.
+    #[schema(value_type = Vec<Label>)]
+    clears: Labels,
 }
 
 /// The denial of a tool call.
@@ -151,8 +155,8 @@ pub(crate) async fn approve_tool_call(
 ) -> Result<Json<RunAnswer>, Problem> {
     params.finish()?;
     refuse_anonymous(&app.auth)?;
-    let ApproveRequest { reason, arguments } = parse_answer(body)?;
-    let run = app.runtime.approve(&caller, place, reason, arguments).await?;
+    let ApproveRequest { reason, arguments, clears } = parse_answer(body)?;
+    let run = app.runtime.approve(&caller, place, reason, arguments, clears).await?;
     answer_to(&app, &caller, run).await
 }
 

@@ -16,6 +16,7 @@ use crate::http::edge::auth::{AuditRead, Scoped};
 use crate::http::edge::extract::Params;
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
+use crate::run::Label;
 use crate::store::{AuditFilter, AuditRow};
 
 /// The decision on a tool call and its outcome, or an act of administration.
@@ -50,6 +51,9 @@ pub(crate) struct AuditView {
     /// The call's arguments; a string if they are not valid JSON or were cut. What an act was done to,
     /// e.g. a key's id; refused logins have their `source` and `count`.
     arguments: Value,
+    /// The run's labels when the decision was made.
+    #[schema(value_type = Vec<Label>)]
+    labels: Vec<String>,
     /// The outcome of the call or act.
     #[schema(value_type = CallOutcome, example = "not_executed")]
     outcome: String,
@@ -71,6 +75,7 @@ impl From<AuditRow> for AuditView {
             decision: row.decision,
             reason: row.reason,
             arguments: json_or_text(&row.arguments),
+            labels: row.labels,
             outcome: row.outcome,
             duration_ms: row.duration_ms,
         }

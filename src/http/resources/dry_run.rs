@@ -90,8 +90,11 @@ impl From<DryRunOutcome> for DryRun {
             description,
             input_schema: Value::clone(&schema),
         };
-        let governance =
-            GovernanceSection { budget: policy.budget.clone(), ..definition.governance.clone() };
+        let governance = GovernanceSection {
+            budget: policy.budget.clone(),
+            flow: Some(definition.governance.flow_rules()),
+            ..definition.governance.clone()
+        };
         Self {
             dry_run: true,
             agent: definition.name.clone(),

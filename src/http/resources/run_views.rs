@@ -21,7 +21,8 @@ use crate::http::state::Shared;
 use crate::message::Usage;
 use crate::message::visible::{escaped, escaped_json};
 use crate::run::{
-    Budget, Caller, Delegation, Overrides, RunError, RunKind, RunStatus, TerminationReason, Usd,
+    Budget, Caller, Delegation, Label, Overrides, RunError, RunKind, RunStatus, TerminationReason,
+    Usd,
 };
 use crate::store::{
     ApprovalFilter, ApprovalRecord, ApprovalStatus, Page, RunRecord, SharedBudget, Store,
@@ -164,6 +165,9 @@ pub(crate) struct RunSummary {
     partial: bool,
     /// The error of a run that ended without an output.
     error: Option<RunError>,
+    /// What the run has read that matters to what it may do.
+    #[schema(value_type = Vec<Label>)]
+    labels: Vec<String>,
     /// Problems that did not end the run.
     warnings: Vec<String>,
     /// Events that the receiver of the run's webhook could not be told, or not yet.
@@ -517,6 +521,7 @@ impl<'a> RunViews<'a> {
             latency_ms: record.latency_ms,
             partial: record.partial,
             error: record.error,
+            labels: record.labels,
             warnings: record.warnings,
             callback_errors,
             metadata: record.metadata.0,

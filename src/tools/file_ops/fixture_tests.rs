@@ -17,9 +17,9 @@ use uuid::Uuid;
 
 use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
-use crate::run::{Autonomy, Caller, Effect};
+use crate::run::{Autonomy, Caller, Effect, Labels};
 use crate::tools::lease::Lease;
-use crate::tools::{Standing, Tool, ToolContext, ToolError, Workspace};
+use crate::tools::{HasRead, Standing, Tool, ToolContext, ToolError, Workspace};
 
 /// What lies outside; it must show up in no answer.
 pub(super) const SECRET: &str = "TOP-SECRET";
@@ -66,6 +66,7 @@ impl Fixture {
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),
             ),
+            has_read: HasRead::default(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }
@@ -138,6 +139,7 @@ impl Fixture {
             effect: Effect::Once,
             actions: self.actions(arguments)?.into(),
             approved_by: None,
+            labels: Labels::default(),
             skills: &[],
             directory: self.context.workspace.directory(),
         };

@@ -112,7 +112,10 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
         condition: None,
         child_run_id: None,
     }));
-    let approved = Resolution::Approved { arguments: Some(json!({"path": "b"})) };
+    let approved = Resolution::Approved {
+        arguments: Some(json!({"path": "b"})),
+        clears: toolloop::run::Labels::default(),
+    };
     let answer = |call_id, kind, resolution| {
         RunEvent::ApprovalResolved(Resolved {
             call_id,

@@ -765,7 +765,13 @@ fn what_becomes_of_what_was_waited_for() {
         assert!(!result(2).is_error, "the other call is executed");
         (result(0).is_error, result(1).is_error, result(0).content)
     };
-    assert!(!outcomes(Resolution::Approved { arguments: None }).0);
+    assert!(
+        !outcomes(Resolution::Approved {
+            arguments: None,
+            clears: toolloop::run::Labels::default()
+        })
+        .0
+    );
     let (denied, client, told) = outcomes(Resolution::Denied);
     assert!(denied && !client && told.contains("tester denied"), "{told}");
     let (expired, client, told) = outcomes(Resolution::Expired);

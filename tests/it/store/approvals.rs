@@ -64,7 +64,10 @@ async fn asking(db: &Db, calls: &[&ToolCall]) -> (Script, RunWrite) {
 fn approved() -> Answer {
     Answer {
         kinds: &[WaitKind::Approval, WaitKind::Escalation],
-        resolution: Resolution::Approved { arguments: None },
+        resolution: Resolution::Approved {
+            arguments: None,
+            clears: toolloop::run::Labels::default(),
+        },
         decided_by: "ann".into(),
         reason: Some("fine".into()),
         audit: None,

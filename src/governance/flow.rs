@@ -1,0 +1,112 @@
+//! Rule 9: what a run may do with what it has read.
+//!
+//! Rules of the definition over the run's labels and each action of the call. The strictest of those
+//! that are true counts; one that cannot be evaluated denies. Which labels a run has is known from
+//! its journal; what a tool yields is declared where tools are.
+
+use serde_json::{Value, json};
+
+use super::gate::{PolicyError, Question, Ruling};
+use super::{Action, ActionKind, Decision};
+use crate::bounds::expression::Expression;
+use crate::run::{Effect, FlowDecision, FlowRule};
+
+const SETTING: &str = "governance.flow";
+/// Rules of one agent, with those of the runs that started its run.
+const MAX_RULES: usize = 256;
+/// What the expressions may use.
+const VARIABLES: [&str; 3] = ["action", "labels", "tool"];
+
+/// The compiled rules.
+pub(super) struct FlowRules(Vec<(Expression, Decision)>);
+
+impl FlowRules {
+    pub(super) fn new(rules: &[FlowRule]) -> Result<Self, PolicyError> {
+        let compile = |rule: &FlowRule| match Expression::compile(&rule.when, &VARIABLES) {
+            Ok(when) => Ok((when, decision(rule.r#do))),
+            Err(error) => Err(PolicyError {
+                setting: SETTING,
+                pattern: rule.when.clone(),
+                message: error.to_string(),
+            }),
+        };
+        if let Some(beyond) = rules.get(MAX_RULES) {
+            let (pattern, message) =
+                (beyond.when.clone(), format!("is beyond the {MAX_RULES} rules that there may be"));
+            return Err(PolicyError { setting: SETTING, pattern, message });
+        }
+        rules.iter().map(compile).collect::<Result<_, _>>().map(Self)
+    }
+}
+
+fn decision(decision: FlowDecision) -> Decision {
+    match decision {
+        FlowDecision::Ask => Decision::Escalated,
+        FlowDecision::Deny => Decision::Blocked,
+        FlowDecision::Warn => Decision::Warned,
+    }
+}
+
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
+    let rules = &question.policy.flow.0;
+    if rules.is_empty() {
+        return Ruling::NoObjection;
+    }
+    let call = question.call;
+    let labels = json!({"untrusted": call.labels.untrusted, "private": call.labels.private});
+    let tool = Value::from(call.tool);
+    let undeclared = [Action::new(ActionKind::Call { tool: call.tool.to_owned() }, call.effect)];
+    let actions = if call.actions.is_empty() { &undeclared[..] } else { &call.actions };
+    let mut strictest: Option<(Decision, &str)> = None;
+    for action in actions {
+        let action = described(action, call.tool);
+        let variables = [("labels", &labels), ("action", &action), ("tool", &tool)];
+        for (when, decision) in rules {
+            match when.is_true(&variables) {
+                Ok(true) if strictest.is_none_or(|(so_far, _)| so_far < *decision) => {
+                    strictest = Some((*decision, when.source()));
+                }
+                Ok(_) => {}
+                Err(error) => {
+                    return Ruling::Undecided(format!("{} {error}", when.source()));
+                }
+            }
+        }
+    }
+    strictest.map_or(Ruling::NoObjection, |(decision, when)| {
+        let labels = call.labels.names().join(" and ");
+        let read = if labels.is_empty() {
+            "nothing that is labelled".to_owned()
+        } else {
+            format!("what is {labels}")
+        };
+        Ruling::Objection(
+            decision,
+            format!("this run has read {read}, and {when} is true of the call"),
+        )
+    })
+}
+
+/// An action as expressions see it; every key is there.
+fn described(action: &Action, tool: &str) -> Value {
+    let (kind, path, url, argv) = match &action.what {
+        ActionKind::Read { path } => ("read", path.as_str(), String::new(), &[][..]),
+        ActionKind::Write { path } => ("write", path.as_str(), String::new(), &[][..]),
+        ActionKind::Exec { argv } => ("exec", "", String::new(), argv.as_slice()),
+        ActionKind::Fetch(target) => {
+            let url = format!("{}://{}:{}{}", target.scheme, target.host, target.port, target.path);
+            ("fetch", "", url, &[][..])
+        }
+        ActionKind::Call { .. } => ("call", "", String::new(), &[][..]),
+        ActionKind::Delegate { .. } => ("delegate", "", String::new(), &[][..]),
+    };
+    let effect = match action.effect {
+        Effect::Read => "read",
+        Effect::Idempotent => "idempotent",
+        Effect::Once => "once",
+    };
+    json!({
+        "kind": kind, "effect": effect, "destructive": action.destructive, "egress": action.egress,
+        "path": path, "url": url, "argv": argv, "tool": tool,
+    })
+}

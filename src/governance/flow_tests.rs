@@ -1,0 +1,117 @@
+//! Flow rules as tables: labels, actions, decisions.
+
+use std::time::Instant;
+
+use super::{Action, ActionKind, Call, Decision, Gate, Policy, Verdict};
+use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, Labels, Target};
+use Decision::{Allowed, Blocked, Escalated, Warned};
+
+fn policy(flow: Vec<FlowRule>) -> Policy {
+    let all = || vec!["./**".to_owned()];
+    Policy { autonomy: Autonomy::Full, read: all(), write: all(), flow, ..Policy::default() }
+}
+
+fn fetch(destructive: bool) -> Action {
+    let target = Target {
+        scheme: "https".into(),
+        host: "drop.example".into(),
+        port: 443,
+        path: "/in".into(),
+        declared: true,
+    };
+    let what = ActionKind::Fetch(target);
+    Action { egress: true, destructive, ..Action::new(what, Effect::Once) }
+}
+
+fn write(destructive: bool) -> Action {
+    let what = ActionKind::Write { path: "out/a".into() };
+    Action { destructive, ..Action::new(what, Effect::Once) }
+}
+
+fn call(labels: Labels, actions: Vec<Action>) -> Call<'static> {
+    Call {
+        tool: "t",
+        effect: Effect::Once,
+        actions: actions.into(),
+        approved_by: None,
+        labels,
+        skills: &[],
+        directory: ".".into(),
+    }
+}
+
+fn decided(gate: &Gate, call: Call<'_>) -> (Decision, &'static str) {
+    match gate.judge(&["tools:execute".into()], call) {
+        Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => {
+            (decision, rule)
+        }
+    }
+}
+
+fn rule(when: &str, decision: FlowDecision) -> FlowRule {
+    FlowRule { when: when.into(), r#do: decision }
+}
+
+#[test]
+fn the_defaults_by_label_and_action() {
+    let gate = Gate::new(&policy(FlowRule::defaults())).unwrap();
+    let (none, both) = (Labels::default(), Labels::UNTRUSTED.and(Labels::PRIVATE));
+    #[rustfmt::skip]
+    let table = [
+        (none,              vec![write(true)],                Allowed),
+        (none,              vec![fetch(true)],                Allowed),
+        (Labels::PRIVATE,   vec![write(true), fetch(false)],  Allowed),
+        (Labels::UNTRUSTED, vec![write(false)],               Allowed),
+        (Labels::UNTRUSTED, vec![write(true)],                Escalated),
+        (Labels::UNTRUSTED, vec![fetch(false)],               Allowed),
+        (Labels::UNTRUSTED, vec![write(false), fetch(true)],  Escalated),
+        (both,              vec![write(false)],               Allowed),
+        (both,              vec![write(true)],                Escalated),
+        (both,              vec![fetch(false)],               Blocked),
+        (both,              vec![write(true), fetch(false)],  Blocked),
+        (both,              vec![],                           Allowed),
+    ];
+    for (labels, actions, decision) in table {
+        let rule = if decision == Allowed { "none" } else { "flow" };
+        let judged = decided(&gate, call(labels, actions.clone()));
+        assert_eq!(judged, (decision, rule), "{labels:?} {actions:?}");
+    }
+}
+
+#[test]
+fn rules_see_the_whole_action_and_deny_where_they_cannot_decide() {
+    let table = [
+        ("action.url.startsWith('https://drop.example:443/')", fetch(false), Warned),
+        ("action.path == 'out/a' && action.kind == 'write'", write(false), Warned),
+        ("action.effect == 'once' && tool == 't' && action.tool == tool", write(false), Warned),
+        ("size(action.argv) == 0 && action.path == ''", fetch(false), Warned),
+        ("labels.private", write(false), Allowed),
+        ("action.nothing", write(false), Blocked),
+        ("action.path", write(false), Blocked),
+        ("size(action.path) / size(action.argv) > 0", write(false), Blocked),
+    ];
+    for (when, action, decision) in table {
+        let gate = Gate::new(&policy(vec![rule(when, FlowDecision::Warn)])).unwrap();
+        assert_eq!(decided(&gate, call(Labels::UNTRUSTED, vec![action])).0, decision, "{when}");
+    }
+    for bad in ["", "label.untrusted", "labels.untrusted &&", "args.x"] {
+        let refused = Gate::new(&policy(vec![rule(bad, FlowDecision::Ask)]));
+        assert_eq!(refused.err().map(|error| error.setting), Some("governance.flow"), "{bad}");
+    }
+}
+
+#[test]
+#[ignore = "prints a measurement"]
+fn how_long_a_decision_takes() {
+    let gate = Gate::new(&policy(FlowRule::defaults())).unwrap();
+    let mut took: Vec<_> = (0..20_001)
+        .map(|_| {
+            let asked = call(Labels::UNTRUSTED.and(Labels::PRIVATE), vec![write(false)]);
+            let began = Instant::now();
+            assert_eq!(decided(&gate, asked).0, Allowed);
+            began.elapsed()
+        })
+        .collect();
+    took.sort_unstable();
+    println!("median {:?}, 99 % {:?}", took[took.len() / 2], took[took.len() * 99 / 100]);
+}

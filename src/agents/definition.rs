@@ -398,7 +398,6 @@ pub struct PathsSection {
     pub deny: Vec<String>,
     /// Whose content labels a run that reads it `private`.
     #[schemars(inner(regex(pattern = "^[^/]")))]
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     pub private: Vec<String>,
     /// Neither: globs relative to other directories of the tenant than the agent's own workspace,
     /// by directory. A run that another one started is held to what that one's agent denies.

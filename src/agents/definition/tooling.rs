@@ -38,7 +38,6 @@ pub struct ToolOptions {
     #[schemars(length(max = 3))]
     pub yields: Option<Vec<Yield>>,
     /// Labels that its results do not give to the run, whatever it has read to make them.
-    #[serde(skip_serializing_if = "Vec::is_empty")]
     #[schemars(length(max = 2))]
     pub sanitizes: Vec<Label>,
 }

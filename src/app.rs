@@ -13,7 +13,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, DefinitionError, DefinitionProblem, catalogue};
+use crate::agents::{Catalogue, Definition, DefinitionError, DefinitionProblem, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};
@@ -26,7 +26,9 @@ use crate::providers::scripted::Scripted;
 use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
-use crate::runtime::{self, Approver, ChildIds, HeartbeatStore, Runtime, Settings, Webhooks, keys};
+use crate::runtime::{
+    self, Approver, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Webhooks, keys,
+};
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
@@ -226,10 +228,21 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let no_memory: RecallFn =
-        Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
-    let tools = tools::configured(config, no_memory);
+    let tools = tools::configured(config, no_memory());
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
+}
+
+/// What cases of a definition's policy are put before.
+///
+/// # Errors
+/// What is wrong with the definition.
+pub fn policy_bench(config: &Config, definition: &Definition) -> Result<PolicyBench, String> {
+    let tools = tools::configured(config, no_memory());
+    PolicyBench::new(&tools.registry, tools.skills(), definition)
+}
+
+fn no_memory() -> RecallFn {
+    Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }))
 }
 
 /// The service without its listener.

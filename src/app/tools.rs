@@ -22,6 +22,12 @@ pub(super) struct Tools {
     broken: Vec<DefinitionProblem>,
 }
 
+impl Tools {
+    pub(super) fn skills(&self) -> &Arc<Skills> {
+        &self.skills
+    }
+}
+
 pub(super) fn configured(config: &Config, recollect: RecallFn) -> Tools {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();

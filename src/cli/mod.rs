@@ -13,6 +13,7 @@ mod invoke;
 mod keys;
 mod models;
 mod output;
+mod policy;
 mod progress;
 mod run_view;
 mod runs;
@@ -87,6 +88,9 @@ enum Command {
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
+    /// Judge recorded tool calls by another definition; test a policy with cases
+    #[command(subcommand)]
+    Policy(policy::PolicyCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
     /// Make files of tools from descriptions of APIs
@@ -188,6 +192,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
         Command::Tools(command) => tools::tools(command)?,
         Command::Check(JsonArg { json }) => return check(&Config::read(&flags)?, json),
+        Command::Policy(command) => return policy::policy(&flags, command).await,
         Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
         Command::Migrate(JsonArg { json }) => migrate(&Config::read(&flags)?, json).await?,
         Command::Openapi | Command::Schema(_) | Command::Completions { .. } => {}

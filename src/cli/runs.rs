@@ -119,7 +119,7 @@ fn object(text: &str) -> Result<Value, String> {
 }
 
 /// Parses an RFC 3339 time, or an age such as `24h`.
-fn instant(text: &str) -> Result<DateTime<Utc>, String> {
+pub(super) fn instant(text: &str) -> Result<DateTime<Utc>, String> {
     if let Ok(time) = DateTime::parse_from_rfc3339(text) {
         return Ok(time.to_utc());
     }

@@ -31,6 +31,17 @@ const RULES: [(&str, Rule); 7] = [
     ("flow", flow::judge),
 ];
 
+/// The names of the checks.
+pub const RULE_NAMES: [&str; RULES.len()] = {
+    let mut names = [""; RULES.len()];
+    let mut index = 0;
+    while index < names.len() {
+        names[index] = RULES[index].0;
+        index += 1;
+    }
+    names
+};
+
 type Rule = fn(&Question<'_>) -> Ruling;
 
 /// The input of a rule.

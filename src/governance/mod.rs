@@ -20,7 +20,7 @@ use crate::run::{Autonomy, FlowRule};
 use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
-pub use gate::{Call, Gate, Permit, PolicyError, Verdict};
+pub use gate::{Call, Gate, Permit, PolicyError, RULE_NAMES, Verdict};
 
 /// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
@@ -65,7 +65,7 @@ pub struct Policy {
 }
 
 /// A decision of the gate, from the mildest to the strictest.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, IntoStaticStr)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, IntoStaticStr)]
 #[strum(serialize_all = "snake_case")]
 pub enum Decision {
     Allowed,

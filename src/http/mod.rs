@@ -22,8 +22,8 @@ use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
 use self::edge::{key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, events, health, invoke, keys, run_parts, runs, sessions, stats,
-    tools, webhooks,
+    agents, approvals, audit, events, health, invoke, keys, policy, run_parts, runs, sessions,
+    stats, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -65,6 +65,7 @@ fn table() -> OpenApiRouter<App> {
     OpenApiRouter::default()
         .routes(routes!(agents::list_agents))
         .routes(routes!(agents::get_agent))
+        .routes(routes!(policy::replay_policy))
         .routes(routes!(invoke::invoke_agent))
         .routes(routes!(invoke::invoke_agent_iterative))
         .routes(routes!(runs::list_runs))

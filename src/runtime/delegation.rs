@@ -24,8 +24,8 @@ use super::slots::{ParentSlot, RunSlot};
 use super::start::{Checked, Launch, Mode, StartError, StartRequest, Started, opening};
 use super::worker::RunIdentity;
 use super::{Inner, Runtime};
-use crate::agents::Agent;
 use crate::agents::definition::GovernanceSection;
+use crate::agents::{Agent, DefinitionError};
 use crate::clock;
 use crate::engine::budget::SharedBudget;
 use crate::engine::{AppendFailed, Plan, RunControl, State, phrases};
@@ -440,25 +440,9 @@ impl Runtime {
             .catalogue
             .agent(name)
             .ok_or_else(|| StartError::UnknownAgent(name.to_owned()))?;
-        let elsewhere = Some(&*parent.directory)
-            .filter(|directory| !is_always_in(directory, &agent.definition.workspace));
-        let parent = &parent.plan.agent.definition.governance;
-        let GovernanceSection { tool_policies, paths, network, .. } = parent;
-        let adds_nothing = tool_policies.is_empty()
-            && paths.deny.is_empty()
-            && paths.deny_in.is_empty()
-            && network.deny.is_empty()
-            && network.max_requests.is_none();
-        let own = &agent.definition.governance;
-        if adds_nothing && own.autonomy <= autonomy && own.mode <= parent.mode {
-            return Ok(agent);
-        }
-        let broken = |e: &dyn std::error::Error| StartError::BrokenAgent {
-            agent: name.to_owned(),
-            message: e.to_string(),
-        };
-        let narrowed = agent.narrowed_by_parent(autonomy, parent, elsewhere);
-        narrowed.map(Arc::new).map_err(|e| broken(&e))
+        let rules = &parent.plan.agent.definition.governance;
+        narrowed(&agent, autonomy, rules, &parent.directory)
+            .map_err(|e| StartError::BrokenAgent { agent: name.to_owned(), message: e.to_string() })
     }
 
     /// Waits until a child has ended or is parked, wherever it is driven; takes it from the queue
@@ -532,6 +516,29 @@ impl Runtime {
     pub(super) fn parent_slot(&self, run: Uuid) -> Option<ParentSlot> {
         self.inner.parents.lock().get(&run).map(|parent| parent.slot.clone())
     }
+}
+
+/// An agent as it may act for a run with these rules and that autonomy, whose workspace is that
+/// directory.
+pub(super) fn narrowed(
+    agent: &Arc<Agent>,
+    autonomy: Autonomy,
+    parent: &GovernanceSection,
+    directory: &str,
+) -> Result<Arc<Agent>, DefinitionError> {
+    let elsewhere =
+        Some(directory).filter(|directory| !is_always_in(directory, &agent.definition.workspace));
+    let GovernanceSection { tool_policies, paths, network, .. } = parent;
+    let adds_nothing = tool_policies.is_empty()
+        && paths.deny.is_empty()
+        && paths.deny_in.is_empty()
+        && network.deny.is_empty()
+        && network.max_requests.is_none();
+    let own = &agent.definition.governance;
+    if adds_nothing && own.autonomy <= autonomy && own.mode <= parent.mode {
+        return Ok(Arc::clone(agent));
+    }
+    agent.narrowed_by_parent(autonomy, parent, elsewhere).map(Arc::new)
 }
 
 /// Whether runs of an agent with that workspace work in this directory.

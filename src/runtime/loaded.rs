@@ -277,7 +277,8 @@ fn usual_yields(tool: &str) -> Labels {
     if is_outside { Labels::UNTRUSTED } else { Labels::default() }
 }
 
-fn policy(section: &GovernanceSection) -> Policy {
+/// The rules of a definition, for its gate.
+pub(super) fn policy(section: &GovernanceSection) -> Policy {
     let setting = |setting: ToolPolicySetting| match setting {
         ToolPolicySetting::Allow => ToolPolicy::Allow,
         ToolPolicySetting::Ask => ToolPolicy::Ask,

@@ -20,12 +20,23 @@ use crate::run::Effect;
 /// What becomes of such a call.
 #[derive(Debug)]
 pub enum ClientCall {
-    /// The caller executes it with these arguments; what the audit log keeps of the decision.
-    Permitted(Value, AuditRecord),
+    /// The caller executes it.
+    Permitted(Box<ClientPermit>),
     /// It needs an approval first.
-    Escalated(Escalated),
+    Escalated(Box<Escalated>),
     /// It has its result.
     Answered(Box<Finished>),
+}
+
+/// A call that the caller may execute.
+#[derive(Debug)]
+pub struct ClientPermit {
+    /// With these arguments.
+    pub arguments: Value,
+    /// What the gate judged.
+    pub actions: Arc<[Action]>,
+    /// What the audit log keeps of the decision.
+    pub audit: AuditRecord,
 }
 
 impl Executor {
@@ -52,16 +63,16 @@ impl Executor {
         };
         let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
         let own_tools = [format!("tools:{}", call.name)];
-        match self.gate().judge(&own_tools, question) {
+        match self.judge(&own_tools, question) {
             Verdict::Pass { decision, rule, reason, .. } => {
                 let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
                 let audit = not_executed(call, decision, rule, reason, shown_arguments);
-                ClientCall::Permitted(arguments, audit)
+                ClientCall::Permitted(Box::new(ClientPermit { arguments, actions, audit }))
             }
             Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
                 let audit =
                     not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
-                ClientCall::Escalated(Escalated { arguments, actions, reason, audit })
+                ClientCall::Escalated(Box::new(Escalated { arguments, actions, reason, audit }))
             }
             Verdict::Stop { rule, reason, .. } => ClientCall::Answered(Box::new(blocked(
                 call,

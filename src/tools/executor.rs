@@ -128,6 +128,11 @@ impl Ready {
         blocked(call, "rate_limit", reason, self.shown_arguments, self.started.actions)
     }
 
+    /// The rule that decided; `none` where none objected.
+    pub fn rule(&self) -> &'static str {
+        self.rule
+    }
+
     /// The event to store before the call is executed.
     pub fn started(&self) -> &ToolCallStarted {
         &self.started
@@ -308,9 +313,9 @@ impl Executor {
         Self { interceptors, ..self }
     }
 
-    /// What judges the calls.
-    pub(super) fn gate(&self) -> &Gate {
-        &self.gate
+    /// Judges a call, which is not executed.
+    pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
+        self.gate.judge(scopes, call)
     }
 
     /// The tools, in the order they were given.

@@ -49,6 +49,7 @@ mod openai_histories;
 mod openai_responses;
 mod openai_streams;
 mod parked_children;
+mod policies;
 mod postgres_cluster;
 mod providers;
 mod rate_limits;

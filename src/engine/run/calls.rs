@@ -167,10 +167,8 @@ impl Run {
     ) -> Result<NextStep, ExternalInput> {
         let granted = pending.granted();
         match self.executor.judge_client_call(&pending.call, arguments, &self.scope, granted) {
-            ClientCall::Permitted(arguments, audit) => {
-                Err(ExternalInput::Client(arguments, Box::new(audit)))
-            }
-            ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(Box::new(escalated))),
+            ClientCall::Permitted(permit) => Err(ExternalInput::Client(permit)),
+            ClientCall::Escalated(escalated) => Err(ExternalInput::Approval(escalated)),
             ClientCall::Answered(finished) => Ok(NextStep::Answered(Ok(*finished))),
         }
     }

@@ -5,24 +5,21 @@
 //! same time and the run goes on once. What the answers mean is decided in `state`; who may answer,
 //! and how, is not known here.
 
-use std::sync::Arc;
-
-use serde_json::Value;
-
 use super::Run;
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
 use crate::event::{AuditRecord, Awaited, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
+use crate::tools::client_calls::ClientPermit;
 use crate::tools::executor::Prepared;
 
 /// External input that a call needs.
 pub(super) enum ExternalInput {
     /// It needs an approval.
     Approval(Box<Escalated>),
-    /// The caller executes it, with these arguments.
-    Client(Value, Box<AuditRecord>),
+    /// The caller executes it.
+    Client(Box<ClientPermit>),
 }
 
 impl Run {
@@ -71,9 +68,9 @@ impl Run {
                 let Escalated { arguments, actions, reason, audit } = *escalated;
                 (arguments, actions, reason, Some(audit))
             }
-            ExternalInput::Client(arguments, audit) => {
-                let reason = "The caller executes this tool.".to_owned();
-                (arguments, Arc::default(), reason, Some(*audit))
+            ExternalInput::Client(permit) => {
+                let ClientPermit { arguments, actions, audit } = *permit;
+                (arguments, actions, "The caller executes this tool.".to_owned(), Some(audit))
             }
         };
         let awaited = Awaited {

@@ -1,0 +1,194 @@
+//! Replay of an agent's policy over its recorded tool calls.
+
+use std::sync::Arc;
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use crate::agents::Agent;
+use crate::event::ValidationError;
+use crate::http::edge::auth::{AgentsRead, Scoped, forbidden};
+use crate::http::edge::extract::{JsonObject, Name, Params, fields};
+use crate::http::edge::problem::{Code, Problem};
+use crate::http::state::App;
+use crate::runtime::{self, Change, Replay, ReplayError, ReplayQuery};
+
+/// Runs that are looked at where the request says nothing.
+const DEFAULT_RUNS: u32 = 10_000;
+/// Runs that one request may look at.
+const MAX_RUNS: u32 = 1_000_000;
+
+/// Which calls are judged again, and by what.
+#[derive(Debug, Default, Deserialize, ToSchema)]
+#[serde(default, deny_unknown_fields)]
+#[schema(example = json!({"since": "2026-01-01T00:00:00Z", "limit": 1000}))]
+pub(crate) struct PolicyReplayRequest {
+    /// The definition that judges, as the text of its file; default: the agent's own.
+    definition: Option<String>,
+    /// Runs created after this time.
+    since: Option<DateTime<Utc>>,
+    /// Runs created before this time.
+    until: Option<DateTime<Utc>>,
+    /// Runs at most, the newest; default: 10000.
+    #[schema(minimum = 1, maximum = 1_000_000)]
+    limit: Option<u32>,
+}
+
+/// What a definition would have decided on recorded tool calls.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PolicyReplay {
+    /// Runs that were looked at.
+    #[schema(example = 120)]
+    runs: u64,
+    /// Tool calls that were decided on in them.
+    #[schema(example = 640)]
+    calls: u64,
+    /// Calls on which the decision stays the same.
+    #[schema(example = 600)]
+    unchanged: u64,
+    /// Calls that cannot be judged: those after the first changed decision of a run, since the
+    /// model would have gone on differently, and those whose actions were not recorded.
+    #[schema(example = 30)]
+    unknown: u64,
+    /// Calls on which the decision changes.
+    newly: NewDecisions,
+    /// Runs in which a decision changes.
+    #[schema(example = 8)]
+    changed_runs: u64,
+    /// What those runs cost, in US dollars.
+    #[schema(example = 0.42)]
+    cost_usd: f64,
+    /// Hours that calls waited for an approval that they would not need.
+    #[schema(example = 3.5)]
+    waiting_hours: f64,
+    /// The first changes, at most 100.
+    examples: Vec<PolicyChange>,
+    /// Whether there are more runs than `limit`.
+    has_more: bool,
+}
+
+/// Calls by their new decision.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct NewDecisions {
+    /// Would be blocked.
+    #[schema(example = 6)]
+    blocked: u64,
+    /// Would need an approval.
+    #[schema(example = 3)]
+    escalated: u64,
+    /// Would be executed with a warning.
+    #[schema(example = 0)]
+    warned: u64,
+    /// Would be executed.
+    #[schema(example = 1)]
+    allowed: u64,
+}
+
+/// A tool call that would be decided on differently.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct PolicyChange {
+    /// The run.
+    run_id: Uuid,
+    /// The call.
+    call_id: Uuid,
+    /// Its tool.
+    #[schema(example = "file_ops")]
+    tool: String,
+    /// The decision then.
+    #[schema(example = "allowed")]
+    was: String,
+    /// The decision by the definition.
+    #[schema(example = "blocked")]
+    would_be: &'static str,
+    /// The rule that decides; `none` where none objects.
+    #[schema(example = "path")]
+    rule: &'static str,
+    /// Its reason.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    reason: Option<String>,
+}
+
+impl From<Change> for PolicyChange {
+    fn from(change: Change) -> Self {
+        let Change { run_id, call_id, tool, was, would_be, rule, reason } = change;
+        Self { run_id, call_id, tool, was, would_be, rule, reason }
+    }
+}
+
+impl From<Replay> for PolicyReplay {
+    fn from(replay: Replay) -> Self {
+        let runtime::NewDecisions { blocked, escalated, warned, allowed } = replay.newly;
+        #[expect(clippy::cast_precision_loss, reason = "far below 2^53 for any sum of runs")]
+        let cost_usd = replay.micro_usd as f64 / 1e6;
+        Self {
+            newly: NewDecisions { blocked, escalated, warned, allowed },
+            runs: replay.runs,
+            calls: replay.calls,
+            unchanged: replay.unchanged,
+            unknown: replay.unknown,
+            changed_runs: replay.changed_runs,
+            cost_usd,
+            waiting_hours: replay.waited.as_secs_f64() / 3600.0,
+            examples: replay.examples.into_iter().map(Into::into).collect(),
+            has_more: replay.has_more,
+        }
+    }
+}
+
+/// Replay a policy
+///
+/// Judges the recorded tool calls of an agent's runs by its current definition, or by another one:
+/// which calls would newly be blocked, need an approval or be allowed. Nothing is executed. Requires
+/// the scope `runs:read`, too.
+#[utoipa::path(
+    post, path = "/agents/{name}/policy/replay", tag = "agents",
+    security(("bearer" = ["agents:read", "runs:read"])),
+    params(("name" = String, Path, description = "The agent's name.")),
+    request_body(content = PolicyReplayRequest, description = "Everything is optional."),
+    responses((status = 200, description = "What the definition would have decided.", body = PolicyReplay)),
+)]
+pub(crate) async fn replay_policy(
+    State(app): State<App>,
+    caller: Scoped<AgentsRead>,
+    Name(name): Name,
+    params: Params,
+    JsonObject(body): JsonObject,
+) -> Result<Json<PolicyReplay>, Problem> {
+    params.finish()?;
+    if !caller.has("runs:read") {
+        return Err(forbidden("runs:read"));
+    }
+    let invalid = |error| Problem::invalid(Code::InvalidInputs, vec![error]);
+    let request: PolicyReplayRequest = fields(body).map_err(invalid)?;
+    let query = query(&app, &name, &request)?;
+    let replay = app.runtime.replay_policy(&caller.tenant, &query).await;
+    replay.map(|replay| Json(replay.into())).map_err(|error| match error {
+        ReplayError::Policy(error) => invalid(ValidationError {
+            pointer: "/definition".to_owned(),
+            message: error.to_string(),
+        }),
+        ReplayError::Store(error) => error.into(),
+    })
+}
+
+fn query(app: &App, name: &str, request: &PolicyReplayRequest) -> Result<ReplayQuery, Problem> {
+    let wrong = |pointer: &str, message: String| {
+        let error = ValidationError { pointer: pointer.to_owned(), message };
+        Problem::invalid(Code::InvalidInputs, vec![error])
+    };
+    let max_runs = request.limit.unwrap_or(DEFAULT_RUNS);
+    if !(1..=MAX_RUNS).contains(&max_runs) {
+        return Err(wrong("/limit", format!("must be from 1 to {MAX_RUNS}")));
+    }
+    let agent = match &request.definition {
+        None => app.catalogue.agent(name).ok_or_else(|| Problem::not_found("agent"))?,
+        Some(text) => {
+            Arc::new(Agent::from_yaml(name, text).map_err(|e| wrong("/definition", e.to_string()))?)
+        }
+    };
+    Ok(ReplayQuery { agent, since: request.since, until: request.until, max_runs })
+}

@@ -1,0 +1,192 @@
+//! Cases of a policy: calls that are put before an agent's gate without a run, to see what it
+//! decides.
+//!
+//! A case gives the arguments of a call, from which the tool tells what it would do in a directory
+//! made for the case, or the actions themselves, e.g. copied from an event. Nothing is executed.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde::Deserialize;
+use serde_json::Value;
+use tokio_util::sync::CancellationToken;
+use uuid::Uuid;
+
+use super::loaded::executor;
+use crate::agents::{Definition, Skills};
+use crate::event::{RunEvent, ToolCallBlocked};
+use crate::governance::{Action, Call, Verdict};
+use crate::message::{CallTarget, ToolCall};
+use crate::run::{Caller, Effect, Labels};
+use crate::tools::Workspace;
+use crate::tools::executor::{Executor, Prepared, RunScope, Slot};
+use crate::tools::lease::{Lease, Standing};
+use crate::tools::registry::Registry;
+
+/// How long a tool may take to tell what a call would do.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// One call, and what is expected of the gate.
+#[derive(Debug, Clone, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct PolicyCase {
+    /// For people; default: the tool and its number.
+    pub name: Option<String>,
+    pub tool: String,
+    /// What the model would write.
+    #[serde(default)]
+    pub arguments: Option<Value>,
+    /// What the call would do, instead of arguments.
+    #[serde(default)]
+    pub actions: Option<Vec<Action>>,
+    /// What the run has read.
+    #[serde(default)]
+    pub labels: Labels,
+    /// Of the caller.
+    #[serde(default = "every_tool")]
+    pub scopes: Vec<String>,
+    /// Files that are there already, empty, relative to the workspace.
+    #[serde(default)]
+    pub files: Vec<String>,
+    /// `allowed`, `warned`, `escalated` or `blocked`.
+    pub expect: String,
+    /// The rule that decides; not looked at where absent.
+    #[serde(default)]
+    pub rule: Option<String>,
+}
+
+/// What the gate decided.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Decided {
+    pub decision: String,
+    pub rule: String,
+    pub reason: Option<String>,
+}
+
+fn every_tool() -> Vec<String> {
+    vec!["tools:execute".to_owned()]
+}
+
+/// A definition's gate and tools, without the agents that it can leave work to.
+pub struct PolicyBench {
+    executor: Executor,
+    workspace: String,
+}
+
+impl PolicyBench {
+    /// # Errors
+    /// What is wrong with the definition.
+    pub fn new(
+        registry: &Registry,
+        skills: &Arc<Skills>,
+        definition: &Definition,
+    ) -> Result<Self, String> {
+        let executor = executor(registry, skills, definition, std::iter::empty());
+        let executor = executor.map_err(|error| error.to_string())?;
+        Ok(Self { executor, workspace: "policy-case".to_owned() })
+    }
+
+    /// What the gate says of a call, in a workspace beneath an empty directory.
+    ///
+    /// # Errors
+    /// Why the call does not come before the gate.
+    pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, String> {
+        let workspace = Workspace::open(directory, "default", &self.workspace)
+            .map_err(|error| error.to_string())?;
+        let root = directory.join("default").join(&self.workspace);
+        for file in &case.files {
+            let path = Path::new(file);
+            let is_inside =
+                path.components().all(|part| matches!(part, std::path::Component::Normal(_)));
+            if !is_inside {
+                return Err(format!("files: {file:?} is not a path in the workspace"));
+            }
+            let path = root.join(path);
+            path.parent().map_or(Ok(()), std::fs::create_dir_all).map_err(|e| e.to_string())?;
+            std::fs::write(&path, "").map_err(|e| e.to_string())?;
+        }
+        match (&case.actions, &case.arguments) {
+            (Some(_), Some(_)) => Err("has both arguments and actions".to_owned()),
+            (Some(actions), None) => Ok(self.judge(case, actions, &workspace)),
+            (None, arguments) => {
+                let arguments = arguments.clone().unwrap_or_else(|| serde_json::json!({}));
+                self.prepare(case, &arguments, workspace).await
+            }
+        }
+    }
+
+    fn judge(&self, case: &PolicyCase, actions: &[Action], workspace: &Workspace) -> Decided {
+        let call = Call {
+            tool: &case.tool,
+            effect: actions.iter().map(|action| action.effect).max().unwrap_or(Effect::Once),
+            actions: actions.into(),
+            approved_by: None,
+            labels: case.labels,
+            skills: &[],
+            directory: workspace.directory(),
+        };
+        let (decision, rule, reason) = match self.executor.judge(&case.scopes, call) {
+            Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
+            Verdict::Stop { decision, rule, reason } => (decision, rule, Some(reason)),
+        };
+        Decided { decision: decision.as_str().to_owned(), rule: rule.to_owned(), reason }
+    }
+
+    async fn prepare(
+        &self,
+        case: &PolicyCase,
+        arguments: &Value,
+        workspace: Workspace,
+    ) -> Result<Decided, String> {
+        let call = ToolCall {
+            id: Uuid::nil(),
+            name: case.tool.clone(),
+            arguments: arguments.to_string(),
+            provider_id: String::new(),
+            target: CallTarget::Tool,
+        };
+        let lease = Arc::new(Lease::new(Duration::from_hours(1)));
+        let scope = RunScope {
+            run_id: Uuid::nil(),
+            agent: "policy-case".into(),
+            caller: Arc::new(Caller { scopes: case.scopes.clone(), ..Caller::local() }),
+            workspace,
+            timeout: PATIENCE,
+            delegation_timeout: PATIENCE,
+            longest: None,
+            tools: Arc::new(self.executor.infos().map(|tool| tool.name.clone()).collect()),
+            inputs: Arc::new(serde_json::json!({})),
+            labels: case.labels,
+            skills: Arc::default(),
+            standing: Standing::new(lease, CancellationToken::new()),
+        };
+        let slot = Slot { attempt: 1, iteration: 1, index: 0 };
+        let prepared = self.executor.prepare(&call, slot, &scope, None).await;
+        match prepared.map_err(|error| error.to_string())? {
+            Prepared::Ready(ready) => Ok(Decided {
+                decision: ready.started().decision.clone(),
+                rule: ready.rule().to_owned(),
+                reason: ready.started().reason.clone(),
+            }),
+            Prepared::Escalated(escalated) => Ok(Decided {
+                decision: escalated.audit.decision,
+                rule: escalated.audit.rule,
+                reason: Some(escalated.reason),
+            }),
+            Prepared::Answered(finished) => answered(finished.event),
+        }
+    }
+}
+
+/// The decision on a call that has its result already, or why it did not come before the gate.
+fn answered(event: RunEvent) -> Result<Decided, String> {
+    if let RunEvent::ToolCallCompleted(completed) = event {
+        return Err(completed.content);
+    }
+    let RunEvent::ToolCallBlocked(blocked) = event else {
+        return Err("the call was answered without a decision".to_owned());
+    };
+    let ToolCallBlocked { decision, rule, reason, .. } = blocked;
+    Ok(Decided { decision, rule, reason: Some(reason) })
+}

@@ -1,0 +1,414 @@
+//! Replay of a policy: recorded tool calls, judged again under a definition, with the scopes, skills
+//! and labels of that moment.
+//!
+//! A model that had heard another decision would have gone on differently: after the first one that
+//! it would have noticed, the rest of its run is not judged but counted as unknown. So is a call
+//! whose actions the journal does not hold. What other than the policy decided then (a rate limit,
+//! an interceptor) stays as it was. Nothing is executed or written.
+
+use std::collections::{HashMap, HashSet};
+use std::sync::Arc;
+use std::time::Duration;
+
+use chrono::{DateTime, Utc};
+use uuid::Uuid;
+
+use super::Runtime;
+use super::loaded::policy;
+use crate::agents::Agent;
+use crate::engine::plan::Rules;
+use crate::engine::state::State;
+use crate::event::{Event, RunEvent, WaitKind};
+use crate::governance::{self, Action, Call, Decision, Gate, PolicyError, Verdict};
+use crate::run::{Effect, Overrides};
+use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
+
+/// Runs whose journals are in memory at once.
+const BATCH: u32 = 16;
+/// Examples that an answer shows.
+const MAX_EXAMPLES: usize = 100;
+/// Parents whose rules are remembered for their children.
+const KEPT_GATES: usize = 256;
+
+/// Which calls are judged again, and by what.
+#[derive(Debug, Clone)]
+pub struct ReplayQuery {
+    /// The definition that judges.
+    pub agent: Arc<Agent>,
+    /// Runs created after this instant.
+    pub since: Option<DateTime<Utc>>,
+    /// Runs created before this instant.
+    pub until: Option<DateTime<Utc>>,
+    /// Runs at most, the newest.
+    pub max_runs: u32,
+}
+
+/// What a definition would have decided.
+#[derive(Debug, Clone, Default, PartialEq)]
+pub struct Replay {
+    /// Runs that were looked at.
+    pub runs: u64,
+    /// Calls that were decided on in them.
+    pub calls: u64,
+    /// Calls on which nothing changes.
+    pub unchanged: u64,
+    /// Calls that cannot be judged.
+    pub unknown: u64,
+    /// Calls that would be decided on differently, by the new decision.
+    pub newly: NewDecisions,
+    /// Runs in which a decision changes.
+    pub changed_runs: u64,
+    /// What those cost, in millionths of a dollar.
+    pub micro_usd: i64,
+    /// How long calls waited for an approval that they would not need.
+    pub waited: Duration,
+    /// The first changes.
+    pub examples: Vec<Change>,
+    /// Whether there are more runs than were looked at.
+    pub has_more: bool,
+}
+
+/// Calls by their new decision.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct NewDecisions {
+    pub blocked: u64,
+    pub escalated: u64,
+    pub warned: u64,
+    pub allowed: u64,
+}
+
+impl NewDecisions {
+    fn count(&mut self, decision: Decision) {
+        *match decision {
+            Decision::Blocked => &mut self.blocked,
+            Decision::Escalated => &mut self.escalated,
+            Decision::Warned => &mut self.warned,
+            Decision::Allowed => &mut self.allowed,
+        } += 1;
+    }
+}
+
+/// A call that would be decided on differently.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Change {
+    /// Where it was made.
+    pub run_id: Uuid,
+    /// The call.
+    pub call_id: Uuid,
+    /// Its tool.
+    pub tool: String,
+    /// The decision then.
+    pub was: String,
+    /// The decision now.
+    pub would_be: &'static str,
+    /// The rule that decides now; `none` where none objects.
+    pub rule: &'static str,
+    /// Its reason.
+    pub reason: Option<String>,
+}
+
+/// Why a policy cannot be replayed.
+#[derive(Debug, thiserror::Error)]
+pub enum ReplayError {
+    /// The definition that judges is unusable.
+    #[error(transparent)]
+    Policy(#[from] PolicyError),
+    /// The store failed.
+    #[error(transparent)]
+    Store(#[from] StoreError),
+}
+
+/// A run with what judges it.
+struct Judged {
+    run: RunRecord,
+    gate: Arc<Gate>,
+    directory: Arc<str>,
+}
+
+impl Runtime {
+    /// Judges the recorded calls of an agent's runs again.
+    ///
+    /// # Errors
+    /// [`ReplayError`].
+    pub async fn replay_policy(
+        &self,
+        tenant: &str,
+        query: &ReplayQuery,
+    ) -> Result<Replay, ReplayError> {
+        let gate = Arc::new(Gate::new(&policy(&query.agent.definition.governance))?);
+        let filter = RunFilter {
+            agent: Some(query.agent.definition.name.clone()),
+            created_after: query.since,
+            created_before: query.until,
+            ..RunFilter::default()
+        };
+        let mut of_children = HashMap::new();
+        let (mut replay, mut after) = (Replay::default(), None);
+        loop {
+            let left = u64::from(query.max_runs).saturating_sub(replay.runs);
+            let limit = BATCH.min(u32::try_from(left).unwrap_or(BATCH)).max(1);
+            let page = Page { limit, after: after.take() };
+            let runs = self.inner.store.runs(tenant, &filter, &page).await?;
+            let Some(last) = runs.last() else { break };
+            if left == 0 {
+                replay.has_more = true;
+                break;
+            }
+            after = Some(RunCursor { at: last.created_at, id: last.id.to_string() });
+            let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+            let journals = self.inner.store.journals(tenant, &ids).await?;
+            let mut judged = Vec::with_capacity(runs.len());
+            for run in runs {
+                let gate = match run.parent_run_id {
+                    None => Arc::clone(&gate),
+                    Some(parent) => {
+                        self.gate_of_child(tenant, parent, &query.agent, &mut of_children).await?
+                    }
+                };
+                let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
+                judged.push(Judged { run, gate, directory });
+            }
+            let so_far = replay;
+            let judging = move || judge_all(so_far, &judged, &journals);
+            replay = tokio::task::spawn_blocking(judging)
+                .await
+                .map_err(|error| StoreError::Failed(error.to_string()))?;
+        }
+        Ok(replay)
+    }
+
+    /// What judges the calls of a run that another one started: that one's rules hold, too.
+    async fn gate_of_child(
+        &self,
+        tenant: &str,
+        parent: Uuid,
+        agent: &Arc<Agent>,
+        known: &mut HashMap<(String, String), Arc<Gate>>,
+    ) -> Result<Arc<Gate>, ReplayError> {
+        let unnarrowed = || Ok(Arc::new(Gate::new(&policy(&agent.definition.governance))?));
+        let Some(parent) = self.inner.store.run(tenant, parent).await? else {
+            return unnarrowed();
+        };
+        let Some(json) = self.inner.store.definition(&parent.definition_hash).await? else {
+            return unnarrowed();
+        };
+        let Ok(of_parent) = Agent::from_json(&json) else { return unnarrowed() };
+        let directory = of_parent.workspace_of(parent.id, parent.session_id.as_deref());
+        let key = (parent.definition_hash, directory);
+        if let Some(gate) = known.get(&key) {
+            return Ok(Arc::clone(gate));
+        }
+        let governance = &of_parent.definition.governance;
+        let narrowed = super::delegation::narrowed(agent, governance.autonomy, governance, &key.1);
+        let Ok(narrowed) = narrowed else { return unnarrowed() };
+        let gate = Arc::new(Gate::new(&policy(&narrowed.definition.governance))?);
+        if known.len() >= KEPT_GATES {
+            known.clear();
+        }
+        known.insert(key, Arc::clone(&gate));
+        Ok(gate)
+    }
+}
+
+/// Judges the calls of runs whose journals lie one after the other.
+fn judge_all(mut replay: Replay, runs: &[Judged], journals: &[Event]) -> Replay {
+    let mut by_run: HashMap<Uuid, &[Event]> = HashMap::new();
+    for journal in journals.chunk_by(|one, next| one.run_id == next.run_id) {
+        by_run.extend(journal.first().map(|first| (first.run_id, journal)));
+    }
+    for judged in runs {
+        let journal = by_run.get(&judged.run.id).copied().unwrap_or_default();
+        replay.runs += 1;
+        RunReplay::new(judged).judge(&mut replay, journal);
+    }
+    replay
+}
+
+/// A decision as the journal keeps it.
+struct Recorded<'e> {
+    call_id: Uuid,
+    tool: &'e str,
+    effect: Effect,
+    actions: &'e Arc<[Action]>,
+    /// None where it let the call pass, with a warning or without.
+    was: Option<&'e str>,
+    /// Whether something else than the policy decided.
+    is_foreign: bool,
+}
+
+/// One run on its way through the replay.
+struct RunReplay<'r> {
+    judged: &'r Judged,
+    client_tools: HashSet<String>,
+    state: State,
+    /// Calls that were counted.
+    seen: HashSet<Uuid>,
+    /// Calls that would not be asked about any more, and since when they were.
+    released: HashMap<Uuid, DateTime<Utc>>,
+    /// Whether the model would have heard something else by now.
+    has_diverged: bool,
+}
+
+impl<'r> RunReplay<'r> {
+    fn new(judged: &'r Judged) -> Self {
+        let overrides: Overrides =
+            serde_json::from_value(judged.run.overrides.clone()).unwrap_or_default();
+        let names = overrides.client_tools.into_iter().flatten().map(|tool| tool.name);
+        Self {
+            judged,
+            client_tools: names.collect(),
+            state: State::new(Rules::default()),
+            seen: HashSet::new(),
+            released: HashMap::new(),
+            has_diverged: false,
+        }
+    }
+
+    fn judge(mut self, replay: &mut Replay, journal: &[Event]) {
+        let before = replay.newly;
+        for event in journal {
+            if let RunEvent::ApprovalResolved(resolved) = &event.what
+                && let Some(asked_at) = self.released.remove(&resolved.call_id)
+            {
+                replay.waited += (event.at - asked_at).to_std().unwrap_or_default();
+            }
+            if let Some(recorded) = recorded(&event.what).filter(|r| self.seen.insert(r.call_id)) {
+                self.judge_one(replay, &recorded, event.at);
+            }
+            if self.state.apply(event).is_err() {
+                break; // written by another version: what follows is not understood
+            }
+        }
+        if replay.newly != before {
+            replay.changed_runs += 1;
+            replay.micro_usd += self.judged.run.usage.cost_micro_usd.unwrap_or(0);
+        }
+    }
+
+    fn judge_one(&mut self, replay: &mut Replay, recorded: &Recorded<'_>, at: DateTime<Utc>) {
+        replay.calls += 1;
+        if recorded.is_foreign && !self.has_diverged {
+            replay.unchanged += 1;
+            return;
+        }
+        if self.has_diverged || recorded.actions.is_empty() {
+            replay.unknown += 1;
+            return;
+        }
+        let (would_be, rule, reason) = self.decision(recorded);
+        let passes = matches!(would_be, Decision::Allowed | Decision::Warned);
+        let was = recorded.was.unwrap_or(if passes { would_be.as_str() } else { "allowed" });
+        if was == would_be.as_str() {
+            replay.unchanged += 1;
+            return;
+        }
+        if was == Decision::Escalated.as_str() && passes {
+            self.released.insert(recorded.call_id, at);
+        }
+        self.has_diverged = !passes || !["allowed", "warned"].contains(&was);
+        replay.newly.count(would_be);
+        if replay.examples.len() < MAX_EXAMPLES {
+            replay.examples.push(Change {
+                run_id: self.judged.run.id,
+                call_id: recorded.call_id,
+                tool: recorded.tool.to_owned(),
+                was: was.to_owned(),
+                would_be: would_be.as_str(),
+                rule,
+                reason,
+            });
+        }
+    }
+
+    fn decision(&self, recorded: &Recorded<'_>) -> (Decision, &'static str, Option<String>) {
+        let call = Call {
+            tool: recorded.tool,
+            effect: recorded.effect,
+            actions: Arc::clone(recorded.actions),
+            approved_by: None,
+            labels: self.state.labels(),
+            skills: self.state.skills(),
+            directory: Arc::clone(&self.judged.directory),
+        };
+        let own_tools;
+        let scopes: &[String] = if self.client_tools.contains(recorded.tool) {
+            own_tools = [format!("tools:{}", recorded.tool)];
+            &own_tools
+        } else {
+            &self.judged.run.scopes
+        };
+        match self.judged.gate.judge(scopes, call) {
+            Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
+            Verdict::Stop { decision, rule, reason } => (decision, rule, Some(reason)),
+        }
+    }
+}
+
+/// The decision that an event records, where it records one on a call of its own.
+fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
+    let strongest =
+        |actions: &[Action]| actions.iter().map(|a| a.effect).max().unwrap_or(Effect::Once);
+    Some(match event {
+        RunEvent::ToolCallStarted(call) => Recorded {
+            call_id: call.call_id,
+            tool: &call.tool,
+            effect: call.effect,
+            actions: &call.actions,
+            was: Some(&call.decision),
+            is_foreign: false,
+        },
+        RunEvent::ToolCallBlocked(call) => Recorded {
+            call_id: call.call_id,
+            tool: &call.tool,
+            effect: strongest(&call.actions),
+            actions: &call.actions,
+            was: Some(&call.decision),
+            is_foreign: !governance::RULE_NAMES.contains(&call.rule.as_str()),
+        },
+        RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => Recorded {
+            call_id: asked.call_id,
+            tool: &asked.tool,
+            effect: strongest(&asked.actions),
+            actions: &asked.actions,
+            was: Some(Decision::Escalated.as_str()),
+            is_foreign: false,
+        },
+        RunEvent::ToolCallAwaitingClient(asked) => Recorded {
+            call_id: asked.call_id,
+            tool: &asked.tool,
+            effect: strongest(&asked.actions),
+            actions: &asked.actions,
+            was: None,
+            is_foreign: false,
+        },
+        RunEvent::RunQueued {}
+        | RunEvent::RunStarted { .. }
+        | RunEvent::SessionLoaded { .. }
+        | RunEvent::LabelsChanged(_)
+        | RunEvent::SkillActivated(_)
+        | RunEvent::RunResumed { .. }
+        | RunEvent::AttemptStarted { .. }
+        | RunEvent::IterationStarted { .. }
+        | RunEvent::ModelResponded(_)
+        | RunEvent::ToolCallCompleted(_)
+        | RunEvent::ToolCallAwaitingChild(_)
+        | RunEvent::ApprovalRequested(_)
+        | RunEvent::ApprovalResolved(_)
+        | RunEvent::HandoffStarted { .. }
+        | RunEvent::ScanWarned(_)
+        | RunEvent::BudgetWarned { .. }
+        | RunEvent::OutputProposed { .. }
+        | RunEvent::OutputReflected { .. }
+        | RunEvent::ValidationFailed { .. }
+        | RunEvent::ConfirmationRequested { .. }
+        | RunEvent::DecisionExtractionFailed(_)
+        | RunEvent::DecisionValidationFailed(_)
+        | RunEvent::ToolChoiceUnmet { .. }
+        | RunEvent::AnswerBlank { .. }
+        | RunEvent::ContextCompacted(_)
+        | RunEvent::RunCancelRequested { .. }
+        | RunEvent::RunCompleted(_)
+        | RunEvent::RunFailed(_)
+        | RunEvent::RunCancelled(_) => return None,
+    })
+}

@@ -1,0 +1,239 @@
+//! Policies as they are changed: what another definition would have decided on recorded calls, and
+//! cases that a definition must decide as expected.
+//!
+//! Crossings: children (judged by their parent's rules too), parked runs and denied calls (their
+//! decision is that of the gate, once), client tools, skills (those that were active), crash and
+//! another replica (the journal is the store's), tenants (only their own runs), dry run (records no
+//! call), command line (`policy replay`, `policy test`), console (does not show it), generated
+//! clients (an operation like others).
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::approvals::{ended, paths, text};
+use crate::service::{Answer, Db, Service, Setup, answer, command, on_both_stores};
+
+on_both_stores! {
+    an_unchanged_policy_changes_nothing,
+    a_stricter_policy_is_told_with_its_runs,
+    a_milder_policy_saves_waiting,
+    only_who_may_read_runs_replays_its_own,
+    the_command_line_replays_and_tests,
+}
+
+const WRITER: &str = "
+model: scripted/writer
+instructions: Write.
+tools: [file_ops, 'agent:helper']
+skills: [careful]
+enable_double_confirmation: false
+limits: {error_threshold: 20, max_tool_calls_per_iteration: 20}
+governance:
+  autonomy: supervised
+  paths: {write: ['out/**'], deny: ['secret/**']}
+";
+
+const HELPER: &str = "
+model: scripted/helper
+instructions: Help.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['**']}}
+";
+
+const WRITES: &str = r#"
+steps:
+  - tool_calls:
+      - {tool: use_skill, arguments: {name: careful}}
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: write, path: out/a.txt, content: "a\n"}}
+      - {tool: file_ops, arguments: {operation: read, path: secret/key.txt}}
+      - {tool: 'agent:helper', arguments: {}}
+      - {tool: file_ops, arguments: {operation: write, path: out/old.txt, content: "new\n"}}
+      - {tool: nothing, arguments: {}}
+  - text: done
+"#;
+
+const HELPS: &str = r#"
+steps:
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: delete, path: secret/key.txt}}
+      - {tool: file_ops, arguments: {operation: write, path: out/b.txt, content: "b\n"}}
+  - text: done
+"#;
+
+fn writer() -> Setup {
+    Setup::new()
+        .agent("writer", WRITER)
+        .agent("helper", HELPER)
+        .scenario("writer", WRITES)
+        .scenario("helper", HELPS)
+        .skill("careful", "disallowed_tools: [shell]\n", "Be careful.")
+        .file("secret/key.txt", "key\n")
+        .file("out/old.txt", "old\n")
+}
+
+async fn replay(service: &Service, agent: &str, body: &Value) -> Value {
+    let answer = service.post(&format!("/v1/agents/{agent}/policy/replay"), body).await;
+    assert_eq!(answer.status, 200, "{:#}", answer.body);
+    answer.body
+}
+
+/// Runs the writer until it waits, and answers.
+async fn run(service: &Service, verb: &str) -> Value {
+    service.write("workspace/default/out/old.txt", "old\n"); // what an earlier run left
+    let asked = service.post("/v1/agents/writer/invoke-iterative", &json!({})).await.body;
+    assert_eq!(asked["status"], "awaiting_approval", "{asked:#}");
+    let (run, calls) = paths(&asked);
+    assert_eq!(calls.len(), 1, "{asked:#}");
+    assert_eq!(service.post(&format!("{}/{verb}", calls[0]), &json!({})).await.status, 200);
+    ended(service, &run).await
+}
+
+async fn an_unchanged_policy_changes_nothing(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    run(&service, "deny").await;
+    for (agent, calls) in [("writer", 10), ("helper", 4)] {
+        let replay = replay(&service, agent, &json!({})).await;
+        assert_eq!(
+            (&replay["runs"], &replay["calls"], &replay["unchanged"], &replay["examples"]),
+            (&json!(2), &json!(calls), &json!(calls), &json!([])),
+            "{agent}: {replay:#}"
+        );
+    }
+}
+
+async fn a_stricter_policy_is_told_with_its_runs(db: Db) {
+    let service = writer().start(db).await;
+    let done = run(&service, "approve").await;
+    let stricter = format!("name: writer\n{}", WRITER.replace("'out/**'", "'other/**'"));
+    let replay = replay(&service, "writer", &json!({"definition": stricter})).await;
+    assert_eq!(
+        replay["newly"],
+        json!({"blocked": 1, "escalated": 0, "warned": 0, "allowed": 0}),
+        "{replay:#}"
+    );
+    // What the model would have done after that is not known.
+    assert_eq!(
+        (&replay["calls"], &replay["unchanged"], &replay["unknown"]),
+        (&json!(5), &json!(1), &json!(3))
+    );
+    let change = &replay["examples"][0];
+    assert_eq!(
+        (&change["run_id"], &change["was"], &change["would_be"], &change["rule"]),
+        (&done["run_id"], &json!("allowed"), &json!("blocked"), &json!("path"))
+    );
+    assert!(text(change, "reason").contains("out/a.txt"), "{change:#}");
+    assert_eq!((&replay["changed_runs"], &replay["has_more"]), (&json!(1), &json!(false)));
+    let later = done["created_at"].clone();
+    let none = self::replay(&service, "writer", &json!({"since": later})).await;
+    assert_eq!(none["runs"], 0, "{none:#}");
+}
+
+async fn a_milder_policy_saves_waiting(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    run(&service, "approve").await;
+    let milder = format!("name: writer\n{}", WRITER.replace("supervised", "full"));
+    let replay = replay(&service, "writer", &json!({"definition": milder, "limit": 1})).await;
+    assert_eq!(
+        replay["newly"],
+        json!({"blocked": 0, "escalated": 0, "warned": 0, "allowed": 1}),
+        "{replay:#}"
+    );
+    assert!(replay["waiting_hours"].as_f64().unwrap() > 0.0, "{replay:#}");
+    assert_eq!((&replay["runs"], &replay["has_more"]), (&json!(1), &json!(true)));
+}
+
+async fn asked_with(service: &Service, scopes: &[&str], tenant: &str) -> Answer {
+    let about = json!({"name": "n", "scopes": scopes, "tenant": tenant});
+    let key = service.post("/v1/keys", &about).await.body["key"].as_str().unwrap().to_owned();
+    let request =
+        service.http.request(Method::POST, service.url("/v1/agents/writer/policy/replay"));
+    answer(request.bearer_auth(key).json(&json!({}))).await
+}
+
+async fn only_who_may_read_runs_replays_its_own(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    for (scopes, tenant, status, runs) in [
+        (vec!["agents:read", "runs:read"], "default", 200, json!(1)),
+        (vec!["agents:read", "runs:read"], "other", 200, json!(0)),
+        (vec!["agents:read"], "default", 403, Value::Null),
+        (vec!["runs:read"], "default", 403, Value::Null),
+    ] {
+        let answer = asked_with(&service, &scopes, tenant).await;
+        let told = (answer.status.as_u16(), answer.body["runs"].clone());
+        assert_eq!(told, (status, runs), "{scopes:?} {tenant}");
+    }
+    let path = "/v1/agents/writer/policy/replay";
+    for (body, pointer) in [
+        (json!({"definition": "name: writer\nmodel: 1"}), "/definition"),
+        (json!({"definition": "name: other\nmodel: scripted/a"}), "/definition"),
+        (json!({"limit": 0}), "/limit"),
+        (json!({"since": "yesterday"}), "/since"),
+        (json!({"unknown": 1}), "/unknown"),
+    ] {
+        let refused = service.post(path, &body).await;
+        let told = (refused.status.as_u16(), &refused.body["errors"][0]["pointer"]);
+        assert_eq!(told, (422, &json!(pointer)), "{body} {:#}", refused.body);
+    }
+    let unknown = service.post("/v1/agents/nobody/policy/replay", &json!({})).await;
+    assert_eq!(unknown.status, 404);
+}
+
+const CASES: &str = "
+agent: writer
+cases:
+  - {tool: file_ops, arguments: {operation: read, path: a.txt}, expect: allowed}
+  - {tool: file_ops, arguments: {operation: write, path: out/a.txt, content: x}, files: [out/a.txt], expect: escalated, rule: autonomy}
+  - {tool: file_ops, arguments: {operation: read, path: secret/a}, expect: blocked, rule: path}
+  - {name: by actions, tool: file_ops, actions: [{kind: write, path: x, effect: once}], expect: blocked, rule: path}
+  - {tool: file_ops, actions: [{kind: write, path: out/x, effect: once, destructive: true}], labels: [untrusted], expect: escalated}
+  - {tool: file_ops, arguments: {operation: list, path: .}, scopes: [], expect: blocked, rule: scope}
+";
+
+async fn the_command_line_replays_and_tests(db: Db) {
+    let service = writer().start(db).await;
+    run(&service, "approve").await;
+    let server = service.url("");
+    let told = command(service.dir.path())
+        .args(["policy", "replay", "--agent", "writer", "--since", "1h", "--json"])
+        .args(["--server", &server, "--key", &service.key])
+        .output()
+        .await
+        .unwrap();
+    assert!(told.status.success(), "{told:?}");
+    let replay: Value = serde_json::from_slice(&told.stdout).unwrap();
+    assert_eq!((&replay["calls"], &replay["unchanged"]), (&json!(5), &json!(5)), "{replay:#}");
+
+    service.write("cases.yaml", CASES);
+    let test = || {
+        let mut test = command(service.dir.path());
+        test.args(["policy", "test", "cases.yaml", "--junit", "out.xml"]);
+        test
+    };
+    let passed = test().output().await.unwrap();
+    let told = String::from_utf8_lossy(&passed.stdout).into_owned();
+    assert_eq!(
+        (passed.status.code(), told.as_str()),
+        (Some(0), "6 cases, 0 failed.\n"),
+        "{passed:?}"
+    );
+    let wrong = CASES.replace("expect: allowed}", "expect: blocked, rule: '<path>'}");
+    service.write("cases.yaml", &wrong);
+    let failed = test().output().await.unwrap();
+    let told = String::from_utf8_lossy(&failed.stdout).into_owned();
+    assert_eq!(failed.status.code(), Some(1), "{failed:?}");
+    assert!(
+        told.contains("FAILED file_ops 1: expected blocked by <path>, is allowed by none"),
+        "{told}"
+    );
+    let xml = std::fs::read_to_string(service.dir.path().join("out.xml")).unwrap();
+    assert!(xml.contains("tests=\"6\" failures=\"1\""), "{xml}");
+    assert!(xml.contains("expected blocked by &lt;path&gt;"), "{xml}");
+    service.write("cases.yaml", "agent: writer\ncases: [{tool: a, expects: b}]");
+    let unreadable = test().output().await.unwrap();
+    assert_eq!(unreadable.status.code(), Some(2), "{unreadable:?}");
+}

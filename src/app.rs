@@ -27,7 +27,8 @@ use crate::providers::wire::WireSettings;
 use crate::providers::{Provider, anthropic, ollama, openai, responses};
 use crate::run::Caller;
 use crate::runtime::{
-    self, Approver, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Webhooks, keys,
+    self, Approver, AuditKey, ChildIds, HeartbeatStore, PolicyBench, Runtime, Settings, Webhooks,
+    keys,
 };
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
@@ -283,6 +284,7 @@ impl Parts {
             max_crashes: config.runtime.max_crashes,
             retention: config.runtime.retention,
             audit_retention: config.audit.retention,
+            audit_key: config.audit_key.as_ref().and_then(|key| AuditKey::new(key.expose_secret())),
             approver: match config.governance.approver {
                 config::Approver::Any => Approver::Any,
                 config::Approver::NotTheCaller => Approver::NotTheCaller,

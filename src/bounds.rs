@@ -14,6 +14,7 @@ pub mod json;
 pub mod name;
 pub mod pattern;
 pub mod schema;
+pub mod secrets;
 pub mod template;
 pub mod text;
 pub mod yaml;

@@ -17,9 +17,11 @@ use std::net::SocketAddr;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
 use schemars::JsonSchema;
 use schemars::generate::SchemaSettings;
-use secrecy::{ExposeSecret, SecretString};
+use secrecy::{ExposeSecret, SecretSlice, SecretString};
 use serde::Deserialize;
 use url::Url;
 
@@ -76,6 +78,8 @@ pub struct Config {
     pub capabilities: BTreeMap<String, CapabilityOverrides>,
     pub governance: Governance,
     pub audit: Audit,
+    /// What signs closed stretches of the audit log, as bytes.
+    pub audit_key: Option<SecretSlice<u8>>,
     pub webhooks: Webhooks,
     pub telemetry: Telemetry,
     /// `TOOLLOOP_ADMIN_KEY`: the complete first admin key.
@@ -245,13 +249,15 @@ pub enum Approver {
 }
 
 /// `[audit]`
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Deserialize, JsonSchema)]
+#[derive(Debug, Clone, PartialEq, Eq, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Audit {
     /// How long an audit record is kept; `never` deletes none.
     #[serde(deserialize_with = "values::retention::<1_000, 3_153_600_000, _>")]
     #[schemars(schema_with = "values::retention_schema")]
     pub retention: Option<Duration>,
+    /// The environment variable with the key that signs closed stretches; empty: they are not signed.
+    pub key_env: String,
 }
 
 /// `[telemetry]`
@@ -413,6 +419,7 @@ fn resolve(
         prices: settings.prices,
         capabilities: settings.capabilities,
         governance: settings.governance,
+        audit_key: audit_key(&settings.audit.key_env, &sources, &env)?,
         audit: settings.audit,
         webhooks: webhooks::resolve(&settings.webhooks, &sources, &env)?,
         telemetry: settings.telemetry,
@@ -444,6 +451,23 @@ fn add_environment(sources: &mut Sources, env: &HashMap<String, String>) {
             sources.add_variable(name, segments, env.get(name).cloned().unwrap_or_default());
         }
     }
+}
+
+/// The key that a variable holds, in base64.
+fn audit_key(
+    variable: &str,
+    sources: &Sources,
+    env: &HashMap<String, String>,
+) -> Result<Option<SecretSlice<u8>>, ConfigError> {
+    if variable.is_empty() {
+        return Ok(None);
+    }
+    let key = env.get(variable).and_then(|key| BASE64_STANDARD.decode(key.trim()).ok());
+    let Some(key) = key.filter(|key| (32..=64).contains(&key.len())) else {
+        let message = format!("the variable {variable} must hold the base64 of 32 to 64 bytes");
+        return Err(sources.error("audit.key_env", message));
+    };
+    Ok(Some(key.into()))
 }
 
 /// Checks the scheme, and resolves a relative SQLite path.

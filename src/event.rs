@@ -25,7 +25,7 @@ mod scan;
 mod totals;
 mod waiting;
 
-pub use audit::{Act, AuditAction, AuditRecord, SECRET_NAMES, SERVICE};
+pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
 pub use labels::{LabelCause, LabelsChanged};
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use waiting::{Awaited, Resolution, Resolved, WaitKind};

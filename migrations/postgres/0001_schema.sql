@@ -197,6 +197,9 @@ CREATE TABLE audit_log (
     outcome     text        NOT NULL,
     arguments   text        NOT NULL,
     labels      text,
+    -- The definition that the run executes, and the pattern of it that decided.
+    definition_hash text,
+    pattern     text,
     PRIMARY KEY (tenant, at, id)
 );
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
@@ -205,6 +208,23 @@ CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+-- Closed stretches of a tenant's audit log, 1, 2, 3 …: `members` are the ids of its records in their order, 16 bytes each;
+-- `hash` is of those records and the hash of the stretch before it.
+CREATE TABLE audit_stretches (
+    tenant    text        NOT NULL,
+    number    bigint      NOT NULL,
+    first_at  timestamptz NOT NULL,
+    last_at   timestamptz NOT NULL,
+    closed_at timestamptz NOT NULL,
+    records   bigint      NOT NULL,
+    members   bytea       NOT NULL,
+    previous  bytea       NOT NULL,
+    hash      bytea       NOT NULL,
+    signature bytea,
+    PRIMARY KEY (tenant, number)
+);
+CREATE INDEX audit_stretches_by_age ON audit_stretches (tenant, last_at);
 
 -- What deleted runs took, by the hour in which they were accepted. A NULL cost is not known.
 CREATE TABLE past_usage (

@@ -169,6 +169,8 @@ CREATE TABLE audit_log (
     outcome     TEXT    NOT NULL,
     arguments   TEXT    NOT NULL,
     labels      TEXT,
+    definition_hash TEXT,
+    pattern     TEXT,
     PRIMARY KEY (tenant, at, id)
 ) STRICT;
 CREATE INDEX audit_by_run ON audit_log (run_id) WHERE run_id IS NOT NULL;
@@ -177,6 +179,21 @@ CREATE INDEX audit_by_tool ON audit_log (tenant, tool, at DESC, id DESC);
 CREATE INDEX audit_by_subject ON audit_log (tenant, subject, at DESC, id DESC);
 CREATE INDEX audit_by_outcome ON audit_log (tenant, outcome, at DESC, id DESC) WHERE outcome <> 'succeeded';
 CREATE INDEX audit_refused ON audit_log (tenant, decision, at DESC, id DESC) WHERE decision <> 'allowed';
+
+CREATE TABLE audit_stretches (
+    tenant    TEXT    NOT NULL,
+    number    INTEGER NOT NULL,
+    first_at  INTEGER NOT NULL,
+    last_at   INTEGER NOT NULL,
+    closed_at INTEGER NOT NULL,
+    records   INTEGER NOT NULL,
+    members   BLOB    NOT NULL,
+    previous  BLOB    NOT NULL,
+    hash      BLOB    NOT NULL,
+    signature BLOB,
+    PRIMARY KEY (tenant, number)
+) STRICT, WITHOUT ROWID;
+CREATE INDEX audit_stretches_by_age ON audit_stretches (tenant, last_at);
 
 CREATE TABLE past_usage (
     tenant              TEXT    NOT NULL,

@@ -6,6 +6,7 @@
 //! 0 success, 1 failure, 2 wrong usage or configuration, 3 the run waits for an answer,
 //! 130 cancelled.
 
+mod audit;
 mod client;
 mod doctor;
 mod event_follower;
@@ -91,6 +92,9 @@ enum Command {
     /// Judge recorded tool calls by another definition; test a policy with cases
     #[command(subcommand)]
     Policy(policy::PolicyCommand),
+    /// Verify and export the audit log
+    #[command(subcommand)]
+    Audit(audit::AuditCommand),
     /// List the model providers, and the models that agents use
     Models(JsonArg),
     /// Make files of tools from descriptions of APIs
@@ -189,6 +193,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,
         Command::Runs(command) => return runs::runs(&flags, command).await,
         Command::Keys(command) => keys::keys(&flags, command).await?,
+        Command::Audit(command) => return audit::audit(&flags, command).await,
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,
         Command::Tools(command) => tools::tools(command)?,
         Command::Check(JsonArg { json }) => return check(&Config::read(&flags)?, json),

@@ -60,21 +60,6 @@ pub struct Act {
 /// The subject of what the service does by itself.
 pub const SERVICE: &str = "service";
 
-/// Parts of names of arguments whose values are neither audited nor remembered.
-pub const SECRET_NAMES: [&str; 11] = [
-    "token",
-    "password",
-    "passwd",
-    "secret",
-    "api_key",
-    "apikey",
-    "api-key",
-    "authorization",
-    "private_key",
-    "privatekey",
-    "private-key",
-];
-
 /// An entry of the audit log: a decision and, if the call was executed, its outcome.
 #[derive(Debug, Clone, PartialEq)]
 pub struct AuditRecord {
@@ -85,6 +70,8 @@ pub struct AuditRecord {
     pub tool: String,
     /// The rule that decided; `none` if no rule objected.
     pub rule: String,
+    /// The pattern of that rule which decided, if it was one.
+    pub pattern: Option<String>,
     /// `allowed`, `warned`, `escalated` or `blocked`.
     pub decision: String,
     /// Why, in words.

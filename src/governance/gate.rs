@@ -58,6 +58,8 @@ pub(super) enum Ruling {
     /// With a clause that a person can decide on if it escalates, and that a model can act on if it
     /// blocks. The gate puts the decision and the rule's name before it.
     Objection(Decision, String),
+    /// The same, because of a pattern of the definition.
+    Matched(Decision, String, String),
     /// The rule cannot decide, for this reason; the call is blocked.
     Undecided(String),
 }
@@ -124,6 +126,8 @@ pub enum Verdict {
         decision: Decision,
         /// The rule that warned or escalated, else `none`.
         rule: &'static str,
+        /// The pattern of that rule which decided, if it was one.
+        pattern: Option<String>,
         /// The warning, or the reason of the escalation and who approved.
         reason: Option<String>,
     },
@@ -132,6 +136,8 @@ pub enum Verdict {
         decision: Decision,
         /// The rule that objected.
         rule: &'static str,
+        /// The pattern of that rule which decided, if it was one.
+        pattern: Option<String>,
         /// A sentence that names the rule, for the audit log, and for the person who decides or the
         /// model that was refused.
         reason: String,
@@ -224,16 +230,19 @@ impl Gate {
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };
-        let mut strictest: Option<(Decision, &'static str, String)> = None;
+        let mut strictest: Option<(Decision, &'static str, String, Option<String>)> = None;
         for (name, rule) in RULES {
-            let (decision, reason) = match rule(&question) {
+            let (decision, reason, pattern) = match rule(&question) {
                 Ruling::NoObjection => continue,
-                Ruling::Objection(decision, reason) => (decision, reason),
-                Ruling::Undecided(why) => (Decision::Blocked, format!("it cannot decide: {why}")),
+                Ruling::Objection(decision, reason) => (decision, reason, None),
+                Ruling::Matched(decision, reason, pattern) => (decision, reason, Some(pattern)),
+                Ruling::Undecided(why) => {
+                    (Decision::Blocked, format!("it cannot decide: {why}"), None)
+                }
             };
             let (decision, reason) = self.policy.enforced(name, decision, reason);
             if strictest.as_ref().is_none_or(|(so_far, ..)| *so_far < decision) {
-                strictest = Some((decision, name, reason));
+                strictest = Some((decision, name, reason, pattern));
             }
         }
         let approved_by = call.approved_by;
@@ -244,17 +253,20 @@ impl Gate {
             directory: call.directory,
             has_shown_private: Arc::default(),
         };
-        let Some((decision, rule, reason)) = strictest else {
+        let Some((decision, rule, reason, pattern)) = strictest else {
             return Verdict::Pass {
                 permit,
                 decision: Decision::Allowed,
                 rule: "none",
+                pattern: None,
                 reason: None,
             };
         };
         match decision {
-            Decision::Allowed => Verdict::Pass { permit, decision, rule, reason: None },
-            Decision::Warned => Verdict::Pass { permit, decision, rule, reason: Some(reason) },
+            Decision::Allowed => Verdict::Pass { permit, decision, rule, pattern, reason: None },
+            Decision::Warned => {
+                Verdict::Pass { permit, decision, rule, pattern, reason: Some(reason) }
+            }
             Decision::Escalated => {
                 let asks = format!("The {rule} rule asks for an approval: {reason}.");
                 match approved_by {
@@ -262,14 +274,16 @@ impl Gate {
                         permit,
                         decision,
                         rule,
+                        pattern,
                         reason: Some(format!("{asks} Approved by {by}.")),
                     },
-                    None => Verdict::Stop { decision, rule, reason: asks },
+                    None => Verdict::Stop { decision, rule, pattern, reason: asks },
                 }
             }
             Decision::Blocked => Verdict::Stop {
                 decision,
                 rule,
+                pattern,
                 reason: format!("Blocked by the {rule} rule: {reason}."),
             },
         }

@@ -57,7 +57,7 @@ fn judged(
         Verdict::Pass { decision, rule, reason, .. } => {
             (decision, rule, reason.unwrap_or_default())
         }
-        Verdict::Stop { decision, rule, reason } => (decision, rule, reason),
+        Verdict::Stop { decision, rule, reason, .. } => (decision, rule, reason),
     }
 }
 
@@ -363,7 +363,9 @@ fn a_permit_holds_the_actions_and_shows_only_what_may_be_read() {
     let verdict = Gate::new(&policy)
         .unwrap()
         .judge(&["admin".to_owned()], call("file_ops", Once, vec![action("r src")]));
-    let Verdict::Pass { permit, decision, rule, reason } = verdict else { panic!("{verdict:?}") };
+    let Verdict::Pass { permit, decision, rule, reason, .. } = verdict else {
+        panic!("{verdict:?}")
+    };
     assert_eq!((decision, rule, reason), (Allowed, "none", None));
     assert_eq!(permit.actions(), [action("r src")]);
     assert!(!permit.allows_destruction());

@@ -158,7 +158,10 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             return Ruling::Undecided(format!("{path:?} is not a normalised path"));
         }
         let reason = if let Some(pattern) = rules.denied_by(&question.call.directory, path) {
-            format!("{path:?} may not be {verb}, it is denied by {pattern}; choose another path")
+            let reason = format!(
+                "{path:?} may not be {verb}, it is denied by {pattern}; choose another path"
+            );
+            return Ruling::Matched(Decision::Blocked, reason, pattern.to_owned());
         } else if allowed.matching(path).is_none() {
             format!("{path:?} may not be {verb}; what may be {verb} is {}", allowed.listed())
         } else {

@@ -40,7 +40,7 @@ pub(super) fn judge(question: &Question<'_>) -> Ruling {
             } else {
                 format!("the policy for {policy} denies every call of {tool}; do without it")
             };
-            Ruling::Objection(decision, reason)
+            Ruling::Matched(decision, reason, policy.to_owned())
         },
     )
 }

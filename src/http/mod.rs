@@ -22,8 +22,8 @@ use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
 use self::edge::{key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, events, health, invoke, keys, policy, run_parts, runs, sessions,
-    stats, tools, webhooks,
+    agents, approvals, audit, audit_stretches, events, health, invoke, keys, policy, run_parts,
+    runs, sessions, stats, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -93,6 +93,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(keys::list_keys))
         .routes(routes!(keys::revoke_key))
         .routes(routes!(audit::list_audit))
+        .routes(routes!(audit_stretches::list_audit_stretches))
         .routes(routes!(health::healthz))
         .routes(routes!(health::readyz))
         .routes(routes!(metrics::metrics))

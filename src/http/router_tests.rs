@@ -61,6 +61,7 @@ async fn state(auth: Auth) -> HttpState {
         max_crashes: 3,
         retention: None,
         audit_retention: None,
+        audit_key: None,
         approver: runtime::Approver::Any,
         rate_limit: crate::store::RateLimit { per_minute: 300, burst: 60 },
         webhooks: None,

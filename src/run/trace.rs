@@ -17,6 +17,8 @@ const LONGEST_REST: usize = 128;
 pub struct RunOrigin {
     pub agent: String,
     pub agent_version: String,
+    /// What the run executes.
+    pub definition_hash: String,
     pub session_id: Option<String>,
     /// Whether another run started it.
     pub is_child: bool,

@@ -4,6 +4,7 @@
 //! Reads do not come through here: handlers ask the store. Wire formats are `http/`'s, decisions
 //! inside a run the engine's.
 
+mod audit_chain;
 mod background;
 mod bus;
 mod child_ids;
@@ -62,6 +63,7 @@ use crate::tools::Tool;
 use crate::tools::registry::Registry;
 use crate::tools::use_skill::UseSkill;
 
+pub use audit_chain::AuditKey;
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
@@ -100,6 +102,8 @@ pub struct Settings {
     pub retention: Option<Duration>,
     /// How long an entry of the audit log is kept; for ever where absent.
     pub audit_retention: Option<Duration>,
+    /// What signs the stretches of the audit log; absent: they are not signed.
+    pub audit_key: Option<AuditKey>,
     /// Who may approve a call.
     pub approver: Approver,
     /// How often a key may invoke, and how many calls of tools its runs may make, where the key

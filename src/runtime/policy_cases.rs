@@ -128,7 +128,7 @@ impl PolicyBench {
         };
         let (decision, rule, reason) = match self.executor.judge(&case.scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
-            Verdict::Stop { decision, rule, reason } => (decision, rule, Some(reason)),
+            Verdict::Stop { decision, rule, reason, .. } => (decision, rule, Some(reason)),
         };
         Decided { decision: decision.as_str().to_owned(), rule: rule.to_owned(), reason }
     }

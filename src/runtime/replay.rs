@@ -339,7 +339,7 @@ impl<'r> RunReplay<'r> {
         };
         match self.judged.gate.judge(scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
-            Verdict::Stop { decision, rule, reason } => (decision, rule, Some(reason)),
+            Verdict::Stop { decision, rule, reason, .. } => (decision, rule, Some(reason)),
         }
     }
 }

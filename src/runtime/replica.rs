@@ -63,6 +63,7 @@ impl Runtime {
         if let Some(retention) = inner.settings.audit_retention {
             tokio::spawn(self.clone().forget_after(retention, Kept::Audit));
         }
+        tokio::spawn(self.clone().close_audit());
         tokio::spawn(self.clone().write_logins());
         inner.deliveries.spawn(self.clone().deliver_webhooks());
         Ok(())

@@ -82,6 +82,7 @@ impl RunIdentity {
         let origin = RunOrigin {
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
+            definition_hash: new.definition.hash.clone(),
             session_id: new.session_id.clone(),
             is_child: new.parent_run_id.is_some(),
             is_observed: false, // until its plan is known

@@ -110,10 +110,12 @@ impl Store {
         answer: &Answer,
     ) -> Result<Option<RunRecord>, StoreError> {
         let mut tx = self.backend.begin(Work::Control).await?;
-        if tx.run(one_run(tenant, run).push("{for_update}")).await?.is_empty() {
+        let locked = tx.run(one_run(tenant, run).push("{for_update}")).await?;
+        let Some(asking) = locked.first() else {
             tx.commit().await?;
             return Ok(None);
-        }
+        };
+        let definition = asking.read("definition_hash")?;
         let kinds: Vec<String> = answer.kinds.iter().map(|kind| kind.as_str().into()).collect();
         let take = Query::new(
             "UPDATE approvals SET status = :status, decided_at = {now}, decided_by = :by, \
@@ -134,7 +136,7 @@ impl Store {
             return Ok(None);
         }
         if let Some(record) = &answer.audit {
-            let row = AuditRow::of_call(tenant, &answer.decided_by, run, record);
+            let row = AuditRow::of_call(tenant, &answer.decided_by, run, definition, record);
             tx.run(insert("audit_log", row)).await?;
         }
         requeue_answered(&mut *tx, &[run]).await?;

@@ -1,9 +1,12 @@
 //! The audit log: rows are added, and deleted by nothing but its own retention.
 
+use std::collections::BTreeMap;
+
 use chrono::{DateTime, SubsecRound, Utc};
 use serde_json::{Value, json};
 use uuid::Uuid;
 
+use super::audit_chain::{TENANTS, delete_stretches};
 use super::backend::{Transaction, Work};
 use super::projection::audit_id;
 use super::sql::Query;
@@ -12,14 +15,15 @@ use super::{Store, StoreError};
 use crate::clock;
 use crate::event::{Act, AuditAction, AuditRecord, SERVICE};
 
-/// All tenants that have entries, by one look-up each; the last row is NULL.
-const TENANTS: &str = "WITH RECURSIVE tenants (tenant) AS (SELECT min(tenant) FROM audit_log \
-    UNION ALL SELECT (SELECT min(tenant) FROM audit_log a WHERE a.tenant > t.tenant) \
-    FROM tenants t WHERE t.tenant IS NOT NULL) ";
-
 impl AuditRow {
     /// What was decided on a call of a run, and done.
-    pub(super) fn of_call(tenant: &str, subject: &str, run: Uuid, record: &AuditRecord) -> Self {
+    pub(super) fn of_call(
+        tenant: &str,
+        subject: &str,
+        run: Uuid,
+        definition_hash: Option<String>,
+        record: &AuditRecord,
+    ) -> Self {
         let record = record.clone();
         Self {
             tenant: tenant.to_owned(),
@@ -37,6 +41,8 @@ impl AuditRow {
             labels: record.labels.names(),
             outcome: record.outcome,
             duration_ms: record.duration_ms,
+            definition_hash,
+            pattern: record.pattern,
         }
     }
 
@@ -60,6 +66,8 @@ impl AuditRow {
             labels: Vec::new(),
             outcome: outcome.to_owned(),
             duration_ms: None,
+            definition_hash: None,
+            pattern: None,
         }
     }
 }
@@ -81,27 +89,46 @@ impl Store {
         self.backend.write(Work::Data, row).await.map(drop)
     }
 
-    /// Deletes up to `limit` entries of all tenants that were written before that instant, and
-    /// records that; how many.
+    /// Deletes about `limit` entries of all tenants that were written before that instant, and records
+    /// that; how many. What is closed goes in whole stretches, the oldest first, so that the chain of
+    /// those that are left can be followed.
     pub async fn delete_audit(&self, before: DateTime<Utc>, limit: u32) -> Result<u64, StoreError> {
         let mut tx = self.backend.begin(Work::Data).await?;
+        let turn = tx.run(Query::new("SELECT {try_audit} AS is_mine")).await?;
+        if !turn.first().map_or(Ok(false), |row| row.read("is_mine"))? {
+            tx.commit().await?;
+            return Ok(0);
+        }
+        let mut deleted = 0;
+        let mut counts = BTreeMap::<String, (u64, Option<i64>)>::new();
+        for (tenant, records, through) in delete_stretches(&mut *tx, before, limit).await? {
+            deleted += records;
+            counts.insert(tenant, (records, Some(through)));
+        }
+        let left = limit.saturating_sub(u32::try_from(deleted).unwrap_or(u32::MAX));
         let delete = Query::new(TENANTS).push(
-            "DELETE FROM audit_log WHERE (tenant, at, id) IN (SELECT tenant, at, id \
-             FROM audit_log WHERE tenant IN (SELECT tenant FROM tenants) AND at < :before \
-             LIMIT :limit{skip_locked}) RETURNING tenant, action",
+            "DELETE FROM audit_log WHERE (tenant, at, id) IN (SELECT a.tenant, a.at, a.id \
+             FROM audit_log a WHERE a.tenant IN (SELECT tenant FROM tenants) AND a.at < :before \
+             AND NOT EXISTS (SELECT 1 FROM audit_stretches s WHERE s.tenant = a.tenant \
+             AND s.last_at >= a.at) LIMIT :limit) RETURNING tenant, action",
         );
-        let deleted = tx.run(delete.bind("before", before).bind("limit", limit)).await?;
-        let mut counts = std::collections::BTreeMap::<String, u64>::new();
-        for row in &deleted {
+        let open = tx.run(delete.bind("before", before).bind("limit", left)).await?;
+        for row in &open {
             // Otherwise the record of a deletion would be followed by that of its own, for ever.
             let counted = row.read::<AuditAction>("action")? != AuditAction::AuditDeleted;
-            *counts.entry(row.read("tenant")?).or_default() += u64::from(counted);
+            counts.entry(row.read("tenant")?).or_default().0 += u64::from(counted);
         }
-        for (tenant, records) in counts.into_iter().filter(|(_, records)| *records > 0) {
-            let details = json!({"records": records, "before": before});
+        for (tenant, (records, through)) in counts {
+            if records == 0 && through.is_none() {
+                continue;
+            }
+            let mut details = json!({"records": records, "before": before});
+            if let Some(through) = through {
+                details["through"] = through.into();
+            }
             note(&mut *tx, by_service(tenant, AuditAction::AuditDeleted, details)).await?;
         }
         tx.commit().await?;
-        Ok(deleted.len() as u64)
+        Ok(deleted + open.len() as u64)
     }
 }

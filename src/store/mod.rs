@@ -8,6 +8,7 @@
 
 mod approvals;
 mod audit;
+mod audit_chain;
 mod backend;
 mod batch;
 mod budget;
@@ -51,6 +52,7 @@ use self::sql::Query;
 use crate::clock;
 
 pub use approvals::{Answer, ApprovalFilter, ApprovalStatus};
+pub use audit_chain::{CheckedStretch, Closing};
 pub use budget::{Ownership, Settled, SharedBudget};
 pub use keys::{KeyStored, Revocation, Revoked};
 pub use ownership::{CancelOutcome, GivenBack};
@@ -59,7 +61,7 @@ pub use replicas::{Swept, Watch};
 pub use rows::*;
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
-    Observation, RunRecord, SessionRecord, ToolCallRecord, ToolStats, UsageStats,
+    Observation, RunRecord, SessionRecord, Stretch, ToolCallRecord, ToolStats, UsageStats,
 };
 pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
 

@@ -1,17 +1,16 @@
 //! What later runs may recall of a run: its events in a few words each.
 //!
-//! Text that the model or a tool marked as private is left out, values of names that look
-//! like secrets are removed, and what is left is cut to size. Words of a query are taken from it
+//! Text that the model or a tool marked as private is left out, what looks like
+//! a secret is removed, and what is left is cut to size. Words of a query are taken from it
 //! one by one, so that nothing in a text is ever syntax. Whether a run is observed at all is
 //! decided where it is started.
 
 use std::collections::HashSet;
-use std::sync::LazyLock;
 
 use super::RunWrite;
 use super::tables::Observation;
-use crate::bounds::pattern::{Author, Pattern};
-use crate::event::{Event, RunEvent, SECRET_NAMES, ToolCallCompleted};
+use crate::bounds::secrets::redacted;
+use crate::event::{Event, RunEvent, ToolCallCompleted};
 use crate::message::CallTarget;
 
 /// Bytes of an observation.
@@ -35,15 +34,6 @@ const STOP_WORDS: [&str; 46] = [
 
 const OPENING: &str = "<private>";
 const CLOSING: &str = "</private>";
-
-/// The value behind a name that looks like that of a secret.
-#[expect(clippy::unwrap_used, reason = "a constant that a test compiles")]
-static SECRET: LazyLock<Pattern> = LazyLock::new(|| {
-    let name = SECRET_NAMES.join("|");
-    let value = r#"(?:bearer\s+|basic\s+)?(?:"[^"]*"|'[^']*'|[^\s,;}\])]+)"#;
-    let whole = format!(r#"(?i)([\w-]*(?:{name})[\w-]*["']?\s*[:=]\s*){value}"#);
-    Pattern::compile(&whole, Author::Operator).unwrap()
-});
 
 /// What is kept of an event of an observed run, if anything.
 pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation> {
@@ -124,7 +114,7 @@ fn of_call(write: &RunWrite, call: &ToolCallCompleted) -> String {
 /// A text as it is kept.
 fn presentable(text: &str) -> String {
     let text = without_private(text).replace('\0', "");
-    cut(SECRET.replace_behind_group(&text, "[redacted]").trim(), MAX_CONTENT)
+    cut(redacted(&text).trim(), MAX_CONTENT)
 }
 
 /// A text without what stands between the marks; one that is never closed reaches to the end.

@@ -14,7 +14,7 @@ fn private_text_is_left_out_and_secrets_are_removed() {
         ("a <private>never closed", "a"),
         ("<private>all</private>", ""),
         ("a </private> b", "a </private> b"),
-        (r#"{"api_key": "k1", "n": 1}"#, r#"{"api_key": [redacted], "n": 1}"#),
+        (r#"{"api_key": "k1", "n": 1}"#, r#"{"api_key": "[redacted]", "n": 1}"#),
         ("password=hunter2 and more", "password=[redacted] and more"),
         ("Authorization: Bearer abc.def", "Authorization: [redacted]"),
         ("my secret garden", "my secret garden"),

@@ -90,7 +90,9 @@ pub fn project(owner: &str, batch: &[RunWrite]) -> Result<Changes, StoreError> {
         }
         changes.audit.extend(write.audit.iter().map(|record| {
             let Caller { tenant, subject, .. } = write.caller.as_ref();
-            AuditRow::of_call(tenant, subject, write.run_id, record)
+            let origin = write.origin.as_ref();
+            let definition = origin.map(|origin| origin.definition_hash.clone());
+            AuditRow::of_call(tenant, subject, write.run_id, definition, record)
         }));
         changes
             .observations

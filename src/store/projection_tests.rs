@@ -218,6 +218,7 @@ fn an_audit_record_has_the_same_id_each_time_it_is_written() {
         call_id,
         tool: "t".into(),
         rule: "none".into(),
+        pattern: None,
         decision: "allowed".into(),
         reason: None,
         arguments: "{}".into(),

@@ -208,6 +208,9 @@ impl Dialect {
             // Rows that are decided on are locked first; SQLite has one writer.
             "for_update" => (" FOR UPDATE", ""),
             "skip_locked" => (" FOR UPDATE SKIP LOCKED", ""),
+            // Whether nobody else changes what of the audit log is closed, until the end of the
+            // transaction.
+            "try_audit" => ("pg_try_advisory_xact_lock(7411)", "1"),
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),
             "json_array" => ("json_agg", "json_group_array"),

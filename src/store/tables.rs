@@ -320,6 +320,24 @@ table! {
         labels: Vec<String>,
         outcome: String,
         duration_ms: Option<u64>,
+        definition_hash: Option<String>,
+        pattern: Option<String>,
+    }
+}
+
+table! {
+    /// Records of the audit log that were closed together.
+    both Stretch {
+        tenant: String,
+        number: i64,
+        first_at: DateTime<Utc>,
+        last_at: DateTime<Utc>,
+        closed_at: DateTime<Utc>,
+        records: u32,
+        members: Vec<u8>,
+        previous: Vec<u8>,
+        hash: Vec<u8>,
+        signature: Option<Vec<u8>>,
     }
 }
 

@@ -4,6 +4,7 @@
 //! and no secret is logged at `info` or above. Lines are copied into a bounded buffer, which a
 //! dedicated thread writes. Lines that do not fit are dropped and counted.
 
+use std::borrow::Cow;
 use std::fs::File;
 use std::io::{self, ErrorKind, IsTerminal as _, Write};
 use std::os::fd::AsFd as _;
@@ -12,8 +13,10 @@ use std::thread;
 use std::time::Duration;
 
 use parking_lot::{Condvar, Mutex, MutexGuard};
+use serde_json::Value;
 use tracing_subscriber::EnvFilter;
 
+use crate::bounds::secrets::{redact, redacted};
 use crate::message::visible::escaped;
 
 const FILTER_VARIABLE: &str = "TOOLLOOP_LOG";
@@ -198,8 +201,11 @@ fn write_all(reader: &mut impl Write, mut text: &[u8]) {
 impl Write for LineWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
         match self.lines {
-            Lines::Json => self.buffer.add(line),
-            lines => self.buffer.add(one_line(line, lines == Lines::Coloured).as_bytes()),
+            Lines::Json => self.buffer.add(&json_line(line)),
+            lines => {
+                let line = one_line(line, lines == Lines::Coloured);
+                self.buffer.add(redacted(&line).as_bytes());
+            }
         }
         Ok(line.len())
     }
@@ -207,6 +213,17 @@ impl Write for LineWriter {
     fn flush(&mut self) -> io::Result<()> {
         Ok(())
     }
+}
+
+/// A line without what looks like a secret; as it is, where it is not JSON.
+fn json_line(line: &[u8]) -> Cow<'_, [u8]> {
+    let Ok(mut document) = serde_json::from_slice::<Value>(line) else { return line.into() };
+    let before = document.clone();
+    redact(&mut document);
+    if document == before {
+        return line.into();
+    }
+    format!("{document}\n").into_bytes().into()
 }
 
 /// A line in which no text from outside looks like another line, moves the cursor or is not seen. Colours are the formatter's: it escapes the sequences of others.

@@ -12,6 +12,7 @@ use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, Promet
 use parking_lot::RwLock;
 
 use super::{ModelTry, Observed, TelemetryError, began};
+use crate::bounds::secrets::redacted;
 use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
 use crate::message::{CallTarget, Usage};
 use crate::run::RunOrigin;
@@ -278,7 +279,7 @@ impl<Rest: Eq + Hash + Copy> Family<Rest> {
 }
 
 fn named(key: &'static str, value: &str) -> Label {
-    Label::new(key, value.to_owned())
+    Label::new(key, redacted(value).into_owned())
 }
 
 fn fixed(key: &'static str, value: &'static str) -> Label {

@@ -68,6 +68,7 @@ pub fn decided(
         call_id,
         tool: tool.to_owned(),
         rule: rule.to_owned(),
+        pattern: None,
         decision: decision.as_str().to_owned(),
         reason: Some(reason),
         arguments: shown(arguments, canonical_json(arguments.clone())),

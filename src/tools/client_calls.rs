@@ -64,23 +64,23 @@ impl Executor {
         let shown_arguments = shown(&arguments, canonical_json(arguments.clone()));
         let own_tools = [format!("tools:{}", call.name)];
         match self.judge(&own_tools, question) {
-            Verdict::Pass { decision, rule, reason, .. } => {
+            Verdict::Pass { decision, rule, pattern, reason, .. } => {
                 let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
                 let audit = not_executed(call, decision, rule, reason, shown_arguments);
+                let audit = AuditRecord { pattern, ..audit };
                 ClientCall::Permitted(Box::new(ClientPermit { arguments, actions, audit }))
             }
-            Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
+            Verdict::Stop { decision: Decision::Escalated, rule, pattern, reason } => {
                 let audit =
                     not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                let audit = AuditRecord { pattern, ..audit };
                 ClientCall::Escalated(Box::new(Escalated { arguments, actions, reason, audit }))
             }
-            Verdict::Stop { rule, reason, .. } => ClientCall::Answered(Box::new(blocked(
-                call,
-                rule,
-                reason,
-                shown_arguments,
-                actions,
-            ))),
+            Verdict::Stop { rule, pattern, reason, .. } => {
+                let mut refused = blocked(call, rule, reason, shown_arguments, actions);
+                refused.audit = refused.audit.map(|audit| AuditRecord { pattern, ..audit });
+                ClientCall::Answered(Box::new(refused))
+            }
         }
     }
 }

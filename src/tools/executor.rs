@@ -105,6 +105,7 @@ pub struct Ready {
     arguments: Value,
     context: ToolContext,
     rule: &'static str,
+    pattern: Option<String>,
     is_concurrent: bool,
     per_minute: Option<u32>,
     /// For the audit log.
@@ -187,6 +188,7 @@ impl Ready {
             call_id: self.started.call_id,
             tool: self.started.tool.clone(),
             rule: self.rule.to_owned(),
+            pattern: self.pattern.clone(),
             decision: self.started.decision.clone(),
             reason: self.started.reason.clone(),
             arguments: self.shown_arguments.clone(),
@@ -395,7 +397,7 @@ impl Executor {
             directory: scope.workspace.directory(),
         };
         Ok(match self.gate.judge(&scope.caller.scopes, question) {
-            Verdict::Pass { permit, decision, rule, reason } => {
+            Verdict::Pass { permit, decision, rule, pattern, reason } => {
                 let started = ToolCallStarted {
                     call_id: call.id,
                     tool: call.name.clone(),
@@ -415,18 +417,22 @@ impl Executor {
                     arguments,
                     context,
                     rule,
+                    pattern,
                     is_concurrent,
                     per_minute: options.per_minute,
                     shown_arguments,
                 })
             }
-            Verdict::Stop { decision: Decision::Escalated, rule, reason } => {
+            Verdict::Stop { decision: Decision::Escalated, rule, pattern, reason } => {
                 let audit =
                     not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
+                let audit = AuditRecord { pattern, ..audit };
                 Prepared::Escalated(Escalated { arguments, actions: judged, reason, audit })
             }
-            Verdict::Stop { rule, reason, .. } => {
-                Prepared::Answered(blocked(call, rule, reason, shown_arguments, judged))
+            Verdict::Stop { rule, pattern, reason, .. } => {
+                let mut finished = blocked(call, rule, reason, shown_arguments, judged);
+                finished.audit = finished.audit.map(|audit| AuditRecord { pattern, ..audit });
+                Prepared::Answered(finished)
             }
         })
     }

@@ -159,6 +159,7 @@ pub(super) fn not_executed(
         call_id: call.id,
         tool: call.name.clone(),
         rule: rule.to_owned(),
+        pattern: None,
         decision: decision.as_str().to_owned(),
         reason: Some(reason),
         arguments,
@@ -177,6 +178,7 @@ pub fn lost(call: &ToolCall) -> AuditRecord {
         call_id: call.id,
         tool: call.name.clone(),
         rule: "recovery".to_owned(),
+        pattern: None,
         decision: Decision::Allowed.as_str().to_owned(),
         reason: Some(
             "The run ended, or the service stopped, while this call was under way.".to_owned(),

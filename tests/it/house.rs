@@ -48,7 +48,7 @@ const ROOMS: &[(&str, &[&str])] = &[
         "http",
         &["clock", "message", "run", "event", "bounds", "runtime", "store", "agents", "tools"],
     ),
-    ("telemetry", &["clock", "message", "run", "event"]),
+    ("telemetry", &["clock", "message", "run", "event", "bounds"]),
 ];
 /// The only places that may import anything.
 const ASSEMBLY: &[&str] = &["app", "cli", "main", "lib"];

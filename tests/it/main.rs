@@ -7,6 +7,7 @@ mod access;
 mod answers;
 mod api;
 mod approvals;
+mod audit;
 mod bounds;
 mod calling;
 mod chromium;

@@ -4,6 +4,7 @@
 //! one database has, such as its lock file or its backends, is tested beside, in the same files.
 
 mod approvals;
+mod audit_chain;
 mod budgets;
 mod families;
 mod group_commit;
@@ -374,6 +375,7 @@ fn audited(call: &ToolCall, decision: &str) -> AuditRecord {
         call_id: call.id,
         tool: call.name.clone(),
         rule: "none".into(),
+        pattern: None,
         decision: decision.into(),
         reason: None,
         arguments: call.arguments.clone(),

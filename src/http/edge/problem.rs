@@ -5,6 +5,7 @@
 //! ([`super::layer`]) adds request id and instance, logs the cause once and writes the body. Modules
 //! below do not know HTTP, and no handler writes an error body of its own.
 
+use std::borrow::Cow;
 use std::time::{Duration, Instant};
 
 use axum::body::Body;
@@ -16,6 +17,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use crate::bounds::secrets::redacted;
 use crate::event::ValidationError;
 use crate::runtime::{AnswerError, StartError};
 use crate::store::StoreError;
@@ -304,8 +306,11 @@ fn is_first_of_outage() -> bool {
     last.is_none_or(|last| last.elapsed() > SAME_OUTAGE)
 }
 
-/// Cuts a text that repeats more than a refusal may; our own words are shorter.
+/// Cuts a text that repeats more than a refusal may, or a secret; our own words are neither.
 fn cut(text: &mut String) {
+    if let Cow::Owned(redacted) = redacted(text) {
+        *text = redacted;
+    }
     if text.len() > MAX_TEXT {
         text.truncate(text.floor_char_boundary(MAX_TEXT));
         text.push('…');

@@ -42,6 +42,12 @@ pub(crate) struct AuditView {
     /// The policy rule that decided; null without a call.
     #[schema(example = "path")]
     rule: Option<String>,
+    /// The pattern of that rule which decided, if it was one.
+    #[schema(example = "secret/**")]
+    pattern: Option<String>,
+    /// The hash of the definition that the run executes; null without a run.
+    #[schema(example = json!(null))]
+    definition_hash: Option<String>,
     /// The decision.
     #[schema(value_type = Decision, example = "blocked")]
     decision: String,
@@ -72,6 +78,8 @@ impl From<AuditRow> for AuditView {
             run_id: row.run_id,
             tool: row.tool,
             rule: row.rule,
+            pattern: row.pattern,
+            definition_hash: row.definition_hash,
             decision: row.decision,
             reason: row.reason,
             arguments: json_or_text(&row.arguments),

@@ -28,6 +28,9 @@ pub(crate) const LISTS: PageSize = PageSize { default: 50, max: 200 };
 /// For the parts of one run, agents and tools.
 pub(crate) const PARTS: PageSize = PageSize { default: 200, max: 1000 };
 
+/// For stretches of the audit log, of which each is compared with a thousand records.
+pub(crate) const STRETCHES: PageSize = PageSize { default: 20, max: 50 };
+
 /// One page of a list.
 #[derive(Debug, Serialize, ToSchema)]
 #[schema(as = Page)]
@@ -136,6 +139,15 @@ pub(crate) struct PartParams;
 impl IntoParams for PartParams {
     fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
         documented(PARTS)
+    }
+}
+
+/// `limit` and `cursor` of [`STRETCHES`], for the API document.
+pub(crate) struct StretchParams;
+
+impl IntoParams for StretchParams {
+    fn into_params(_: impl Fn() -> Option<ParameterIn>) -> Vec<Parameter> {
+        documented(STRETCHES)
     }
 }
 

@@ -9,8 +9,10 @@ use chrono::TimeDelta;
 use http::header::{CONTENT_TYPE, HeaderName, RETRY_AFTER, USER_AGENT};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use serde::Serialize;
+use serde_json::Value;
 
 use super::Webhooks;
+use crate::bounds::secrets::redact;
 use crate::clock;
 use crate::event::Event;
 use crate::outbound::{Request, Terms};
@@ -26,11 +28,11 @@ const JITTER: f64 = 0.2;
 
 /// What is sent: the same in every try.
 #[derive(Serialize)]
-struct Message<'e> {
+struct Message {
     #[serde(rename = "type")]
     kind: &'static str,
     timestamp: chrono::DateTime<chrono::Utc>,
-    data: &'e Event,
+    data: Value,
 }
 
 /// Sends an event, and says what became of it.
@@ -69,7 +71,9 @@ async fn post(
     event: &Event,
 ) -> Result<(StatusCode, Option<Duration>), String> {
     let url = webhooks.receivers.read(&delivery.url).map_err(|why| format!("its URL {why}"))?;
-    let message = Message { kind: event.what.type_name(), timestamp: event.at, data: event };
+    let mut data = serde_json::to_value(event).map_err(|error| error.to_string())?;
+    redact(&mut data);
+    let message = Message { kind: event.what.type_name(), timestamp: event.at, data };
     let body = serde_json::to_vec(&message).map_err(|error| error.to_string())?;
     let terms = Terms {
         addresses: webhooks.receivers.policy(&url),

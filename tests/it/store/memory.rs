@@ -16,6 +16,7 @@ fn observed(write: RunWrite, agent: &str) -> RunWrite {
     let origin = RunOrigin {
         agent: agent.into(),
         agent_version: "1".into(),
+        definition_hash: "d1".repeat(32),
         is_child: false,
         session_id: None,
         created_at: now(),

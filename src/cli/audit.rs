@@ -1,0 +1,204 @@
+//! `toolloop audit`: verify that the audit log is as it was written, and export it.
+//!
+//! With direct access to the database no key is needed and every tenant is accessible; over the
+//! network, the key determines the tenant. What is wrong is found by the service; here the order of
+//! the stretches is checked once more, so that no page can be left out.
+
+use std::process::ExitCode;
+
+use chrono::{DateTime, Utc};
+use clap::{Args, Subcommand};
+use serde_json::{Value, json};
+
+use super::client::{Client, TargetArgs};
+use super::output::{line as line_of, print, print_json};
+use super::{JsonArg, UsageError};
+use crate::config::Flags;
+use crate::runtime::keys::{DEFAULT_TENANT, is_tenant};
+
+const VERIFY_EXAMPLES: &str = "\
+Exit code 1 if anything was changed, deleted, added or reordered after it was closed. The newest number and hash can be
+kept elsewhere, which shows whether stretches at the end are missing.
+
+Examples:
+  toolloop audit verify
+  toolloop audit verify --tenant acme --json";
+
+const EXPORT_EXAMPLES: &str = "\
+Examples:
+  toolloop audit export --since 2026-01-01T00:00:00Z > audit.jsonl
+  toolloop audit export --ocsf --server https://toolloop.example.com --key \"$KEY\"";
+
+#[derive(Debug, Subcommand)]
+pub(super) enum AuditCommand {
+    /// Compare the audit log with its chain of hashes
+    #[command(after_help = VERIFY_EXAMPLES)]
+    Verify {
+        #[command(flatten)]
+        output: JsonArg,
+        #[command(flatten)]
+        access: AuditArgs,
+    },
+    /// Print audit records as JSON lines, newest first
+    #[command(after_help = EXPORT_EXAMPLES)]
+    Export {
+        /// Records after this time, e.g. 2026-01-01T00:00:00Z
+        #[arg(long, value_name = "TIME")]
+        since: Option<DateTime<Utc>>,
+        /// Records before this time
+        #[arg(long, value_name = "TIME")]
+        until: Option<DateTime<Utc>>,
+        /// As events of the Open Cybersecurity Schema Framework, class API Activity
+        #[arg(long)]
+        ocsf: bool,
+        #[command(flatten)]
+        access: AuditArgs,
+    },
+}
+
+/// Which tenant, and which service.
+#[derive(Debug, Args)]
+pub(super) struct AuditArgs {
+    /// The tenant; not with --server, where the key determines it [default: default]
+    #[arg(long)]
+    tenant: Option<String>,
+    #[command(flatten)]
+    target: TargetArgs,
+}
+
+pub(super) async fn audit(flags: &Flags, command: AuditCommand) -> anyhow::Result<ExitCode> {
+    let (AuditCommand::Verify { access, .. } | AuditCommand::Export { access, .. }) = &command;
+    let tenant = access.tenant.as_deref().unwrap_or(DEFAULT_TENANT);
+    if !is_tenant(tenant) {
+        let message = format!("--tenant: {tenant:?} does not match ^[a-z0-9][a-z0-9_-]{{0,63}}$");
+        return Err(UsageError(message).into());
+    }
+    if access.tenant.is_some() && access.target.server().is_some() {
+        return Err(UsageError("--tenant: the key determines the tenant".to_owned()).into());
+    }
+    let client = Client::open(&access.target, flags, tenant).await?;
+    let done = match &command {
+        AuditCommand::Verify { output, .. } => verify(&client, output.json).await,
+        AuditCommand::Export { since, until, ocsf, .. } => {
+            export(&client, *since, *until, *ocsf).await
+        }
+    };
+    client.close().await;
+    done
+}
+
+async fn verify(client: &Client, json: bool) -> anyhow::Result<ExitCode> {
+    let stretches = stretches(client).await?;
+    let number = |stretch: &Value| stretch.get("number").and_then(Value::as_i64);
+    let mut faults = Vec::new();
+    let mut records = 0;
+    for (place, stretch) in stretches.iter().enumerate() {
+        records += stretch.get("records").and_then(Value::as_u64).unwrap_or_default();
+        let told = stretch.get("faults").and_then(Value::as_array).into_iter().flatten();
+        let told = told.filter_map(Value::as_str).map(str::to_owned);
+        let before = place.checked_sub(1).and_then(|place| stretches.get(place));
+        let continues = |before: &Value| {
+            before.get("hash") == stretch.get("previous")
+                && number(before).map(|number| number + 1) == number(stretch)
+        };
+        let is_torn = before.is_some_and(|before| !continues(before));
+        let torn = is_torn.then(|| "it does not continue the stretch before it".to_owned());
+        let mut found: Vec<String> = told.chain(torn).collect();
+        found.dedup();
+        let number = number(stretch);
+        faults.extend(found.into_iter().map(|fault| json!({"stretch": number, "fault": fault})));
+    }
+    let newest = stretches.last();
+    let field = |name: &str| newest.and_then(|stretch| stretch.get(name)).cloned();
+    if json {
+        print_json(&json!({
+            "stretches": stretches.len(), "records": records, "faults": faults,
+            "newest": newest.map(|_| json!({"number": field("number"), "hash": field("hash")})),
+        }))?;
+    } else {
+        for fault in &faults {
+            let text = fault.get("fault").and_then(Value::as_str).unwrap_or_default();
+            print(&format!("stretch {}: {text}", fault.get("stretch").unwrap_or(&Value::Null)))?;
+        }
+        let verdict = if faults.is_empty() { "as they were written" } else { "NOT as written" };
+        let head = match (field("number"), field("hash").as_ref().and_then(Value::as_str)) {
+            (Some(number), Some(hash)) => format!("; the newest is number {number}, {hash}"),
+            _ => String::new(),
+        };
+        print(&format!(
+            "{} closed stretches with {records} records are {verdict}{head}.",
+            stretches.len()
+        ))?;
+    }
+    Ok(ExitCode::from(u8::from(!faults.is_empty())))
+}
+
+async fn stretches(client: &Client) -> anyhow::Result<Vec<Value>> {
+    let mut all = Vec::new();
+    let mut next = "/audit/stretches".to_owned();
+    loop {
+        let page = client.get(&next).await?;
+        all.extend(page.get("data").and_then(Value::as_array).into_iter().flatten().cloned());
+        match page.get("next_cursor").and_then(Value::as_str) {
+            Some(cursor) => next = format!("/audit/stretches?cursor={cursor}"),
+            None => return Ok(all),
+        }
+    }
+}
+
+async fn export(
+    client: &Client,
+    since: Option<DateTime<Utc>>,
+    until: Option<DateTime<Utc>>,
+    as_ocsf: bool,
+) -> anyhow::Result<ExitCode> {
+    let mut path = "/audit?limit=200".to_owned();
+    for (name, time) in [("created_after", since), ("created_before", until)] {
+        if let Some(time) = time {
+            path = format!("{path}&{name}={}", time.format("%Y-%m-%dT%H:%M:%S%.6fZ"));
+        }
+    }
+    let mut next = path.clone();
+    loop {
+        let page = client.get(&next).await?;
+        for record in page.get("data").and_then(Value::as_array).into_iter().flatten() {
+            let line = if as_ocsf { ocsf(record) } else { record.clone() };
+            line_of(&line.to_string())?;
+        }
+        match page.get("next_cursor").and_then(Value::as_str) {
+            Some(cursor) => next = format!("{path}&cursor={cursor}"),
+            None => return Ok(ExitCode::SUCCESS),
+        }
+    }
+}
+
+/// A record as an event of OCSF 1.4, class API Activity (6003); what has no place there is unmapped.
+fn ocsf(record: &Value) -> Value {
+    let field = |name: &str| record.get(name).cloned().unwrap_or_default();
+    let text = |name: &str| record.get(name).and_then(Value::as_str).unwrap_or_default();
+    let time = text("at").parse::<DateTime<Utc>>().map(|at| at.timestamp_millis()).ok();
+    let is_refused = text("decision") == "blocked";
+    let (status_id, status) = match text("outcome") {
+        "succeeded" => (1, "Success"),
+        "failed" => (2, "Failure"),
+        "not_executed" if is_refused => (2, "Failure"),
+        _ => (0, "Unknown"),
+    };
+    let (severity_id, severity) = if is_refused { (3, "Medium") } else { (1, "Informational") };
+    let operation = record.get("tool").and_then(Value::as_str).unwrap_or(text("action"));
+    json!({
+        "class_uid": 6003, "class_name": "API Activity",
+        "category_uid": 6, "category_name": "Application Activity",
+        "activity_id": 99, "activity_name": text("action"), "type_uid": 600_399,
+        "time": time, "severity_id": severity_id, "severity": severity,
+        "status_id": status_id, "status": status, "status_detail": field("reason"),
+        "duration": field("duration_ms"),
+        "actor": {"user": {"uid": field("subject"), "type_id": 0}},
+        "api": {"operation": operation, "request": {"uid": field("run_id")}},
+        "metadata": {"version": "1.4.0", "uid": field("id"),
+            "product": {"name": "toolloop", "version": env!("CARGO_PKG_VERSION")}},
+        "unmapped": {"decision": field("decision"), "rule": field("rule"),
+            "pattern": field("pattern"), "definition_hash": field("definition_hash"),
+            "arguments": field("arguments"), "outcome": field("outcome")},
+    })
+}

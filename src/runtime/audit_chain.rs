@@ -1,0 +1,100 @@
+//! Closing of the audit log: when stretches are closed, and what signs them.
+//!
+//! Every replica looks now and then, and one at a time closes; no commit waits for it. What a
+//! stretch is, and how it is compared with its records, is the store's.
+
+use std::fmt;
+use std::time::Duration;
+
+use chrono::TimeDelta;
+use hmac::{Hmac, KeyInit, Mac};
+use sha2::Sha256;
+
+use super::Runtime;
+use crate::store::{CheckedStretch, Closing, Page, StoreError};
+
+/// Records of a stretch.
+const RECORDS: usize = 1000;
+/// The age at which fewer are closed.
+const AGE: TimeDelta = TimeDelta::hours(1);
+/// The age at which no record is on its way any more: longer than a run waits for the store.
+const SETTLED: TimeDelta = TimeDelta::minutes(5);
+/// How often there is a look.
+const LOOK: Duration = Duration::from_secs(30);
+
+/// Signs stretches: HMAC-SHA256 of their hashes.
+#[derive(Clone)]
+pub struct AuditKey(Hmac<Sha256>);
+
+impl AuditKey {
+    pub fn new(key: &[u8]) -> Option<Self> {
+        Hmac::new_from_slice(key).ok().map(Self)
+    }
+
+    /// The signature of a hash.
+    pub fn sign(&self, hash: &[u8]) -> Vec<u8> {
+        let mut mac = self.0.clone();
+        mac.update(hash);
+        mac.finalize().into_bytes().to_vec()
+    }
+
+    /// Whether that is the signature of a hash.
+    pub fn has_signed(&self, hash: &[u8], signature: &[u8]) -> bool {
+        let mut mac = self.0.clone();
+        mac.update(hash);
+        mac.verify_slice(signature).is_ok()
+    }
+}
+
+impl fmt::Debug for AuditKey {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("AuditKey")
+    }
+}
+
+impl Runtime {
+    /// Closes stretches, until the service stops.
+    pub(super) async fn close_audit(self) {
+        let mut look = tokio::time::interval(LOOK);
+        look.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
+        loop {
+            tokio::select! {
+                () = self.inner.stop.cancelled() => return,
+                _ = look.tick() => {}
+            }
+            if let Err(error) = self.close_complete().await {
+                tracing::debug!(%error, "stretches of the audit log are closed later");
+            }
+        }
+    }
+
+    async fn close_complete(&self) -> Result<(), StoreError> {
+        let store = &self.inner.store;
+        let key = self.inner.settings.audit_key.as_ref();
+        let sign = |hash: &[u8]| key.map(|key| key.sign(hash));
+        let now = store.now().await?;
+        let closing = Closing { records: RECORDS, settled: now - SETTLED, aged: now - AGE };
+        for tenant in store.audited_tenants().await? {
+            while let Some(closed) = store.close_stretch(&tenant, closing, &sign).await? {
+                let (number, hash) = (closed.number, hex::encode(&closed.hash));
+                tracing::info!(tenant, number, hash, "a stretch of the audit log is closed");
+            }
+        }
+        Ok(())
+    }
+
+    /// A page of a tenant's stretches, each compared with its records and its signature.
+    ///
+    /// # Errors
+    /// Where the store cannot be read.
+    pub async fn checked_stretches(
+        &self,
+        tenant: &str,
+        page: &Page<i64>,
+    ) -> Result<Vec<CheckedStretch>, StoreError> {
+        let key = self.inner.settings.audit_key.as_ref();
+        let is_signed =
+            |hash: &[u8], signature: &[u8]| key.is_none_or(|key| key.has_signed(hash, signature));
+        self.inner.store.checked_stretches(tenant, page, &is_signed).await
+    }
+}

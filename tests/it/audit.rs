@@ -1,0 +1,125 @@
+//! The audit log through the API and the command line: its chain, its export, what each record names.
+//!
+//! | crossing | test |
+//! |---|---|
+//! | API, command line, both stores, signatures | `the_chain_is_verified_where_it_is_asked_for` |
+//! | tenants, scopes | the same |
+//! | children, sessions, streams, dry runs | their calls are records like any other |
+//! | crash, recovery, review | `crashes.rs`, `reviews.rs`: outcome `unknown` |
+//! | replicas, retention, late records | `store/audit_chain.rs` |
+
+use base64::Engine;
+use base64::prelude::BASE64_STANDARD;
+use chrono::{DateTime, TimeDelta, Utc};
+use serde_json::{Value, json};
+use sqlx::{AssertSqlSafe, Connection};
+use toolloop::store::{self, Closing};
+
+use crate::service::{Db, Service, Setup, Signal, command, on_both_stores};
+
+on_both_stores! {
+    the_chain_is_verified_where_it_is_asked_for,
+}
+
+const READER: &str = "
+model: scripted/reader
+instructions: Read.
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {deny: ['secret/**']}}
+";
+
+const READS: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: list, path: "."}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: secret/token}}]
+  - text: done
+"#;
+
+/// Closes what is there, as an hour later.
+async fn close(service: &Service) {
+    let store = store::open(&service.database_url, 12).await.unwrap();
+    let now = Utc::now() + TimeDelta::seconds(1);
+    let closing = Closing { records: 3, settled: now, aged: now };
+    while store.close_stretch("default", closing, &|_| None).await.unwrap().is_some() {}
+    store.close().await;
+}
+
+async fn execute(service: &Service, sql: &str) {
+    let sql = sqlx::raw_sql(AssertSqlSafe(sql));
+    let url = &service.database_url;
+    if url.starts_with("sqlite") {
+        sql.execute(&mut sqlx::SqliteConnection::connect(url).await.unwrap()).await.unwrap();
+    } else {
+        sql.execute(&mut sqlx::PgConnection::connect(url).await.unwrap()).await.unwrap();
+    }
+}
+
+/// The command line on the service's database; exit code and standard output.
+async fn toolloop(service: &Service, arguments: &[&str]) -> (Option<i32>, String) {
+    let mut command = command(service.dir.path());
+    command.args(arguments).args(["--database-url", &service.database_url]);
+    command.env("AUDIT_KEY", BASE64_STANDARD.encode([7; 32]));
+    let output = command.output().await.unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    assert!(!text.is_empty(), "{}", String::from_utf8_lossy(&output.stderr));
+    (output.status.code(), text)
+}
+
+async fn stop(service: &mut Service) {
+    service.signal(Signal::TERM);
+    assert_eq!(service.exit_code().await, Some(0));
+}
+
+async fn the_chain_is_verified_where_it_is_asked_for(db: Db) {
+    let mut service = Setup::new()
+        .agent("reader", READER)
+        .scenario("reader", READS)
+        .file("notes.txt", "seventeen\n")
+        .variable("AUDIT_KEY", &BASE64_STANDARD.encode([7; 32]))
+        .config("[audit]\nkey_env = \"AUDIT_KEY\"")
+        .start(db)
+        .await;
+    for _ in 0..4 {
+        service.run("reader", &json!({})).await;
+    }
+    let key = json!({"name": "other", "tenant": "other", "scopes": ["audit:read"]});
+    let foreign = service.post("/v1/keys", &key).await.body["key"].as_str().unwrap().to_owned();
+    let blocked = service.get("/v1/audit?decision=blocked").await.body;
+    let record = &blocked["data"][0];
+    assert_eq!((&record["rule"], &record["pattern"]), (&json!("path"), &json!("secret/**")));
+    let hash = record["definition_hash"].as_str().unwrap();
+    assert_eq!(hash, service.get("/v1/agents/reader").await.body["hash"].as_str().unwrap());
+    stop(&mut service).await;
+    close(&service).await;
+    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("as they were written; the newest is number"), "{said}");
+    let (_, lines) = toolloop(&service, &["audit", "export"]).await;
+    let records: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    assert!(records.len() >= 9, "{lines}");
+    let at = |record: &Value| record["at"].as_str().unwrap().parse::<DateTime<Utc>>().unwrap();
+    assert!(records.is_sorted_by_key(|record| std::cmp::Reverse(at(record))));
+    let (_, lines) = toolloop(&service, &["audit", "export", "--ocsf"]).await;
+    let event: Value = serde_json::from_str(lines.lines().last().unwrap()).unwrap();
+    assert_eq!((&event["class_uid"], &event["type_uid"]), (&json!(6003), &json!(600_399)));
+    assert!(event["time"].is_i64() && event["metadata"]["uid"].is_string(), "{event:#}");
+
+    let oldest = "(SELECT id FROM audit_log WHERE tenant = 'default' ORDER BY at, id LIMIT 1)";
+    let tamper = format!("UPDATE audit_log SET reason = 'nothing' WHERE id = {oldest}");
+    execute(&service, &tamper).await;
+    let (code, said) = toolloop(&service, &["audit", "verify"]).await;
+    assert_eq!(code, Some(1), "{said}");
+    assert!(said.contains("stretch 1: a record was changed"), "{said}");
+    service.restart().await;
+    let listed = service.get("/v1/audit/stretches?limit=2").await.body;
+    let found = &listed["data"];
+    assert_eq!(found[0]["faults"].as_array().unwrap().len(), 1, "{listed:#}");
+    assert_eq!((&found[1]["faults"], &found[1]["number"]), (&json!([]), &json!(2)));
+    assert_eq!(found[1]["previous"], found[0]["hash"]);
+    assert!(listed["next_cursor"].is_string(), "{listed:#}");
+    service.key = foreign;
+    assert_eq!(service.get("/v1/audit/stretches").await.body["data"], json!([]));
+    assert_eq!(service.get("/v1/runs").await.status, 403);
+}

@@ -33,6 +33,8 @@ use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, T
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
+pub use tools::sandbox;
+
 /// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended, and the timeout of the last
@@ -228,7 +230,7 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
     let no_memory: RecallFn =
         Arc::new(|_| Box::pin(async { Err("no run is executed here".to_owned()) }));
-    let tools = tools::configured(config, no_memory);
+    let tools = tools::configured(config, no_memory, sandbox(config));
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
@@ -249,7 +251,10 @@ impl Parts {
             router(config)?.observed_by(on_try(&telemetry, named_models(config, &loaded))),
         );
         let store = open_store(config).await?;
-        let tools = tools::configured(config, runtime::recollection(Arc::clone(&store)));
+        let sandbox = sandbox(config);
+        sandbox.kernel().await; // told to models and callers
+        let recollection = runtime::recollection(Arc::clone(&store));
+        let tools = tools::configured(config, recollection, sandbox);
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
         let registry = tools.registry;
         let _ = loaded.set(Arc::downgrade(&catalogue));
@@ -311,6 +316,7 @@ impl Parts {
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
             tools: Arc::new(self.registry.infos().cloned().collect()),
+            sandbox: self.registry.sandbox_level(),
             auth,
             metrics: metrics_sink(&self.telemetry),
         };

@@ -18,9 +18,11 @@ use crate::run::{
     Thinking, ToolChoicePolicy,
 };
 
+mod commands;
 mod contract;
 mod tooling;
 
+pub use commands::{CommandRule, CommandsSection};
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
 pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
 
@@ -277,6 +279,8 @@ pub struct GovernanceSection {
     pub paths: PathsSection,
     /// Network rules.
     pub network: NetworkSection,
+    /// Programs that `shell` may run; default: none.
+    pub commands: CommandsSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
     /// What a run may do with what it has read; absent: two rules for `supervised`, else none.
@@ -298,6 +302,7 @@ impl Default for GovernanceSection {
             mode: GovernanceMode::default(),
             paths: PathsSection::default(),
             network: NetworkSection::default(),
+            commands: CommandsSection::default(),
             tool_policies: BTreeMap::new(),
             flow: None,
             injection: InjectionSection::default(),

@@ -81,6 +81,7 @@ async fn state(auth: Auth) -> HttpState {
         store,
         catalogue,
         tools: Arc::new(vec![tool]),
+        sandbox: None,
         auth,
         metrics: MetricsSink {
             on_response: Box::new(|_, _, _| ()),

@@ -36,6 +36,8 @@ use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, T
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
+pub use tools::sandbox;
+
 /// How often agent files are checked for changes.
 const RELOAD: Duration = Duration::from_secs(1);
 /// How long connections may stay open after the last run has ended, and the timeout of the last
@@ -229,7 +231,7 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
 /// # Errors
 /// A model provider cannot be set up.
 pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
-    let tools = tools::configured(config, no_memory());
+    let tools = tools::configured(config, no_memory(), sandbox(config));
     Ok(tools::load_agents(config, &Arc::new(router(config)?), &tools))
 }
 
@@ -238,7 +240,7 @@ pub fn agents(config: &Config) -> Result<Catalogue, AppError> {
 /// # Errors
 /// What is wrong with the definition.
 pub fn policy_bench(config: &Config, definition: &Definition) -> Result<PolicyBench, String> {
-    let tools = tools::configured(config, no_memory());
+    let tools = tools::configured(config, no_memory(), sandbox(config));
     PolicyBench::new(&tools.registry, tools.skills(), definition)
 }
 
@@ -263,7 +265,10 @@ impl Parts {
             router(config)?.observed_by(on_try(&telemetry, named_models(config, &loaded))),
         );
         let store = open_store(config).await?;
-        let tools = tools::configured(config, runtime::recollection(Arc::clone(&store)));
+        let sandbox = sandbox(config);
+        sandbox.kernel().await; // told to models and callers
+        let recollection = runtime::recollection(Arc::clone(&store));
+        let tools = tools::configured(config, recollection, sandbox);
         let catalogue = Arc::new(tools::load_agents(config, &router, &tools));
         let registry = tools.registry;
         let _ = loaded.set(Arc::downgrade(&catalogue));
@@ -326,6 +331,7 @@ impl Parts {
             store: Arc::clone(&self.store),
             catalogue: Arc::clone(&self.catalogue),
             tools: Arc::new(self.registry.infos().cloned().collect()),
+            sandbox: self.registry.sandbox_level(),
             auth,
             metrics: metrics_sink(&self.telemetry),
         };

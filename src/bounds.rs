@@ -6,6 +6,7 @@
 //! decided where it is used.
 
 pub mod address;
+pub mod command_line;
 pub mod expression;
 pub mod frames;
 pub mod glob;

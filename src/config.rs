@@ -6,6 +6,7 @@
 //! default is defined twice. Nothing of ours is imported: rooms get their settings as arguments.
 
 mod models;
+mod shell;
 mod sources;
 pub mod tables;
 mod values;
@@ -28,6 +29,7 @@ use url::Url;
 use crate::model::CapabilityOverrides;
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
+pub use shell::Shell;
 pub use sources::ConfigError;
 use sources::{Origin, Sources};
 use tables::ModelPrice;
@@ -220,6 +222,7 @@ pub struct Tools {
     /// Directory of the runs' files, which are below `<workspace>/<tenant>/`.
     pub workspace: PathBuf,
     pub web_fetch: WebFetch,
+    pub shell: Shell,
 }
 
 /// `[governance]`: limits of keys that have none of their own, and who approves.

@@ -308,6 +308,7 @@ impl Outcome {
     Serialize,
     Deserialize,
     ToSchema,
+    JsonSchema,
     IntoStaticStr,
 )]
 #[serde(rename_all = "snake_case")]

@@ -96,6 +96,8 @@ impl Agent {
         if elsewhere.is_none() {
             add_missing(&mut rules.paths.private, &parent.paths.private);
         }
+        add_missing(&mut rules.commands.deny, &parent.commands.deny);
+        add_missing(&mut rules.commands.require_approval, &parent.commands.require_approval);
         let PathsSection { deny, deny_in, .. } = &mut rules.paths;
         let own = match elsewhere {
             None => deny,
@@ -211,10 +213,10 @@ impl Agent {
     }
 }
 
-fn add_missing(entries: &mut Vec<String>, more: &[String]) {
-    for entry in more {
-        if !entries.contains(entry) {
-            entries.push(entry.clone());
+fn add_missing<T: PartialEq + Clone>(rules: &mut Vec<T>, more: &[T]) {
+    for rule in more {
+        if !rules.contains(rule) {
+            rules.push(rule.clone());
         }
     }
 }

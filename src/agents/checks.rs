@@ -21,6 +21,7 @@ use crate::bounds::schema::Schema;
 use crate::bounds::text::{has_blanks, quoted};
 use crate::run::{Delegation, ToolChoicePolicy, Usd};
 
+mod commands;
 mod contract;
 mod tooling;
 
@@ -71,6 +72,7 @@ pub(super) fn check(definition: &Definition) -> Check {
     check_tools(d)?;
     contract::check(d)?;
     tooling::check(d)?;
+    commands::check(d)?;
     check_conditions(d)?;
     check_ranges(d)?;
     check_workspace(&d.workspace)?;

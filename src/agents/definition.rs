@@ -18,9 +18,11 @@ use crate::run::{
     Thinking, ToolChoicePolicy,
 };
 
+mod commands;
 mod contract;
 mod tooling;
 
+pub use commands::{CommandRule, CommandsSection};
 pub use contract::{OutputRule, Reflection, SubmitTool, ValidatorSection};
 pub use tooling::{AfterInterceptor, BeforeInterceptor, Cache, Interceptors, ToolOptions};
 
@@ -271,12 +273,13 @@ pub struct GovernanceSection {
     /// How much may be done unasked.
     pub autonomy: Autonomy,
     /// What becomes of calls that a rule refuses or asks about.
-    #[serde(skip_serializing_if = "GovernanceMode::is_enforce")]
     pub mode: GovernanceMode,
     /// Path rules.
     pub paths: PathsSection,
     /// Network rules.
     pub network: NetworkSection,
+    /// Programs that `shell` may run; default: none.
+    pub commands: CommandsSection,
     /// By tool name or glob.
     pub tool_policies: BTreeMap<String, ToolPolicySetting>,
     /// What a run may do with what it has read; absent: two rules for `supervised`, else none.
@@ -298,6 +301,7 @@ impl Default for GovernanceSection {
             mode: GovernanceMode::default(),
             paths: PathsSection::default(),
             network: NetworkSection::default(),
+            commands: CommandsSection::default(),
             tool_policies: BTreeMap::new(),
             flow: None,
             injection: InjectionSection::default(),
@@ -465,13 +469,6 @@ pub enum GovernanceMode {
     /// They are executed, `warned`, and it is recorded what would have become of them. What the
     /// caller's scopes do not allow is blocked all the same.
     Observe,
-}
-
-impl GovernanceMode {
-    #[expect(clippy::trivially_copy_pass_by_ref, reason = "what serde asks for")]
-    fn is_enforce(&self) -> bool {
-        *self == Self::Enforce
-    }
 }
 
 /// How a tool is treated, from the mildest to the strictest.

@@ -13,7 +13,29 @@ use crate::runtime;
 use crate::tools::declared::{BrokenFile, Declared};
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
+use crate::tools::sandbox::{self, Sandbox};
 use crate::tools::web_fetch::{WebFetch, WebFetchSettings};
+
+/// Where programs run. What the kernel gives for it is not known yet.
+pub fn sandbox(config: &Config) -> Arc<Sandbox> {
+    let shell = &config.tools.shell;
+    Arc::new(Sandbox::new(sandbox::Settings {
+        path: shell.path.clone(),
+        environment: shell.env.clone(),
+        require: shell.require_sandbox,
+        timeout: shell.timeout,
+        max_output: shell.max_output,
+        limits: sandbox::Limits {
+            memory: shell.memory as u64,
+            cpu_seconds: shell.cpu_seconds,
+            processes: shell.processes,
+            file_size: shell.file_size as u64,
+            open_files: shell.open_files,
+        },
+        namespaces: true,
+        supervisor: "/proc/self/exe".into(),
+    }))
+}
 
 /// The tools, the skills that `use_skill` reads, and the files whose tools there are not.
 pub(super) struct Tools {
@@ -28,11 +50,12 @@ impl Tools {
     }
 }
 
-pub(super) fn configured(config: &Config, recollect: RecallFn) -> Tools {
+pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sandbox>) -> Tools {
     let skills = Arc::new(Skills::load(&config.skills_dir));
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
     registry.add(Arc::new(Recall::new(recollect)));
+    registry.run_programs_in(sandbox);
     let variable = |name: &str| std::env::var(name).ok();
     let client = Client::new();
     let config::WebFetch { max_body, timeout, user_agent, robots, content_types } =

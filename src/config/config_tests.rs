@@ -64,6 +64,7 @@ fn every_setting_is_in_default_toml() {
         "runtime",
         "tools",
         "tools.web_fetch",
+        "tools.shell",
         "governance",
         "telemetry",
         "models.openai",

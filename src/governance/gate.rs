@@ -9,23 +9,26 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
+use super::command::CommandRules;
 use super::flow::FlowRules;
 use super::network::NetworkRules;
-use super::path::PathRules;
+use super::path::{PathRules, Whole};
 use super::tool_policy::ToolPolicies;
 use super::{
-    Action, ActionKind, Decision, Policy, autonomy, flow, network, path, scope, skill, tool_policy,
+    Action, ActionKind, Decision, Policy, autonomy, command, flow, network, path, scope, skill,
+    tool_policy,
 };
 use crate::bounds::address::Network;
 use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect, Labels, Target};
 
 /// The checks, in order.
-const RULES: [(&str, Rule); 7] = [
+const RULES: [(&str, Rule); 8] = [
     ("tool_policy", tool_policy::judge),
     ("autonomy", autonomy::judge),
     ("scope", scope::judge),
     ("skill", skill::judge),
+    ("command", command::judge),
     ("path", path::judge),
     ("network", network::judge),
     ("flow", flow::judge),
@@ -69,6 +72,7 @@ pub(super) struct CompiledPolicy {
     pub(super) tools: ToolPolicies,
     pub(super) autonomy: Autonomy,
     pub(super) observes: bool,
+    pub(super) commands: Arc<CommandRules>,
     pub(super) paths: Arc<PathRules>,
     pub(super) network: Arc<NetworkRules>,
     pub(super) flow: FlowRules,
@@ -76,14 +80,15 @@ pub(super) struct CompiledPolicy {
 
 impl CompiledPolicy {
     /// What becomes of an objection where the policy only observes. What the caller may do at all
-    /// is not the policy's to relax.
+    /// is not the policy's to relax, and without a list of commands there is nothing to observe.
     fn enforced(&self, rule: &str, decision: Decision, reason: String) -> (Decision, String) {
         let would = match decision {
             Decision::Blocked => "block this call",
             Decision::Escalated => "ask for an approval",
             Decision::Allowed | Decision::Warned => return (decision, reason),
         };
-        if !self.observes || rule == "scope" {
+        let runs_anything = rule == "command" && self.commands.are_none();
+        if !self.observes || rule == "scope" || runs_anything {
             return (decision, reason);
         }
         (Decision::Warned, format!("The {rule} rule would {would}: {reason}."))
@@ -186,6 +191,29 @@ impl Permit {
         self.has_shown_private.load(Ordering::Relaxed) || self.actions.iter().any(is_private)
     }
 
+    /// Whether the tool may write a file that it finds.
+    pub fn may_write(&self, path: &str) -> bool {
+        self.paths.may_write(&self.directory, path)
+    }
+
+    /// What may be read as a whole. Whoever reads so may read what is private among it.
+    pub fn readable(&self) -> Whole {
+        if self.paths.has_private() {
+            self.has_shown_private.store(true, Ordering::Relaxed);
+        }
+        self.paths.readable()
+    }
+
+    /// What may be written as a whole.
+    pub fn writable(&self) -> Whole {
+        self.paths.writable()
+    }
+
+    /// What may be neither.
+    pub fn denied(&self) -> Whole {
+        self.paths.denied()
+    }
+
     /// Whether the tool may enter a directory that it finds.
     pub fn may_enter(&self, path: &str) -> bool {
         self.paths.denied_by(&self.directory, path).is_none()
@@ -212,6 +240,7 @@ impl Gate {
     /// The first pattern that is not a glob, or that cannot match a path of a workspace.
     pub fn new(policy: &Policy) -> Result<Self, PolicyError> {
         let tools = ToolPolicies::new(&policy.tool_policies)?;
+        let commands = Arc::new(CommandRules::new(policy)?);
         let paths = Arc::new(PathRules::new(policy)?);
         let network = Arc::new(NetworkRules::new(policy)?);
         let flow = FlowRules::new(&policy.flow)?;
@@ -220,11 +249,17 @@ impl Gate {
                 tools,
                 autonomy: policy.autonomy,
                 observes: policy.observes,
+                commands,
                 paths,
                 network,
                 flow,
             },
         })
+    }
+
+    /// Which programs may run.
+    pub fn commands(&self) -> Arc<CommandRules> {
+        Arc::clone(&self.policy.commands)
     }
 
     /// Judges a call of a run that was started with these scopes.

@@ -6,6 +6,7 @@
 //! gets a [`Permit`], which only the gate creates and every tool requires.
 
 mod autonomy;
+mod command;
 mod flow;
 mod gate;
 pub mod injection;
@@ -16,11 +17,13 @@ mod skill;
 mod tool_policy;
 
 use crate::event::SkillActivated;
-use crate::run::{Autonomy, FlowRule};
+use crate::run::{Autonomy, Effect, FlowRule};
 use strum::IntoStaticStr;
 
 pub use crate::run::{Action, ActionKind};
+pub use command::{CommandEffect, CommandRules};
 pub use gate::{Call, Gate, Permit, PolicyError, RULE_NAMES, Verdict};
+pub use path::Whole;
 
 /// Whether an active skill allows a tool.
 pub fn skill_allows(skill: &SkillActivated, tool: &str) -> bool {
@@ -62,6 +65,27 @@ pub struct Policy {
     pub private: Vec<String>,
     /// Over what the run has read.
     pub flow: Vec<FlowRule>,
+    pub commands: Commands,
+}
+
+/// Which programs may run.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Commands {
+    pub allow: Vec<CommandRule>,
+    pub deny: Vec<CommandRule>,
+    /// May run if a person approves.
+    pub require_approval: Vec<CommandRule>,
+}
+
+/// A program, and the arguments that the rule is about.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct CommandRule {
+    /// Its name, or its absolute path.
+    pub command: String,
+    /// Regular expression that is looked for in the arguments; absent: any.
+    pub args: Option<String>,
+    pub effect: Effect,
+    pub destructive: bool,
 }
 
 /// A decision of the gate, from the mildest to the strictest.

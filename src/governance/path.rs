@@ -22,6 +22,15 @@ pub(super) struct PathRules {
     deny_in: Vec<(String, Patterns)>,
 }
 
+/// Rules that the kernel can hold as they are, for it knows directories and no globs.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Whole {
+    /// Directories with all that is in them, and single files; `.` for the workspace.
+    pub trees: Vec<String>,
+    /// Whether there are other rules.
+    pub by_glob: bool,
+}
+
 /// Globs as written, and one or two compiled ones for each.
 #[derive(Debug)]
 struct Patterns {
@@ -58,6 +67,29 @@ impl PathRules {
         self.private.covering(path).is_some()
     }
 
+    pub(super) fn has_private(&self) -> bool {
+        !self.private.written.is_empty()
+    }
+
+    pub(super) fn may_write(&self, workspace: &str, path: &str) -> bool {
+        self.write.matching(path).is_some() && self.denied_by(workspace, path).is_none()
+    }
+
+    pub(super) fn readable(&self) -> Whole {
+        self.read.whole()
+    }
+
+    pub(super) fn writable(&self) -> Whole {
+        self.write.whole()
+    }
+
+    /// What is denied seen from the workspace; rules of other directories count as globs.
+    pub(super) fn denied(&self) -> Whole {
+        let mut denied = self.deny.whole();
+        denied.by_glob |= self.deny_in.iter().any(|(_, deny)| !deny.written.is_empty());
+        denied
+    }
+
     pub(super) fn may_read(&self, workspace: &str, path: &str) -> bool {
         self.read.matching(path).is_some() && self.denied_by(workspace, path).is_none()
     }
@@ -92,6 +124,22 @@ impl Patterns {
             }
         }
         Ok(Self { written: written.to_vec(), compiled })
+    }
+
+    fn whole(&self) -> Whole {
+        let mut whole = Whole::default();
+        for pattern in &self.written {
+            let relative = pattern.trim_start_matches("./");
+            let tree = relative.strip_suffix("**").unwrap_or(relative).trim_end_matches('/');
+            let is_tree = tree.len() < relative.len();
+            let is_plain = !tree.contains(['*', '?', '[', '{', '\\']);
+            match tree {
+                "" | "." if is_tree => whole.trees.push(".".to_owned()),
+                tree if is_plain && is_tree => whole.trees.push(tree.to_owned()),
+                _ => whole.by_glob = true,
+            }
+        }
+        whole
     }
 
     fn matching(&self, path: &str) -> Option<&str> {

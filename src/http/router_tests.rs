@@ -82,6 +82,7 @@ async fn state(auth: Auth) -> HttpState {
         store,
         catalogue,
         tools: Arc::new(vec![tool]),
+        sandbox: None,
         auth,
         metrics: MetricsSink {
             on_response: Box::new(|_, _, _| ()),

@@ -12,11 +12,12 @@ use parking_lot::RwLock;
 
 use crate::agents::catalogue::missing;
 use crate::agents::definition::{
-    Cache, GovernanceMode, GovernanceSection, Interceptors, ToolOptions, ToolPolicySetting,
+    Cache, CommandRule, CommandsSection, GovernanceMode, GovernanceSection, Interceptors,
+    ToolOptions, ToolPolicySetting,
 };
 use crate::agents::{Agent, Catalogue, Definition, DefinitionError, Skills};
 use crate::bounds::glob::{self, Glob};
-use crate::governance::{Gate, Policy, ToolPolicy};
+use crate::governance::{self, Gate, Policy, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, Labels};
 use crate::store::DefinitionSnapshot;
 use crate::tools::Tool;
@@ -24,6 +25,7 @@ use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::recall;
 use crate::tools::registry::Registry;
+use crate::tools::shell::{self, Shell};
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
 use crate::tools::web_fetch;
@@ -165,6 +167,11 @@ pub(super) fn executor(
     }
     check_tool_settings(definition, &tools)?;
     let gate = Gate::new(&policy(&definition.governance)).map_err(|e| error(&e))?;
+    for tool in tools.iter_mut().filter(|tool| tool.info().name == shell::NAME) {
+        if let Some(sandbox) = registry.sandbox() {
+            *tool = Arc::new(Shell::new(Arc::clone(sandbox), gate.commands()));
+        }
+    }
     let interceptors = interceptors(&definition.interceptors)
         .map_err(|e| at(&format!("interceptors.{}", e.key), e.message))?;
     let options = |tool: &str| call_options(&definition.tool_options, tool);
@@ -277,6 +284,23 @@ fn usual_yields(tool: &str) -> Labels {
     if is_outside { Labels::UNTRUSTED } else { Labels::default() }
 }
 
+fn commands(section: &CommandsSection) -> governance::Commands {
+    let rules = |rules: &[CommandRule]| {
+        let rule = |rule: &CommandRule| governance::CommandRule {
+            command: rule.command.clone(),
+            args: rule.args.clone(),
+            effect: rule.effect,
+            destructive: rule.destructive,
+        };
+        rules.iter().map(rule).collect()
+    };
+    governance::Commands {
+        allow: rules(&section.allow),
+        deny: rules(&section.deny),
+        require_approval: rules(&section.require_approval),
+    }
+}
+
 /// The rules of a definition, for its gate.
 pub(super) fn policy(section: &GovernanceSection) -> Policy {
     let setting = |setting: ToolPolicySetting| match setting {
@@ -301,5 +325,6 @@ pub(super) fn policy(section: &GovernanceSection) -> Policy {
         allow_hosts: section.network.allow.clone(),
         deny_hosts: section.network.deny.clone(),
         allow_private: section.network.allow_private.clone(),
+        commands: commands(&section.commands),
     }
 }

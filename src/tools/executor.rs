@@ -6,20 +6,18 @@
 //! call becomes its result; only a fault of the service itself ends the run. Appending events, and
 //! deciding what happens next, is the engine's.
 
-use std::panic::AssertUnwindSafe;
 use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::{DateTime, Utc};
-use futures::FutureExt;
 use serde_json::Value;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::approval::{Escalated, Granted};
 use super::arguments;
 use super::audit_arguments::shown;
+use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Seen};
 use super::results::{
     FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
@@ -27,7 +25,7 @@ use super::results::{
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
-use super::{Tool, ToolContext, ToolError, ToolInfo, subagent};
+use super::{Tool, ToolContext, ToolInfo, subagent};
 use crate::bounds::schema::Schema;
 use crate::clock;
 use crate::event::{
@@ -194,25 +192,6 @@ impl Ready {
             arguments: self.shown_arguments.clone(),
             outcome: outcome.to_owned(),
             duration_ms,
-        }
-    }
-}
-
-/// How a guarded piece of a tool's work failed.
-enum Failure {
-    /// The model is told.
-    Told(CallFailure, String),
-    /// The run ends.
-    Fatal(String),
-    /// The call waits for this child run.
-    AwaitsChild(Uuid),
-}
-
-impl Failure {
-    fn into_message(self) -> String {
-        match self {
-            Self::Told(_, message) | Self::Fatal(message) => message,
-            Self::AwaitsChild(child) => format!("it waits for the run {child}"),
         }
     }
 }
@@ -600,32 +579,6 @@ impl Executor {
         }
         guarded(limit, tool.execute(ready.permit.clone(), ready.arguments.clone(), &ready.context))
             .await
-    }
-}
-
-/// A tool's work, bounded in time and with its panics caught.
-async fn guarded<T>(
-    limit: Duration,
-    work: impl Future<Output = Result<T, ToolError>>,
-) -> Result<T, Failure> {
-    match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
-        Ok(Ok(Ok(done))) => Ok(done),
-        Ok(Ok(Err(ToolError::ForModel(message)))) => {
-            Err(Failure::Told(CallFailure::ToolError, message))
-        }
-        Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
-        Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
-        Ok(Err(_panic)) => {
-            let message = "The tool crashed on this call; try other arguments or another tool.";
-            Err(Failure::Told(CallFailure::Panicked, message.into()))
-        }
-        Err(_elapsed) => {
-            let message = format!(
-                "The tool did not finish within {} seconds and was given up.",
-                limit.as_secs_f64()
-            );
-            Err(Failure::Told(CallFailure::Timeout, message))
-        }
     }
 }
 

@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 
 use async_trait::async_trait;
 use serde_json::json;
+use uuid::Uuid;
 
 use super::*;
 use crate::event::ToolCallBlocked;
@@ -17,7 +18,7 @@ use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::results::MAX_RESULT;
-use crate::tools::{Standing, Workspace};
+use crate::tools::{Standing, ToolError, Workspace};
 
 /// What a probe does, by its argument `do`.
 struct Probe(ToolInfo);

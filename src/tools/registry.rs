@@ -8,6 +8,8 @@ use std::sync::Arc;
 
 use super::file_ops::FileOps;
 use super::recall::Recall;
+use super::sandbox::{Level, Sandbox};
+use super::shell::Shell;
 use super::{Tool, ToolInfo};
 use crate::bounds::name::means;
 use crate::run::Labels;
@@ -21,6 +23,7 @@ pub struct UnknownTool(pub String);
 #[derive(Default)]
 pub struct Registry {
     tools: BTreeMap<String, Arc<dyn Tool>>,
+    sandbox: Option<Arc<Sandbox>>,
 }
 
 impl Registry {
@@ -33,6 +36,22 @@ impl Registry {
             Box::pin(async { Ok((Vec::new(), Labels::default())) })
         }))));
         registry
+    }
+
+    /// Adds the tool that runs programs. It runs none until an agent's rules say which.
+    pub fn run_programs_in(&mut self, sandbox: Arc<Sandbox>) {
+        self.add(Arc::new(Shell::new(Arc::clone(&sandbox), Arc::default())));
+        self.sandbox = Some(sandbox);
+    }
+
+    /// Where programs run.
+    pub fn sandbox(&self) -> Option<&Arc<Sandbox>> {
+        self.sandbox.as_ref()
+    }
+
+    /// How well programs are confined, where that is known.
+    pub fn sandbox_level(&self) -> Option<Level> {
+        Some(self.sandbox.as_ref()?.known_kernel()?.level())
     }
 
     /// Adds a tool, in place of one of the same name.

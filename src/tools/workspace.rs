@@ -140,6 +140,11 @@ impl Workspace {
         Ok(Self { root, directory: real.into() })
     }
 
+    /// The directory itself.
+    pub fn root(&self) -> Arc<Dir> {
+        Arc::clone(&self.root)
+    }
+
     /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
     pub fn directory(&self) -> Arc<str> {
         Arc::clone(&self.directory)

@@ -16,7 +16,7 @@ const MISSING: [(&str, &str, &str); 8] = [
     (
         "tool",
         "tools: [file_ops, teleport]",
-        "line 3, column 19: tools[1]: there is no tool named \"teleport\"; there are: file_ops, recall, use_skill",
+        "line 3, column 19: tools[1]: there is no tool named \"teleport\"; there are: file_ops, recall, shell, use_skill",
     ),
     (
         "skill",

@@ -10,6 +10,8 @@ use rustix::fs::{Access, access};
 use serde_json::Value;
 
 use super::Finding;
+use crate::tools::sandbox::plan::Holds;
+use crate::tools::sandbox::{Kernel, Level};
 
 /// Timeout of the request that identifies a service on the address.
 const TIMEOUT: Duration = Duration::from_secs(2);
@@ -28,6 +30,28 @@ pub(super) fn workspace(dir: &Path) -> Finding {
         None if dir.exists() => Finding::ok("workspace", dir.display().to_string()),
         None => Finding::ok("workspace", format!("{} is created when it is needed", dir.display())),
     }
+}
+
+/// What the kernel gives to confine programs.
+pub(super) fn sandbox(kernel: &Kernel) -> Finding {
+    let Holds { landlock, seccomp, .. } = kernel.holds;
+    let landlock = match landlock {
+        0 => "no Landlock".to_owned(),
+        version => format!("Landlock {version}"),
+    };
+    let seccomp = if seccomp { "seccomp" } else { "no seccomp" };
+    let namespaces = match &kernel.without_namespaces {
+        None => "namespaces".to_owned(),
+        Some(reason) => format!("no namespaces ({reason})"),
+    };
+    let level = kernel.level();
+    let detail = format!("{}: {landlock}, {seccomp}, {namespaces}", <&str>::from(level));
+    if level == Level::Enforced {
+        return Finding::ok("sandbox", detail);
+    }
+    let next = "programs run only on a kernel from 6.2 on with Landlock, or with [tools.shell] \
+                require_sandbox = false";
+    Finding::warn("sandbox", detail, next)
 }
 
 /// Why this process can neither write to the path nor create it; `None` if it can.

@@ -107,7 +107,7 @@ pub(crate) struct ApproveRequest {
     #[schema(value_type = Option<Object>)]
     arguments: Option<Value>,
     /// Labels that the run has no more from here on, until it reads again what gives them.
-    #[schema(value_type = Vec<Label>)]
+    #[schema(value_type = Vec<Label>, required = false)]
     clears: Labels,
 }
 

@@ -13,7 +13,8 @@ use crate::http::edge::extract::{Name, Params};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::run::{Caller, Effect};
-use crate::tools::ToolInfo;
+use crate::tools::sandbox::Level;
+use crate::tools::{ToolInfo, shell};
 
 /// A tool that agents can use.
 #[derive(Debug, Serialize, ToSchema)]
@@ -33,19 +34,26 @@ pub(crate) struct Tool {
     /// Where the tool comes from.
     #[schema(example = "builtin")]
     source: String,
+    /// How well the programs that it runs are confined: `enforced`, `partial` or `unavailable`;
+    /// absent: it runs none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(value_type = Option<String>, example = "enforced")]
+    sandbox: Option<&'static str>,
     /// Whether the caller's scopes allow its runs to execute the tool.
     #[schema(example = true)]
     allowed: bool,
 }
 
 impl Tool {
-    fn of(info: &ToolInfo, caller: &Caller) -> Self {
+    fn of(info: &ToolInfo, sandbox: Option<Level>, caller: &Caller) -> Self {
+        let runs_programs = info.name == shell::NAME || info.source.starts_with("script:");
         Self {
             name: info.name.clone(),
             description: info.description.clone(),
             input_schema: info.input_schema.clone(),
             effect: info.effect,
             source: info.source.clone(),
+            sandbox: sandbox.filter(|_| runs_programs).map(Into::into),
             allowed: caller.may_execute(&info.name),
         }
     }
@@ -64,7 +72,7 @@ pub(crate) async fn list_tools(
 ) -> Result<Json<Listing<Tool>>, Problem> {
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
-    let tools = app.tools.iter().map(|info| Tool::of(info, &caller)).collect();
+    let tools = app.tools.iter().map(|info| Tool::of(info, app.sandbox, &caller)).collect();
     Ok(Json(Listing::of_all(tools, &page)))
 }
 
@@ -86,5 +94,5 @@ pub(crate) async fn get_tool(
         .iter()
         .find(|info| info.name == name)
         .ok_or_else(|| Problem::not_found("tool"))?;
-    Ok(Json(Tool::of(info, &caller)))
+    Ok(Json(Tool::of(info, app.sandbox, &caller)))
 }

@@ -1,0 +1,181 @@
+//! Rule 6: which programs may run, with which arguments.
+//!
+//! A program needs a rule in `allow` or in `require_approval`; a rule in `deny` beats both, and one
+//! that asks beats one that allows. Without rules nothing runs. Programs that run others need a
+//! rule with an argument pattern; options that make a program write or run something need one that
+//! names them. Arguments are judged as they are executed, joined so that no argument can pass for
+//! two. What a program then reaches is the sandbox's concern.
+
+mod programs;
+
+use super::gate::{PolicyError, Question, Ruling};
+use super::{ActionKind, CommandRule, Decision, Policy};
+use crate::bounds::command_line::shown;
+use crate::bounds::pattern::{Author, Pattern};
+use crate::run::Effect;
+
+/// The compiled rules.
+#[derive(Debug, Clone, Default)]
+pub struct CommandRules {
+    allow: Vec<Rule>,
+    deny: Vec<Rule>,
+    require_approval: Vec<Rule>,
+}
+
+#[derive(Debug, Clone)]
+struct Rule {
+    written: CommandRule,
+    arguments: Option<Pattern>,
+}
+
+/// What a rule says of a program with its arguments.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct CommandEffect {
+    pub effect: Effect,
+    pub destructive: bool,
+    /// Whether it may start any program of the system: it is one of those that run others.
+    pub runs_others: bool,
+}
+
+impl CommandRules {
+    pub(super) fn new(policy: &Policy) -> Result<Self, PolicyError> {
+        let commands = &policy.commands;
+        Ok(Self {
+            allow: compiled("commands.allow", &commands.allow)?,
+            deny: compiled("commands.deny", &commands.deny)?,
+            require_approval: compiled("commands.require_approval", &commands.require_approval)?,
+        })
+    }
+
+    /// What running this does: the strictest of the rules that it matches. Without one it does
+    /// anything, and is not permitted.
+    pub fn effect_of(&self, argv: &[String]) -> CommandEffect {
+        let matching = self.require_approval.iter().chain(&self.allow).filter(|r| r.matches(argv));
+        let runs_others = programs::runs_others(name_of(argv));
+        let mut effect: Option<CommandEffect> = None;
+        for Rule { written, .. } in matching {
+            let so_far = effect.map_or((Effect::Read, false), |it| (it.effect, it.destructive));
+            effect = Some(CommandEffect {
+                effect: written.effect.max(so_far.0),
+                destructive: written.destructive || so_far.1,
+                runs_others,
+            });
+        }
+        effect.unwrap_or(CommandEffect { effect: Effect::Once, destructive: true, runs_others })
+    }
+
+    /// Whether nothing may run.
+    pub(super) fn are_none(&self) -> bool {
+        self.allow.is_empty() && self.require_approval.is_empty()
+    }
+
+    fn judge(&self, argv: &[String]) -> Ruling {
+        let name = name_of(argv);
+        let line = shown(&shortly(argv));
+        let blocked = |why: String| Ruling::Objection(Decision::Blocked, why);
+        if self.are_none() {
+            return blocked(format!("{line} may not run; no command may"));
+        }
+        if let Some(rule) = self.deny.iter().find(|rule| rule.matches(argv)) {
+            return blocked(format!("{line} may not run, it is denied by {}", rule.told()));
+        }
+        let asks = self.require_approval.iter().find(|rule| rule.matches(argv));
+        let Some(rule) = asks.or_else(|| self.allow.iter().find(|rule| rule.matches(argv))) else {
+            return blocked(format!("{line} may not run; what may run is {}", self.told()));
+        };
+        let pattern = rule.written.args.as_deref();
+        if pattern.is_none() && programs::runs_others(name) {
+            return blocked(format!(
+                "{line} may not run: {name} runs other programs, and its rule does not say with \
+                 which arguments it may"
+            ));
+        }
+        let arguments = argv.get(1..).unwrap_or_default();
+        if let Some(option) = programs::telling_option(name, arguments) {
+            let plain = option.split('=').next().unwrap_or(option);
+            if !pattern.is_some_and(|pattern| pattern.contains(plain)) {
+                return blocked(format!(
+                    "{line} may not run: {plain} makes {name} write or run something; leave it out"
+                ));
+            }
+        }
+        match asks {
+            Some(rule) => Ruling::Objection(
+                Decision::Escalated,
+                format!("{line} needs an approval by the rule {}", rule.told()),
+            ),
+            None => Ruling::NoObjection,
+        }
+    }
+
+    /// What may run, for a reason.
+    fn told(&self) -> String {
+        let rules: Vec<String> =
+            self.allow.iter().chain(&self.require_approval).map(Rule::told).collect();
+        rules.join(", ")
+    }
+}
+
+impl Rule {
+    fn matches(&self, argv: &[String]) -> bool {
+        let Some((program, arguments)) = argv.split_first() else { return false };
+        let command = self.written.command.as_str();
+        let named =
+            if command.contains('/') { program == command } else { name_of(argv) == command };
+        named && self.arguments.as_ref().is_none_or(|pattern| pattern.is_match(&shown(arguments)))
+    }
+
+    fn told(&self) -> String {
+        match &self.written.args {
+            Some(args) => format!("{} {args}", self.written.command),
+            None => self.written.command.clone(),
+        }
+    }
+}
+
+fn compiled(setting: &'static str, rules: &[CommandRule]) -> Result<Vec<Rule>, PolicyError> {
+    let compile = |rule: &CommandRule| {
+        let pattern = rule.args.as_deref().map(|args| Pattern::compile(args, Author::Operator));
+        let arguments = pattern.transpose().map_err(|refused| PolicyError {
+            setting,
+            pattern: rule.args.clone().unwrap_or_default(),
+            message: refused.0,
+        })?;
+        Ok(Rule { written: rule.clone(), arguments })
+    };
+    rules.iter().map(compile).collect()
+}
+
+/// The program's name without its directory.
+fn name_of(argv: &[String]) -> &str {
+    let program = argv.first().map(String::as_str).unwrap_or_default();
+    program.rsplit('/').next().unwrap_or_default()
+}
+
+/// With the program's name alone, and not more than a reader wants to see.
+fn shortly(argv: &[String]) -> Vec<String> {
+    let arguments = argv.iter().skip(1).take(10).cloned();
+    std::iter::once(name_of(argv).to_owned())
+        .chain(arguments)
+        .map(|word| crate::bounds::text::shortened(&word))
+        .collect()
+}
+
+pub(super) fn judge(question: &Question<'_>) -> Ruling {
+    let mut strictest = Ruling::NoObjection;
+    for action in question.call.actions.iter() {
+        let ActionKind::Exec { argv } = &action.what else { continue };
+        match question.policy.commands.judge(argv) {
+            Ruling::NoObjection => {}
+            Ruling::Objection(Decision::Escalated, reason) => {
+                strictest = Ruling::Objection(Decision::Escalated, reason);
+            }
+            ruling => return ruling,
+        }
+    }
+    strictest
+}
+
+#[cfg(test)]
+#[path = "command_tests.rs"]
+mod command_tests;

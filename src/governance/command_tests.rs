@@ -1,0 +1,103 @@
+//! Which command lines the rules let pass.
+
+use super::*;
+use crate::governance::{Commands, gate::PolicyError};
+
+fn rule(written: &str) -> CommandRule {
+    let (command, args) = match written.split_once(' ') {
+        Some((command, args)) => (command, Some(args.to_owned())),
+        None => (written, None),
+    };
+    CommandRule { command: command.into(), args, effect: Effect::Once, destructive: false }
+}
+
+fn rules(allow: &[&str], deny: &[&str], ask: &[&str]) -> CommandRules {
+    let list = |rules: &[&str]| rules.iter().map(|written| rule(written)).collect();
+    let commands = Commands { allow: list(allow), deny: list(deny), require_approval: list(ask) };
+    CommandRules::new(&Policy { commands, ..Policy::default() }).unwrap()
+}
+
+fn argv(words: &[&str]) -> Vec<String> {
+    words.iter().map(|word| (*word).to_owned()).collect()
+}
+
+/// `allowed`, `asked`, or the reason.
+fn judged(rules: &CommandRules, words: &[&str]) -> String {
+    match rules.judge(&argv(words)) {
+        Ruling::NoObjection => "allowed".into(),
+        Ruling::Objection(Decision::Escalated, _) => "asked".into(),
+        Ruling::Objection(_, reason)
+        | Ruling::Matched(_, reason, _)
+        | Ruling::Undecided(reason) => reason,
+    }
+}
+
+#[test]
+fn deny_beats_asking_and_asking_beats_allowing() {
+    type Row<'a> = (&'a [&'a str], &'a [&'a str], &'a [&'a str], &'a [&'a str], &'a str);
+    #[rustfmt::skip]
+    let table: &[Row<'_>] = &[
+        // allow                  deny                ask              argv                                     expected
+        (&[],                     &[],                &[],             &["/usr/bin/ls"],                        "no command may"),
+        (&["ls"],                 &[],                &[],             &["/usr/bin/ls", "-la"],                 "allowed"),
+        (&["ls"],                 &[],                &[],             &["/usr/bin/lsof"],                      "what may run is ls"),
+        (&["ls"],                 &[],                &[],             &["/usr/bin/LS"],                        "what may run is ls"),
+        (&["/usr/bin/ls"],        &[],                &[],             &["/usr/bin/ls"],                        "allowed"),
+        (&["/usr/bin/ls"],        &[],                &[],             &["/usr/local/bin/ls"],                  "may not run"),
+        (&["git ^log\\b"],        &[],                &[],             &["/usr/bin/git", "log", "-3"],          "allowed"),
+        (&["git ^log\\b"],        &[],                &[],             &["/usr/bin/git", "push"],               "what may run is git ^log"),
+        (&["git ^log\\b"],        &[],                &[],             &["/usr/bin/git", "log -3"],             "may not run"),
+        (&["git ^log\\b"],        &[],                &[],             &["/usr/bin/git", "-c", "a=b", "log"],   "may not run"),
+        (&["git"],                &["git --force"],   &[],             &["/usr/bin/git", "push", "--force"],    "denied by git --force"),
+        (&["git"],                &[],                &["git ^push"],  &["/usr/bin/git", "push"],               "asked"),
+        (&[],                     &[],                &["git ^push"],  &["/usr/bin/git", "push"],               "asked"),
+        (&[],                     &[],                &["git ^push"],  &["/usr/bin/git", "log"],                "may not run"),
+        (&["git"],                &["git"],           &["git ^push"],  &["/usr/bin/git", "push"],               "denied by git"),
+        // programs that run others
+        (&["bash"],               &[],                &[],             &["/usr/bin/bash", "-c", "id"],          "runs other programs"),
+        (&["python3"],            &[],                &[],             &["/usr/bin/python3", "x.py"],           "runs other programs"),
+        (&["python3 ^x\\.py$"],   &[],                &[],             &["/usr/bin/python3", "x.py"],           "allowed"),
+        (&["python3.11"],         &[],                &[],             &["/usr/bin/python3.11", "x.py"],        "runs other programs"),
+        (&[],                     &[],                &["env"],        &["/usr/bin/env", "id"],                 "runs other programs"),
+        // options that write or run
+        (&["sort"],               &[],                &[],             &["/usr/bin/sort", "-o", "x"],           "makes sort write"),
+        (&["sort ."],             &[],                &[],             &["/usr/bin/sort", "-o", "x"],           "makes sort write"),
+        (&["sort -o"],            &[],                &[],             &["/usr/bin/sort", "-o", "x"],           "allowed"),
+        (&["git ^log"],           &[],                &[],             &["/usr/bin/git", "log", "--output=x"],  "--output makes git write"),
+        (&["find"],               &[],                &[],             &["/usr/bin/find", ".", "-exec", "id"],  "-exec makes find write"),
+        (&["find"],               &[],                &[],             &["/usr/bin/find", ".", "-name", "a"],   "allowed"),
+    ];
+    for (allow, deny, ask, argv, expected) in table {
+        let said = judged(&rules(allow, deny, ask), argv);
+        assert!(said.contains(expected), "{allow:?} {deny:?} {ask:?} {argv:?}: {said}");
+        assert!(said.len() < 500, "{said}");
+    }
+}
+
+#[test]
+fn a_command_does_what_the_strictest_of_its_rules_says() {
+    let mut policy = Policy::default();
+    policy.commands.allow = vec![
+        CommandRule { effect: Effect::Read, ..rule("git ^log") },
+        CommandRule { destructive: true, ..rule("rm") },
+        rule("git"),
+        CommandRule { effect: Effect::Read, ..rule("cat") },
+    ];
+    let rules = CommandRules::new(&policy).unwrap();
+    let does = |words: &[&str]| {
+        let CommandEffect { effect, destructive, runs_others } = rules.effect_of(&argv(words));
+        (effect, destructive, runs_others)
+    };
+    assert_eq!(does(&["/bin/cat", "a"]), (Effect::Read, false, false));
+    assert_eq!(does(&["/usr/bin/git", "log"]), (Effect::Once, false, false), "two rules match");
+    assert_eq!(does(&["/bin/rm", "a"]), (Effect::Once, true, false));
+    assert_eq!(does(&["/bin/sh"]), (Effect::Once, true, true), "no rule is about it");
+}
+
+#[test]
+fn a_broken_pattern_is_told() {
+    let mut policy = Policy::default();
+    policy.commands.deny = vec![rule("git (")];
+    let PolicyError { setting, pattern, .. } = CommandRules::new(&policy).unwrap_err();
+    assert_eq!((setting, pattern.as_str()), ("commands.deny", "("));
+}

@@ -1,0 +1,57 @@
+//! A piece of a tool's work: bounded in time, with its panics caught.
+//!
+//! How a failure becomes the call's result, or ends the run, is the executor's.
+
+use std::panic::AssertUnwindSafe;
+use std::time::Duration;
+
+use futures::FutureExt;
+use uuid::Uuid;
+
+use super::ToolError;
+use crate::event::CallFailure;
+
+/// How a guarded piece of a tool's work failed.
+pub(super) enum Failure {
+    /// The model is told.
+    Told(CallFailure, String),
+    /// The run ends.
+    Fatal(String),
+    /// The call waits for this child run.
+    AwaitsChild(Uuid),
+}
+
+impl Failure {
+    pub(super) fn into_message(self) -> String {
+        match self {
+            Self::Told(_, message) | Self::Fatal(message) => message,
+            Self::AwaitsChild(child) => format!("it waits for the run {child}"),
+        }
+    }
+}
+
+/// A tool's work, bounded in time and with its panics caught.
+pub(super) async fn guarded<T>(
+    limit: Duration,
+    work: impl Future<Output = Result<T, ToolError>>,
+) -> Result<T, Failure> {
+    match tokio::time::timeout(limit, AssertUnwindSafe(work).catch_unwind()).await {
+        Ok(Ok(Ok(done))) => Ok(done),
+        Ok(Ok(Err(ToolError::ForModel(message)))) => {
+            Err(Failure::Told(CallFailure::ToolError, message))
+        }
+        Ok(Ok(Err(ToolError::Fatal(message)))) => Err(Failure::Fatal(message)),
+        Ok(Ok(Err(ToolError::AwaitsChild(child)))) => Err(Failure::AwaitsChild(child)),
+        Ok(Err(_panic)) => {
+            let message = "The tool crashed on this call; try other arguments or another tool.";
+            Err(Failure::Told(CallFailure::Panicked, message.into()))
+        }
+        Err(_elapsed) => {
+            let message = format!(
+                "The tool did not finish within {} seconds and was given up.",
+                limit.as_secs_f64()
+            );
+            Err(Failure::Told(CallFailure::Timeout, message))
+        }
+    }
+}

@@ -1,0 +1,329 @@
+//! Runs programs so that they reach what they were given and nothing else, and end when they must.
+//!
+//! [`Sandbox::run`] starts a supervisor (this same binary, see `supervisor`), hands it a plan and
+//! reads what the programs write. The supervisor outlives the service: dropping the future, and the
+//! death of the whole service, end every program there is. How well programs are held depends on
+//! the kernel; it is found out by trying, told as a [`Level`], and never assumed.
+//!
+//! It does not decide what may run, nor what may be reached: tools do, from a permit.
+
+mod confinement;
+mod mounts;
+mod output;
+pub mod plan;
+pub mod reach;
+
+mod runner;
+mod seccomp;
+mod supervisor;
+mod syscalls;
+mod tree;
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+use std::process::Stdio;
+use std::time::{Duration, Instant};
+
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::UnixStream;
+use tokio::process::{Child, Command};
+use tokio::sync::OnceCell;
+
+pub use output::Output;
+use plan::{Holds, MAX_PLAN, Plan, Reach, Report, Step};
+pub use plan::{Level, Limits, Stopped};
+pub use supervisor::supervise;
+
+/// The argument that makes the binary a supervisor.
+pub const SUPERVISOR: &str = "sandbox-run";
+/// How long a supervisor may take beyond its plan's own time.
+const GRACE: Duration = Duration::from_secs(5);
+/// How long it may take to find out what the kernel gives.
+const PROBE_TIMEOUT: Duration = Duration::from_secs(5);
+/// Bytes of a report.
+const MAX_REPORT: u64 = 64 * 1024;
+
+/// What the operator sets for all programs.
+#[derive(Debug, Clone)]
+pub struct Settings {
+    /// Where programs are looked for.
+    pub path: Vec<PathBuf>,
+    /// Names of variables that programs see beside the usual ones.
+    pub environment: Vec<String>,
+    /// Whether nothing runs where the sandbox is not enforced.
+    pub require: bool,
+    pub timeout: Duration,
+    /// Bytes of each stream.
+    pub max_output: usize,
+    pub limits: Limits,
+    /// Whether namespaces are made where that is possible.
+    pub namespaces: bool,
+    /// The binary that supervises.
+    pub supervisor: PathBuf,
+}
+
+/// Where programs run.
+pub struct Sandbox {
+    settings: Settings,
+    kernel: OnceCell<Kernel>,
+}
+
+/// What the kernel gives.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Kernel {
+    pub holds: Holds,
+    /// Why there are no namespaces.
+    pub without_namespaces: Option<String>,
+}
+
+impl Kernel {
+    pub fn level(&self) -> Level {
+        self.holds.level()
+    }
+}
+
+/// Programs to run for one call.
+pub struct Job<'a> {
+    pub steps: Vec<Step>,
+    /// Beneath the workspace, or absolute.
+    pub directory: String,
+    pub workspace: &'a OwnedFd,
+    /// Beside the usual variables.
+    pub environment: Vec<(String, String)>,
+    pub input: Option<String>,
+    pub reach: Reach,
+    pub timeout: Duration,
+    /// Sees each line of standard error and says whether it is part of the output.
+    pub each_line: Option<&'a mut (dyn FnMut(&str) -> bool + Send)>,
+}
+
+/// How programs ended.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ran {
+    /// Of the last one; none where they were ended.
+    pub exit_code: Option<i32>,
+    pub stopped: Option<Stopped>,
+    pub stdout: Output,
+    pub stderr: Output,
+    pub duration: Duration,
+    pub level: Level,
+}
+
+/// Why programs did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum SandboxError {
+    /// The machine cannot hold them as the operator requires.
+    #[error(
+        "the sandbox is {found} on this machine and the operator requires an enforced one; see \
+         `toolloop doctor`",
+        found = <&str>::from(*found)
+    )]
+    TooWeak { found: Level },
+    #[error("the programs could not be started: {0}")]
+    NotStarted(String),
+    #[error("the programs are larger than {MAX_PLAN} bytes with what they read")]
+    TooLarge,
+    #[error("the supervisor of the programs failed: {0}")]
+    Io(#[from] io::Error),
+}
+
+impl Sandbox {
+    pub fn new(settings: Settings) -> Self {
+        Self { settings, kernel: OnceCell::new() }
+    }
+
+    pub fn settings(&self) -> &Settings {
+        &self.settings
+    }
+
+    /// What the kernel gives, found out once.
+    pub async fn kernel(&self) -> &Kernel {
+        self.kernel.get_or_init(|| probe(&self.settings)).await
+    }
+
+    /// What is known of the kernel so far; found out by [`Self::kernel`].
+    pub fn known_kernel(&self) -> Option<&Kernel> {
+        self.kernel.get()
+    }
+
+    /// Runs programs to their end, or to the end of their time.
+    ///
+    /// # Errors
+    /// [`SandboxError`] where nothing ran.
+    pub async fn run(&self, job: Job<'_>) -> Result<Ran, SandboxError> {
+        let kernel = self.kernel().await;
+        if self.settings.require && kernel.level() < Level::Enforced {
+            return Err(SandboxError::TooWeak { found: kernel.level() });
+        }
+        let since = Instant::now();
+        let Job { steps, directory, workspace, environment, input, reach, timeout, each_line } =
+            job;
+        let temporary = temporary()?;
+        let plan = Plan {
+            steps,
+            directory,
+            environment: self.environment(&temporary, environment),
+            input,
+            reach,
+            limits: self.settings.limits,
+            timeout_ms: u64::try_from(timeout.as_millis()).unwrap_or(u64::MAX),
+            temporary,
+            namespaces: kernel.holds.namespaces,
+            at_least: if self.settings.require { Level::Enforced } else { Level::Unavailable },
+        };
+        let most = self.settings.max_output;
+        let started = Supervised::start(&self.settings.supervisor, workspace, &plan)?;
+        let ended = started.ended(&plan, most, each_line);
+        let (report, stdout, stderr) = tokio::time::timeout(timeout + GRACE, ended)
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        if let Some(failure) = report.failure {
+            return Err(SandboxError::NotStarted(failure));
+        }
+        Ok(Ran {
+            exit_code: report.exit_code,
+            stopped: report.stopped,
+            stdout,
+            stderr,
+            duration: since.elapsed(),
+            level: kernel.level(),
+        })
+    }
+
+    fn environment(&self, temporary: &str, more: Vec<(String, String)>) -> Vec<(String, String)> {
+        let path = std::env::join_paths(&self.settings.path).unwrap_or_default();
+        let usual = [
+            ("PATH", path.to_string_lossy().into_owned()),
+            ("HOME", temporary.to_owned()),
+            ("LANG", "C.UTF-8".to_owned()),
+            ("TMPDIR", temporary.to_owned()),
+        ];
+        let mut all: Vec<(String, String)> = more;
+        let configured = self.settings.environment.iter();
+        let configured =
+            configured.filter_map(|name| Some((name.clone(), std::env::var(name).ok()?)));
+        let usual = usual.into_iter().map(|(name, value)| (name.to_owned(), value));
+        for (name, value) in configured.chain(usual) {
+            if !all.iter().any(|(known, _)| *known == name) {
+                all.push((name, value));
+            }
+        }
+        all
+    }
+}
+
+/// A supervisor with a plan.
+struct Supervised {
+    child: Child,
+    socket: UnixStream,
+    plan: Vec<u8>,
+}
+
+impl Supervised {
+    fn start(binary: &Path, workspace: &OwnedFd, plan: &Plan) -> Result<Self, SandboxError> {
+        let text = serde_json::to_vec(plan).map_err(io::Error::other)?;
+        let length = u32::try_from(text.len()).ok().filter(|n| *n as usize <= MAX_PLAN);
+        let length = length.ok_or(SandboxError::TooLarge)?;
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair()?;
+        ours.set_nonblocking(true)?;
+        let child = Command::new(binary)
+            .arg(SUPERVISOR)
+            .env_clear()
+            // The directory that is open, whatever has become of its path.
+            .current_dir(format!("/proc/self/fd/{}", workspace.as_fd().as_raw_fd()))
+            .stdin(Stdio::from(OwnedFd::from(theirs)))
+            .stdout(Stdio::piped())
+            .stderr(Stdio::piped())
+            .spawn()?;
+        let plan = [&length.to_be_bytes()[..], &text].concat();
+        Ok(Self { child, socket: UnixStream::from_std(ours)?, plan })
+    }
+
+    async fn ended(
+        mut self,
+        plan: &Plan,
+        most: usize,
+        each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
+    ) -> Result<(Report, Output, Output), SandboxError> {
+        let missing = || io::Error::other("a stream of the supervisor is missing");
+        let stdout = self.child.stdout.take().ok_or_else(missing)?;
+        let stderr = self.child.stderr.take().ok_or_else(missing)?;
+        let (mut reads, mut writes) = self.socket.into_split();
+        let talk = async {
+            writes.write_all(&self.plan).await?;
+            let mut text = Vec::new();
+            (&mut reads).take(MAX_REPORT).read_to_end(&mut text).await?;
+            io::Result::Ok(text)
+        };
+        let (talked, stdout, stderr) = tokio::join!(
+            talk,
+            output::captured(stdout, most, None),
+            output::captured(stderr, most, each_line)
+        );
+        let (stdout, stderr) = (stdout?, stderr?);
+        self.child.wait().await?;
+        let report = talked.and_then(|text| {
+            serde_json::from_slice(&text).map_err(|_| {
+                let said = if plan.steps.is_empty() { "" } else { stderr.text.trim() };
+                io::Error::other(format!("it ended without a report {said}"))
+            })
+        })?;
+        Ok((report, stdout, stderr))
+    }
+}
+
+/// Tries what the kernel gives, with an empty plan.
+async fn probe(settings: &Settings) -> Kernel {
+    let tried = |namespaces: bool| async move {
+        let here = rustix::fs::open("/", rustix::fs::OFlags::PATH, rustix::fs::Mode::empty());
+        let here = here.map_err(io::Error::from)?;
+        let plan = Plan {
+            directory: "/".to_owned(),
+            limits: settings.limits,
+            timeout_ms: 1000,
+            temporary: temporary()?,
+            namespaces,
+            ..Plan::default()
+        };
+        let started = Supervised::start(&settings.supervisor, &here, &plan)?;
+        let ended = started.ended(&plan, 1000, None);
+        let (report, ..) = tokio::time::timeout(PROBE_TIMEOUT, ended)
+            .await
+            .map_err(|_| io::Error::from(io::ErrorKind::TimedOut))??;
+        match report.failure {
+            Some(failure) => Err(SandboxError::NotStarted(failure)),
+            None => Ok(report.holds),
+        }
+    };
+    let first = if settings.namespaces {
+        tried(true).await
+    } else {
+        Err(SandboxError::NotStarted("switched off".to_owned()))
+    };
+    let reason = match first {
+        Ok(holds) => return Kernel { holds, without_namespaces: None },
+        Err(reason) => reason.to_string(),
+    };
+    let holds = tried(false).await.unwrap_or_default();
+    Kernel { holds, without_namespaces: Some(reason) }
+}
+
+/// The directory that temporary files of programs are covered or made in: this user's alone.
+fn temporary() -> io::Result<String> {
+    let user = rustix::process::geteuid();
+    let directory = std::env::temp_dir().join(format!("toolloop-{}", user.as_raw()));
+    let made = std::fs::DirBuilder::new().mode(0o700).create(&directory);
+    match made {
+        Err(e) if e.kind() != io::ErrorKind::AlreadyExists => return Err(e),
+        _ => {}
+    }
+    let found = std::fs::symlink_metadata(&directory)?;
+    if !found.is_dir() || found.uid() != user.as_raw() || found.mode() & 0o077 != 0 {
+        let path = directory.display();
+        let message = format!("{path} is not a private directory of this user");
+        return Err(io::Error::other(message));
+    }
+    directory.into_os_string().into_string().map_err(|_| io::ErrorKind::InvalidInput.into())
+}

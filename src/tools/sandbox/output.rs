@@ -1,0 +1,132 @@
+//! What a program writes, read as it comes and kept to a bound: the beginning, the end, and how
+//! much was between them.
+
+use std::collections::VecDeque;
+use std::io;
+
+use tokio::io::{AsyncRead, AsyncReadExt};
+
+/// Bytes that are read at once.
+const PIECE: usize = 64 * 1024;
+/// Bytes of a line that is looked at while it comes.
+const MAX_LINE: usize = 16 * 1024;
+
+/// A stream of a program, without its middle where it was long.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Output {
+    pub text: String,
+    /// Bytes that were left out between the beginning and the end.
+    pub omitted: u64,
+}
+
+/// Reads to the end. `each_line` sees every line of moderate length as it comes and says whether it
+/// is part of the output.
+pub(super) async fn captured(
+    mut from: impl AsyncRead + Unpin,
+    most: usize,
+    mut each_line: Option<&mut (dyn FnMut(&str) -> bool + Send)>,
+) -> io::Result<Output> {
+    let mut kept = Kept::new(most);
+    let mut line: Vec<u8> = Vec::new();
+    let mut piece = vec![0; PIECE];
+    loop {
+        let read = from.read(&mut piece).await?;
+        let Some(each_line) = each_line.as_deref_mut() else {
+            if read == 0 {
+                return Ok(kept.output());
+            }
+            kept.add(&piece[..read]);
+            continue;
+        };
+        for byte in &piece[..read] {
+            line.push(*byte);
+            if *byte == b'\n' || line.len() == MAX_LINE {
+                pass(&mut line, &mut kept, each_line);
+            }
+        }
+        if read == 0 {
+            pass(&mut line, &mut kept, each_line);
+            return Ok(kept.output());
+        }
+    }
+}
+
+fn pass(line: &mut Vec<u8>, kept: &mut Kept, each_line: &mut (dyn FnMut(&str) -> bool + Send)) {
+    let is_output = std::str::from_utf8(line).map_or(true, |text| each_line(text.trim_end()));
+    if is_output {
+        kept.add(line);
+    }
+    line.clear();
+}
+
+/// The first and the last bytes of a stream.
+struct Kept {
+    first: Vec<u8>,
+    last: VecDeque<u8>,
+    /// Of each of the two.
+    most: usize,
+    omitted: u64,
+}
+
+impl Kept {
+    fn new(most: usize) -> Self {
+        Self { first: Vec::new(), last: VecDeque::new(), most: most / 2, omitted: 0 }
+    }
+
+    fn add(&mut self, bytes: &[u8]) {
+        let (first, rest) = bytes.split_at(bytes.len().min(self.most - self.first.len()));
+        self.first.extend_from_slice(first);
+        let skipped = rest.len().saturating_sub(self.most);
+        self.last.extend(&rest[skipped..]);
+        let over = self.last.len().saturating_sub(self.most);
+        self.last.drain(..over);
+        self.omitted += (skipped + over) as u64;
+    }
+
+    fn output(self) -> Output {
+        let Self { mut first, last, omitted, .. } = self;
+        if omitted == 0 {
+            first.extend(last);
+            return Output { text: String::from_utf8_lossy(&first).into_owned(), omitted };
+        }
+        let last: Vec<u8> = last.into();
+        let text = format!(
+            "{}\n[… {omitted} bytes left out …]\n{}",
+            String::from_utf8_lossy(&first),
+            String::from_utf8_lossy(&last)
+        );
+        Output { text, omitted }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test]
+    async fn the_middle_is_left_out_and_counted() {
+        let all: Vec<u8> = (0..100_000_u32).map(|n| b'a' + (n % 26) as u8).collect();
+        for length in [0, 1, 9, 10, 11, 100, 99_999] {
+            let output = captured(&all[..length], 10, None).await.unwrap();
+            let omitted = length.saturating_sub(10);
+            assert_eq!(output.omitted, omitted as u64, "{length}");
+            let first = String::from_utf8_lossy(&all[..length.min(5)]).into_owned();
+            let last = String::from_utf8_lossy(&all[length.saturating_sub(5)..length]).into_owned();
+            assert!(output.text.starts_with(&first) && output.text.ends_with(&last), "{length}");
+            assert_eq!(output.text.contains("left out"), omitted > 0, "{length}");
+        }
+    }
+
+    #[tokio::test]
+    async fn lines_can_be_taken_out() {
+        let mut seen = Vec::new();
+        let mut look = |line: &str| {
+            seen.push(line.to_owned());
+            !line.starts_with('#')
+        };
+        let text = b"one\n#two\nthree\n\xff\nlast";
+        let output = captured(&text[..], 1000, Some(&mut look)).await.unwrap();
+        assert_eq!(output.text, "one\nthree\n\u{fffd}\nlast");
+        assert_eq!(seen, ["one", "#two", "three", "last"]);
+    }
+}

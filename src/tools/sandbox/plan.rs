@@ -1,0 +1,200 @@
+//! What the service asks of a supervisor, and what it hears back: plain data, written as JSON.
+//!
+//! A [`Plan`] is complete: the supervisor looks nothing up and decides nothing but how to hold it.
+//! Relative paths are beneath the workspace, which is the supervisor's own working directory.
+
+use serde::{Deserialize, Serialize};
+use strum::IntoStaticStr;
+
+/// Bytes of a plan, input included.
+pub const MAX_PLAN: usize = 24 * 1024 * 1024;
+
+/// Programs to run, and the bounds in which they run.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Plan {
+    pub steps: Vec<Step>,
+    /// Where the programs start: beneath the workspace, or absolute.
+    pub directory: String,
+    /// The whole environment.
+    pub environment: Vec<(String, String)>,
+    /// What the first program reads on its standard input.
+    pub input: Option<String>,
+    pub reach: Reach,
+    pub limits: Limits,
+    /// How long all of it may take.
+    pub timeout_ms: u64,
+    /// A directory of the operator's user that the programs' own temporary files go to.
+    pub temporary: String,
+    /// Whether namespaces are made; where not, everything holds without them.
+    pub namespaces: bool,
+    /// Run nothing where the sandbox is weaker than this.
+    pub at_least: Level,
+}
+
+/// A pipeline, and when it runs.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Step {
+    pub when: When,
+    /// Whether success and failure change places.
+    pub negated: bool,
+    pub commands: Vec<Command>,
+}
+
+/// On what outcome of the steps before it a step runs.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum When {
+    Always,
+    Succeeded,
+    Failed,
+}
+
+/// One program.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Command {
+    /// Absolute.
+    pub program: String,
+    /// With the program's name as it was written in the first place.
+    pub arguments: Vec<String>,
+    /// Beside the plan's.
+    pub environment: Vec<(String, String)>,
+    pub redirections: Vec<Redirection>,
+}
+
+/// Where one of a program's three streams leads.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Redirection {
+    /// 0, 1 or 2.
+    pub stream: u8,
+    pub to: Target,
+}
+
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Target {
+    Read(String),
+    Write(String),
+    Append(String),
+    /// Another of the three streams, as it is then.
+    Stream(u8),
+}
+
+/// The files that programs reach.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reach {
+    pub grants: Vec<Grant>,
+    /// What lies in granted directories and must not be reached: masked by mounts.
+    pub masked: Vec<String>,
+}
+
+/// A file, or a directory with all that is in it.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Grant {
+    pub path: String,
+    pub access: Access,
+    pub kind: GrantKind,
+}
+
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum GrantKind {
+    /// A directory, with all that is in it, made where it is missing and may be written.
+    Tree,
+    File,
+    /// The names in a directory.
+    Names,
+}
+
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Access {
+    pub read: bool,
+    pub write: bool,
+    pub execute: bool,
+}
+
+impl Access {
+    pub const READ: Self = Self { read: true, write: false, execute: false };
+    pub const RUN: Self = Self { read: true, write: false, execute: true };
+    pub const WRITE: Self = Self { read: false, write: true, execute: false };
+}
+
+/// What programs may use.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Limits {
+    /// Bytes of memory of all of them together.
+    pub memory: u64,
+    /// Of one process.
+    pub cpu_seconds: u64,
+    pub processes: u64,
+    /// Bytes of one file.
+    pub file_size: u64,
+    /// Of one process.
+    pub open_files: u64,
+}
+
+/// How well programs are confined.
+#[derive(
+    Debug,
+    Clone,
+    Copy,
+    Default,
+    PartialEq,
+    Eq,
+    PartialOrd,
+    Ord,
+    Serialize,
+    Deserialize,
+    IntoStaticStr,
+)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Level {
+    #[default]
+    Unavailable,
+    Partial,
+    Enforced,
+}
+
+/// What holds programs in fact, as the supervisor found it.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Holds {
+    /// The version of Landlock's interface; 0 where there is none.
+    pub landlock: u32,
+    pub seccomp: bool,
+    pub namespaces: bool,
+}
+
+impl Holds {
+    /// Files are confined from Landlock's third version on (before it, files could be cut short),
+    /// and processes outside cannot be signalled in a namespace of their own or from its sixth.
+    pub fn level(&self) -> Level {
+        match (self.landlock, self.seccomp) {
+            (3.., true) if self.namespaces || self.landlock >= 6 => Level::Enforced,
+            (0, false) if !self.namespaces => Level::Unavailable,
+            _ => Level::Partial,
+        }
+    }
+}
+
+/// How a plan ended.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Report {
+    pub holds: Holds,
+    /// Of the last program that ran; 128 and more where a signal ended it.
+    pub exit_code: Option<i32>,
+    /// Why it was ended before its time.
+    pub stopped: Option<Stopped>,
+    /// Why nothing ran.
+    pub failure: Option<String>,
+}
+
+/// Why programs were ended.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, IntoStaticStr)]
+#[serde(rename_all = "snake_case")]
+#[strum(serialize_all = "snake_case")]
+pub enum Stopped {
+    Timeout,
+    Memory,
+    Processes,
+    /// A program used up its time on the processor.
+    CpuSeconds,
+    /// A file became too large.
+    FileSize,
+}

@@ -1,0 +1,259 @@
+//! Which files programs reach: those of the system that every program needs, the programs
+//! themselves, and of the workspace what the permit's path rules say.
+//!
+//! The kernel grants directories and files and knows no globs. A rule that names a whole directory
+//! becomes a grant of it; any other rule, and `paths.deny` by glob, is held by looking at what is
+//! there, in a walk of at most [`MAX_WALKED`] entries, made for the call. Where that is not enough
+//! the call is refused.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::{self, Read};
+use std::path::{Path, PathBuf};
+
+use cap_fs_ext::DirExt;
+use cap_std::fs::Dir;
+
+use super::plan::{Access, Grant, GrantKind, Reach};
+use crate::governance::Permit;
+
+/// Entries of a workspace that are looked at for one call.
+pub const MAX_WALKED: usize = 20_000;
+/// Bytes of a script's first line.
+const MAX_FIRST_LINE: u64 = 256;
+
+/// What programs of any kind read.
+const SYSTEM: &[&str] = &["/usr", "/bin", "/sbin", "/lib", "/lib32", "/lib64", "/nix/store"];
+const SYSTEM_SETTINGS: &[&str] = &[
+    "/etc/alternatives",
+    "/etc/ld.so.cache",
+    "/etc/ld.so.conf",
+    "/etc/ld.so.conf.d",
+    "/etc/ld.so.preload",
+    "/etc/localtime",
+    "/etc/mime.types",
+    "/etc/timezone",
+];
+const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];
+/// Where the programs lie that start others for a dynamically linked one.
+const LOADERS: &[&str] = &["/lib64", "/lib", "/lib32", "/usr/lib"];
+/// Programs that are made of several, and where those lie.
+const PARTS: &[(&str, &[&str])] = &[
+    ("git", &["/usr/lib/git-core", "/usr/libexec/git-core"]),
+    ("gcc", &["/usr/lib/gcc", "/usr/libexec/gcc"]),
+];
+
+/// Which programs may be started.
+#[derive(Debug, Clone, Copy)]
+pub enum Startable<'a> {
+    /// These, with what they cannot be without.
+    Only(&'a [String]),
+    /// Any of the system's.
+    System,
+    /// Any of the system's and of the workspace's.
+    All,
+}
+
+/// Why rules cannot be held.
+#[derive(Debug, thiserror::Error)]
+pub enum ReachError {
+    #[error(
+        "the workspace has more than {MAX_WALKED} entries, too many to hold its path rules ({0}) \
+         for a program; use file_ops, or ask for rules that name whole directories"
+    )]
+    TooMany(&'static str),
+    #[error("the workspace cannot be read: {0}")]
+    Unreadable(#[from] io::Error),
+}
+
+/// The system's part.
+pub fn system(path: &[PathBuf], startable: Startable<'_>) -> Vec<Grant> {
+    let everything = !matches!(startable, Startable::Only(_));
+    let shared = if everything { Access::RUN } else { Access::READ };
+    let directories = SYSTEM.iter().map(PathBuf::from).chain(path.iter().cloned());
+    let mut grants: Vec<Grant> =
+        directories.filter_map(|directory| granted(&directory, shared, GrantKind::Tree)).collect();
+    let read = |path: &&str| granted(Path::new(path), Access::READ, kind_of(Path::new(path)));
+    grants.extend(SYSTEM_SETTINGS.iter().filter_map(read));
+    grants.extend(SOURCES.iter().filter_map(read));
+    let nowhere = Access { read: true, write: true, execute: false };
+    grants.extend(granted(Path::new("/dev/null"), nowhere, GrantKind::File));
+    if let Startable::Only(programs) = startable {
+        let mut files: BTreeSet<PathBuf> = BTreeSet::new();
+        for program in programs {
+            add_program(Path::new(program), &mut files, 0);
+        }
+        files.extend(loaders());
+        let file = |file: &PathBuf| granted(file, Access::RUN, kind_of(file));
+        grants.extend(files.iter().filter_map(file));
+    }
+    grants
+}
+
+fn kind_of(path: &Path) -> GrantKind {
+    if path.is_dir() { GrantKind::Tree } else { GrantKind::File }
+}
+
+fn granted(path: &Path, access: Access, kind: GrantKind) -> Option<Grant> {
+    let path = path.exists().then(|| path.to_str())??;
+    Some(Grant { path: path.to_owned(), access, kind })
+}
+
+/// A program, its parts, and what runs it where it is a script.
+fn add_program(program: &Path, files: &mut BTreeSet<PathBuf>, depth: usize) {
+    let Ok(real) = fs::canonicalize(program) else { return };
+    let name = program.file_name().and_then(|name| name.to_str()).unwrap_or_default();
+    for (_, parts) in PARTS.iter().filter(|(whole, _)| *whole == name) {
+        files.extend(parts.iter().map(PathBuf::from));
+    }
+    let interpreter = first_line(&real);
+    if !files.insert(real) || depth > 2 {
+        return;
+    }
+    let Some(line) = interpreter.as_deref().and_then(|line| line.strip_prefix("#!")) else {
+        return;
+    };
+    let mut words = line.split_whitespace();
+    let Some(first) = words.next() else { return };
+    add_program(Path::new(first), files, depth + 1);
+    if first.ends_with("/env")
+        && let Some(named) = words.find(|word| !word.starts_with('-'))
+    {
+        for directory in ["/usr/local/bin", "/usr/bin", "/bin"] {
+            add_program(&Path::new(directory).join(named), files, depth + 1);
+        }
+    }
+}
+
+fn first_line(file: &Path) -> Option<String> {
+    let mut start = Vec::new();
+    fs::File::open(file).ok()?.take(MAX_FIRST_LINE).read_to_end(&mut start).ok()?;
+    let line = start.split(|byte| *byte == b'\n').next()?;
+    String::from_utf8(line.to_vec()).ok()
+}
+
+fn loaders() -> Vec<PathBuf> {
+    let mut found = Vec::new();
+    let mut places: Vec<PathBuf> = LOADERS.iter().map(PathBuf::from).collect();
+    let triplet = format!("{}-linux-gnu", std::env::consts::ARCH);
+    places.push(Path::new("/usr/lib").join(triplet));
+    for place in places {
+        for entry in fs::read_dir(place).into_iter().flatten().flatten() {
+            let name = entry.file_name();
+            if name.to_str().is_some_and(|name| name.starts_with("ld-") && name.contains(".so")) {
+                found.extend(fs::canonicalize(entry.path()).ok());
+            }
+        }
+    }
+    found
+}
+
+/// The workspace's part.
+///
+/// # Errors
+/// [`ReachError`] where the rules cannot be held.
+pub fn workspace(
+    permit: &Permit,
+    root: &Dir,
+    writes: bool,
+    executes: bool,
+    has_mounts: bool,
+) -> Result<Reach, ReachError> {
+    let (read, write) = (permit.readable(), permit.writable());
+    let by_glob = read.by_glob || (writes && write.by_glob);
+    let deny = permit.denied();
+    let found = if by_glob || deny.by_glob || (!has_mounts && !deny.trees.is_empty()) {
+        let what = if by_glob { "paths.read, paths.write" } else { "paths.deny" };
+        walk(permit, root, what)?
+    } else {
+        let denied = deny.trees.into_iter().filter(|path| root.exists(path));
+        Found { denied: denied.collect(), ..Found::default() }
+    };
+    let mut reach = Reach::default();
+    let access = if executes { Access::RUN } else { Access::READ };
+    let trees = read.trees.iter().map(|tree| (tree, access));
+    let written = write.trees.iter().filter(|_| writes).map(|tree| (tree, Access::WRITE));
+    for (tree, access) in trees.chain(written) {
+        if permit.may_enter(tree) {
+            grant(&mut reach.grants, tree, access, &found, has_mounts);
+        }
+    }
+    if by_glob {
+        for file in &found.files {
+            if permit.may_read(file) {
+                push(&mut reach.grants, file, access, GrantKind::File);
+            }
+            if writes && permit.may_write(file) {
+                push(&mut reach.grants, file, Access::WRITE, GrantKind::File);
+            }
+        }
+        push(&mut reach.grants, ".", Access::READ, GrantKind::Names);
+    }
+    if has_mounts {
+        reach.masked = found.denied;
+    }
+    Ok(reach)
+}
+
+fn push(grants: &mut Vec<Grant>, path: &str, access: Access, kind: GrantKind) {
+    grants.push(Grant { path: path.to_owned(), access, kind });
+}
+
+/// A directory as a whole; or where something in it is denied and cannot be covered, the names in
+/// it and, one by one, what is not denied.
+fn grant(grants: &mut Vec<Grant>, tree: &str, access: Access, found: &Found, has_mounts: bool) {
+    let within = |path: &str| {
+        tree == "." || path.strip_prefix(tree).is_some_and(|rest| rest.starts_with('/'))
+    };
+    if has_mounts || !found.denied.iter().any(|denied| within(denied)) {
+        let kind = if found.files.contains(tree) { GrantKind::File } else { GrantKind::Tree };
+        return push(grants, tree, access, kind);
+    }
+    push(grants, tree, access, GrantKind::Names);
+    let is_child = |path: &&String| {
+        let rest = if tree == "." { Some(path.as_str()) } else { path.strip_prefix(tree) };
+        rest.is_some_and(|rest| within(path) && !rest.trim_start_matches('/').contains('/'))
+    };
+    for file in found.files.iter().filter(is_child) {
+        push(grants, file, access, GrantKind::File);
+    }
+    for directory in found.directories.iter().filter(is_child) {
+        grant(grants, directory, access, found, has_mounts);
+    }
+}
+
+/// What lies in a workspace.
+#[derive(Default)]
+struct Found {
+    files: BTreeSet<String>,
+    directories: BTreeSet<String>,
+    /// Without what lies in it.
+    denied: Vec<String>,
+}
+
+fn walk(permit: &Permit, root: &Dir, what: &'static str) -> Result<Found, ReachError> {
+    let mut found = Found::default();
+    let mut open = vec![(root.try_clone()?, String::new())];
+    let mut seen = 0_usize;
+    while let Some((directory, above)) = open.pop() {
+        for entry in directory.entries()? {
+            let entry = entry?;
+            seen += 1;
+            if seen > MAX_WALKED {
+                return Err(ReachError::TooMany(what));
+            }
+            // A name that is no text is reached by no rule.
+            let Ok(name) = entry.file_name().into_string() else { continue };
+            let path = format!("{above}{name}");
+            if !permit.may_enter(&path) {
+                found.denied.push(path);
+            } else if entry.file_type()?.is_dir() {
+                open.push((directory.open_dir_nofollow(&name)?, format!("{path}/")));
+                found.directories.insert(path);
+            } else {
+                found.files.insert(path);
+            }
+        }
+    }
+    Ok(found)
+}

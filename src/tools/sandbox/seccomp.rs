@@ -1,0 +1,209 @@
+//! The calls of the system that programs in the sandbox do not get.
+//!
+//! It is a list of refusals, since programs of any kind must run: every way to another machine or
+//! to another process of this one (sockets of all families, also through `io_uring`, and looking
+//! into processes), to privileges and kernel interfaces, and to memory that nobody counts. A pair
+//! of connected local stream sockets is all that is left of sockets: it leads nowhere.
+
+use std::collections::BTreeMap;
+use std::io;
+
+use seccompiler::{
+    BpfProgram, SeccompAction, SeccompCmpArgLen as Len, SeccompCmpOp as Op, SeccompCondition,
+    SeccompFilter, SeccompRule, TargetArch, apply_filter, sock_filter,
+};
+
+/// Calls with this bit are those of the x32 interface, and would not be recognised by number.
+const X32_BIT: u32 = 0x4000_0000;
+
+/// Refused whatever their arguments.
+const REFUSED: &[i64] = &[
+    // other machines, and other processes through sockets
+    libc::SYS_socket,
+    libc::SYS_connect,
+    libc::SYS_bind,
+    libc::SYS_listen,
+    libc::SYS_accept,
+    libc::SYS_accept4,
+    libc::SYS_io_uring_setup,
+    libc::SYS_io_uring_enter,
+    libc::SYS_io_uring_register,
+    // other processes
+    libc::SYS_ptrace,
+    libc::SYS_process_vm_readv,
+    libc::SYS_process_vm_writev,
+    libc::SYS_process_madvise,
+    libc::SYS_process_mrelease,
+    libc::SYS_pidfd_getfd,
+    libc::SYS_kcmp,
+    libc::SYS_move_pages,
+    libc::SYS_migrate_pages,
+    // memory and names that outlive a process and that nobody counts
+    libc::SYS_shmget,
+    libc::SYS_shmat,
+    libc::SYS_shmctl,
+    libc::SYS_msgget,
+    libc::SYS_msgsnd,
+    libc::SYS_semget,
+    libc::SYS_mq_open,
+    libc::SYS_memfd_secret,
+    libc::SYS_add_key,
+    libc::SYS_request_key,
+    libc::SYS_keyctl,
+    // namespaces, mounts and files by handle
+    libc::SYS_unshare,
+    libc::SYS_setns,
+    libc::SYS_mount,
+    libc::SYS_umount2,
+    libc::SYS_move_mount,
+    libc::SYS_open_tree,
+    libc::SYS_fsopen,
+    libc::SYS_fsconfig,
+    libc::SYS_fsmount,
+    libc::SYS_fspick,
+    libc::SYS_mount_setattr,
+    libc::SYS_pivot_root,
+    libc::SYS_chroot,
+    libc::SYS_name_to_handle_at,
+    libc::SYS_open_by_handle_at,
+    libc::SYS_fanotify_init,
+    libc::SYS_quotactl,
+    libc::SYS_quotactl_fd,
+    libc::SYS_swapon,
+    libc::SYS_swapoff,
+    libc::SYS_acct,
+    // the kernel itself
+    libc::SYS_bpf,
+    libc::SYS_perf_event_open,
+    libc::SYS_userfaultfd,
+    libc::SYS_init_module,
+    libc::SYS_finit_module,
+    libc::SYS_delete_module,
+    libc::SYS_kexec_load,
+    libc::SYS_kexec_file_load,
+    libc::SYS_reboot,
+    libc::SYS_syslog,
+    libc::SYS_settimeofday,
+    libc::SYS_clock_settime,
+    libc::SYS_clock_adjtime,
+    libc::SYS_adjtimex,
+    libc::SYS_sethostname,
+    libc::SYS_setdomainname,
+    libc::SYS_vhangup,
+];
+/// Refused on this processor alone.
+#[cfg(target_arch = "x86_64")]
+const REFUSED_HERE: &[i64] = &[
+    libc::SYS_iopl,
+    libc::SYS_ioperm,
+    libc::SYS_modify_ldt,
+    libc::SYS_uselib,
+    libc::SYS_kexec_file_load,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const REFUSED_HERE: &[i64] = &[];
+/// What changes a file's mode, owner, times and attributes, of files that Landlock does not look at
+/// for it. Refused where no mounts keep them as they are.
+const ATTRIBUTES: &[i64] = &[
+    libc::SYS_fchmod,
+    libc::SYS_fchmodat,
+    libc::SYS_fchmodat2,
+    libc::SYS_fchown,
+    libc::SYS_fchownat,
+    libc::SYS_utimensat,
+    libc::SYS_setxattr,
+    libc::SYS_lsetxattr,
+    libc::SYS_fsetxattr,
+    libc::SYS_removexattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_fremovexattr,
+];
+#[cfg(target_arch = "x86_64")]
+const ATTRIBUTES_HERE: &[i64] = &[
+    libc::SYS_chmod,
+    libc::SYS_chown,
+    libc::SYS_lchown,
+    libc::SYS_utime,
+    libc::SYS_utimes,
+    libc::SYS_futimesat,
+];
+#[cfg(not(target_arch = "x86_64"))]
+const ATTRIBUTES_HERE: &[i64] = &[];
+/// Answered as by a kernel that does not have them, for which programs have another way: their
+/// arguments lie in memory that a filter cannot read, or they make memory that nobody counts.
+const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
+
+/// Installs the filters for this process and its descendants.
+pub(super) fn refuse_calls(keeps_attributes: bool) -> io::Result<()> {
+    let compiled = filters(keeps_attributes).map_err(io::Error::other)?;
+    compiled.iter().try_for_each(|filter| apply_filter(filter).map_err(io::Error::other))
+}
+
+fn filters(keeps_attributes: bool) -> Result<[BpfProgram; 2], seccompiler::BackendError> {
+    let mut refused: BTreeMap<i64, Vec<SeccompRule>> =
+        REFUSED.iter().chain(REFUSED_HERE).map(|call| (*call, vec![])).collect();
+    if keeps_attributes {
+        refused.extend(ATTRIBUTES.iter().chain(ATTRIBUTES_HERE).map(|call| (*call, vec![])));
+    }
+    let argument = |index, op, value| SeccompCondition::new(index, Len::Dword, op, value);
+    let only = |condition: SeccompCondition| SeccompRule::new(vec![condition]);
+    let unix = u64::from(libc::AF_UNIX.unsigned_abs());
+    let kind = 0xf;
+    let datagrams = u64::from(libc::SOCK_DGRAM.unsigned_abs());
+    let raw = u64::from(libc::SOCK_RAW.unsigned_abs());
+    refused.insert(
+        libc::SYS_socketpair,
+        vec![
+            only(argument(0, Op::Ne, unix)?)?,
+            // A pair for datagrams could still send to the socket of another process by name.
+            only(argument(1, Op::MaskedEq(kind), datagrams)?)?,
+            only(argument(1, Op::MaskedEq(kind), raw)?)?,
+        ],
+    );
+    // Sending is for the pairs: never to an address.
+    let addressed = SeccompCondition::new(4, Len::Qword, Op::Ne, 0)?;
+    refused.insert(libc::SYS_sendto, vec![only(addressed)?]);
+    let terminal = [libc::TIOCSTI, libc::TIOCLINUX];
+    let injects = terminal.iter().map(|request| only(argument(1, Op::Eq, *request)?));
+    refused.insert(libc::SYS_ioctl, injects.collect::<Result<_, _>>()?);
+    let spaces = [
+        libc::CLONE_NEWUSER,
+        libc::CLONE_NEWNS,
+        libc::CLONE_NEWPID,
+        libc::CLONE_NEWNET,
+        libc::CLONE_NEWIPC,
+        libc::CLONE_NEWUTS,
+        libc::CLONE_NEWCGROUP,
+    ];
+    let makes_space = spaces.iter().map(|space| {
+        let bit = u64::from(space.unsigned_abs());
+        only(argument(0, Op::MaskedEq(bit), bit)?)
+    });
+    refused.insert(libc::SYS_clone, makes_space.collect::<Result<_, _>>()?);
+    let unknown = UNKNOWN.iter().map(|call| (*call, vec![])).collect();
+    Ok([compiled(refused, libc::EPERM)?, compiled(unknown, libc::ENOSYS)?])
+}
+
+fn compiled(
+    refused: BTreeMap<i64, Vec<SeccompRule>>,
+    error: i32,
+) -> Result<BpfProgram, seccompiler::BackendError> {
+    let architecture = TargetArch::try_from(std::env::consts::ARCH)?;
+    let refuse = SeccompAction::Errno(error.unsigned_abs());
+    let filter = SeccompFilter::new(refused, SeccompAction::Allow, refuse, architecture)?;
+    let mut program = foreign_numbers_refused();
+    program.extend(BpfProgram::try_from(filter)?);
+    Ok(program)
+}
+
+/// Instructions that go before a filter: calls whose numbers are of the other interface of this
+/// processor are refused, since the filter knows only the usual ones.
+fn foreign_numbers_refused() -> BpfProgram {
+    let [load, jump, answer] = [0x20, 0x35, 0x06]; // BPF_LD|W|ABS, BPF_JMP|JGE|K, BPF_RET|K
+    let refuse = libc::SECCOMP_RET_ERRNO | libc::EPERM.unsigned_abs();
+    vec![
+        sock_filter { code: load, jt: 0, jf: 0, k: 0 },
+        sock_filter { code: jump, jt: 0, jf: 1, k: X32_BIT },
+        sock_filter { code: answer, jt: 0, jf: 0, k: refuse },
+    ]
+}

@@ -1,0 +1,188 @@
+//! The process between the service and the programs: it outlives both, and sees to it that nothing
+//! outlives a plan.
+//!
+//! Its standard input is a socket whose other end the service holds: the plan comes through it, the
+//! report goes back, and its end, however the service came to it, is the end of all programs. What
+//! the kernel does not limit (processes of the superuser, memory of all programs together, time) is
+//! looked at here in turns. Orphans fall to it where there is no namespace to hold them.
+
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::ExitCode;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::pipe::{PipeFlags, pipe_with};
+use rustix::process::{Pid, Signal, WaitOptions, kill_process, waitpid};
+
+use super::plan::{MAX_PLAN, Plan, Report, Stopped};
+use super::runner;
+use super::syscalls::{Forked, close_others, enter_namespaces, exit_now, fork};
+use super::tree::{end_descendants, usage_of};
+
+/// How soon the use of programs is looked at first, and how often later.
+const FIRST_LOOK: Duration = Duration::from_millis(5);
+const LATER_LOOKS: Duration = Duration::from_millis(100);
+
+/// The exit code where programs have ended the runner: that of a process that was killed.
+const LOST: i32 = 128 + 9;
+
+/// The whole life of a supervisor.
+pub fn supervise() -> ExitCode {
+    match supervised() {
+        Ok(()) => ExitCode::SUCCESS,
+        Err(_gone) => ExitCode::FAILURE,
+    }
+}
+
+fn supervised() -> io::Result<()> {
+    close_others()?;
+    rustix::process::setsid()?;
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))?;
+    let mut plan = receive()?;
+    let made = if plan.namespaces { own_namespaces() } else { Ok(()) };
+    let report = if let Err(error) = made {
+        Report { failure: Some(format!("namespaces: {error}")), ..Report::default() }
+    } else {
+        let own_temporary = (!plan.namespaces).then(|| private_directory(&plan.temporary));
+        if let Some(directory) = own_temporary.transpose()? {
+            replace_temporary(&mut plan, directory);
+        }
+        let report = programs(&plan);
+        if !plan.namespaces {
+            end_descendants();
+            let _ = std::fs::remove_dir_all(&plan.temporary);
+        }
+        report?
+    };
+    let text = serde_json::to_vec(&report)?;
+    write_all(rustix::stdio::stdin(), &text)
+}
+
+/// The plan, behind its length in four bytes.
+fn receive() -> io::Result<Plan> {
+    let mut socket = Socket;
+    let mut length = [0; 4];
+    socket.read_exact(&mut length)?;
+    let length = u32::from_be_bytes(length) as usize;
+    if length > MAX_PLAN {
+        return Err(io::ErrorKind::InvalidData.into());
+    }
+    let mut text = vec![0; length];
+    socket.read_exact(&mut text)?;
+    Ok(serde_json::from_slice(&text)?)
+}
+
+/// This process's standard input without a buffer.
+struct Socket;
+
+impl Read for Socket {
+    fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
+        Ok(rustix::io::read(rustix::stdio::stdin(), into)?)
+    }
+}
+
+fn write_all(to: impl AsFd, mut text: &[u8]) -> io::Result<()> {
+    while !text.is_empty() {
+        match rustix::io::write(&to, text) {
+            Ok(written) => text = &text[written..],
+            Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+    Ok(())
+}
+
+/// Namespaces in which this user is who it was, with nobody else.
+fn own_namespaces() -> io::Result<()> {
+    let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
+    enter_namespaces()?;
+    let same = |id: u32| format!("{id} {id} 1");
+    std::fs::write("/proc/self/setgroups", "deny")?;
+    std::fs::write("/proc/self/uid_map", same(user.as_raw()))?;
+    std::fs::write("/proc/self/gid_map", same(group.as_raw()))
+}
+
+/// A directory that is there for one plan.
+fn private_directory(base: &str) -> io::Result<String> {
+    let own = format!("{base}/{}", rustix::process::getpid().as_raw_nonzero());
+    let _ = std::fs::remove_dir_all(&own); // of another process of that number, long gone
+    rustix::fs::mkdir(own.as_str(), rustix::fs::Mode::from_raw_mode(0o700))?;
+    Ok(own)
+}
+
+fn replace_temporary(plan: &mut Plan, directory: String) {
+    for (_, value) in &mut plan.environment {
+        if *value == plan.temporary {
+            value.clone_from(&directory);
+        }
+    }
+    plan.temporary = directory;
+}
+
+/// Starts the runner and watches over it until it is done or has to be ended.
+fn programs(plan: &Plan) -> io::Result<Report> {
+    let (reads, writes) = pipe_with(PipeFlags::CLOEXEC)?;
+    let runner = match fork()? {
+        Forked::Parent(runner) => runner,
+        Forked::Child => {
+            drop(reads);
+            // The socket is the supervisor's alone: where it is closed, the service sees the end.
+            if rustix::stdio::dup2_stdin(&writes).is_ok() {
+                let report = runner::run(plan);
+                let _ = serde_json::to_vec(&report).map(|text| write_all(&writes, &text));
+            }
+            exit_now(0);
+        }
+    };
+    drop(writes);
+    let stopped = watched(plan, runner, &reads);
+    let _ = kill_process(runner, Signal::KILL);
+    if !matches!(stopped, Ok(None)) && !plan.namespaces {
+        end_descendants();
+    }
+    while let Err(rustix::io::Errno::INTR) = waitpid(Some(runner), WaitOptions::empty()) {}
+    let Some(stopped) = stopped? else {
+        let mut text = Vec::new();
+        std::fs::File::from(reads).take(MAX_PLAN as u64).read_to_end(&mut text)?;
+        // Without a namespace a program can end the runner, and nothing beyond it.
+        let lost = |_| Report { exit_code: Some(LOST), ..Report::default() };
+        return Ok(serde_json::from_slice(&text).unwrap_or_else(lost));
+    };
+    Ok(Report { stopped: Some(stopped), ..Report::default() })
+}
+
+/// Why programs have to be ended; none where they are done.
+fn watched(plan: &Plan, runner: Pid, report: &OwnedFd) -> io::Result<Option<Stopped>> {
+    let end = Instant::now() + Duration::from_millis(plan.timeout_ms);
+    let mut pause = FIRST_LOOK;
+    loop {
+        let left = end.saturating_duration_since(Instant::now());
+        let wait = Timespec::try_from(pause.min(left)).map_err(io::Error::other)?;
+        let service = rustix::stdio::stdin();
+        let mut sources =
+            [PollFd::new(report, PollFlags::IN), PollFd::from_borrowed_fd(service, PollFlags::IN)];
+        match poll(&mut sources, Some(&wait)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+        if !sources[1].revents().is_empty() {
+            return Err(io::ErrorKind::ConnectionAborted.into());
+        }
+        if !sources[0].revents().is_empty() {
+            return Ok(None);
+        }
+        if left.is_zero() {
+            return Ok(Some(Stopped::Timeout));
+        }
+        let usage = usage_of(runner);
+        if usage.memory > plan.limits.memory {
+            return Ok(Some(Stopped::Memory));
+        }
+        // The runner is one of them.
+        if usage.tasks > plan.limits.processes.saturating_add(1) {
+            return Ok(Some(Stopped::Processes));
+        }
+        pause = (pause * 2).min(LATER_LOOKS);
+    }
+}

@@ -1,0 +1,168 @@
+//! `shell`: runs programs in the sandbox, by a command line that no shell ever sees.
+//!
+//! The line is read, every program in it found on a fixed path and every path resolved, before the
+//! gate judges what would run; what was judged is what runs. A command's exit code is a result and
+//! no failure. What programs reach of the workspace are the permit's path rules, and no file can be
+//! changed where every command of the line is known to read only.
+
+mod patterns;
+mod prepared;
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use async_trait::async_trait;
+use serde_json::{Value, json};
+
+use super::sandbox::reach::{self, ReachError, Startable};
+use super::sandbox::{Job, Ran, Sandbox, SandboxError};
+use super::{Tool, ToolContext, ToolError, ToolInfo};
+use crate::governance::{Action, ActionKind, CommandRules, Permit};
+use crate::message::tool_schema::ToolSchema;
+use crate::run::Effect;
+use prepared::Prepared;
+
+/// The tool's name.
+pub const NAME: &str = "shell";
+
+const DESCRIPTION: &str = "Runs programs in your workspace: `command` is a line of simple commands, joined by pipes, \
+    `&&`, `||` or `;`, with quotes and the redirections <, >, >>, 2>, 2>&1 and &>. The only patterns are \
+    *, ? and [] in paths. It is not a shell: there are no variables, substitutions, loops, functions, \
+    here-documents or background jobs. `cd DIR &&` may stand first. Only listed programs may run; there is no \
+    network. Answers exit_code, stdout, stderr and duration_ms; a long output loses its middle.";
+
+/// The tool, for one agent's rules.
+#[derive(Clone)]
+pub struct Shell {
+    info: ToolInfo,
+    sandbox: Arc<Sandbox>,
+    rules: Arc<CommandRules>,
+}
+
+impl Shell {
+    /// The tool of an agent with these rules.
+    pub fn new(sandbox: Arc<Sandbox>, rules: Arc<CommandRules>) -> Self {
+        let input_schema = json!({
+            "type": "object",
+            "properties": {
+                "command": {"type": "string", "minLength": 1, "description": "The command line."}
+            },
+            "required": ["command"],
+            "additionalProperties": false
+        });
+        let level = sandbox.known_kernel().map(|kernel| <&str>::from(kernel.level()));
+        let level = level.map(|level| format!(" Sandbox: {level}.")).unwrap_or_default();
+        let info = ToolInfo {
+            name: NAME.into(),
+            description: format!("{DESCRIPTION}{level}"),
+            input_schema: ToolSchema::from(input_schema),
+            effect: Effect::Once,
+            varies: true,
+            concurrent: false,
+            source: "builtin".into(),
+        };
+        Self { info, sandbox, rules }
+    }
+
+    async fn prepared(
+        &self,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<Prepared, ToolError> {
+        let line = arguments["command"].as_str().unwrap_or_default().to_owned();
+        let (workspace, rules) = (context.workspace.clone(), Arc::clone(&self.rules));
+        let path = self.sandbox.settings().path.clone();
+        let prepare = move || prepared::prepare(&line, &workspace, &path, &rules);
+        let prepared = tokio::task::spawn_blocking(prepare).await;
+        prepared.map_err(|_| ToolError::ForModel("the command line cannot be read".into()))?
+    }
+}
+
+#[async_trait]
+impl Tool for Shell {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    async fn actions(
+        &self,
+        arguments: &Value,
+        context: &ToolContext,
+    ) -> Result<Vec<Action>, ToolError> {
+        Ok(self.prepared(arguments, context).await?.actions)
+    }
+
+    async fn execute(
+        &self,
+        permit: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
+        let Prepared { steps, directory, actions, runs_others } =
+            self.prepared(&arguments, context).await?;
+        if actions != permit.actions() {
+            let message = "files changed while the command was about to run; look again";
+            return Err(ToolError::ForModel(message.into()));
+        }
+        let programs: Vec<String> = actions.iter().filter_map(program_of).collect();
+        let writes = actions.iter().any(|action| action.effect != Effect::Read);
+        let has_mounts = self.sandbox.kernel().await.holds.namespaces;
+        let path = self.sandbox.settings().path.clone();
+        let root = context.workspace.root();
+        let reached = tokio::task::spawn_blocking(move || {
+            let mut reach = reach::workspace(&permit, &root, writes, runs_others, has_mounts)?;
+            let startable = if runs_others { Startable::All } else { Startable::Only(&programs) };
+            reach.grants.extend(reach::system(&path, startable));
+            let handle: OwnedFd = root.as_fd().try_clone_to_owned()?;
+            Ok::<_, ReachError>((reach, handle))
+        });
+        let (reach, handle) = reached
+            .await
+            .map_err(|_| ToolError::ForModel("the workspace cannot be looked through".into()))?
+            .map_err(|e| ToolError::ForModel(e.to_string()))?;
+        let timeout = self.sandbox.settings().timeout;
+        let job = Job {
+            steps,
+            directory,
+            workspace: &handle,
+            environment: Vec::new(),
+            input: None,
+            reach,
+            timeout,
+            each_line: None,
+        };
+        if writes {
+            context.standing.held().await;
+        }
+        Ok(told(&self.sandbox.run(job).await.map_err(|error| failed(&error))?))
+    }
+}
+
+fn program_of(action: &Action) -> Option<String> {
+    match &action.what {
+        ActionKind::Exec { argv } => argv.first().cloned(),
+        _ => None,
+    }
+}
+
+/// What a model reads where programs did not run.
+pub(super) fn failed(error: &SandboxError) -> ToolError {
+    if let SandboxError::Io(_) | SandboxError::NotStarted(_) = error {
+        tracing::warn!(%error, "programs in the sandbox did not run");
+    }
+    ToolError::ForModel(error.to_string())
+}
+
+fn told(ran: &Ran) -> String {
+    let mut result = json!({
+        "exit_code": ran.exit_code,
+        "stdout": ran.stdout.text,
+        "stderr": ran.stderr.text,
+        "duration_ms": u64::try_from(ran.duration.as_millis()).unwrap_or(u64::MAX),
+        "sandbox": ran.level,
+    });
+    if let Some(stopped) = ran.stopped {
+        result["stopped"] = json!(stopped);
+    }
+    result.to_string()
+}

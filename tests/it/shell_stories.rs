@@ -1,0 +1,226 @@
+//! `shell` through the HTTP API, on both stores.
+//!
+//! Crossings. Children and handoffs: what a parent denies or asks for holds in them (here). Parked
+//! runs: a command that needs an approval (here). Sessions: nothing of a command is kept but its
+//! result. Cancel: the programs end with the run (here). Crash at any commit: a command that changes
+//! something is like any call of effect `once` (`crashes.rs`); its programs die with the service
+//! (here). Other replica: the call is prepared again there. Streaming: as every tool. Tenants: the
+//! workspace is the tenant's. Budgets: a command counts as one (EF-03). Skills: as every tool. Dry
+//! run: shows the tool. Console, CLI, generated clients: the result is text as of any tool.
+
+use std::time::{Duration, Instant};
+
+use serde_json::{Value, json};
+
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    commands_run_and_are_journaled_as_they_ran,
+    what_is_not_listed_does_not_run_and_says_why,
+    a_command_can_need_an_approval,
+    programs_end_with_their_run_and_with_the_service,
+    a_parents_rules_hold_in_children,
+}
+
+const RULES: &str = "{allow: [{command: echo}, {command: cat, effect: read}, {command: ls, effect: read}, {command: wc, \
+     effect: read}, {command: touch}, {command: sleep}, {command: 'false'}, {command: git, args: '^log\\b', match: \
+     ['git log -3'], no_match: ['git push']}], deny: [{command: touch, args: precious}], require_approval: [{command: \
+     mkdir}]}";
+
+fn agent(rules: &str, more: &str) -> String {
+    format!(
+        "model: scripted/worker\ntools: [shell]\nenable_double_confirmation: false\n{more}\ngovernance: {{autonomy: \
+         full, paths: {{write: ['./**'], deny: ['**/.env']}}, commands: {rules}}}\n"
+    )
+}
+
+fn scenario(commands: &[&str]) -> String {
+    let call = |command: &&str| {
+        json!({"tool_calls": [{"tool": "shell", "arguments": {"command": command}}]}).to_string()
+    };
+    let steps: Vec<String> = commands.iter().map(call).collect();
+    format!("steps: [{}, {{text: done}}]", steps.join(", "))
+}
+
+async fn events(service: &Service, run: &Value, kind: &str) -> Vec<Value> {
+    let path = format!("/v1/runs/{}/events?limit=200", run["run_id"].as_str().unwrap());
+    let all = service.get(&path).await.body["data"].as_array().unwrap().clone();
+    all.into_iter().filter(|e| e["type"] == kind).map(|e| e["data"].clone()).collect()
+}
+
+async fn results(service: &Service, run: &Value) -> Vec<Value> {
+    let completed = events(service, run, "tool_call.completed").await;
+    let content = |event: &Value| {
+        serde_json::from_str(event["content"].as_str().unwrap()).unwrap_or(event.clone())
+    };
+    completed.iter().map(content).collect()
+}
+
+async fn commands_run_and_are_journaled_as_they_ran(db: Db) {
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario(
+            "worker",
+            &scenario(&[
+                "cat a.txt b.txt | wc -l",
+                "echo one > out.txt && echo two >> out.txt; cat out.txt",
+                "false || echo else",
+                "cat missing.txt",
+                "cd sub && ls *.md",
+                "cat *",
+                "cat .env",
+            ]),
+        )
+        .file("a.txt", "1\n2\n")
+        .file("b.txt", "3\n")
+        .file("sub/x.md", "")
+        .file(".env", "TOKEN=canary\n")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let results = results(&service, &run).await;
+    assert_eq!(results.len(), 7, "{results:#?}\n{}", service.log());
+    assert_eq!(results[0]["stdout"].as_str().map(str::trim), Some("3"), "{results:#?}");
+    assert_eq!(results[0]["exit_code"], 0);
+    assert_eq!(results[0]["sandbox"], "enforced");
+    assert!(results[0]["duration_ms"].is_u64());
+    assert_eq!(results[1]["stdout"], "one\ntwo\n");
+    assert_eq!(results[2]["stdout"], "else\n");
+    assert_eq!(results[3]["exit_code"], 1, "a command that fails is a result: {results:#?}");
+    assert!(results[3]["stderr"].as_str().unwrap().contains("missing.txt"));
+    assert_eq!(results[4]["stdout"], "x.md\n");
+    assert!(!results[5].to_string().contains("canary"), "{results:#?}");
+    assert!(!results[6].to_string().contains("canary"), "{results:#?}");
+
+    let started = events(&service, &run, "tool_call.started").await;
+    let actions = &started[0]["actions"];
+    assert_eq!(actions[0]["kind"], "exec", "{actions:#}");
+    let argv = actions[0]["argv"].as_array().unwrap();
+    assert!(argv[0].as_str().unwrap().ends_with("/cat"), "{actions:#}");
+    assert_eq!(argv[1..], [json!("a.txt"), json!("b.txt")]);
+    assert_eq!(started[0]["effect"], "read", "its rules say that it reads only");
+    assert_eq!(started[1]["effect"], "once");
+    let tool = service.get("/v1/tools/shell").await.body;
+    assert_eq!(tool["sandbox"], "enforced", "{tool:#}");
+    assert!(tool["description"].as_str().unwrap().contains("Sandbox: enforced"), "{tool:#}");
+}
+
+async fn what_is_not_listed_does_not_run_and_says_why(db: Db) {
+    let lines = [
+        ("id", "what may run is echo, cat"),
+        ("echo $(id)", "command substitution"),
+        ("touch precious.txt", "denied by touch precious"),
+        ("git push origin", "may not run"),
+        ("echo x > ../x", "leaves the workspace"),
+        ("echo x > .env", "denied by **/.env"),
+        ("./evil", "does not lie where programs may"),
+        ("git log --output=x", "makes git write or run something"),
+    ];
+    let commands: Vec<&str> = lines.iter().map(|(line, _)| *line).collect();
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, "limits: {error_threshold: 50}"))
+        .scenario("worker", &scenario(&commands))
+        .file("evil", "#!/bin/sh\ntouch pwned\n")
+        .start(db)
+        .await;
+    let run = service.run("worker", &json!({})).await;
+    let blocked = events(&service, &run, "tool_call.blocked").await;
+    assert_eq!(blocked.len(), lines.len(), "{blocked:#?}");
+    for ((line, reason), blocked) in lines.iter().zip(&blocked) {
+        let said = blocked["reason"].as_str().unwrap();
+        assert!(said.contains(reason), "{line}: {said}");
+    }
+    let broken = "model: scripted/worker\ntools: [shell]\n";
+    service.write("agents/broken.yaml", &format!("name: broken\n{broken}"));
+    let ready = service
+        .until("/readyz", |ready| ready.to_string().contains("broken.yaml"))
+        .await
+        .to_string();
+    assert!(ready.contains("runs nothing without"), "{ready}");
+}
+
+async fn a_command_can_need_an_approval(db: Db) {
+    let service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario("worker", &scenario(&["mkdir made", "ls"]))
+        .start(db)
+        .await;
+    let path = service.enqueue("worker").await;
+    let parked = service.until(&path, |run| run["status"] == "awaiting_approval").await;
+    let pending = &parked["pending"][0];
+    assert!(
+        pending["reason"].as_str().unwrap().contains("mkdir made needs an approval"),
+        "{pending:#}"
+    );
+    let call = pending["call_id"].as_str().unwrap();
+    let approved = service.post(&format!("{path}/tool-calls/{call}/approve"), &json!({})).await;
+    assert!(approved.status.is_success(), "{:#}", approved.body);
+    let run = service.until(&path, |run| run["status"] == "completed").await;
+    assert!(results(&service, &run).await[1]["stdout"].as_str().unwrap().contains("made"));
+}
+
+/// Whether a process with that argument is alive.
+fn is_alive(argument: &str) -> bool {
+    let processes = std::fs::read_dir("/proc").unwrap().flatten();
+    processes
+        .filter_map(|p| std::fs::read(p.path().join("cmdline")).ok())
+        .any(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes()))
+}
+
+async fn until_alive(argument: &str, expected: bool) {
+    let since = Instant::now();
+    while is_alive(argument) != expected {
+        assert!(since.elapsed() < Duration::from_secs(20), "sleep {argument}: not {expected}");
+        tokio::time::sleep(Duration::from_millis(10)).await;
+    }
+}
+
+async fn programs_end_with_their_run_and_with_the_service(db: Db) {
+    let own = if db == Db::Sqlite { "1" } else { "2" };
+    let [cancelled, killed] = [format!("7771{own}.5"), format!("7772{own}.5")];
+    let mut service = Setup::new()
+        .agent("worker", &agent(RULES, ""))
+        .scenario("worker", &scenario(&[&format!("sleep {cancelled} | cat")]))
+        .agent("second", &agent(RULES, "").replace("scripted/worker", "scripted/second"))
+        .scenario("second", &scenario(&[&format!("sleep {killed}")]))
+        .start(db)
+        .await;
+    let path = service.enqueue("worker").await;
+    until_alive(&cancelled, true).await;
+    let since = Instant::now();
+    service.post(&format!("{path}/cancel"), &json!({})).await;
+    until_alive(&cancelled, false).await;
+    println!("cancelled programs were gone after {:?}", since.elapsed());
+    service.until(&path, |run| run["status"] == "cancelled").await;
+
+    service.enqueue("second").await;
+    until_alive(&killed, true).await;
+    let since = Instant::now();
+    service.kill().await;
+    until_alive(&killed, false).await;
+    println!("programs of a killed service were gone after {:?}", since.elapsed());
+}
+
+async fn a_parents_rules_hold_in_children(db: Db) {
+    let parent = "model: scripted/parent\ntools: ['agent:worker']\ngovernance: {autonomy: full, commands: {deny: \
+                  [{command: touch}]}}\nenable_double_confirmation: false\n";
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario(
+            "parent",
+            "steps: [{tool_calls: [{tool: 'agent:worker', arguments: {}}]}, {text: done}]",
+        )
+        .agent("worker", &agent(RULES, ""))
+        .scenario("worker", &scenario(&["touch made", "echo said"]))
+        .start(db)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    assert_eq!(run["status"], "completed", "{run:#}");
+    let runs = service.get("/v1/runs?agent=worker").await.body;
+    let child = &runs["data"][0];
+    let blocked = events(&service, child, "tool_call.blocked").await;
+    assert_eq!(blocked.len(), 1, "{blocked:#?}");
+    assert!(blocked[0]["reason"].as_str().unwrap().contains("denied by touch"), "{blocked:#?}");
+    assert_eq!(results(&service, child).await[0]["stdout"], "said\n");
+}

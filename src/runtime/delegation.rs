@@ -262,10 +262,14 @@ impl Runtime {
         F: Future<Output = Result<T, StoreError>>,
     {
         let until = Instant::now() + self.inner.settings.store_patience;
+        let mut has_told = false;
         loop {
             match ask().await {
                 Ok(answer) => return Ok(answer),
                 Err(error) if error.is_transient() && Instant::now() < until => {
+                    if !std::mem::replace(&mut has_told, true) {
+                        tracing::warn!(%error, "a run's reads and writes wait for the store");
+                    }
                     tokio::time::sleep(LOOK).await;
                 }
                 Err(error) if error.is_transient() => return Err(AppendFailed::Unavailable),

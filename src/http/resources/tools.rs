@@ -35,8 +35,7 @@ pub(crate) struct Tool {
     #[schema(example = "builtin")]
     source: String,
     /// How well the programs that it runs are confined: `enforced`, `partial` or `unavailable`;
-    /// absent: it runs none.
-    #[serde(skip_serializing_if = "Option::is_none")]
+    /// null: it runs none.
     #[schema(value_type = Option<String>, example = "enforced")]
     sandbox: Option<&'static str>,
     /// Whether the caller's scopes allow its runs to execute the tool.

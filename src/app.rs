@@ -1,6 +1,7 @@
 //! Wires the modules together: the only place that chooses concrete types, and the order of startup
 //! and shutdown.
 
+mod secrets;
 mod tools;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -259,6 +260,7 @@ struct Parts {
 
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
+        secrets::remember(config);
         let telemetry = Arc::new(telemetry(config)?);
         let loaded = Arc::new(OnceLock::new());
         let router = Arc::new(

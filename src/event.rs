@@ -28,7 +28,7 @@ mod waiting;
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
 pub use labels::{LabelCause, LabelsChanged};
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
-pub use waiting::{Awaited, Resolution, Resolved, WaitKind};
+pub use waiting::{ApprovalBasis, Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -533,8 +533,6 @@ pub struct Ending {
     pub latency_ms: u64,
 }
 
-/// A piece of an answer that a model is still writing: told to those who follow the run, without a
-/// number and never kept. The whole answer follows as [`ModelResponded`].
 /// A piece of an answer that a model is still writing, for followers of the run; not numbered and
 /// not stored. The whole answer follows as [`ModelResponded`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

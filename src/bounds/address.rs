@@ -1,4 +1,4 @@
-//! Addresses as somebody wrote them: what is one at all, when two are the same, and which hosts and
+//! Addresses as they were written: which are valid, when two are the same, and which hosts and
 //! networks a list names.
 //!
 //! A text is read once, as browsers read it, and only what came of that is judged and asked: however

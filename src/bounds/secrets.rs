@@ -1,8 +1,10 @@
-//! What looks like a secret in a text of anybody: by the name before it, or by its own shape.
+//! Secrets in texts: those that the service was given, and what looks like one, by the name before
+//! it or by its own shape.
 //!
-//! There is one recogniser for everything that is kept, logged or sent: memory, the audit log,
-//! webhooks, errors, logs, labels of metrics. It is a filter and no guarantee: a secret that looks
-//! like any other word stays. The journal keeps what was said, so that a run can go on from it.
+//! There is one recogniser for everything that is served, logged or sent: answers, events, memory,
+//! the audit log, webhooks, errors, logs, labels of metrics. It is a filter and no guarantee: a
+//! secret that looks like any other word stays. The journal keeps what was said, so that a run can
+//! go on from it.
 
 use std::borrow::Cow;
 use std::sync::LazyLock;
@@ -10,6 +12,10 @@ use std::sync::LazyLock;
 use serde_json::Value;
 
 use super::pattern::{Author, Pattern};
+
+mod known;
+
+pub use known::{of_environment, remember, without_known};
 
 /// What stands in the place of a secret.
 pub const REDACTED: &str = "[redacted]";
@@ -86,9 +92,29 @@ fn compiled(pattern: &str) -> Pattern {
     Pattern::compile(pattern, Author::Operator).unwrap()
 }
 
-/// A text without what looks like a secret.
+/// What every text that [`BEHIND`] or [`SHAPED`] changes has in it. Most texts have none of it, and
+/// are done with after one search.
+static CANDIDATE: LazyLock<Pattern> = LazyLock::new(|| {
+    let names = NAMES[1..].join("|");
+    compiled(&format!(
+        r"(?i:token(?:[^s]|\z)|{names}|bearer|basic\s|://[^/\s]*@|-----BEGIN|hooks\.slack)|\b[sr]k[-_]|gh[pousr]_|github_pat_|glpat-|xox[abeprs]-|npm_|hf_|whsec_|AIza|SG\.|tl_|AKIA|ASIA|eyJ"
+    ))
+});
+
+/// Whether a text may hold a secret; where not, [`redacted`] leaves it as it is.
+pub fn may_hold_secret(text: &str) -> bool {
+    CANDIDATE.is_match(text) || matches!(without_known(text), Cow::Owned(_))
+}
+
+/// A text without secrets.
 pub fn redacted(text: &str) -> Cow<'_, str> {
-    let mut text = SHAPED.replace_all(text, REDACTED);
+    if !may_hold_secret(text) {
+        return Cow::Borrowed(text);
+    }
+    let mut text = without_known(text);
+    if let Cow::Owned(shaped) = SHAPED.replace_all(&text, REDACTED) {
+        text = Cow::Owned(shaped);
+    }
     for (pattern, with) in BEHIND.iter() {
         if let Cow::Owned(replaced) = pattern.replace_behind_group(&text, with) {
             text = Cow::Owned(replaced);
@@ -97,8 +123,7 @@ pub fn redacted(text: &str) -> Cow<'_, str> {
     text
 }
 
-/// Removes what looks like a secret from a document: what stands under the name of one, but for
-/// numbers of tokens, and in all its texts.
+/// Removes secrets from a document: what stands under the name of one, and in all its texts.
 pub fn redact(document: &mut Value) {
     match document {
         Value::String(text) => {
@@ -109,8 +134,7 @@ pub fn redact(document: &mut Value) {
         Value::Array(items) => items.iter_mut().for_each(redact),
         Value::Object(fields) => {
             for (name, value) in fields {
-                let is_count = value.is_null() || value.is_number() && is_count(name);
-                if names_secret(name) && !is_count {
+                if names_secret(name) && !value.is_null() {
                     *value = REDACTED.into();
                 } else {
                     redact(value);
@@ -121,12 +145,66 @@ pub fn redact(document: &mut Value) {
     }
 }
 
-fn is_count(name: &str) -> bool {
-    name.to_ascii_lowercase().contains("tokens")
+/// A document that was changed by someone who saw it without its secrets: with the secrets wherever
+/// it was left as it was shown.
+pub fn restored(changed: Value, original: &Value) -> Value {
+    let mut shown = original.clone();
+    redact(&mut shown);
+    merged(changed, &shown, original)
 }
 
+fn merged(changed: Value, shown: &Value, original: &Value) -> Value {
+    if changed == *shown {
+        return original.clone();
+    }
+    match (changed, shown, original) {
+        (Value::Object(fields), Value::Object(shown), Value::Object(original)) => {
+            let field =
+                |(name, value): (String, Value)| match (shown.get(&name), original.get(&name)) {
+                    (Some(shown), Some(original)) => {
+                        let value = merged(value, shown, original);
+                        (name, value)
+                    }
+                    _ => (name, value),
+                };
+            Value::Object(fields.into_iter().map(field).collect())
+        }
+        (Value::Array(items), Value::Array(shown), Value::Array(original))
+            if items.len() == original.len() =>
+        {
+            let places = items.into_iter().zip(shown.iter().zip(original));
+            places.map(|(item, (shown, original))| merged(item, shown, original)).collect()
+        }
+        (changed, ..) => changed,
+    }
+}
+
+/// Removes secrets from the texts of a document, whatever their names.
+pub fn redact_texts(document: &mut Value) {
+    on_texts(document, &redacted);
+}
+
+/// Removes the secrets that the service was given from the texts of a document.
+pub fn remove_known(document: &mut Value) {
+    on_texts(document, &without_known);
+}
+
+fn on_texts(document: &mut Value, change: &dyn Fn(&str) -> Cow<'_, str>) {
+    match document {
+        Value::String(text) => {
+            if let Cow::Owned(changed) = change(text) {
+                *text = changed;
+            }
+        }
+        Value::Array(items) => items.iter_mut().for_each(|item| on_texts(item, change)),
+        Value::Object(fields) => fields.values_mut().for_each(|value| on_texts(value, change)),
+        Value::Null | Value::Bool(_) | Value::Number(_) => {}
+    }
+}
+
+/// Whether a value of this name is a secret. A name of numbers of tokens is not.
 fn names_secret(name: &str) -> bool {
-    let name = name.to_ascii_lowercase();
+    let name = name.to_ascii_lowercase().replace("tokens", "");
     NAMES.iter().any(|secret| name.contains(secret))
 }
 
@@ -189,6 +267,27 @@ mod tests {
     }
 
     #[test]
+    fn no_secret_escapes_the_first_search() {
+        for name in NAMES {
+            for text in [format!("{name}=hunter2"), format!("<{name}>x</{name}>")] {
+                assert!(may_hold_secret(&text) && redacted(&text).contains(REDACTED), "{text}");
+            }
+        }
+        for way in WAYS {
+            assert!(may_hold_secret(way), "{way}");
+            assert!(may_hold_secret(&way.to_uppercase()) || !has_secret(&way.to_uppercase()));
+        }
+    }
+
+    /// Whether anything is changed, without the first search.
+    fn has_secret(text: &str) -> bool {
+        let behind = |(pattern, with): &(Pattern, &str)| {
+            matches!(pattern.replace_behind_group(text, with), Cow::Owned(_))
+        };
+        SHAPED.is_match(text) || BEHIND.iter().any(behind)
+    }
+
+    #[test]
     fn ordinary_texts_stay() {
         for text in [
             "my secret garden",
@@ -207,6 +306,18 @@ mod tests {
         let expected = json!({"usage": {"input_tokens": 7}, "token": "[redacted]",
             "api_key": "[redacted]", "secret": null});
         assert_eq!(document, expected);
+    }
+
+    #[test]
+    fn what_was_left_as_it_was_shown_keeps_its_secret() {
+        let original =
+            json!({"password": "hunter2", "to": ["a", "key: tl_x", 1], "n": {"token": "t"}});
+        let changed =
+            json!({"password": "[redacted]", "to": ["b", "key: tl_x", 1], "n": {"token": "mine"}});
+        let expected =
+            json!({"password": "hunter2", "to": ["b", "key: tl_x", 1], "n": {"token": "mine"}});
+        assert_eq!(restored(changed, &original), expected);
+        assert_eq!(restored(json!("x"), &original), json!("x"));
     }
 
     #[test]

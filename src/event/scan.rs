@@ -95,7 +95,7 @@ pub enum InjectionKind {
     TooLong,
 }
 
-/// How a text is hidden from whoever only looks at it.
+/// How a text is hidden from a reader.
 #[derive(
     Debug,
     Clone,

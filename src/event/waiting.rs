@@ -64,6 +64,12 @@ pub struct Awaited {
     pub arguments: Value,
     /// For the person who answers.
     pub reason: String,
+    /// What a decision holds for, besides the arguments.
+    #[serde(default, skip_serializing_if = "ApprovalBasis::is_empty")]
+    pub basis: ApprovalBasis,
+    /// Who is to be asked, by the definition's `owner.escalation_target`.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub escalation_target: Option<String>,
     /// What the gate judged, for an approval.
     #[serde(default, skip_serializing_if = "super::is_unknown")]
     pub actions: Arc<[Action]>,
@@ -76,6 +82,24 @@ pub struct Awaited {
     /// The child run, for a call that waits for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub child_run_id: Option<Uuid>,
+}
+
+/// What a decision was made on, besides the arguments. Where it has changed, the call is judged, and
+/// if need be asked about, again.
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct ApprovalBasis {
+    /// SHA-256 of the tool's declaration; absent for a tool of the caller.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub tool_hash: Option<String>,
+    /// What the run had read.
+    #[serde(default, skip_serializing_if = "Labels::are_none")]
+    pub labels: Labels,
+}
+
+impl ApprovalBasis {
+    fn is_empty(&self) -> bool {
+        *self == Self::default()
+    }
 }
 
 /// A resolved request.

@@ -2,7 +2,7 @@
 
 use std::time::Instant;
 
-use super::{Action, ActionKind, Call, Decision, Gate, Policy, Verdict};
+use super::{Action, ActionKind, Call, Decision, Gate, Objection, Policy, Verdict};
 use crate::run::{Autonomy, Effect, FlowDecision, FlowRule, Labels, Target};
 use Decision::{Allowed, Blocked, Escalated, Warned};
 
@@ -42,7 +42,7 @@ fn call(labels: Labels, actions: Vec<Action>) -> Call<'static> {
 
 fn decided(gate: &Gate, call: Call<'_>) -> (Decision, &'static str) {
     match gate.judge(&["tools:execute".into()], call) {
-        Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => {
+        Verdict::Pass { decision, rule, .. } | Verdict::Stop(Objection { decision, rule, .. }) => {
             (decision, rule)
         }
     }

@@ -34,16 +34,10 @@ const RULES: [(&str, Rule); 8] = [
     ("flow", flow::judge),
 ];
 
-/// The names of the checks.
-pub const RULE_NAMES: [&str; RULES.len()] = {
-    let mut names = [""; RULES.len()];
-    let mut index = 0;
-    while index < names.len() {
-        names[index] = RULES[index].0;
-        index += 1;
-    }
-    names
-};
+/// Whether a check has this name.
+pub fn is_rule(name: &str) -> bool {
+    RULES.iter().any(|(rule, _)| *rule == name)
+}
 
 type Rule = fn(&Question<'_>) -> Ruling;
 
@@ -105,6 +99,17 @@ pub struct PolicyError {
     pub message: String,
 }
 
+impl Objection {
+    /// The same, with a further sentence as its reason.
+    #[must_use]
+    pub fn with(mut self, more: Option<String>) -> Self {
+        if let Some(more) = more {
+            self.reason = format!("{} {more}", self.reason);
+        }
+        self
+    }
+}
+
 /// A tool call as the gate sees it.
 #[derive(Debug, Clone)]
 pub struct Call<'a> {
@@ -136,17 +141,21 @@ pub enum Verdict {
         /// The warning, or the reason of the escalation and who approved.
         reason: Option<String>,
     },
-    Stop {
-        /// [`Decision::Escalated`] or [`Decision::Blocked`].
-        decision: Decision,
-        /// The rule that objected.
-        rule: &'static str,
-        /// The pattern of that rule which decided, if it was one.
-        pattern: Option<String>,
-        /// A sentence that names the rule, for the audit log, and for the person who decides or the
-        /// model that was refused.
-        reason: String,
-    },
+    Stop(Objection),
+}
+
+/// Why a call does not pass, at least not now.
+#[derive(Debug, Clone)]
+pub struct Objection {
+    /// [`Decision::Escalated`] or [`Decision::Blocked`].
+    pub decision: Decision,
+    /// The rule that objected.
+    pub rule: &'static str,
+    /// The pattern of that rule which decided, if it was one.
+    pub pattern: Option<String>,
+    /// A sentence that names the rule, for the audit log, and for the person who decides or the
+    /// model that was refused.
+    pub reason: String,
 }
 
 /// Proof that the gate permitted these actions. Only the gate creates one; `Tool::execute` consumes
@@ -196,7 +205,7 @@ impl Permit {
         self.paths.may_write(&self.directory, path)
     }
 
-    /// What may be read as a whole. Whoever reads so may read what is private among it.
+    /// What may be read as a whole, which may have private files in it.
     pub fn readable(&self) -> Whole {
         if self.paths.has_private() {
             self.has_shown_private.store(true, Ordering::Relaxed);
@@ -312,15 +321,13 @@ impl Gate {
                         pattern,
                         reason: Some(format!("{asks} Approved by {by}.")),
                     },
-                    None => Verdict::Stop { decision, rule, pattern, reason: asks },
+                    None => Verdict::Stop(Objection { decision, rule, pattern, reason: asks }),
                 }
             }
-            Decision::Blocked => Verdict::Stop {
-                decision,
-                rule,
-                pattern,
-                reason: format!("Blocked by the {rule} rule: {reason}."),
-            },
+            Decision::Blocked => {
+                let reason = format!("Blocked by the {rule} rule: {reason}.");
+                Verdict::Stop(Objection { decision, rule, pattern, reason })
+            }
         }
     }
 }

@@ -3,7 +3,9 @@
 //! Each table leaves everything to its own rule, so that what it shows is that rule alone; how
 //! rules are weighed against one another has a table of its own.
 
-use super::{Action, ActionKind, Call, Decision, Gate, Policy, PolicyError, ToolPolicy, Verdict};
+use super::{
+    Action, ActionKind, Call, Decision, Gate, Objection, Policy, PolicyError, ToolPolicy, Verdict,
+};
 use crate::event::SkillActivated;
 use crate::run::{Autonomy, Effect, Labels};
 use Decision::{Allowed, Blocked, Escalated};
@@ -57,7 +59,7 @@ fn judged(
         Verdict::Pass { decision, rule, reason, .. } => {
             (decision, rule, reason.unwrap_or_default())
         }
-        Verdict::Stop { decision, rule, reason, .. } => (decision, rule, reason),
+        Verdict::Stop(Objection { decision, rule, reason, .. }) => (decision, rule, reason),
     }
 }
 
@@ -287,7 +289,7 @@ fn globs_of_another_directory_deny_the_same_files_in_every_workspace() {
             Call { directory: (*workspace).into(), ..call("file_ops", Once, vec![action(does)]) };
         let verdict = Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call);
         let decision = match &verdict {
-            Verdict::Pass { decision, .. } | Verdict::Stop { decision, .. } => *decision,
+            Verdict::Pass { decision, .. } | Verdict::Stop(Objection { decision, .. }) => *decision,
         };
         assert_eq!(decision, *expected, "{directory} {workspace} {does}: {verdict:?}");
     }
@@ -438,9 +440,8 @@ fn active_skills_only_narrow() {
         let call = Call { skills: &skills, ..call(tool, Once, vec![action(does)]) };
         let (decision, rule) = match Gate::new(&policy).unwrap().judge(&["admin".to_owned()], call)
         {
-            Verdict::Pass { decision, rule, .. } | Verdict::Stop { decision, rule, .. } => {
-                (decision, rule)
-            }
+            Verdict::Pass { decision, rule, .. }
+            | Verdict::Stop(Objection { decision, rule, .. }) => (decision, rule),
         };
         let by = if expected == Allowed { "none" } else { "skill" };
         assert_eq!((decision, rule), (expected, by), "{rules:?} {tool} {does}");

@@ -218,7 +218,7 @@ impl Scan {
     }
 }
 
-/// Whether nobody writes so but to hide something. Escapes are met in ordinary files.
+/// Whether such text is only written to hide something. Escapes are met in ordinary files.
 fn is_deliberate(disguise: Disguise) -> bool {
     !matches!(disguise, Disguise::Escapes)
 }

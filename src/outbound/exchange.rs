@@ -1,7 +1,7 @@
 //! One request over one connection to an address that was judged.
 //!
 //! Connects, secures, sends, reads the head and the body; every part is bounded in size here and in
-//! time by whoever awaits it. Where the connection goes is not decided here.
+//! time by the caller. Where the connection goes is not decided here.
 
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;

@@ -2,7 +2,7 @@
 //! that a caller names, tools that a file declares.
 //!
 //! What is asked for is judged on every hop, redirects included: first the address as written, by
-//! whoever sends, then the IP address that its name stands for, by [`AddressPolicy`]. A name is
+//! the sender, then the IP address that its name stands for, by [`AddressPolicy`]. A name is
 //! resolved once and the connection goes to exactly the address that was judged, so that there is no
 //! second answer of a name server to wait for. Connections are not kept: none outlives the judgement
 //! that it was made under. Nothing comes from the environment: no proxy, no netrc, no cookies. An
@@ -112,7 +112,7 @@ pub enum OutboundError {
     /// A redirect leads to something that is no address.
     #[error("a redirect leads to an address that {0}")]
     Redirect(String),
-    /// Whoever sends objects to this address.
+    /// The sender objects to this address.
     #[error("{0}")]
     Refused(String),
     /// None of its IP addresses may be connected to.

@@ -2,7 +2,7 @@
 //!
 //! Public is what the registries of the IANA call globally reachable, without what leads back into
 //! IPv4 by another name: an IPv4 address in disguise is judged as what it is, or refused as a whole
-//! where nobody needs the disguise any more.
+//! where that form is obsolete.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 

@@ -68,7 +68,9 @@ impl Runtime {
             .map_err(|error| AnswerError::Broken(error.to_string()))?;
         let standing = RunControl::default().standing(Arc::clone(&self.inner.lease));
         let scope = run_scope(&identity_of(&claimed, 0.0), &plan, workspace, &state, standing);
-        let granted = Granted { by: &approver.subject, arguments: Some(arguments) };
+        let shown = state.waiting().find(|awaited| awaited.call_id == asked.call_id);
+        let basis = shown.map(|awaited| awaited.basis.clone()).unwrap_or_default();
+        let granted = Granted { by: &approver.subject, arguments: Some(arguments), basis: &basis };
         if is_of_caller {
             let judged = loaded.executor.judge_client_call(
                 &pending.call,

@@ -16,7 +16,7 @@ use uuid::Uuid;
 use super::loaded::executor;
 use crate::agents::{Definition, Skills};
 use crate::event::{RunEvent, ToolCallBlocked};
-use crate::governance::{Action, Call, Verdict};
+use crate::governance::{Action, Call, Objection, Verdict};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Effect, Labels};
 use crate::tools::Workspace;
@@ -24,6 +24,9 @@ use crate::tools::executor::{Executor, Prepared, RunScope, Slot};
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::registry::Registry;
 
+/// Whose workspace a case has, and which.
+const TENANT: &str = "default";
+const WORKSPACE: &str = "policy-case";
 /// How long a tool may take to tell what a call would do.
 const PATIENCE: Duration = Duration::from_secs(10);
 
@@ -71,7 +74,6 @@ fn every_tool() -> Vec<String> {
 /// A definition's gate and tools, without the agents that it can leave work to.
 pub struct PolicyBench {
     executor: Executor,
-    workspace: String,
 }
 
 impl PolicyBench {
@@ -84,7 +86,7 @@ impl PolicyBench {
     ) -> Result<Self, String> {
         let executor = executor(registry, skills, definition, std::iter::empty());
         let executor = executor.map_err(|error| error.to_string())?;
-        Ok(Self { executor, workspace: "policy-case".to_owned() })
+        Ok(Self { executor })
     }
 
     /// What the gate says of a call, in a workspace beneath an empty directory.
@@ -92,9 +94,9 @@ impl PolicyBench {
     /// # Errors
     /// Why the call does not come before the gate.
     pub async fn decide(&self, case: &PolicyCase, directory: &Path) -> Result<Decided, String> {
-        let workspace = Workspace::open(directory, "default", &self.workspace)
-            .map_err(|error| error.to_string())?;
-        let root = directory.join("default").join(&self.workspace);
+        let workspace =
+            Workspace::open(directory, TENANT, WORKSPACE).map_err(|error| error.to_string())?;
+        let root = directory.join(TENANT).join(WORKSPACE);
         for file in &case.files {
             let path = Path::new(file);
             let is_inside =
@@ -128,7 +130,9 @@ impl PolicyBench {
         };
         let (decision, rule, reason) = match self.executor.judge(&case.scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
-            Verdict::Stop { decision, rule, reason, .. } => (decision, rule, Some(reason)),
+            Verdict::Stop(Objection { decision, rule, reason, .. }) => {
+                (decision, rule, Some(reason))
+            }
         };
         Decided { decision: decision.as_str().to_owned(), rule: rule.to_owned(), reason }
     }
@@ -149,7 +153,7 @@ impl PolicyBench {
         let lease = Arc::new(Lease::new(Duration::from_hours(1)));
         let scope = RunScope {
             run_id: Uuid::nil(),
-            agent: "policy-case".into(),
+            agent: WORKSPACE.into(),
             caller: Arc::new(Caller { scopes: case.scopes.clone(), ..Caller::local() }),
             workspace,
             timeout: PATIENCE,

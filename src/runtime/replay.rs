@@ -19,7 +19,7 @@ use crate::agents::Agent;
 use crate::engine::plan::Rules;
 use crate::engine::state::State;
 use crate::event::{Event, RunEvent, WaitKind};
-use crate::governance::{self, Action, Call, Decision, Gate, PolicyError, Verdict};
+use crate::governance::{self, Action, Call, Decision, Gate, Objection, PolicyError, Verdict};
 use crate::run::{Effect, Overrides};
 use crate::store::{Page, RunCursor, RunFilter, RunRecord, StoreError};
 
@@ -162,7 +162,7 @@ impl Runtime {
                 let gate = match run.parent_run_id {
                     None => Arc::clone(&gate),
                     Some(parent) => {
-                        self.gate_of_child(tenant, parent, &query.agent, &mut of_children).await?
+                        self.gate_of_child(tenant, parent, query, &gate, &mut of_children).await?
                     }
                 };
                 let directory = query.agent.workspace_of(run.id, run.session_id.as_deref()).into();
@@ -177,15 +177,17 @@ impl Runtime {
         Ok(replay)
     }
 
-    /// What judges the calls of a run that another one started: that one's rules hold, too.
+    /// What judges the calls of a run that another one started: the definition, with its parent's
+    /// rules where they are known.
     async fn gate_of_child(
         &self,
         tenant: &str,
         parent: Uuid,
-        agent: &Arc<Agent>,
+        query: &ReplayQuery,
+        unnarrowed: &Arc<Gate>,
         known: &mut HashMap<(String, String), Arc<Gate>>,
     ) -> Result<Arc<Gate>, ReplayError> {
-        let unnarrowed = || Ok(Arc::new(Gate::new(&policy(&agent.definition.governance))?));
+        let unnarrowed = || Ok(Arc::clone(unnarrowed));
         let Some(parent) = self.inner.store.run(tenant, parent).await? else {
             return unnarrowed();
         };
@@ -199,7 +201,8 @@ impl Runtime {
             return Ok(Arc::clone(gate));
         }
         let governance = &of_parent.definition.governance;
-        let narrowed = super::delegation::narrowed(agent, governance.autonomy, governance, &key.1);
+        let narrowed =
+            super::delegation::narrowed(&query.agent, governance.autonomy, governance, &key.1);
         let Ok(narrowed) = narrowed else { return unnarrowed() };
         let gate = Arc::new(Gate::new(&policy(&narrowed.definition.governance))?);
         if known.len() >= KEPT_GATES {
@@ -339,7 +342,9 @@ impl<'r> RunReplay<'r> {
         };
         match self.judged.gate.judge(scopes, call) {
             Verdict::Pass { decision, rule, reason, .. } => (decision, rule, reason),
-            Verdict::Stop { decision, rule, reason, .. } => (decision, rule, Some(reason)),
+            Verdict::Stop(Objection { decision, rule, reason, .. }) => {
+                (decision, rule, Some(reason))
+            }
         }
     }
 }
@@ -363,7 +368,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
             effect: strongest(&call.actions),
             actions: &call.actions,
             was: Some(&call.decision),
-            is_foreign: !governance::RULE_NAMES.contains(&call.rule.as_str()),
+            is_foreign: !governance::is_rule(&call.rule),
         },
         RunEvent::ApprovalRequested(asked) if asked.kind == WaitKind::Approval => Recorded {
             call_id: asked.call_id,

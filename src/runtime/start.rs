@@ -20,6 +20,7 @@ use super::worker::{DrivenRun, Notify, RunIdentity, write};
 use super::{Follower, Runtime};
 use crate::agents::Agent;
 use crate::agents::prompt::{ActiveSkill, Background, Opening};
+use crate::bounds::secrets;
 use crate::clock;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
 use crate::event::{Event, RunEvent, ScanWarned, SkillActivated, ValidationError};
@@ -288,10 +289,11 @@ impl Runtime {
     pub(super) fn check(
         &self,
         agent: Arc<Agent>,
-        request: StartRequest,
+        mut request: StartRequest,
         inherited: Vec<SkillActivated>,
     ) -> Result<Checked, StartError> {
         let inner = &self.inner;
+        secrets::remove_known(&mut request.inputs);
         let webhook = self.webhook(request.webhook.as_deref())?;
         agent.check_inputs(&request.inputs).map_err(StartError::InvalidInputs)?;
         if agent.definition.governance.injection.inputs == OnInjection::Block

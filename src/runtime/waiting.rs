@@ -10,6 +10,7 @@ use serde_json::Value;
 use uuid::Uuid;
 
 use super::Runtime;
+use crate::bounds::secrets;
 use crate::engine::State;
 use crate::event::{AuditRecord, Resolution, ValidationError, WaitKind};
 use crate::run::{Caller, Labels, OnInjection};
@@ -110,6 +111,7 @@ impl Runtime {
     ) -> Result<RunRecord, AnswerError> {
         let (run, asked) = self.awaited(&caller.tenant, place, DECISIONS).await?;
         self.check_approver(caller, &run)?;
+        let arguments = arguments.map(|edited| secrets::restored(edited, &asked.arguments));
         if let Some(arguments) = &arguments {
             self.check_edited(caller, &run, &asked, arguments).await?;
         }
@@ -186,7 +188,8 @@ impl Runtime {
         }
         let why = format!("Executed by {}.", caller.subject);
         let audit = executed_by_caller(place.call, &asked.tool, &asked.arguments, is_error, why);
-        let resolution = Resolution::Result { content: capped(content), is_error };
+        let content = capped(secrets::without_known(&content).into_owned());
+        let resolution = Resolution::Result { content, is_error };
         let answer = Answer {
             kinds: RESULTS,
             resolution,

@@ -12,6 +12,7 @@ use super::projection::audit_id;
 use super::sql::Query;
 use super::tables::{AuditRow, insert};
 use super::{Store, StoreError};
+use crate::bounds::secrets::redacted;
 use crate::clock;
 use crate::event::{Act, AuditAction, AuditRecord, SERVICE};
 
@@ -36,7 +37,7 @@ impl AuditRow {
             tool: Some(record.tool),
             rule: Some(record.rule),
             decision: record.decision,
-            reason: record.reason,
+            reason: record.reason.map(|reason| redacted(&reason).into_owned()),
             arguments: record.arguments,
             labels: record.labels.names(),
             outcome: record.outcome,

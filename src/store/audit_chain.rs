@@ -247,6 +247,7 @@ impl Store {
     /// Whether it is recorded that the stretches before the oldest one were deleted.
     async fn beginning(&self, oldest: &Stretch) -> Result<Option<String>, StoreError> {
         let read = Query::new(
+            // The second condition is that of the index of records that are not tool calls.
             "SELECT * FROM audit_log WHERE tenant = :tenant AND action = 'audit.deleted' \
              AND action <> 'tool_call' ORDER BY at DESC, id DESC LIMIT 1",
         );

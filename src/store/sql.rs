@@ -208,8 +208,8 @@ impl Dialect {
             // Rows that are decided on are locked first; SQLite has one writer.
             "for_update" => (" FOR UPDATE", ""),
             "skip_locked" => (" FOR UPDATE SKIP LOCKED", ""),
-            // Whether nobody else changes what of the audit log is closed, until the end of the
-            // transaction.
+            // Takes the lock for closing stretches of the audit log until the end of the
+            // transaction; false where another transaction has it.
             "try_audit" => ("pg_try_advisory_xact_lock(7411)", "1"),
             "least" => ("least", "min"),
             "greatest" => ("greatest", "max"),

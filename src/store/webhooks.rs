@@ -81,7 +81,7 @@ impl Store {
     }
 
     /// Takes due deliveries of a lane, the longest due first. Until this long has passed they are
-    /// due for nobody else.
+    /// due for no other replica.
     pub async fn claim_deliveries(
         &self,
         lane: &str,

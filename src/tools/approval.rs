@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::audit_arguments::shown;
 use crate::clock;
-use crate::event::AuditRecord;
+use crate::event::{ApprovalBasis, AuditRecord};
 use crate::governance::Decision;
 use crate::message::canonical_json;
 use crate::run::{Action, Labels};
@@ -24,6 +24,23 @@ pub struct Granted<'a> {
     pub by: &'a str,
     /// Other arguments than the model's.
     pub arguments: Option<&'a Value>,
+    /// What the approver was shown.
+    pub basis: &'a ApprovalBasis,
+}
+
+impl Granted<'_> {
+    /// Why the approval does not hold any more, as a sentence for the person who is asked again.
+    pub(super) fn lapsed(&self, tool_hash: Option<&str>, labels: Labels) -> Option<String> {
+        let approved = self.basis.tool_hash.as_deref();
+        if approved.is_some() && approved != tool_hash {
+            return Some("An earlier approval lapsed: the tool's declaration has changed.".into());
+        }
+        let new = labels.without(self.basis.labels);
+        (!new.are_none()).then(|| {
+            let read = new.names().join(" and ");
+            format!("An earlier approval lapsed: the run has since read {read} data.")
+        })
+    }
 }
 
 /// A call that needs an approval first.
@@ -35,6 +52,8 @@ pub struct Escalated {
     pub actions: Arc<[Action]>,
     /// Why, in words.
     pub reason: String,
+    /// Identifies the tool's declaration; none for a tool of the caller.
+    pub tool_hash: Option<String>,
     /// For the audit log.
     pub audit: AuditRecord,
 }

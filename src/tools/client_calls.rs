@@ -10,10 +10,10 @@ use serde_json::Value;
 use super::approval::{Escalated, Granted};
 use super::audit_arguments::shown;
 use super::executor::Executor;
-use super::results::{Finished, blocked, not_executed};
+use super::results::{Finished, blocked, escalated, not_executed};
 use super::run_scope::RunScope;
 use crate::event::AuditRecord;
-use crate::governance::{Action, ActionKind, Call, Decision, Verdict};
+use crate::governance::{Action, ActionKind, Call, Decision, Objection, Verdict};
 use crate::message::{ToolCall, canonical_json};
 use crate::run::Effect;
 
@@ -48,6 +48,8 @@ impl Executor {
         scope: &RunScope,
         approval: Option<Granted<'_>>,
     ) -> ClientCall {
+        let lapsed = approval.and_then(|granted| granted.lapsed(None, scope.labels));
+        let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments).cloned();
         let arguments = edited.unwrap_or(arguments);
         let what = ActionKind::Call { tool: call.name.clone() };
@@ -66,19 +68,17 @@ impl Executor {
         match self.judge(&own_tools, question) {
             Verdict::Pass { decision, rule, pattern, reason, .. } => {
                 let reason = reason.unwrap_or_else(|| "The caller executes this tool.".to_owned());
-                let audit = not_executed(call, decision, rule, reason, shown_arguments);
-                let audit = AuditRecord { pattern, ..audit };
+                let why = Objection { decision, rule, pattern, reason };
+                let audit = not_executed(call, why, shown_arguments);
                 ClientCall::Permitted(Box::new(ClientPermit { arguments, actions, audit }))
             }
-            Verdict::Stop { decision: Decision::Escalated, rule, pattern, reason } => {
-                let audit =
-                    not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
-                let audit = AuditRecord { pattern, ..audit };
-                ClientCall::Escalated(Box::new(Escalated { arguments, actions, reason, audit }))
+            Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
+                let objection = objection.with(lapsed);
+                let escalated = escalated(call, objection, arguments, shown_arguments, actions);
+                ClientCall::Escalated(Box::new(escalated))
             }
-            Verdict::Stop { rule, pattern, reason, .. } => {
-                let mut refused = blocked(call, rule, reason, shown_arguments, actions);
-                refused.audit = refused.audit.map(|audit| AuditRecord { pattern, ..audit });
+            Verdict::Stop(objection) => {
+                let refused = blocked(call, objection, shown_arguments, actions);
                 ClientCall::Answered(Box::new(refused))
             }
         }

@@ -20,13 +20,14 @@ use super::audit_arguments::shown;
 use super::guarded::{Failure, guarded};
 use super::interceptors::{Intercepted, Interceptors, Seen};
 use super::results::{
-    FatalToolError, Finished, awaiting_child, blocked, capped, error_text, fatal, fault, finished,
-    not_executed, refused,
+    FatalToolError, Finished, awaiting_child, blocked, blocking, capped, error_text, escalated,
+    fatal, fault, finished, refused,
 };
 use super::run_scope::effect_key;
 pub use super::run_scope::{RunScope, Slot};
 use super::{Tool, ToolContext, ToolInfo, subagent};
 use crate::bounds::schema::Schema;
+use crate::bounds::secrets;
 use crate::clock;
 use crate::event::{
     AuditRecord, CallFailure, RunEvent, ToolCallCompleted, ToolCallStarted, ValidationError,
@@ -49,6 +50,8 @@ pub struct Executor {
 
 struct Offered {
     tool: Arc<dyn Tool>,
+    /// Identifies what a model and an approver are told of it.
+    hash: String,
     arguments: Schema,
     options: CallOptions,
 }
@@ -124,7 +127,7 @@ impl Ready {
     /// The call, refused because the caller makes too many.
     pub fn not_admitted(self, call: &ToolCall, why: &str) -> Finished {
         let reason = format!("Blocked by the rate_limit rule: {why}.");
-        blocked(call, "rate_limit", reason, self.shown_arguments, self.started.actions)
+        blocked(call, blocking("rate_limit", reason), self.shown_arguments, self.started.actions)
     }
 
     /// The rule that decided; `none` where none objected.
@@ -255,8 +258,8 @@ impl Asked<'_> {
             // What a call would do cannot be told, so it cannot be judged: a check that cannot
             // decide blocks.
             Err(Failure::Told(CallFailure::ToolError, message)) => {
-                Err(blocked(call, "actions", message, shown(arguments, canonical), Arc::default())
-                    .into())
+                let undecided = blocking("actions", message);
+                Err(blocked(call, undecided, shown(arguments, canonical), Arc::default()).into())
             }
             Err(Failure::Told(failure, message)) => Err(refused(call, failure, &message).into()),
             Err(failure) => {
@@ -278,7 +281,10 @@ impl Executor {
         options: impl Fn(&str) -> CallOptions,
     ) -> Result<Self, SchemaError> {
         let offer = |tool: Arc<dyn Tool>| match Schema::of_tool(&tool.info().input_schema) {
-            Ok(arguments) => Ok(Offered { arguments, options: options(&tool.info().name), tool }),
+            Ok(arguments) => {
+                let hash = tool.info().hash();
+                Ok(Offered { arguments, hash, options: options(&tool.info().name), tool })
+            }
             Err(e) => Err(SchemaError { tool: tool.info().name.clone(), message: e.to_string() }),
         };
         Ok(Self {
@@ -345,6 +351,8 @@ impl Executor {
             let message = format!("Unknown tool {}", call.name);
             return Ok(Prepared::Answered(refused(call, CallFailure::UnknownTool, &message)));
         };
+        let lapsed = approval.and_then(|it| it.lapsed(Some(&offered.hash), scope.labels));
+        let approval = approval.filter(|_| lapsed.is_none());
         let edited = approval.and_then(|granted| granted.arguments);
         let asked = Asked { call, slot, scope, offered };
         let arguments = match asked.arguments(edited) {
@@ -402,16 +410,14 @@ impl Executor {
                     shown_arguments,
                 })
             }
-            Verdict::Stop { decision: Decision::Escalated, rule, pattern, reason } => {
-                let audit =
-                    not_executed(call, Decision::Escalated, rule, reason.clone(), shown_arguments);
-                let audit = AuditRecord { pattern, ..audit };
-                Prepared::Escalated(Escalated { arguments, actions: judged, reason, audit })
+            Verdict::Stop(objection) if objection.decision == Decision::Escalated => {
+                let objection = objection.with(lapsed);
+                let escalated = escalated(call, objection, arguments, shown_arguments, judged);
+                let tool_hash = Some(offered.hash.clone());
+                Prepared::Escalated(Escalated { tool_hash, ..escalated })
             }
-            Verdict::Stop { rule, pattern, reason, .. } => {
-                let mut finished = blocked(call, rule, reason, shown_arguments, judged);
-                finished.audit = finished.audit.map(|audit| AuditRecord { pattern, ..audit });
-                Prepared::Answered(finished)
+            Verdict::Stop(objection) => {
+                Prepared::Answered(blocked(call, objection, shown_arguments, judged))
             }
         })
     }
@@ -451,14 +457,8 @@ impl Executor {
                     let reason = format!("Blocked by an interceptor: {reason}");
                     let actions = actions.map(|actions| Action::recorded(&actions.into()));
                     let actions = actions.unwrap_or_default();
-                    return Err(blocked(
-                        asked.call,
-                        "interceptor",
-                        reason,
-                        shown_arguments,
-                        actions,
-                    )
-                    .into());
+                    let objection = blocking("interceptor", reason);
+                    return Err(blocked(asked.call, objection, shown_arguments, actions).into());
                 }
             }
         }
@@ -549,7 +549,8 @@ impl Executor {
     /// A text of a tool as the model reads it. Before it is capped, which may cut what must not be
     /// seen in two.
     fn readable(&self, tool: &str, text: String) -> String {
-        capped(self.interceptors.after(tool, text))
+        let text = self.interceptors.after(tool, text);
+        capped(secrets::without_known(&text).into_owned())
     }
 
     async fn tried(&self, ready: &Ready, scope: &RunScope) -> Result<String, Failure> {

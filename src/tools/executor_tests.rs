@@ -12,7 +12,7 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::*;
-use crate::event::ToolCallBlocked;
+use crate::event::{ApprovalBasis, ToolCallBlocked};
 use crate::governance::{Action, ActionKind, Policy, ToolPolicy};
 use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
@@ -264,7 +264,8 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         ("not_executed", r#"{"do":"destroy"}"#)
     );
 
-    let granted = |arguments| Some(Granted { by: "ann", arguments });
+    let basis = ApprovalBasis { tool_hash: escalated.tool_hash, labels: Labels::default() };
+    let granted = |arguments| Some(Granted { by: "ann", arguments, basis: &basis });
     let approved =
         bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(None)).await.unwrap();
     let Prepared::Ready(ready) = approved else { panic!("{approved:?}") };
@@ -285,6 +286,24 @@ async fn an_approval_answers_the_question_and_nothing_else() {
         bench.executor.prepare(&destroy, SLOT, &bench.scope, granted(Some(&wrong))).await.unwrap();
     let Prepared::Answered(finished) = missed else { panic!("{missed:?}") };
     assert_eq!(outcome(finished).1, Some(CallFailure::InvalidArguments));
+
+    // An approval holds for the tool as it was shown, and for what the run had read.
+    let other_tool = ApprovalBasis { tool_hash: Some("other".into()), ..basis.clone() };
+    let read = RunScope { labels: Labels::UNTRUSTED, ..bench.scope.clone() };
+    for (basis, scope, why) in [
+        (
+            &other_tool,
+            &bench.scope,
+            "An earlier approval lapsed: the tool's declaration has changed.",
+        ),
+        (&basis, &read, "An earlier approval lapsed: the run has since read untrusted data."),
+    ] {
+        let granted = Granted { by: "ann", arguments: Some(&look), basis };
+        let again = bench.executor.prepare(&destroy, SLOT, scope, Some(granted)).await.unwrap();
+        let Prepared::Escalated(escalated) = again else { panic!("{again:?}") };
+        assert!(escalated.reason.ends_with(why), "{}", escalated.reason);
+        assert_eq!(escalated.arguments, json!({"do": "destroy"}), "the edit lapsed, too");
+    }
 
     // What is blocked stays blocked.
     let scope =

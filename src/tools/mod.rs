@@ -30,6 +30,7 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use serde_json::Value;
+use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
 use crate::event::SkillActivated;
@@ -60,6 +61,13 @@ pub struct ToolInfo {
 }
 
 impl ToolInfo {
+    /// SHA-256 of what a model and an approver are told of the tool, in hexadecimal digits.
+    pub fn hash(&self) -> String {
+        let told = (&self.name, &self.description, &self.input_schema, self.effect.as_str());
+        let told = serde_json::to_vec(&told).unwrap_or_default();
+        hex::encode(Sha256::digest(&told))
+    }
+
     /// Whether there are calls of the tool that only read.
     pub fn may_only_read(&self) -> bool {
         self.effect == Effect::Read || self.varies

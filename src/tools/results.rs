@@ -8,14 +8,15 @@ use std::sync::Arc;
 use serde_json::Value;
 use uuid::Uuid;
 
+use super::approval::Escalated;
 use super::arguments;
 use super::audit_arguments::shown;
 use crate::clock;
 use crate::event::{
-    AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, Suspicion, ToolCallBlocked,
-    ToolCallCompleted, WaitKind,
+    ApprovalBasis, AuditRecord, Awaited, CallFailure, RunEvent, SkillActivated, Suspicion,
+    ToolCallBlocked, ToolCallCompleted, WaitKind,
 };
-use crate::governance::Decision;
+use crate::governance::{Decision, Objection};
 use crate::message::{CallTarget, ToolCall, canonical_json};
 use crate::run::{Action, Labels};
 
@@ -105,6 +106,8 @@ pub(super) fn awaiting_child(
     child: Uuid,
 ) -> Finished {
     let awaited = Awaited {
+        basis: ApprovalBasis::default(),
+        escalation_target: None,
         actions: Arc::default(),
         call_id,
         kind: WaitKind::Child,
@@ -119,24 +122,28 @@ pub(super) fn awaiting_child(
     Finished { event, audit: None, activates: None, yields: Labels::default() }
 }
 
+/// An objection that blocks a call, of a check that is not one of the gate's rules.
+pub(super) fn blocking(rule: &'static str, reason: String) -> Objection {
+    Objection { decision: Decision::Blocked, rule, pattern: None, reason }
+}
+
 /// A call that may not be executed.
 pub(super) fn blocked(
     call: &ToolCall,
-    rule: &str,
-    reason: String,
-    arguments: String,
+    objection: Objection,
+    shown_arguments: String,
     actions: Arc<[Action]>,
 ) -> Finished {
     let blocked = ToolCallBlocked {
         call_id: call.id,
         tool: call.name.clone(),
-        rule: rule.to_owned(),
-        decision: Decision::Blocked.as_str().to_owned(),
-        reason: reason.clone(),
-        content: error_text(&reason),
+        rule: objection.rule.to_owned(),
+        decision: objection.decision.as_str().to_owned(),
+        reason: objection.reason.clone(),
+        content: error_text(&objection.reason),
         actions,
     };
-    let audit = not_executed(call, Decision::Blocked, rule, reason, arguments);
+    let audit = not_executed(call, objection, shown_arguments);
     Finished {
         event: RunEvent::ToolCallBlocked(blocked),
         audit: Some(audit),
@@ -145,24 +152,35 @@ pub(super) fn blocked(
     }
 }
 
+/// A call that waits for an approval.
+pub(super) fn escalated(
+    call: &ToolCall,
+    objection: Objection,
+    arguments: Value,
+    shown_arguments: String,
+    actions: Arc<[Action]>,
+) -> Escalated {
+    let reason = objection.reason.clone();
+    let audit = not_executed(call, objection, shown_arguments);
+    Escalated { arguments, actions, reason, tool_hash: None, audit }
+}
+
 /// What the audit log keeps of a call that is not executed, at least not now.
 pub(super) fn not_executed(
     call: &ToolCall,
-    decision: Decision,
-    rule: &str,
-    reason: String,
-    arguments: String,
+    objection: Objection,
+    shown_arguments: String,
 ) -> AuditRecord {
     AuditRecord {
         labels: Labels::default(),
         at: clock::now(),
         call_id: call.id,
         tool: call.name.clone(),
-        rule: rule.to_owned(),
-        pattern: None,
-        decision: decision.as_str().to_owned(),
-        reason: Some(reason),
-        arguments,
+        rule: objection.rule.to_owned(),
+        pattern: objection.pattern,
+        decision: objection.decision.as_str().to_owned(),
+        reason: Some(objection.reason),
+        arguments: shown_arguments,
         outcome: "not_executed".into(),
         duration_ms: None,
     }

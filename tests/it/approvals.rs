@@ -21,6 +21,8 @@ on_both_stores! {
     a_parked_run_is_told_on_every_way,
     only_who_may_decides,
     a_stop_condition_asks_whether_to_go_on,
+    an_approval_lapses_where_the_run_reads_more,
+    an_approval_lapses_where_the_tool_changes,
 }
 
 /// Overwriting needs an approval, adding does not.
@@ -607,4 +609,100 @@ async fn who_is_nobody_approves_nothing() {
         "{refused:?}"
     );
     assert_eq!(service.get("/v1/approvals").await.body["data"].as_array().unwrap().len(), 1);
+}
+
+/// Two calls are approved; what the first one reads is not what the second one's approver knew.
+async fn an_approval_lapses_where_the_run_reads_more(db: Db) {
+    let reader = "
+model: scripted/reader
+tools: [file_ops]
+enable_double_confirmation: false
+owner: {team: desk, escalation_target: oncall}
+governance:
+  autonomy: full
+  paths: {write: ['**'], private: [secret/**]}
+  tool_policies: {file_ops: ask}
+";
+    let scenario = r#"
+steps:
+  - tool_calls:
+      - {tool: file_ops, arguments: {operation: read, path: secret/key.txt}}
+      - {tool: file_ops, arguments: {operation: append, path: notes.txt, content: "more\n"}}
+  - text: done
+"#;
+    let setup = editor().agent("reader", reader).scenario("reader", scenario);
+    let mut service = setup.start(db).await;
+    let asked = parked(&service, "reader").await;
+    let (run, calls) = paths(&asked.body);
+    assert_eq!(calls.len(), 2, "{:#}", asked.body);
+    for call in &calls {
+        let edited =
+            json!({"arguments": {"operation": "append", "path": "other.txt", "content": "x"}});
+        let body = if *call == calls[1] { edited } else { json!({}) };
+        assert_eq!(service.post(&format!("{call}/approve"), &body).await.status, 200);
+    }
+    let again = service
+        .until(&run, |run| run["pending"].as_array().is_some_and(|pending| pending.len() == 1))
+        .await;
+    assert_eq!(again["status"], "awaiting_approval", "{again:#}");
+    let pending = &again["pending"][0];
+    assert!(
+        text(pending, "reason")
+            .ends_with("An earlier approval lapsed: the run has since read private data."),
+        "{pending:#}"
+    );
+    assert_eq!(pending["arguments"]["path"], "notes.txt", "the edit lapsed, too");
+    let events = service.get(&format!("{run}/events")).await.body;
+    let mut asked = events["data"].as_array().unwrap().iter();
+    let last = asked.rfind(|event| event["type"] == "approval.requested").unwrap();
+    assert_eq!(last["data"]["escalation_target"], "oncall", "{last:#}");
+
+    // The second question survives a crash like the first.
+    service.kill().await;
+    service.restart().await;
+    let approve = format!("{}/approve", calls[1]);
+    assert_eq!(service.post(&approve, &json!({})).await.status, 200);
+    assert_eq!(service.post(&approve, &json!({})).await.status, 409);
+    let done = ended(&service, &run).await;
+    assert_eq!(done["status"], "completed", "{done:#}");
+    assert_eq!(file(&service, "notes.txt"), "old\nmore\n", "once, as the model wrote it");
+    assert_eq!(file(&service, "other.txt"), "other\n");
+    let asks = types(&service, &run).await.iter().filter(|t| *t == "approval.requested").count();
+    assert_eq!(asks, 3);
+}
+
+/// The tool that was approved is not the one that would be executed.
+async fn an_approval_lapses_where_the_tool_changes(db: Db) {
+    let tool = "
+base_url: http://127.0.0.1:9
+tools:
+  - {name: close, description: Closes an issue., method: POST, path: /close, effect: once,
+     input_schema: {type: object}}
+";
+    let closer = "
+model: scripted/closer
+tools: ['http:issues/close']
+enable_double_confirmation: false
+governance: {autonomy: full, tool_policies: {'http:issues/close': ask}}
+";
+    let scenario = "
+steps:
+  - tool_calls: [{tool: 'http:issues/close', arguments: {}}]
+  - text: done
+";
+    let setup = editor().tools("issues", tool).agent("closer", closer).scenario("closer", scenario);
+    let mut service = setup.start(db).await;
+    let (run, calls) = paths(&parked(&service, "closer").await.body);
+    service.kill().await;
+    service.write("tools/issues.yaml", &tool.replace("Closes an", "Deletes every"));
+    service.restart().await;
+    assert_eq!(service.post(&format!("{}/approve", calls[0]), &json!({})).await.status, 200);
+    let lapsed = "An earlier approval lapsed: the tool's declaration has changed.";
+    let asked_again = |run: &Value| {
+        run["pending"][0]["reason"].as_str().is_some_and(|reason| reason.ends_with(lapsed))
+    };
+    service.until(&run, asked_again).await;
+    let deny = format!("{}/deny", calls[0]);
+    assert_eq!(service.post(&deny, &json!({"reason": "not that"})).await.status, 200);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
 }

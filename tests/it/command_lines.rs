@@ -21,7 +21,9 @@ use futures::StreamExt;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use tokio_util::sync::CancellationToken;
-use toolloop::governance::{Call, CommandRule, Commands, Decision, Gate, Policy, Verdict};
+use toolloop::governance::{
+    Call, CommandRule, Commands, Decision, Gate, Objection, Policy, Verdict,
+};
 use toolloop::run::{Autonomy, Caller, Effect, Labels};
 use toolloop::tools::lease::{Lease, Standing};
 use toolloop::tools::sandbox::Sandbox;
@@ -253,7 +255,7 @@ impl Place {
         };
         match self.gate.judge(&["admin".to_owned()], call) {
             Verdict::Pass { permit, .. } => Ok(permit),
-            Verdict::Stop { decision, reason, .. } => {
+            Verdict::Stop(Objection { decision, reason, .. }) => {
                 assert_eq!(decision, Decision::Blocked);
                 Err(reason)
             }

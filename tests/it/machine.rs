@@ -17,8 +17,8 @@ use toolloop::engine::context::{Compaction, Written};
 use toolloop::engine::state::{ModelFault, PendingCall, Step};
 use toolloop::engine::{Contract, Rules, State, Window};
 use toolloop::event::{
-    Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent, SummaryCall,
-    ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
+    ApprovalBasis, Awaited, CallFailure, Event, ModelResponded, Resolution, Resolved, RunEvent,
+    SummaryCall, ToolCallBlocked, ToolCallCompleted, ToolCallStarted, ValidationError, WaitKind,
 };
 use toolloop::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, Turn, Usage,
@@ -309,6 +309,8 @@ impl Bench {
             let expires_at = Some(self.now + TimeDelta::seconds(60));
             let (call_id, tool) = (call.id, call.name);
             let awaited = Awaited {
+                basis: ApprovalBasis::default(),
+                escalation_target: None,
                 actions: Arc::default(),
                 call_id,
                 kind,

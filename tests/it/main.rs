@@ -57,6 +57,7 @@ mod providers;
 mod rate_limits;
 mod react;
 mod reclaims;
+mod redaction;
 mod references;
 mod replicas;
 mod retention;

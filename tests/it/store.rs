@@ -26,7 +26,7 @@ use serde_json::{Value, json};
 use sqlx::Connection;
 use tempfile::TempDir;
 use toolloop::event::{
-    AuditAction, AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent,
+    ApprovalBasis, AuditAction, AuditRecord, Awaited, CallFailure, Event, ModelResponded, RunEvent,
     ToolCallBlocked, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use toolloop::message::{AssistantMessage, CallTarget, FinishReason, ToolCall, Turn, Usage};
@@ -293,6 +293,8 @@ fn responded(iteration: u32, tool_calls: &[&ToolCall]) -> RunEvent {
 
 fn review(call: &ToolCall) -> RunEvent {
     RunEvent::ApprovalRequested(Awaited {
+        basis: ApprovalBasis::default(),
+        escalation_target: None,
         actions: Arc::default(),
         call_id: call.id,
         kind: WaitKind::Review,

@@ -8,7 +8,7 @@
 use super::Run;
 use crate::clock;
 use crate::engine::state::{FoldError, PendingCall};
-use crate::event::{AuditRecord, Awaited, RunEvent, WaitKind};
+use crate::event::{ApprovalBasis, AuditRecord, Awaited, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::tools::approval::Escalated;
 use crate::tools::client_calls::ClientPermit;
@@ -63,17 +63,18 @@ impl Run {
             }
             ExternalInput::Client(..) => (WaitKind::Client, definition.client_tool_timeout),
         };
-        let (arguments, actions, reason, audit) = match need {
-            ExternalInput::Approval(escalated) => {
-                let Escalated { arguments, actions, reason, audit } = *escalated;
-                (arguments, actions, reason, Some(audit))
-            }
+        let Escalated { arguments, actions, reason, tool_hash, audit } = match need {
+            ExternalInput::Approval(escalated) => *escalated,
             ExternalInput::Client(permit) => {
                 let ClientPermit { arguments, actions, audit } = *permit;
-                (arguments, actions, "The caller executes this tool.".to_owned(), Some(audit))
+                let reason = "The caller executes this tool.".to_owned();
+                Escalated { arguments, actions, reason, tool_hash: None, audit }
             }
         };
+        let labels = self.state.labels();
         let awaited = Awaited {
+            basis: ApprovalBasis { tool_hash, labels },
+            escalation_target: definition.owner.get("escalation_target").cloned(),
             call_id: call.id,
             kind,
             tool: call.name.clone(),
@@ -84,8 +85,7 @@ impl Run {
             condition: None,
             child_run_id: None,
         };
-        let labels = self.state.labels();
-        self.audit.extend(audit.map(|record| AuditRecord { labels, ..record }));
+        self.audit.push(AuditRecord { labels, ..audit });
         self.record(match kind {
             WaitKind::Client => RunEvent::ToolCallAwaitingClient(awaited),
             _ => RunEvent::ApprovalRequested(awaited),

@@ -12,7 +12,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{OpenTurn, Phase, State, Step};
-use crate::event::{Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind};
+use crate::event::{
+    ApprovalBasis, Awaited, CallFailure, Resolution, RunEvent, ToolCallCompleted, WaitKind,
+};
 use crate::message::{CallTarget, ToolCall, Usage};
 use crate::run::{Effect, OnUnknownOutcome, RunStatus, TerminationReason};
 
@@ -150,7 +152,7 @@ impl State {
 }
 
 fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
-    let edited = turn.resolved.get(&call.id).and_then(|resolved| match &resolved.resolution {
+    let edited = turn.resolved.get(&call.id).and_then(|answer| match &answer.resolved.resolution {
         Resolution::Approved { arguments, .. } => arguments.clone(),
         Resolution::Denied
         | Resolution::Expired
@@ -164,6 +166,8 @@ fn review(turn: &OpenTurn, call: &ToolCall) -> RunEvent {
             .unwrap_or_else(|_| Value::String(call.arguments.clone()))
     };
     RunEvent::ApprovalRequested(Awaited {
+        basis: ApprovalBasis::default(),
+        escalation_target: None,
         actions: Arc::default(),
         call_id: call.id,
         kind: WaitKind::Review,

@@ -6,7 +6,9 @@
 use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
-use super::{Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call};
+use super::{
+    Answered, Dispatched, FailedCall, OpenTurn, Phase, Proposal, RequiredCall, State, same_call,
+};
 use crate::engine::phrases;
 use crate::event::{
     CallFailure, ContextCompacted, Event, LimitReached, ModelResponded, Resolution, Resolved,
@@ -144,6 +146,11 @@ impl State {
             RunEvent::ToolCallAwaitingClient(awaited)
             | RunEvent::ToolCallAwaitingChild(awaited)
             | RunEvent::ApprovalRequested(awaited) => {
+                if awaited.kind == WaitKind::Approval
+                    && let Phase::Acting(turn) = &mut self.phase
+                {
+                    turn.resolved.remove(&awaited.call_id); // an approval that has lapsed
+                }
                 self.parked_since.get_or_insert(event.at);
                 self.waiting.insert(awaited.call_id, (event.seq, awaited.clone()));
             }
@@ -230,12 +237,15 @@ impl State {
         }
         let turn = self.turn(misplaced)?;
         turn.dispatched.remove(&resolved.call_id);
-        let was_approved = turn.resolved.get(&resolved.call_id).map(|earlier| &earlier.resolution);
+        let earlier = turn.resolved.get(&resolved.call_id);
+        let was_approved = earlier.map(|earlier| &earlier.resolved.resolution);
         let is_repeated = matches!(was_approved, Some(Resolution::Approved { .. }));
         let repeats =
             matches!(resolved.resolution, Resolution::DidNotHappen | Resolution::ChildEnded);
         if !(is_repeated && repeats) {
-            turn.resolved.insert(resolved.call_id, resolved.clone()); // else its approval still holds
+            let basis = awaited.map(|(_, awaited)| awaited.basis).unwrap_or_default();
+            let answer = Answered { resolved: resolved.clone(), basis };
+            turn.resolved.insert(resolved.call_id, answer); // else its approval still holds
         }
         Ok(())
     }

@@ -12,7 +12,7 @@ use uuid::Uuid;
 
 use super::{Phase, State, Step};
 use crate::engine::phrases;
-use crate::event::{Awaited, LimitReached, RunEvent, WaitKind};
+use crate::event::{ApprovalBasis, Awaited, LimitReached, RunEvent, WaitKind};
 use crate::message::ToolCall;
 use crate::providers::estimate;
 use crate::run::{
@@ -349,6 +349,8 @@ impl State {
                 vec![RunEvent::BudgetWarned { condition, warning }]
             }
             StopAction::Escalate => vec![RunEvent::ApprovalRequested(Awaited {
+                basis: ApprovalBasis::default(),
+                escalation_target: None,
                 actions: Arc::default(),
                 call_id: id,
                 kind: WaitKind::Escalation,

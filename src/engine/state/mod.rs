@@ -23,8 +23,8 @@ use uuid::Uuid;
 use super::context::Compaction;
 use super::plan::Rules;
 use crate::event::{
-    Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent, SkillActivated,
-    ToolCallCompleted, ToolCallStarted, WaitKind,
+    ApprovalBasis, Awaited, CompactionCause, Ending, LimitReached, Resolved, RunEvent,
+    SkillActivated, ToolCallCompleted, ToolCallStarted, WaitKind,
 };
 use crate::message::{
     AssistantMessage, CallTarget, Conversation, FinishReason, ToolCall, ToolResult,
@@ -91,8 +91,9 @@ impl PendingCall {
     pub fn granted(&self) -> Option<Granted<'_>> {
         let approval = self.approval.as_ref()?;
         Some(Granted {
-            by: approval.by.as_deref().unwrap_or("somebody"),
+            by: approval.by.as_deref().unwrap_or("an approver"),
             arguments: approval.arguments.as_ref(),
+            basis: &approval.basis,
         })
     }
 }
@@ -104,6 +105,8 @@ pub struct Approval {
     pub arguments: Option<Value>,
     /// Who approved.
     pub by: Option<String>,
+    /// What the approver was shown.
+    pub basis: ApprovalBasis,
 }
 
 /// A proposed output.
@@ -115,6 +118,13 @@ pub struct Proposal {
     pub output: Value,
     /// Why the proposal is not JSON, if it is not.
     pub malformed: Option<String>,
+}
+
+/// An answer, and what it was given on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+struct Answered {
+    resolved: Resolved,
+    basis: ApprovalBasis,
 }
 
 /// A response whose calls are being answered.
@@ -133,7 +143,7 @@ struct OpenTurn {
     /// Whether a call was blocked.
     is_blocked: bool,
     /// What became of calls that were waited for.
-    resolved: BTreeMap<Uuid, Resolved>,
+    resolved: BTreeMap<Uuid, Answered>,
     proposal: Option<Proposal>,
 }
 

@@ -10,10 +10,9 @@ use serde_json::json;
 use uuid::Uuid;
 
 use super::crashes::unexecuted;
-use super::{Approval, PendingCall, Phase, State, Step};
+use super::{Answered, Approval, PendingCall, Phase, State, Step};
 use crate::event::{
-    Awaited, CallFailure, Resolution, Resolved, RunEvent, ToolCallBlocked, ToolCallCompleted,
-    WaitKind,
+    Awaited, CallFailure, Resolution, RunEvent, ToolCallBlocked, ToolCallCompleted, WaitKind,
 };
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Outcome, RunError, RunStatus, TerminationReason};
@@ -68,7 +67,7 @@ impl State {
     pub fn child_has_ended(&self, call_id: Uuid) -> bool {
         let Phase::Acting(turn) = &self.phase else { return false };
         let resolved = turn.resolved.get(&call_id);
-        resolved.is_some_and(|resolved| resolved.resolution == Resolution::ChildEnded)
+        resolved.is_some_and(|answer| answer.resolved.resolution == Resolution::ChildEnded)
     }
 
     /// An open call, as it will be looked at once what it waits for is there.
@@ -79,7 +78,8 @@ impl State {
     }
 
     /// What to do with a call that was waited for.
-    pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, resolved: &Resolved) -> Step {
+    pub(super) fn resolved_call(&self, index: usize, call: &ToolCall, answer: &Answered) -> Step {
+        let Answered { resolved, basis } = answer;
         let by = resolved.decided_by.as_deref();
         let why =
             resolved.reason.as_deref().map(|reason| format!(": {reason}")).unwrap_or_default();
@@ -97,8 +97,11 @@ impl State {
         };
         match &resolved.resolution {
             Resolution::Approved { arguments, .. } => {
-                let approval =
-                    Approval { arguments: arguments.clone(), by: resolved.decided_by.clone() };
+                let approval = Approval {
+                    arguments: arguments.clone(),
+                    by: resolved.decided_by.clone(),
+                    basis: basis.clone(),
+                };
                 Step::CallTools(vec![self.pending(index, call, Some(approval))])
             }
             // The repeated call finds its child ended.

@@ -1,6 +1,6 @@
 //! What is known of programs that run other programs or, by an option, write or run something.
 //!
-//! The table is a convenience for whoever writes rules: what it does not know, the sandbox holds
+//! The table is a convenience for authors of rules: what it does not know, the sandbox holds
 //! all the same. A rule that names such an option in its argument pattern means it, and permits it.
 
 /// Programs whose work is to run what their arguments or files say. Digits, dots and dashes at the

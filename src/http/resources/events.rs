@@ -7,14 +7,15 @@ use axum::http::request::Parts;
 use axum::response::{IntoResponse, Response};
 use serde::Serialize;
 use serde_json::json;
+use serde_json::value::RawValue;
 use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
 use utoipa::openapi::{Ref, RefOr};
 use utoipa::{PartialSchema, ToSchema};
 
 use super::page::{Listing, PARTS, PartParams, by_number, number_cursor};
+use super::redacted;
 use super::runs::existing;
 use super::stream::{self, Viewer};
-use crate::event::Event;
 use crate::http::document::answers::EXAMPLE_FRAME;
 use crate::http::document::vocabulary::{EventData, EventType};
 use crate::http::edge::accept::MediaType;
@@ -23,10 +24,10 @@ use crate::http::edge::extract::{Params, RunId, invalid_parameter};
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 
-/// One entry of the journal.
+/// One entry of the journal, without secrets.
 #[derive(Debug, Serialize)]
 #[serde(transparent)]
-pub(crate) struct JournalEntry(Event);
+pub(crate) struct JournalEntry(Box<RawValue>);
 
 impl ToSchema for JournalEntry {
     fn name() -> std::borrow::Cow<'static, str> {
@@ -122,8 +123,17 @@ pub(crate) async fn list_events(
     existing(&app, &caller.tenant, id).await?;
     let rows =
         app.store.events(&caller.tenant, id, after.or(page.after).unwrap_or(0), page.limit).await?;
-    Ok(Json(Listing::of(rows, &page, |event| number_cursor(event.seq), JournalEntry))
-        .into_response())
+    let listing = move || {
+        let next = rows.iter().take(page.limit as usize - 1).next_back();
+        let next = next.map(|event| number_cursor(event.seq)).unwrap_or_default();
+        let entries = rows
+            .iter()
+            .map(|event| RawValue::from_string(redacted::event(event)?).map(JournalEntry));
+        let entries: Vec<_> = entries.collect::<Result<_, serde_json::Error>>()?;
+        Ok::<_, serde_json::Error>(Listing::of(entries, &page, |_| next, |entry| entry))
+    };
+    let listing = redacted::prepared(usize::MAX, listing).await?;
+    Ok(Json(listing.map_err(|error| Problem::internal(error.to_string()))?).into_response())
 }
 
 fn event_number(text: &str) -> Option<i64> {

@@ -13,6 +13,7 @@ pub(super) mod invoke;
 pub(super) mod keys;
 pub(super) mod page;
 pub(super) mod policy;
+pub(super) mod redacted;
 pub(super) mod run_parts;
 pub(super) mod run_views;
 pub(super) mod runs;

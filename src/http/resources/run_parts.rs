@@ -14,6 +14,7 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
+use super::redacted;
 use super::run_views::UsageView;
 use super::runs::existing;
 use crate::event::{CompactionCause, ContextCompacted, Event, RunEvent};
@@ -209,12 +210,12 @@ impl From<ToolCallRecord> for ToolCallView {
             iteration: row.iteration,
             ordinal: row.ordinal,
             tool: row.tool,
-            arguments: row.arguments,
+            arguments: redacted::document(row.arguments),
             effect: row.effect,
             decision: row.decision,
-            reason: row.reason,
+            reason: row.reason.map(redacted::text),
             state: row.state,
-            result: row.result,
+            result: row.result.map(redacted::text),
             is_error: row.is_error,
             cached: row.cached,
             started_at: row.started_at,
@@ -285,7 +286,7 @@ pub(crate) fn messages(conversation: &Conversation) -> Vec<Message> {
 fn message(role: Role, content: &str) -> Message {
     Message {
         role,
-        content: content.to_owned(),
+        content: redacted::text(content.to_owned()),
         tool_calls: Vec::new(),
         tool_call_id: None,
         name: None,
@@ -330,7 +331,7 @@ fn exchange(said: &AssistantMessage, results: &[ToolResult]) -> Vec<Message> {
     let tool_calls = said.tool_calls.iter().map(|call| MessageCall {
         id: call.id,
         name: call.name.clone(),
-        arguments: json_or_text(&call.arguments),
+        arguments: redacted::document(json_or_text(&call.arguments)),
     });
     let said_so =
         Message { tool_calls: tool_calls.collect(), ..message(Role::Assistant, &said.text) };
@@ -389,7 +390,9 @@ pub(crate) async fn list_tool_calls(
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
     let rows = app.store.tool_calls(&caller.tenant, id, &page).await?;
-    Ok(Json(Listing::of(rows, &page, |_| next_offset(&page), ToolCallView::from)))
+    let bytes = rows.iter().map(|row| row.result.as_ref().map_or(0, String::len)).sum();
+    let listing = move || Listing::of(rows, &page, |_| next_offset(&page), ToolCallView::from);
+    Ok(Json(redacted::prepared(bytes, listing).await?))
 }
 
 /// List a run's messages
@@ -411,8 +414,11 @@ pub(crate) async fn list_messages(
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let journal = journal(&app, &run).await?;
-    let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
-    Ok(Json(Listing::of_all(all_messages(&transcript), &page)))
+    let listing = move || {
+        let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
+        Ok::<_, Problem>(Listing::of_all(all_messages(&transcript), &page))
+    };
+    Ok(Json(redacted::prepared(usize::MAX, listing).await??))
 }
 
 async fn journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {

@@ -13,8 +13,10 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::redacted;
 use super::webhooks::CallbackError;
 use crate::agents::Definition;
+use crate::event::WaitKind;
 use crate::http::document::vocabulary::{PendingKind, RunInputs, RunMetadata};
 use crate::http::edge::problem::Problem;
 use crate::http::state::Shared;
@@ -355,8 +357,8 @@ impl From<RunRecord> for Run {
             agent: record.agent,
             status: record.status,
             termination_reason: record.termination_reason,
-            output: record.output,
-            raw_response: record.raw_response,
+            output: record.output.map(redacted::output),
+            raw_response: record.raw_response.map(redacted::text),
             model: record.model,
             tokens_used: record.usage.total_tokens(),
             usage: (&record.usage).into(),
@@ -367,8 +369,8 @@ impl From<RunRecord> for Run {
             tools_used: is_loop.then_some(record.tools_used),
             latency_ms: record.latency_ms,
             partial: record.partial,
-            error: record.error,
-            warnings: record.warnings,
+            error: record.error.map(error),
+            warnings: record.warnings.into_iter().map(redacted::text).collect(),
             callback_errors: Vec::new(),
         }
     }
@@ -392,8 +394,17 @@ fn dollars(micro: i64) -> f64 {
     Usd::from_micro(micro).dollars()
 }
 
+/// An error without secrets.
+fn error(error: RunError) -> RunError {
+    let RunError { code, message, context } = error;
+    RunError { code, message: redacted::text(message), context: redacted::document(context) }
+}
+
 impl From<ApprovalRecord> for Pending {
-    fn from(asked: ApprovalRecord) -> Self {
+    fn from(mut asked: ApprovalRecord) -> Self {
+        if asked.kind != WaitKind::Client {
+            asked.arguments = redacted::document(asked.arguments);
+        }
         Self {
             run_id: asked.run_id,
             call_id: asked.call_id,
@@ -401,7 +412,7 @@ impl From<ApprovalRecord> for Pending {
             tool: asked.tool,
             display: escaped_json(&format!("{:#}", asked.arguments)).into_owned(),
             arguments: asked.arguments,
-            reason: escaped(&asked.reason).into_owned(),
+            reason: redacted::text(escaped(&asked.reason).into_owned()),
             expires_at: asked.expires_at,
         }
     }
@@ -488,8 +499,10 @@ impl<'a> RunViews<'a> {
     }
 
     pub(crate) async fn detail(&mut self, mut record: RunRecord) -> Result<RunDetail, Problem> {
-        let (output, raw_response) = (record.output.take(), record.raw_response.take());
-        let (inputs, overrides) = (record.inputs.take(), record.overrides.clone());
+        let output = record.output.take().map(redacted::output);
+        let raw_response = record.raw_response.take().map(redacted::text);
+        let inputs = redacted::document(record.inputs.take());
+        let overrides = redacted::document(record.overrides.clone());
         let summary = self.summary(record).await?;
         Ok(RunDetail { summary, inputs, overrides, output, raw_response })
     }
@@ -520,11 +533,11 @@ impl<'a> RunViews<'a> {
             tools_used: record.tools_used,
             latency_ms: record.latency_ms,
             partial: record.partial,
-            error: record.error,
+            error: record.error.map(error),
             labels: record.labels,
-            warnings: record.warnings,
+            warnings: record.warnings.into_iter().map(redacted::text).collect(),
             callback_errors,
-            metadata: record.metadata.0,
+            metadata: redacted::document(record.metadata.0),
             session_id: record.session_id,
             parent_run_id: record.parent_run_id,
             created_at: record.created_at,

@@ -15,14 +15,16 @@ use axum::http::HeaderValue;
 use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
-use futures::future::BoxFuture;
-use futures::stream;
+use futures::{StreamExt, stream};
 use serde_json::{Value, json};
+use tokio::sync::mpsc;
+use tokio::time::Instant;
 use uuid::Uuid;
 
+use super::redacted;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta};
-use crate::http::edge::auth::key_lost;
+use crate::http::edge::auth::{KEY_CHECKS, is_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
@@ -32,30 +34,36 @@ use crate::store::{ApiKeyRecord, Store, StoreError};
 /// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
 
+/// Frames that wait for a client to read them.
+const AHEAD: usize = 1;
+
 /// Streams the events with a sequence number above `after`, until the run ends.
+///
+/// A task of its own reads them. A body is only polled while its client reads: one that asked the
+/// store itself would keep its connection from all others for as long as its client does not read.
 pub(crate) fn response(
     app: &App,
-    reader: Viewer<'_>,
+    viewer: Viewer<'_>,
     run: Uuid,
     after: i64,
     follower: Follower,
     cancel: Option<CancelOnDrop>,
 ) -> Response {
-    let (watched, key) = (app.clone(), reader.key.cloned());
     let reader = Reader {
         app: app.clone(),
-        key_lost: Box::pin(async move { key_lost(&watched, key.as_deref()).await }),
-        tenant: reader.tenant.to_owned(),
+        key: viewer.key.cloned(),
+        key_checked: Instant::now(),
+        tenant: viewer.tenant.to_owned(),
         run,
         follower,
         seen: after,
         is_over: false,
         cancel,
     };
-    let body = Body::from_stream(stream::unfold(reader, async |mut reader| {
-        let frame = reader.next().await?;
-        Some((Ok::<_, Infallible>(frame), reader))
-    }));
+    let (frames, mut read) = mpsc::channel(AHEAD);
+    tokio::spawn(reader.read(frames));
+    let frames = stream::poll_fn(move |context| read.poll_recv(context));
+    let body = Body::from_stream(frames.map(Ok::<_, Infallible>));
     let headers = [
         (CONTENT_TYPE, HeaderValue::from_static("text/event-stream")),
         (CACHE_CONTROL, HeaderValue::from_static("no-store")),
@@ -73,7 +81,9 @@ pub(crate) struct Viewer<'a> {
 
 struct Reader {
     app: App,
-    key_lost: BoxFuture<'static, ()>,
+    key: Option<Arc<ApiKeyRecord>>,
+    /// When it was last known to be valid.
+    key_checked: Instant,
     tenant: String,
     run: Uuid,
     follower: Follower,
@@ -84,38 +94,57 @@ struct Reader {
 }
 
 impl Reader {
-    /// The next frame; `None` ends the stream.
-    async fn next(&mut self) -> Option<Bytes> {
-        if self.is_over {
-            return None;
-        }
-        let news = tokio::select! {
-            biased;
-            () = &mut self.key_lost => {
-                return Some(self.interrupted("the API key is revoked or has expired"));
+    /// Reads until the run ends or the client goes away.
+    async fn read(mut self, frames: mpsc::Sender<Bytes>) {
+        while !self.is_over {
+            let frame = tokio::select! {
+                () = frames.closed() => return,
+                frame = self.next() => frame,
+            };
+            if frames.send(frame).await.is_err() {
+                return;
             }
-            news = tokio::time::timeout(KEEP_ALIVE, self.follower.next()) => news,
-        };
-        match news {
-            Err(_) => Some(Bytes::from_static(b": keep-alive\n\n")),
-            Ok(Ok(Some(published))) => {
-                match frame(&self.app, &self.tenant, self.run, &published).await {
-                    Ok(frame) => {
-                        if let StreamItem::Event(event) = &published.item {
-                            self.seen = event.seq;
-                        }
-                        if published.item.is_the_end() {
-                            self.is_over = true;
-                            CancelOnDrop::disarm(self.cancel.take());
-                        }
-                        Some(frame)
-                    }
-                    Err(_) => Some(self.interrupted("the store is unavailable")),
+        }
+    }
+
+    /// The next frame.
+    async fn next(&mut self) -> Bytes {
+        let keep_alive = Instant::now() + KEEP_ALIVE;
+        loop {
+            if let Some(key) = &self.key
+                && self.key_checked.elapsed() >= KEY_CHECKS
+            {
+                if is_lost(&self.app, key).await {
+                    return self.interrupted("the API key is revoked or has expired");
                 }
+                self.key_checked = Instant::now();
             }
-            Ok(Ok(None)) => Some(self.interrupted("the service is shutting down")),
-            Ok(Err(_)) => Some(self.interrupted("the store is unavailable")),
+            let until = match self.key {
+                Some(_) => keep_alive.min(self.key_checked + KEY_CHECKS),
+                None => keep_alive,
+            };
+            return match tokio::time::timeout_at(until, self.follower.next()).await {
+                Err(_) if Instant::now() < keep_alive => continue,
+                Err(_) => Bytes::from_static(b": keep-alive\n\n"),
+                Ok(Ok(Some(published))) => self.framed(&published).await,
+                Ok(Ok(None)) => self.interrupted("the service is shutting down"),
+                Ok(Err(_)) => self.interrupted("the store is unavailable"),
+            };
         }
+    }
+
+    async fn framed(&mut self, published: &Published) -> Bytes {
+        let Ok(frame) = frame(&self.app, &self.tenant, self.run, published).await else {
+            return self.interrupted("the store is unavailable");
+        };
+        if let StreamItem::Event(event) = &published.item {
+            self.seen = event.seq;
+        }
+        if published.item.is_the_end() {
+            self.is_over = true;
+            CancelOnDrop::disarm(self.cancel.take());
+        }
+        frame
     }
 
     /// The last comment of a stream that ends before its run.
@@ -141,7 +170,7 @@ async fn frame(
 
 async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {
     let unwritable = |error: serde_json::Error| StoreError::Failed(error.to_string());
-    let mut data = serde_json::to_string(event).map_err(unwritable)?;
+    let mut data = redacted::event(event).map_err(unwritable)?;
     if event.what.ending().is_some()
         && let Some(run) = store.run(tenant, event.run_id).await?
     {

@@ -17,6 +17,7 @@ use url::form_urlencoded::byte_serialize;
 use super::file::Entry;
 use super::{Environment, Wrong};
 use crate::bounds::address;
+use crate::bounds::secrets;
 use crate::bounds::template::{TemplateError, Templates, Undefined, is_template};
 
 /// Methods that a tool may have.
@@ -54,6 +55,7 @@ impl Secrets {
             let value = environment(name).filter(|value| !value.is_empty()).ok_or_else(|| {
                 Wrong::at(key, format!("the environment variable {name} is not set"))
             })?;
+            secrets::remember([value.clone()]);
             self.0.insert(name.to_owned(), value);
         }
         Ok(())

@@ -145,7 +145,7 @@ impl Fixture {
         };
         match self.gate.judge(&["tools:execute".to_owned()], call) {
             Verdict::Pass { permit, .. } => Ok(permit),
-            Verdict::Stop { reason, .. } => Err(reason),
+            Verdict::Stop(objection) => Err(objection.reason),
         }
     }
 

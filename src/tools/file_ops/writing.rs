@@ -161,7 +161,7 @@ pub(super) fn edit(
     }
     if !dir.symlink_metadata(name).is_ok_and(|now| same_version(&before, &now)) {
         return Err(ToolError::ForModel(format!(
-            "{path:?} was changed by somebody else meanwhile; read it again"
+            "{path:?} was changed by another writer meanwhile; read it again"
         )));
     }
     staged.replace(name).map_err(|e| refused(path, &e))?;

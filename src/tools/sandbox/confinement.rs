@@ -132,7 +132,7 @@ fn allow(ruleset: RulesetCreated, reached: &Reached) -> Result<RulesetCreated, R
     if reached.kind == GrantKind::File {
         rights &= AccessFs::from_file(NEWEST);
     }
-    // Devices, and sockets that another process would listen on, are nobody's to make.
+    // No program may make devices or listening sockets.
     rights &= !(AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::MakeSock);
     if rights.is_empty() {
         return Ok(ruleset);

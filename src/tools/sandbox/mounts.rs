@@ -21,7 +21,7 @@ use super::syscalls::set_mount_attributes;
 /// Files in the temporary directory.
 const TEMPORARY_FILES: u64 = 65_536;
 /// Single files that are made writable one by one; with more of them their attributes stay
-/// changeable by nobody.
+/// read-only.
 const SINGLE_FILES: usize = 256;
 
 /// Sets it up. Where the workspace itself may be written, the working directory moves along.
@@ -79,8 +79,8 @@ fn onto(tree: &OwnedFd, place: &OwnedFd) -> io::Result<()> {
     Ok(move_mount(tree, "", place, "", both)?)
 }
 
-/// Covers what is denied: a directory by one that nobody may enter, a file by one that nobody may
-/// open. What is not there needs no cover.
+/// Covers what is denied: a directory by one without permissions, a file by one that cannot be
+/// opened. What is not there needs no cover.
 fn cover(path: &str) -> io::Result<()> {
     let place = match open_path(path) {
         Ok(place) => place,

@@ -2,8 +2,8 @@
 //!
 //! It is a list of refusals, since programs of any kind must run: every way to another machine or
 //! to another process of this one (sockets of all families, also through `io_uring`, and looking
-//! into processes), to privileges and kernel interfaces, and to memory that nobody counts. A pair
-//! of connected local stream sockets is all that is left of sockets: it leads nowhere.
+//! into processes), to privileges and kernel interfaces, and to memory that no limit counts. A
+//! pair of connected local stream sockets is all that is left of sockets: it leads nowhere.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -38,7 +38,7 @@ const REFUSED: &[i64] = &[
     libc::SYS_kcmp,
     libc::SYS_move_pages,
     libc::SYS_migrate_pages,
-    // memory and names that outlive a process and that nobody counts
+    // memory and names that outlive a process and that no limit counts
     libc::SYS_shmget,
     libc::SYS_shmat,
     libc::SYS_shmctl,
@@ -130,7 +130,7 @@ const ATTRIBUTES_HERE: &[i64] = &[
 #[cfg(not(target_arch = "x86_64"))]
 const ATTRIBUTES_HERE: &[i64] = &[];
 /// Answered as by a kernel that does not have them, for which programs have another way: their
-/// arguments lie in memory that a filter cannot read, or they make memory that nobody counts.
+/// arguments lie in memory that a filter cannot read, or they make memory that no limit counts.
 const UNKNOWN: &[i64] = &[libc::SYS_clone3, libc::SYS_memfd_create];
 
 /// Installs the filters for this process and its descendants.

@@ -93,7 +93,7 @@ fn write_all(to: impl AsFd, mut text: &[u8]) -> io::Result<()> {
     Ok(())
 }
 
-/// Namespaces in which this user is who it was, with nobody else.
+/// Namespaces in which only this user exists, with the same id.
 fn own_namespaces() -> io::Result<()> {
     let (user, group) = (rustix::process::geteuid(), rustix::process::getegid());
     enter_namespaces()?;

@@ -16,7 +16,7 @@ const MOST_ROUNDS: usize = 10_000;
 const EMPTY_ROUNDS: usize = 3;
 /// Between two of them.
 const PAUSE: Timespec = Timespec { tv_sec: 0, tv_nsec: 1_000_000 };
-/// Descendants that are counted; nobody may have more.
+/// Descendants at most; counting stops there.
 const MOST_COUNTED: usize = 100_000;
 
 /// What processes use together.

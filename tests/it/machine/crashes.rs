@@ -102,6 +102,8 @@ fn a_call_that_may_have_taken_effect_is_reviewed_with_what_was_executed() {
     let (first, second) = (open_call(&bench, "a"), open_call(&bench, "b"));
     dispatch(&mut bench, &first, Effect::Once, OnUnknownOutcome::Review);
     bench.record(RunEvent::ApprovalRequested(Awaited {
+        basis: ApprovalBasis::default(),
+        escalation_target: None,
         actions: Arc::default(),
         call_id: second.id,
         kind: WaitKind::Approval,

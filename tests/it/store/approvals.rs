@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use chrono::TimeDelta;
-use toolloop::event::{Awaited, Resolution, WaitKind};
+use toolloop::event::{ApprovalBasis, Awaited, Resolution, WaitKind};
 use toolloop::store::{
     Answer, ApprovalFilter, ApprovalRecord, ApprovalStatus, AuditFilter, CancelOutcome,
 };
@@ -29,6 +29,8 @@ on_both! {
 
 fn awaited(call: &ToolCall, kind: WaitKind, expires_in: TimeDelta) -> Awaited {
     Awaited {
+        basis: ApprovalBasis::default(),
+        escalation_target: None,
         actions: Arc::default(),
         call_id: call.id,
         kind,

@@ -1,0 +1,33 @@
+//! Which secrets the service was given: by its configuration, and by variables of its environment
+//! that are named like secrets. Keys of declared tools are added where those are read.
+
+use secrecy::ExposeSecret;
+use url::Url;
+
+use crate::bounds::secrets;
+use crate::config::{Config, Model};
+
+/// Bytes of a database's password that is looked for: shorter ones are often ordinary words.
+const MIN_PASSWORD: usize = 12;
+
+/// Remembers them, so that no text shows them.
+pub(super) fn remember(config: &Config) {
+    let mut given: Vec<String> = Vec::new();
+    for model in config.models.values() {
+        if let Model::Server(server) = model {
+            let headers = server.headers.values();
+            let values = server.api_key.iter().chain(headers);
+            given.extend(values.map(|value| value.expose_secret().to_owned()));
+        }
+    }
+    let own = config.webhooks.secrets.iter().chain(&config.admin_key);
+    given.extend(own.map(|secret| secret.expose_secret().to_owned()));
+    if let Ok(database) = Url::parse(config.database.url.expose_secret()) {
+        let password = database.password().filter(|password| password.len() >= MIN_PASSWORD);
+        given.extend(password.map(str::to_owned));
+    }
+    secrets::remember(given);
+    let variables = std::env::vars_os()
+        .filter_map(|(name, value)| Some((name.into_string().ok()?, value.into_string().ok()?)));
+    secrets::remember(secrets::of_environment(variables));
+}

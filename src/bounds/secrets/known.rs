@@ -1,0 +1,100 @@
+//! Secrets that the service was given: keys of providers, of tools and of its own.
+//!
+//! They are told to this module once, when the service starts, and when tools are read from files.
+//! Unlike what only looks like a secret they are removed from what a model reads, too. A short value
+//! is not looked for: it would be found in ordinary words.
+
+use std::borrow::Cow;
+use std::collections::BTreeSet;
+use std::sync::{LazyLock, PoisonError, RwLock};
+
+use aho_corasick::{AhoCorasick, MatchKind};
+use url::form_urlencoded::byte_serialize;
+
+use super::{REDACTED, names_secret};
+
+/// Bytes of the shortest secret that is looked for.
+const MIN_LENGTH: usize = 8;
+
+/// The values, and what finds them.
+#[derive(Default)]
+struct Known {
+    values: BTreeSet<String>,
+    finder: Option<AhoCorasick>,
+}
+
+static KNOWN: LazyLock<RwLock<Known>> = LazyLock::new(RwLock::default);
+
+/// Remembers secrets for as long as the process lives.
+pub fn remember(secrets: impl IntoIterator<Item = String>) {
+    let mut known = KNOWN.write().unwrap_or_else(PoisonError::into_inner);
+    let before = known.values.len();
+    for secret in secrets.into_iter().filter(|secret| secret.len() >= MIN_LENGTH) {
+        known.values.insert(byte_serialize(secret.as_bytes()).collect());
+        known.values.insert(secret);
+    }
+    if known.values.len() > before {
+        let mut finder = AhoCorasick::builder();
+        finder.match_kind(MatchKind::LeftmostLongest);
+        known.finder = finder.build(&known.values).ok();
+    }
+}
+
+/// The values of environment variables that are named like secrets, but for names of files.
+pub fn of_environment(
+    variables: impl IntoIterator<Item = (String, String)>,
+) -> impl Iterator<Item = String> {
+    let is_place = |name: &str| {
+        let name = name.to_ascii_uppercase();
+        ["_FILE", "_PATH", "_DIR"].iter().any(|end| name.ends_with(end))
+    };
+    let secrets = variables
+        .into_iter()
+        .filter(move |(name, value)| names_secret(name) && !is_place(name) && !value.contains('/'));
+    secrets.map(|(_, value)| value)
+}
+
+/// A text without the secrets that the service was given.
+pub fn without_known(text: &str) -> Cow<'_, str> {
+    let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
+    match &known.finder {
+        Some(finder) if finder.is_match(text) => {
+            let with = vec![REDACTED; finder.patterns_len()];
+            Cow::Owned(finder.replace_all(text, &with))
+        }
+        _ => Cow::Borrowed(text),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn what_was_remembered_is_removed_in_every_text() {
+        remember(["short".to_owned(), "aB3/known+secret".to_owned(), "aB3/known".to_owned()]);
+        for (text, without) in [
+            ("it is aB3/known+secret.", "it is [redacted]."),
+            ("?key=aB3%2Fknown%2Bsecret&x", "?key=[redacted]&x"),
+            ("aB3/known", "[redacted]"),
+            ("a short one stays", "a short one stays"),
+        ] {
+            assert_eq!(without_known(text), without);
+        }
+    }
+
+    #[test]
+    fn variables_are_secrets_by_their_name() {
+        let pairs = [
+            ("OPENAI_API_KEY", "sk-1234567"),
+            ("DB_PASSWORD", "hunter2hunter2"),
+            ("TOKEN_FILE", "token-file-name"),
+            ("AWS_SECRET_LOCATION", "/run/secrets/aws"),
+            ("MAX_TOKENS", "100000000"),
+            ("HOME", "/root-of-all"),
+        ];
+        let pairs = pairs.map(|(name, value)| (name.to_owned(), value.to_owned()));
+        let found: Vec<String> = of_environment(pairs).collect();
+        assert_eq!(found, ["sk-1234567", "hunter2hunter2"]);
+    }
+}

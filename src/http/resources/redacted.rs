@@ -1,0 +1,73 @@
+//! What is served of a run, without secrets (`bounds::secrets`). The journal and its rows keep what
+//! was said, so that a run can go on from it; whatever a route shows of them passes here.
+//!
+//! In an accepted output only texts are searched: a field that is named like a secret, e.g. `token`,
+//! is what the caller asked for. The arguments of a call that the caller is to execute stay as they
+//! are.
+
+use serde_json::Value;
+
+use crate::bounds::secrets;
+use crate::event::{Event, RunEvent};
+use crate::http::edge::problem::Problem;
+
+/// Bytes that are searched on the thread that serves the request.
+const SEARCHED_HERE: usize = 32 * 1024;
+
+/// A text without secrets.
+pub(crate) fn text(text: String) -> String {
+    match secrets::redacted(&text) {
+        std::borrow::Cow::Owned(redacted) => redacted,
+        std::borrow::Cow::Borrowed(_) => text,
+    }
+}
+
+/// A document without secrets, by name or in its texts.
+pub(crate) fn document(mut document: Value) -> Value {
+    secrets::redact(&mut document);
+    document
+}
+
+/// An output without secrets in its texts.
+pub(crate) fn output(mut output: Value) -> Value {
+    secrets::redact_texts(&mut output);
+    output
+}
+
+/// An event as JSON text.
+pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
+    let written = serde_json::to_string(event)?;
+    if !secrets::may_hold_secret(&written) {
+        return Ok(written);
+    }
+    let mut whole: Value = serde_json::from_str(&written)?;
+    if let Some(data) = whole.get_mut("data") {
+        let kept = match event.what {
+            RunEvent::ToolCallAwaitingClient(_) => data.get_mut("arguments").map(Value::take),
+            _ => None,
+        };
+        let proposed = data.get_mut("output").map(Value::take);
+        secrets::redact(data);
+        if let Some(arguments) = kept {
+            data["arguments"] = arguments;
+        }
+        if let Some(proposed) = proposed {
+            data["output"] = output(proposed);
+        }
+    }
+    Ok(whole.to_string())
+}
+
+/// Does what takes long for so many bytes on a thread that may be blocked.
+///
+/// # Errors
+/// The work panicked.
+pub(crate) async fn prepared<T: Send + 'static>(
+    bytes: usize,
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, Problem> {
+    if bytes <= SEARCHED_HERE {
+        return Ok(work());
+    }
+    tokio::task::spawn_blocking(work).await.map_err(|error| Problem::internal(error.to_string()))
+}

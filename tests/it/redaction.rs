@@ -1,0 +1,162 @@
+//! Secrets are in no answer, event, stream, webhook or log, and those of the service are not in what
+//! a model reads either; runs go on from the raw text all the same.
+//!
+//! Crossings: a child's inputs and results are texts of runs like others; a parked run shows its
+//! arguments without secrets and executes them with; what the caller is to execute stays whole;
+//! sessions, streaming and crash read the journal, which is raw; webhooks are told redacted events
+//! (`webhooks.rs`); tenants, budgets and skills do not touch texts; the console, the command line and
+//! generated clients read the routes below. Pieces of an answer (`model.delta`) are searched one by
+//! one: a secret that is cut in two by its provider is seen in them.
+
+use reqwest::Method;
+use serde_json::{Value, json};
+
+use crate::approvals::{ended, file, paths, text};
+use crate::service::{Db, Service, Setup, on_both_stores};
+
+on_both_stores! {
+    secrets_are_served_nowhere,
+    a_secret_of_the_service_reaches_no_model,
+    an_edited_call_keeps_the_secrets_that_were_not_shown,
+    what_the_caller_executes_stays_whole,
+}
+
+/// Recognised by its shape.
+const SHAPED: &str = "ghp_hunter2hunter2hunter2hunter2";
+/// Known to the service by the name of a variable.
+const KNOWN: &str = "0ld-Mc-Donald-had-a-farm";
+
+const CLERK: &str = "
+model: scripted/clerk
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {autonomy: full, paths: {write: ['**']}, tool_policies: {}}
+";
+
+fn clerk(agent: &str, scenario: &str) -> Setup {
+    Setup::new()
+        .agent("clerk", agent)
+        .scenario("clerk", scenario)
+        .variable("PARTNER_API_KEY", KNOWN)
+        .file("keys.txt", &format!("deploy with {SHAPED}\npartner {KNOWN}\n"))
+}
+
+/// Everything that is served of a run.
+async fn served(service: &Service, run: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for path in ["", "/events", "/messages", "/tool-calls", "/iterations"] {
+        let answer = service.get(&format!("{run}{path}")).await;
+        assert_eq!(answer.status, 200, "{path}");
+        all.push((path.to_owned(), answer.body.to_string()));
+    }
+    for path in ["/v1/runs", "/v1/audit", "/v1/approvals?status=approved", "/v1/sessions/desk"] {
+        let answer = service.get(path).await;
+        assert_eq!(answer.status, 200, "{path}");
+        all.push((path.to_owned(), answer.body.to_string()));
+    }
+    let stream = service.request(Method::GET, &format!("{run}/events"));
+    let stream = stream.header("accept", "text/event-stream").send().await.unwrap();
+    all.push(("stream".to_owned(), stream.text().await.unwrap()));
+    all
+}
+
+async fn secrets_are_served_nowhere(db: Db) {
+    let scenario = format!(
+        "steps:
+  - {{text: 'I use {SHAPED} now.', tool_calls: [{{tool: file_ops, arguments: {{operation: read, path: keys.txt}}}}]}}
+  - tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: out.txt, content: 'password: hunter2'}}}}]
+  - {{text: 'The key is {SHAPED}, the password: hunter2'}}"
+    );
+    let service = clerk(CLERK, &scenario).start(db).await;
+    let body = json!({
+        "inputs": {"task": format!("use {SHAPED}"), "api_key": "hunter2", "tokens": 7},
+        "metadata": {"note": "password=hunter2"}, "session_id": "desk",
+    });
+    let answer = service.run("clerk", &body).await;
+    assert_eq!(answer["status"], "completed", "{answer:#}");
+    let output = json!({"result": "The key is [redacted], the password: [redacted]"});
+    assert_eq!(answer["output"], output);
+    let run = format!("/v1/runs/{}", text(&answer, "run_id"));
+    let mut all = served(&service, &run).await;
+    all.push(("answer".into(), answer.to_string()));
+    all.push(("log".into(), service.log()));
+    for (place, served) in &all {
+        for secret in ["hunter2", KNOWN] {
+            assert!(!served.contains(secret), "{secret} in {place}: {served}");
+        }
+    }
+    let run = service.get(&run).await.body;
+    let inputs = json!({"task": "use [redacted]", "api_key": "[redacted]", "tokens": 7});
+    assert_eq!(run["inputs"], inputs);
+    assert_eq!(run["usage"]["total_tokens"], run["tokens_used"], "counts are no secrets");
+    assert_eq!(file(&service, "out.txt"), "password: hunter2", "what is done is done whole");
+}
+
+async fn a_secret_of_the_service_reaches_no_model(db: Db) {
+    let scenario = "steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: read, path: keys.txt}}]
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: out.txt, content: '{{ inputs.task }} {{ results[0] }}'}}]
+  - {text: done}";
+    let service = clerk(CLERK, scenario).start(db).await;
+    let body = json!({"inputs": {"task": format!("send {KNOWN}")}});
+    assert_eq!(service.run("clerk", &body).await["status"], "completed");
+    // The model repeated what it had read.
+    let read = file(&service, "out.txt");
+    assert!(read.starts_with("send [redacted] ") && read.contains("partner [redacted]"), "{read}");
+    assert!(read.contains(SHAPED), "what only looks like a secret is the model's to use: {read}");
+}
+
+async fn an_edited_call_keeps_the_secrets_that_were_not_shown(db: Db) {
+    let asks = CLERK.replace("tool_policies: {}", "tool_policies: {file_ops: ask}");
+    let scenario = "steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: a.txt, content: 'password: hunter2'}}]
+  - {text: done}";
+    let service = clerk(&asks, scenario).start(db).await;
+    let parked = service.post("/v1/agents/clerk/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, 202, "{:#}", parked.body);
+    let (run, calls) = paths(&parked.body);
+    let mut arguments = parked.body["pending"][0]["arguments"].clone();
+    assert_eq!(arguments["content"], "password: [redacted]", "{arguments:#}");
+    assert!(!parked.body.to_string().contains("hunter2"), "{:#}", parked.body);
+    arguments["path"] = json!("b.txt");
+    let approve = format!("{}/approve", calls[0]);
+    let approved = service.post(&approve, &json!({ "arguments": arguments })).await;
+    assert_eq!(approved.status, 200, "{:#}", approved.body);
+    assert_eq!(ended(&service, &run).await["status"], "completed");
+    assert_eq!(file(&service, "b.txt"), "password: hunter2");
+    for (place, served) in served_without_session(&service, &run).await {
+        assert!(!served.contains("hunter2"), "{place}: {served}");
+    }
+}
+
+async fn served_without_session(service: &Service, run: &str) -> Vec<(String, String)> {
+    let mut all = Vec::new();
+    for path in [&format!("{run}/events"), "/v1/approvals?status=approved", "/v1/audit"] {
+        all.push((path.to_owned(), service.get(path).await.body.to_string()));
+    }
+    all
+}
+
+async fn what_the_caller_executes_stays_whole(db: Db) {
+    let scenario = "steps:
+  - tool_calls: [{tool: login, arguments: {user: ann, password: hunter2}}]
+  - {text: '{{ results[0] }}'}";
+    let service = clerk(CLERK, scenario).start(db).await;
+    let body = json!({"client_tools": [{
+        "name": "login", "description": "Logs in.", "input_schema": {"type": "object"},
+    }]});
+    let parked = service.post("/v1/agents/clerk/invoke-iterative", &body).await;
+    assert_eq!(parked.body["status"], "awaiting_tool_results", "{:#}", parked.body);
+    let whole = json!({"user": "ann", "password": "hunter2"});
+    assert_eq!(parked.body["pending"][0]["arguments"], whole);
+    let (run, calls) = paths(&parked.body);
+    let events = service.get(&format!("{run}/events")).await.body;
+    let asked = events["data"].as_array().unwrap().iter();
+    let asked: Vec<&Value> =
+        asked.filter(|event| event["type"] == "tool_call.awaiting_client").collect();
+    assert_eq!(asked[0]["data"]["arguments"], whole, "{events:#}");
+    let result = json!({"content": format!("logged in with {KNOWN}")});
+    assert_eq!(service.post(&format!("{}/result", calls[0]), &result).await.status, 200);
+    let done = ended(&service, &run).await;
+    assert!(text(&done["output"], "result").contains("logged in with [redacted]"), "{done:#}");
+}

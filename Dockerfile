@@ -14,6 +14,8 @@ WORKDIR /home/toolloop
 COPY --chown=toolloop agents agents
 COPY --chown=toolloop scenarios scenarios
 COPY --chown=toolloop skills skills
+# The image has neither Python nor Node.js: of the tools that are programs only the shell script works in it.
+COPY --chown=toolloop tools/files.yaml tools/largest_files.sh tools/
 COPY --chown=toolloop workspace workspace
 RUN chown toolloop /home/toolloop
 USER toolloop

@@ -21,12 +21,14 @@ use crate::run::{
 
 mod audit;
 mod labels;
+mod progress;
 mod scan;
 mod totals;
 mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
 pub use labels::{LabelCause, LabelsChanged};
+pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
 pub use waiting::{ApprovalBasis, Awaited, Resolution, Resolved, WaitKind};
 

@@ -10,7 +10,7 @@ use crate::engine::requirements;
 use crate::outbound::Client;
 use crate::providers::router::Router;
 use crate::runtime;
-use crate::tools::declared::{BrokenFile, Declared};
+use crate::tools::declared::{BrokenFile, Declared, Surroundings};
 use crate::tools::recall::{Recall, RecallFn};
 use crate::tools::registry::Registry;
 use crate::tools::sandbox::{self, Sandbox};
@@ -55,14 +55,15 @@ pub(super) fn configured(config: &Config, recollect: RecallFn, sandbox: Arc<Sand
     let mut registry = Registry::builtin();
     registry.add(runtime::use_skill(&skills));
     registry.add(Arc::new(Recall::new(recollect)));
-    registry.run_programs_in(sandbox);
     let variable = |name: &str| std::env::var(name).ok();
     let client = Client::new();
     let config::WebFetch { max_body, timeout, user_agent, robots, content_types } =
         config.tools.web_fetch.clone();
     let settings = WebFetchSettings { max_body, timeout, user_agent, robots, content_types };
     registry.add(Arc::new(WebFetch::new(client.clone(), settings)));
-    let declared = Declared::load(&config.tools_dir, &variable, &client);
+    let surroundings = Surroundings { environment: &variable, client: &client, sandbox: &sandbox };
+    let declared = Declared::load(&config.tools_dir, surroundings);
+    registry.run_programs_in(sandbox);
     for tool in declared.tools {
         registry.add(tool);
     }

@@ -40,6 +40,7 @@ use crate::providers::{
     Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames,
 };
 use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
+use crate::tools::Listener;
 use crate::tools::executor::{Executor, RunScope};
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::results;
@@ -53,6 +54,10 @@ pub type Pieces = Box<dyn Fn(ModelDelta) + Send + Sync>;
 /// Asked before a model call whether anybody follows the run. Pieces of the answer belong behind
 /// the event of the given number, which may not be durable yet.
 pub type Audience = Box<dyn Fn(i64) -> Option<Pieces> + Send + Sync>;
+
+/// Asked before tools are called: who is told how their calls get on. That belongs behind the event of
+/// the given number, which may not be durable yet.
+pub type Listeners = Box<dyn Fn(i64) -> Listener + Send + Sync>;
 
 /// Asked before a tool is called, with the tool and what its options say of calls a minute: why the
 /// call may not be made now, if it may not.
@@ -168,6 +173,8 @@ pub struct Run {
     pub admission: Admission,
     /// Who follows it.
     pub audience: Audience,
+    /// Who is told how its calls get on.
+    pub listeners: Listeners,
     /// The budget that it shares with other runs; none where there can be none.
     pub shared: Option<SharedBudget>,
     /// Where it is recorded.

@@ -40,7 +40,7 @@ fn described(action: &Action) -> String {
     match &action.what {
         ActionKind::Read { path } => format!("read {path:?}"),
         ActionKind::Write { path } => format!("write, move or delete {path:?}"),
-        ActionKind::Exec { argv } => format!("run {:?}", argv.join(" ")),
+        ActionKind::Exec { argv, .. } => format!("run {:?}", argv.join(" ")),
         ActionKind::Fetch(target) => format!("send a request to {}", target.host),
         ActionKind::Call { tool } => format!("call {tool}"),
         ActionKind::Delegate { agent } => format!("ask {agent}"),

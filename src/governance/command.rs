@@ -1,7 +1,8 @@
 //! Rule 6: which programs may run, with which arguments.
 //!
 //! A program needs a rule in `allow` or in `require_approval`; a rule in `deny` beats both, and one
-//! that asks beats one that allows. Without rules nothing runs. Programs that run others need a
+//! that asks beats one that allows. Without rules nothing runs but what the operator declared as a
+//! tool, of which only `deny` is asked. Programs that run others need a
 //! rule with an argument pattern; options that make a program write or run something need one that
 //! names them. Arguments are judged as they are executed, joined so that no argument can pass for
 //! two. What a program then reaches is the sandbox's concern.
@@ -69,15 +70,18 @@ impl CommandRules {
         self.allow.is_empty() && self.require_approval.is_empty()
     }
 
-    fn judge(&self, argv: &[String]) -> Ruling {
+    fn judge(&self, argv: &[String], declared: bool) -> Ruling {
         let name = name_of(argv);
         let line = shown(&shortly(argv));
         let blocked = |why: String| Ruling::Objection(Decision::Blocked, why);
-        if self.are_none() {
+        if self.are_none() && !declared {
             return blocked(format!("{line} may not run; no command may"));
         }
         if let Some(rule) = self.deny.iter().find(|rule| rule.matches(argv)) {
             return blocked(format!("{line} may not run, it is denied by {}", rule.told()));
+        }
+        if declared {
+            return Ruling::NoObjection;
         }
         let asks = self.require_approval.iter().find(|rule| rule.matches(argv));
         let Some(rule) = asks.or_else(|| self.allow.iter().find(|rule| rule.matches(argv))) else {
@@ -164,8 +168,8 @@ fn shortly(argv: &[String]) -> Vec<String> {
 pub(super) fn judge(question: &Question<'_>) -> Ruling {
     let mut strictest = Ruling::NoObjection;
     for action in question.call.actions.iter() {
-        let ActionKind::Exec { argv } = &action.what else { continue };
-        match question.policy.commands.judge(argv) {
+        let ActionKind::Exec { argv, declared } = &action.what else { continue };
+        match question.policy.commands.judge(argv, *declared) {
             Ruling::NoObjection => {}
             Ruling::Objection(Decision::Escalated, reason) => {
                 strictest = Ruling::Objection(Decision::Escalated, reason);

@@ -23,7 +23,7 @@ fn argv(words: &[&str]) -> Vec<String> {
 
 /// `allowed`, `asked`, or the reason.
 fn judged(rules: &CommandRules, words: &[&str]) -> String {
-    match rules.judge(&argv(words)) {
+    match rules.judge(&argv(words), false) {
         Ruling::NoObjection => "allowed".into(),
         Ruling::Objection(Decision::Escalated, _) => "asked".into(),
         Ruling::Objection(_, reason)

@@ -92,7 +92,7 @@ fn described(action: &Action, tool: &str) -> Value {
     let (kind, path, url, argv) = match &action.what {
         ActionKind::Read { path } => ("read", path.as_str(), String::new(), &[][..]),
         ActionKind::Write { path } => ("write", path.as_str(), String::new(), &[][..]),
-        ActionKind::Exec { argv } => ("exec", "", String::new(), argv.as_slice()),
+        ActionKind::Exec { argv, .. } => ("exec", "", String::new(), argv.as_slice()),
         ActionKind::Fetch(target) => {
             let url = format!("{}://{}:{}{}", target.scheme, target.host, target.port, target.path);
             ("fetch", "", url, &[][..])

@@ -44,6 +44,8 @@ async fn state(auth: Auth) -> HttpState {
         varies: false,
         concurrent: true,
         source: "mcp:time".into(),
+        destructive: false,
+        defaults: crate::tools::Defaults::default(),
     };
     let store = away().await;
     let catalogue = Arc::new(Catalogue::load(

@@ -43,7 +43,12 @@ pub enum ActionKind {
     /// Writes, creates, moves or deletes.
     Write { path: String },
     /// Runs a program: the absolute path of its file, then its arguments.
-    Exec { argv: Vec<String> },
+    Exec {
+        argv: Vec<String>,
+        /// Whether the operator wrote the program, which needs no `commands.allow`.
+        #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+        declared: bool,
+    },
     /// Sends an HTTP request.
     Fetch(Target),
     /// Calls something known only by name.
@@ -92,7 +97,7 @@ impl Action {
             let made = action.makes.iter().map(String::len).sum::<usize>();
             made + match &action.what {
                 ActionKind::Read { path } | ActionKind::Write { path } => path.len(),
-                ActionKind::Exec { argv } => argv.iter().map(|arg| arg.len() + 3).sum(),
+                ActionKind::Exec { argv, .. } => argv.iter().map(|arg| arg.len() + 3).sum(),
                 ActionKind::Fetch(target) => target.host.len() + target.path.len(),
                 ActionKind::Call { tool: name } | ActionKind::Delegate { agent: name } => {
                     name.len()
@@ -163,10 +168,20 @@ mod tests {
             ),
             (
                 Action::new(
-                    ActionKind::Exec { argv: vec!["/usr/bin/git".into(), "log".into()] },
+                    ActionKind::Exec {
+                        argv: vec!["/usr/bin/git".into(), "log".into()],
+                        declared: false,
+                    },
                     Effect::Read,
                 ),
                 json!({"kind": "exec", "argv": ["/usr/bin/git", "log"], "effect": "read"}),
+            ),
+            (
+                Action::new(
+                    ActionKind::Exec { argv: vec!["/usr/bin/wc".into()], declared: true },
+                    Effect::Once,
+                ),
+                json!({"kind": "exec", "argv": ["/usr/bin/wc"], "declared": true, "effect": "once"}),
             ),
             (
                 Action { egress: true, ..Action::new(ActionKind::Fetch(target), Effect::Read) },

@@ -15,10 +15,12 @@ use tokio::sync::{OnceCell, broadcast};
 use uuid::Uuid;
 
 use crate::clock;
-use crate::event::{Event, ModelDelta, RunEvent};
+use crate::event::{Event, ModelDelta, RunEvent, ToolProgress};
 
 /// Events that a reader may be behind before it is sent to the journal.
 const RING: usize = 256;
+/// Pieces of progress that wait for the event in front of them.
+const MAX_EARLY: usize = 16;
 
 /// Something that readers are told, and its form on the wire, which the first reader that needs it
 /// makes for all.
@@ -38,6 +40,8 @@ pub enum StreamItem {
     Event(Event),
     /// A piece of an answer, for those who follow live.
     Delta(DateTime<Utc>, ModelDelta),
+    /// What a call says of its progress, for those who follow live.
+    Progress(DateTime<Utc>, ToolProgress),
 }
 
 impl StreamItem {
@@ -87,6 +91,8 @@ struct Progress {
     last: i64,
     /// A complete answer, in pieces that belong behind an event which is not published yet.
     waiting: Option<(i64, Vec<ModelDelta>)>,
+    /// What calls said before the event of their start was published.
+    early: Vec<(i64, ToolProgress)>,
 }
 
 impl Bus {
@@ -98,7 +104,7 @@ impl Bus {
             return (channel, false);
         }
         let (sender, _) = broadcast::channel(RING);
-        let published = Mutex::new(Progress { last: after, waiting: None });
+        let published = Mutex::new(Progress { last: after, waiting: None, early: Vec::new() });
         let channel = Arc::new(Channel { run, bus: Arc::downgrade(self), sender, published });
         channels.insert(run, Arc::downgrade(&channel));
         (channel, true)
@@ -130,6 +136,9 @@ impl Channel {
             if let Some((_, pieces)) = published.waiting.take_if(|(after, _)| *after <= last) {
                 self.publish_deltas(pieces.into_iter());
             }
+            for (_, progress) in published.early.extract_if(.., |(after, _)| *after <= last) {
+                self.tell(StreamItem::Progress(clock::now(), progress));
+            }
         }
     }
 
@@ -153,6 +162,17 @@ impl Channel {
     /// Passes on pieces of an answer.
     pub(super) fn publish_deltas(&self, deltas: impl Iterator<Item = ModelDelta>) {
         deltas.for_each(|delta| self.tell(StreamItem::Delta(clock::now(), delta)));
+    }
+
+    /// Passes on what a call says, once event number `after` is published. Of what has to wait for
+    /// that only the beginning is kept.
+    pub(super) fn publish_progress(&self, after: i64, progress: ToolProgress) {
+        let mut published = lock(&self.published);
+        if published.last >= after {
+            self.tell(StreamItem::Progress(clock::now(), progress));
+        } else if published.early.len() < MAX_EARLY {
+            published.early.push((after, progress));
+        }
     }
 
     fn tell(&self, item: StreamItem) {
@@ -213,8 +233,31 @@ mod tests {
             told.push(match &published.item {
                 StreamItem::Event(event) => event.seq.to_string(),
                 StreamItem::Delta(_, delta) => format!("{:?}", delta.piece),
+                StreamItem::Progress(_, progress) => progress.progress.to_string(),
             });
         }
         assert_eq!(told, ["4", "Text(\"late\")", "5", "Text(\"at once\")"]);
+    }
+
+    #[test]
+    fn what_a_call_says_comes_behind_its_start() {
+        let bus = Arc::new(Bus::default());
+        let (channel, _) = bus.channel(Uuid::nil(), 3);
+        let mut reader = channel.subscribe();
+        let said =
+            |n: usize| ToolProgress { call_id: Uuid::nil(), tool: "t".into(), progress: n.into() };
+        (0..MAX_EARLY + 3).for_each(|n| channel.publish_progress(5, said(n)));
+        channel.publish([event(4), event(5)].into_iter());
+        channel.publish_progress(5, said(99));
+        let mut told = Vec::new();
+        while let Ok(published) = reader.try_recv() {
+            told.push(match &published.item {
+                StreamItem::Event(event) => event.seq,
+                StreamItem::Delta(..) => panic!("there is no answer"),
+                StreamItem::Progress(_, said) => 100 + said.progress.as_i64().unwrap(),
+            });
+        }
+        let expected: Vec<i64> = [4, 5].into_iter().chain(100..116).chain([199]).collect();
+        assert_eq!(told, expected);
     }
 }

@@ -1,4 +1,5 @@
-//! Pieces of answers on their way to those who follow: the first at once, the rest in batches.
+//! Pieces of answers on their way to those who follow: the first at once, the rest in batches. What
+//! calls say of their progress goes the same way, at once.
 //!
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
 //! that comes before an answer may still be on its way to the disk: the pieces wait for it, and where
@@ -8,10 +9,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::{Mutex, MutexGuard};
+use uuid::Uuid;
 
-use super::bus::Channel;
+use super::bus::{Bus, Channel};
 use crate::engine::Pieces;
 use crate::event::ModelDelta;
+use crate::tools::Listener;
 
 /// How long pieces are gathered.
 const BATCH: Duration = Duration::from_millis(20);
@@ -38,6 +41,17 @@ struct Gathered {
 pub(super) fn pieces_for(channel: Arc<Channel>, after: i64) -> Pieces {
     let batch = Flushed(Arc::new(Batch { channel, after, gathered: Mutex::default() }));
     Box::new(move |delta| batch.0.take(delta))
+}
+
+/// Takes what the calls of a run say of their progress, behind event number `after`, for whoever
+/// follows the run then.
+pub(super) fn listener_of(bus: &Arc<Bus>, run: Uuid, after: i64) -> Listener {
+    let bus = Arc::clone(bus);
+    Listener::new(move |progress| {
+        if let Some(channel) = bus.followed(run) {
+            channel.publish_progress(after, progress);
+        }
+    })
 }
 
 impl Batch {

@@ -165,7 +165,7 @@ impl Follower {
                 biased;
                 received = live.events.recv() => match received {
                     Ok(published) => match &published.item {
-                        StreamItem::Delta(..) => return Ok(Some(published)),
+                        StreamItem::Delta(..) | StreamItem::Progress(..) => return Ok(Some(published)),
                         StreamItem::Event(event) if event.seq == self.seen + 1 => {
                             return Ok(Some(self.handed_out(published)));
                         }

@@ -20,7 +20,6 @@ use crate::bounds::glob::{self, Glob};
 use crate::governance::{self, Gate, Policy, ToolPolicy};
 use crate::run::{Autonomy, Delegation, Effect, Labels};
 use crate::store::DefinitionSnapshot;
-use crate::tools::Tool;
 use crate::tools::executor::{CallOptions, Executor};
 use crate::tools::interceptors::{self, AfterRule, BeforeRule, Interception, InterceptorError};
 use crate::tools::recall;
@@ -29,6 +28,7 @@ use crate::tools::shell::{self, Shell};
 use crate::tools::subagent::{ChildAgent, StartRun, Subagent};
 use crate::tools::use_skill::{self, UseSkill};
 use crate::tools::web_fetch;
+use crate::tools::{Defaults, Tool};
 
 /// More versions than this are not kept ready.
 const KEPT: usize = 1024;
@@ -174,7 +174,15 @@ pub(super) fn executor(
     }
     let interceptors = interceptors(&definition.interceptors)
         .map_err(|e| at(&format!("interceptors.{}", e.key), e.message))?;
-    let options = |tool: &str| call_options(&definition.tool_options, tool);
+    let defaults: BTreeMap<String, Defaults> =
+        tools.iter().map(|tool| (tool.info().name.clone(), tool.info().defaults)).collect();
+    let options = |tool: &str| {
+        let mut defaults = defaults.get(tool).copied().unwrap_or_default();
+        if definition.limits.tool_call_timeout_seconds.is_some() {
+            defaults.timeout = None;
+        }
+        call_options(&definition.tool_options, tool, defaults)
+    };
     Ok(Executor::new(tools, gate, options).map_err(|e| error(&e))?.intercepted(interceptors))
 }
 
@@ -251,14 +259,22 @@ fn interceptors(section: &Interceptors) -> Result<interceptors::Interceptors, In
 }
 
 /// The options of a tool: those under its name, else those of the first glob that means it, one by
-/// one.
-fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOptions {
+/// one, else what was declared with it.
+fn call_options(
+    sections: &BTreeMap<String, ToolOptions>,
+    tool: &str,
+    defaults: Defaults,
+) -> CallOptions {
     let is_meant = |glob: &&String| glob::means(glob, tool) == Some(true);
     let globs = sections.keys().filter(is_meant).filter_map(|glob| sections.get(glob));
     let meant: Vec<&ToolOptions> = sections.get(tool).into_iter().chain(globs).collect();
     CallOptions {
         retries: meant.iter().find_map(|options| options.retries).unwrap_or(0),
-        timeout: meant.iter().find_map(|options| options.timeout_seconds).map(Duration::from_secs),
+        timeout: meant
+            .iter()
+            .find_map(|options| options.timeout_seconds)
+            .map(Duration::from_secs)
+            .or(defaults.timeout),
         per_minute: meant.iter().find_map(|options| options.rate_limit_per_minute),
         cache: meant.iter().any(|options| options.cache == Some(Cache::Attempt)),
         on_unknown_outcome: meant
@@ -268,7 +284,9 @@ fn call_options(sections: &BTreeMap<String, ToolOptions>, tool: &str) -> CallOpt
         yields: meant
             .iter()
             .find_map(|options| options.yields.as_deref())
-            .map_or_else(|| usual_yields(tool), Labels::yielded),
+            .map(Labels::yielded)
+            .or(defaults.yields)
+            .unwrap_or_else(|| usual_yields(tool)),
         sanitizes: meant
             .iter()
             .fold(Labels::default(), |all, options| all.and(options.sanitizes.clone().into())),

@@ -19,10 +19,10 @@ use crate::event::{RunEvent, ToolCallBlocked};
 use crate::governance::{Action, Call, Objection, Verdict};
 use crate::message::{CallTarget, ToolCall};
 use crate::run::{Caller, Effect, Labels};
-use crate::tools::Workspace;
 use crate::tools::executor::{Executor, Prepared, RunScope, Slot};
 use crate::tools::lease::{Lease, Standing};
 use crate::tools::registry::Registry;
+use crate::tools::{Listener, Workspace};
 
 /// Whose workspace a case has, and which.
 const TENANT: &str = "default";
@@ -164,6 +164,7 @@ impl PolicyBench {
             labels: case.labels,
             skills: Arc::default(),
             standing: Standing::new(lease, CancellationToken::new()),
+            listener: Listener::default(),
         };
         let slot = Slot { attempt: 1, iteration: 1, index: 0 };
         let prepared = self.executor.prepare(&call, slot, &scope, None).await;

@@ -14,7 +14,7 @@ use tokio::sync::oneshot;
 
 use super::claimed::{ResumeError, Resumption};
 use super::delegation::{Lineage, Parent, ParentGuard};
-use super::deltas::pieces_for;
+use super::deltas::{listener_of, pieces_for};
 use super::ownership::OwnedRun;
 use super::slots::RunSlot;
 use super::{Follower, Runtime};
@@ -25,7 +25,7 @@ use crate::run::{Caller, RunOrigin, TraceContext};
 use crate::store::writer::AppendError;
 use crate::store::{NewRun, RunRecord, RunWrite};
 use crate::tools::executor::{Executor, RunScope};
-use crate::tools::{Standing, Workspace};
+use crate::tools::{Listener, Standing, Workspace};
 
 /// What is fixed while this replica owns a run: row, caller, epoch, origin.
 #[derive(Clone)]
@@ -141,6 +141,10 @@ impl DrivenRun {
             audience: {
                 let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
                 Box::new(move |after| Some(pieces_for(bus.followed(id)?, after)))
+            },
+            listeners: {
+                let (bus, id) = (Arc::clone(&runtime.inner.bus), identity.new.id);
+                Box::new(move |after| listener_of(&bus, id, after))
             },
             journal: journal(runtime, &identity, is_new),
             inputs: Arc::clone(&identity.new.inputs),
@@ -310,6 +314,7 @@ pub(super) fn run_scope(
         labels: state.labels(),
         skills: state.skills().into(),
         standing,
+        listener: Listener::default(),
     }
 }
 

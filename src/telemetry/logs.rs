@@ -1,7 +1,8 @@
 //! Non-blocking logging to standard error, which may be slow, blocked or closed.
 //!
 //! `TOOLLOOP_LOG` filters them (`debug`, `toolloop=trace,sqlx=warn`, …). Nothing that a caller sent
-//! and no secret is logged at `info` or above. Lines are copied into a bounded buffer, which a
+//! and no secret is logged at `info` or above, but for what scripts of the operator write to standard
+//! error. Lines are copied into a bounded buffer, which a
 //! dedicated thread writes. Lines that do not fit are dropped and counted.
 
 use std::borrow::Cow;

@@ -2,15 +2,17 @@
 //!
 //! This file reads the directory and says which files are broken; a broken file has no tools, and
 //! keeps no other from having them. What an entry is made of is in `declared/`: `file` has the
-//! shape, `http` the tools that send requests, `mapping` how arguments become one, `openapi` what is
-//! imported from a description of an API, `written` how that becomes a file. An entry of another kind is one more arm in
-//! [`Declared::tool`]. Files are read at start.
+//! shape, `script` the tools that are programs, `http` those that send requests, `mapping` how
+//! arguments become one, `openapi` what is imported from a description of an API, `written` how that
+//! becomes a file. Files are read at start.
 
 mod answer;
 mod file;
 mod http;
 mod mapping;
 pub mod openapi;
+mod script;
+mod script_output;
 pub mod written;
 
 use std::collections::BTreeMap;
@@ -18,10 +20,12 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use super::Tool;
+use super::sandbox::Sandbox;
 use crate::bounds::yaml::{self, YamlError};
 use crate::outbound::Client;
 use file::{Entry, ToolsFile};
 use http::{HttpTool, Service};
+use script::ScriptTool;
 
 /// Bytes of a file.
 const MAX_FILE: u64 = 1024 * 1024;
@@ -30,6 +34,20 @@ const MAX_DOCUMENT: u64 = 32 * 1024 * 1024;
 
 /// The value of an environment variable.
 pub type Environment<'a> = &'a dyn Fn(&str) -> Option<String>;
+
+/// What the tools of all files work with.
+#[derive(Clone, Copy)]
+pub struct Surroundings<'a> {
+    pub environment: Environment<'a>,
+    pub client: &'a Client,
+    pub sandbox: &'a Arc<Sandbox>,
+}
+
+/// The directory of a file, and the name of its set.
+struct Place<'a> {
+    dir: &'a Path,
+    set: &'a str,
+}
 
 /// A file whose tools there are not.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -74,14 +92,14 @@ pub struct Declared {
 
 impl Declared {
     /// Reads every `*.yaml` and `*.yml` of the directory; a missing one has no tools.
-    pub fn load(dir: &Path, environment: Environment<'_>, client: &Client) -> Self {
+    pub fn load(dir: &Path, surroundings: Surroundings<'_>) -> Self {
         let mut declared = Self::default();
         let mut sets: BTreeMap<String, String> = BTreeMap::new();
         for file in list(dir) {
             let stem = file.rsplit_once('.').map_or(file.as_str(), |(stem, _)| stem).to_owned();
             let read = match sets.get(&stem) {
                 Some(other) => Err(format!("{other} defines the set {stem:?} already")),
-                None => Self::read(dir, &file, &stem, environment, client),
+                None => Self::read(&file, &Place { dir, set: &stem }, surroundings),
             };
             match read {
                 Ok(tools) => declared.tools.extend(tools),
@@ -93,12 +111,11 @@ impl Declared {
     }
 
     fn read(
-        dir: &Path,
         file: &str,
-        set: &str,
-        environment: Environment<'_>,
-        client: &Client,
+        place: &Place<'_>,
+        surroundings: Surroundings<'_>,
     ) -> Result<Vec<Arc<dyn Tool>>, String> {
+        let Place { dir, set } = place;
         if !is_set(set) {
             return Err(format!(
                 "the file's name, {set:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
@@ -106,16 +123,14 @@ impl Declared {
         }
         let text = read_text(&dir.join(file), MAX_FILE)?;
         let read: ToolsFile = yaml::read(&text).map_err(|error| described(&error))?;
-        let tools = Self::of_file(dir, set, read, environment, client);
+        let tools = Self::of_file(place, read, surroundings);
         tools.map_err(|wrong| wrong.located_in(&text))
     }
 
     fn of_file(
-        dir: &Path,
-        set: &str,
+        place: &Place<'_>,
         file: ToolsFile,
-        environment: Environment<'_>,
-        client: &Client,
+        surroundings: Surroundings<'_>,
     ) -> Result<Vec<Arc<dyn Tool>>, Wrong> {
         let ToolsFile { mut base_url, headers, tools, openapi } = file;
         let mut entries: Vec<(String, Entry)> = tools
@@ -124,7 +139,7 @@ impl Declared {
             .map(|(i, entry)| (format!("tools[{i}]"), entry))
             .collect();
         if let Some(section) = openapi {
-            let document = read_document(&dir.join(&section.file))
+            let document = read_document(&place.dir.join(&section.file))
                 .map_err(|message| Wrong::at("openapi.file", message))?;
             let imported = openapi::Document::of(document)
                 .map_err(|message| Wrong::at("openapi.file", message))?;
@@ -146,7 +161,8 @@ impl Declared {
                 return Err(Wrong::at(format!("openapi.effects.{id}"), message));
             }
         }
-        let service = Service::new(set, base_url.as_deref(), &headers, environment, client);
+        let Surroundings { environment, client, sandbox } = surroundings;
+        let service = Service::new(place.set, base_url.as_deref(), &headers, environment, client);
         let mut names: Vec<String> = Vec::new();
         let mut made = Vec::new();
         for (key, entry) in entries {
@@ -155,21 +171,28 @@ impl Declared {
                 return Err(Wrong::at(format!("{key}.name"), message));
             }
             names.push(entry.name.clone());
-            made.push(Self::tool(&key, &service, entry, environment)?);
+            entry.check().map_err(|wrong| wrong.beneath(&key))?;
+            let tool = if entry.command.is_some() {
+                ScriptTool::new(place, entry, environment, sandbox)
+                    .map(|tool| Arc::new(tool) as Arc<dyn Tool>)
+                    .map_err(|wrong| wrong.beneath(&key))?
+            } else {
+                Self::http(&key, &service, entry, environment)?
+            };
+            made.push(tool);
         }
         Ok(made)
     }
 
-    /// The tool that an entry declares, by its kind.
-    fn tool(
+    fn http(
         key: &str,
         service: &Result<Service, Wrong>,
         entry: Entry,
         environment: Environment<'_>,
     ) -> Result<Arc<dyn Tool>, Wrong> {
-        entry.check().map_err(|wrong| wrong.beneath(key))?;
         if entry.method.is_none() {
-            return Err(Wrong::at("method", "is missing").beneath(key));
+            let message = "is missing: a tool has a `method` (HTTP) or a `command` (a program)";
+            return Err(Wrong::at("method", message).beneath(key));
         }
         let service = service.as_ref().map_err(Clone::clone)?;
         let tool =

@@ -476,11 +476,12 @@ impl Executor {
     /// [`FatalToolError`] where the tool says that the service is at fault.
     pub async fn execute(
         &self,
-        ready: Ready,
+        mut ready: Ready,
         scope: &RunScope,
         cancel: &CancellationToken,
     ) -> Result<Finished, FatalToolError> {
         let since = Instant::now();
+        ready.context.listener = scope.listener.clone();
         let result =
             cancel.run_until_cancelled(self.tried(&ready, scope)).await.unwrap_or_else(|| {
                 let known = if ready.effect() == Effect::Read {

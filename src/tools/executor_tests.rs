@@ -18,7 +18,7 @@ use crate::run::{Autonomy, Caller, Labels};
 use crate::tools::lease::Lease;
 use crate::tools::registry::Registry;
 use crate::tools::results::MAX_RESULT;
-use crate::tools::{Standing, ToolError, Workspace};
+use crate::tools::{Listener, Standing, ToolError, Workspace};
 
 /// What a probe does, by its argument `do`.
 struct Probe(ToolInfo);
@@ -39,6 +39,8 @@ impl Probe {
             varies: true,
             concurrent: false,
             source: "builtin".into(),
+            destructive: false,
+            defaults: crate::tools::Defaults::default(),
         }))
     }
 }
@@ -115,6 +117,7 @@ fn bench(policy: &Policy) -> Bench {
             Arc::new(Lease::new(Duration::from_hours(1))),
             CancellationToken::new(),
         ),
+        listener: Listener::default(),
     };
     Bench {
         executor: Executor::new(tools, Gate::new(policy).unwrap(), |_| CallOptions::default())

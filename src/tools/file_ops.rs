@@ -21,7 +21,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::workspace::{Kind, PathError, Resolved};
-use super::{Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 
@@ -102,6 +102,8 @@ impl FileOps {
             varies: true,
             concurrent: false,
             source: "builtin".into(),
+            destructive: true,
+            defaults: Defaults::default(),
         };
         Self { info }
     }

@@ -13,6 +13,7 @@ pub mod file_ops;
 mod guarded;
 pub mod interceptors;
 pub mod lease;
+pub mod listener;
 pub mod recall;
 pub mod registry;
 pub mod results;
@@ -27,6 +28,7 @@ pub mod workspace;
 
 use crate::message::tool_schema::ToolSchema;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use serde_json::Value;
@@ -38,6 +40,7 @@ use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect, Labels};
 
 pub use lease::Standing;
+pub use listener::Listener;
 pub use workspace::Workspace;
 
 /// What is known of a tool without running it.
@@ -56,8 +59,21 @@ pub struct ToolInfo {
     /// Whether its calls may be executed at the same time as neighbouring ones although they do not
     /// only read.
     pub concurrent: bool,
-    /// Where it comes from: `builtin`, `http:<set>`, `agent`.
+    /// Where it comes from: `builtin`, `http:<set>`, `script:<set>`, `agent`.
     pub source: String,
+    /// Whether there are calls of it that lose what exists.
+    pub destructive: bool,
+    /// What was declared with it.
+    pub defaults: Defaults,
+}
+
+/// What holds for the calls of a tool where a definition says nothing else.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Defaults {
+    /// What its results label a run.
+    pub yields: Option<Labels>,
+    /// How long one call may take.
+    pub timeout: Option<Duration>,
 }
 
 impl ToolInfo {
@@ -99,6 +115,8 @@ pub struct ToolContext {
     pub standing: Standing,
     /// What the call has read of other runs.
     pub has_read: HasRead,
+    /// Who is told how the call gets on.
+    pub listener: Listener,
 }
 
 /// The labels of what a call has read of other runs: memories, and what a child run has read.

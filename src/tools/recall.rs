@@ -11,7 +11,7 @@ use futures::future::BoxFuture;
 use serde_json::{Value, json};
 use uuid::Uuid;
 
-use super::{Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Effect, Labels};
 
@@ -72,6 +72,8 @@ impl Recall {
             varies: false,
             concurrent: false,
             source: "builtin".into(),
+            destructive: false,
+            defaults: Defaults::default(),
         };
         Self { info, recollect }
     }

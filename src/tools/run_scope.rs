@@ -11,7 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{HasRead, Standing, ToolContext, Workspace};
+use super::{HasRead, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels};
 
@@ -42,6 +42,8 @@ pub struct RunScope {
     pub skills: Arc<[SkillActivated]>,
     /// Whether it may change something.
     pub standing: Standing,
+    /// Who is told how its calls get on.
+    pub listener: Listener,
 }
 
 impl RunScope {
@@ -55,6 +57,7 @@ impl RunScope {
             workspace: self.workspace.clone(),
             standing: self.standing.clone(),
             has_read: HasRead::default(),
+            listener: self.listener.clone(),
         }
     }
 }

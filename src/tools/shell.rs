@@ -16,7 +16,7 @@ use serde_json::{Value, json};
 
 use super::sandbox::reach::{self, ReachError, Startable};
 use super::sandbox::{Job, Ran, Sandbox, SandboxError};
-use super::{Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, CommandRules, Permit};
 use crate::message::tool_schema::ToolSchema;
 use crate::run::Effect;
@@ -60,6 +60,8 @@ impl Shell {
             varies: true,
             concurrent: false,
             source: "builtin".into(),
+            destructive: true,
+            defaults: Defaults::default(),
         };
         Self { info, sandbox, rules }
     }
@@ -140,7 +142,7 @@ impl Tool for Shell {
 
 fn program_of(action: &Action) -> Option<String> {
     match &action.what {
-        ActionKind::Exec { argv } => argv.first().cloned(),
+        ActionKind::Exec { argv, .. } => argv.first().cloned(),
         _ => None,
     }
 }

@@ -15,7 +15,7 @@ use async_trait::async_trait;
 use serde_json::{Map, Value, json};
 use uuid::Uuid;
 
-use super::{HasRead, Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, HasRead, Tool, ToolContext, ToolError, ToolInfo};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::{Delegation, Effect};
 
@@ -121,6 +121,8 @@ impl Subagent {
             varies: false,
             concurrent: child.only_reads,
             source: "agent".into(),
+            destructive: false,
+            defaults: Defaults::default(),
         };
         Self { info, agent: agent.to_owned(), is_handoff, start }
     }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use serde_json::{Value, json};
 
-use super::{Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::event::SkillActivated;
 use crate::governance::{self, Action, ActionKind, Permit};
 use crate::run::Effect;
@@ -45,6 +45,8 @@ impl UseSkill {
             varies: false,
             concurrent: true,
             source: "builtin".into(),
+            destructive: false,
+            defaults: Defaults::default(),
         };
         Self { info, lookup }
     }

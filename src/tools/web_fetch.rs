@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::{Tool, ToolContext, ToolError, ToolInfo};
+use super::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 use crate::bounds::address;
 use crate::bounds::name::means;
 use crate::governance::{Action, ActionKind, Permit};
@@ -76,6 +76,8 @@ impl WebFetch {
             varies: false,
             concurrent: true,
             source: "builtin".into(),
+            destructive: false,
+            defaults: Defaults::default(),
         };
         Self { info, client, settings, robots: Robots::default() }
     }

@@ -28,7 +28,7 @@ use toolloop::run::{Autonomy, Caller, Effect, Labels};
 use toolloop::tools::lease::{Lease, Standing};
 use toolloop::tools::sandbox::Sandbox;
 use toolloop::tools::shell::Shell;
-use toolloop::tools::{HasRead, Tool, ToolContext, ToolError, Workspace};
+use toolloop::tools::{HasRead, Listener, Tool, ToolContext, ToolError, Workspace};
 use uuid::Uuid;
 
 use crate::sandbox::settings;
@@ -233,6 +233,7 @@ impl Place {
             effect_key: "k".into(),
             workspace: self.workspace.clone(),
             has_read: HasRead::default(),
+            listener: Listener::default(),
             standing: Standing::new(
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),

@@ -66,6 +66,7 @@ mod rivals;
 mod routing;
 mod samples;
 mod sandbox;
+mod script_tools;
 mod service;
 mod sessions;
 mod shared_budgets;

@@ -35,6 +35,7 @@ pub struct Setup {
     scenarios: BTreeMap<String, String>,
     skills: BTreeMap<String, String>,
     tools: BTreeMap<String, String>,
+    scripts: BTreeMap<String, String>,
     files: BTreeMap<String, String>,
     config: String,
     variables: Vec<(String, String)>,
@@ -71,6 +72,12 @@ impl Setup {
     /// `tools/<set>.yaml`
     pub fn tools(mut self, set: &str, yaml: &str) -> Self {
         self.tools.insert(set.into(), yaml.into());
+        self
+    }
+
+    /// `tools/<name>`, beside the sets.
+    pub fn script(mut self, name: &str, content: &str) -> Self {
+        self.scripts.insert(name.into(), content.into());
         self
     }
 
@@ -119,6 +126,9 @@ impl Setup {
             for (name, yaml) in files {
                 std::fs::write(dir.path().join(kind).join(format!("{name}.yaml")), yaml).unwrap();
             }
+        }
+        for (name, text) in &self.scripts {
+            std::fs::write(dir.path().join("tools").join(name), text).unwrap();
         }
         for (name, text) in &self.skills {
             let skill = dir.path().join("skills").join(name);

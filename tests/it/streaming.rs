@@ -35,6 +35,9 @@ pub struct Reader {
     text: String,
     /// Pieces of answers, which have no number.
     pub deltas: Vec<Value>,
+    /// What calls said of their progress, with the number of the event before it.
+    pub progress: Vec<(i64, Value)>,
+    last: i64,
 }
 
 impl Reader {
@@ -45,6 +48,8 @@ impl Reader {
             response: Box::pin(response.bytes_stream()),
             text: String::new(),
             deltas: Vec::new(),
+            progress: Vec::new(),
+            last: 0,
         }
     }
 
@@ -75,8 +80,12 @@ impl Reader {
             if data.is_some() && field("event: ").as_deref() == Some("model.delta") {
                 assert_eq!(field("id: "), None);
                 self.deltas.extend(data);
+            } else if data.is_some() && field("event: ").as_deref() == Some("tool_call.progress") {
+                assert_eq!(field("id: "), None);
+                self.progress.extend(data.map(|data| (self.last, data)));
             } else if let Some(data) = data {
                 let id = field("id: ").unwrap().parse().unwrap();
+                self.last = id;
                 return Some(Frame { id, event: field("event: ").unwrap(), data });
             }
         }

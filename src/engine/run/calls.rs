@@ -22,7 +22,7 @@ use crate::event::{
 use crate::message::CallTarget;
 use crate::run::{Consumption, Delegation, Effect, Labels};
 use crate::tools::client_calls::ClientCall;
-use crate::tools::executor::{Prepared, Ready};
+use crate::tools::executor::{Prepared, Ready, RunScope};
 use crate::tools::results::{FatalToolError, Finished, refused};
 use crate::tools::scan::scan_result;
 
@@ -188,7 +188,9 @@ impl Run {
             }
         };
         let mut over = std::pin::pin!(over);
-        let (executor, scope) = (Arc::clone(&self.executor), self.scope.clone());
+        let listener = (self.listeners)(self.state.last_seq());
+        let (executor, scope) =
+            (Arc::clone(&self.executor), RunScope { listener, ..self.scope.clone() });
         let stop = self.control.token.child_token();
         let deadline = self.state.deadline().map(instant_of);
         let work = calls.into_iter().map(|call| async {

@@ -3,7 +3,7 @@
 //! `id` is the event's sequence number, `event` its type, `data` the whole event on one line
 //! (Unicode line separators are escaped, too); the last event's `data.run` is the JSON answer of the
 //! invocation. Parts of a model's response
-//! (`model.delta`) have no `id`. A frame is serialized once for all readers. A stream that ends early
+//! (`model.delta`) and what calls say of their progress (`tool_call.progress`) have no `id`. A frame is serialized once for all readers. A stream that ends early
 //! says where to resume. [`crate::runtime::Follower`] guarantees order and completeness.
 
 use std::convert::Infallible;
@@ -16,6 +16,7 @@ use axum::http::header::{CACHE_CONTROL, CONTENT_TYPE};
 use axum::response::{IntoResponse, Response};
 use chrono::{DateTime, Utc};
 use futures::{StreamExt, stream};
+use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
@@ -23,7 +24,7 @@ use uuid::Uuid;
 
 use super::redacted;
 use super::run_views::Run;
-use crate::event::{Event, ModelDelta};
+use crate::event::{Event, ModelDelta, ToolProgress};
 use crate::http::edge::auth::{KEY_CHECKS, is_lost};
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
@@ -163,7 +164,8 @@ async fn frame(
 ) -> Result<Bytes, StoreError> {
     let make = async || match &published.item {
         StreamItem::Event(event) => event_frame(app.store.as_ref(), tenant, event).await,
-        StreamItem::Delta(at, delta) => Ok(delta_frame(run, *at, delta)),
+        StreamItem::Delta(at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
+        StreamItem::Progress(at, said) => Ok(live_frame(run, *at, ToolProgress::TYPE_NAME, said)),
     };
     published.frame.get_or_try_init(make).await.cloned()
 }
@@ -183,10 +185,9 @@ async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes
     Ok(format!("event: {}\nid: {}\ndata: {data}\n\n", event.what.type_name(), event.seq).into())
 }
 
-/// Without an `id`, because a delta is not stored and cannot be replayed.
-fn delta_frame(run_id: Uuid, at: DateTime<Utc>, delta: &ModelDelta) -> Bytes {
-    let kind = ModelDelta::TYPE_NAME;
-    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": delta}).to_string();
+/// Without an `id`, because it is not stored and cannot be replayed.
+fn live_frame(run_id: Uuid, at: DateTime<Utc>, kind: &str, data: &impl Serialize) -> Bytes {
+    let data = json!({"type": kind, "at": at, "run_id": run_id, "data": data}).to_string();
     format!("event: {kind}\ndata: {}\n\n", on_one_line(&data)).into()
 }
 

@@ -31,6 +31,9 @@ pub(crate) struct Tool {
     input_schema: ToolSchema,
     /// The strongest effect that a call can have.
     effect: Effect,
+    /// Whether a call can lose what exists.
+    #[schema(example = false)]
+    destructive: bool,
     /// Where the tool comes from.
     #[schema(example = "builtin")]
     source: String,
@@ -51,6 +54,7 @@ impl Tool {
             description: info.description.clone(),
             input_schema: info.input_schema.clone(),
             effect: info.effect,
+            destructive: info.destructive,
             source: info.source.clone(),
             sandbox: sandbox.filter(|_| runs_programs).map(Into::into),
             allowed: caller.may_execute(&info.name),

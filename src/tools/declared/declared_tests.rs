@@ -1,4 +1,5 @@
 use std::fs;
+use std::time::Duration;
 
 use serde_json::{Value, json};
 use tempfile::TempDir;
@@ -11,7 +12,21 @@ fn load(files: &[(&str, &str)]) -> Declared {
         fs::write(dir.path().join(name), text).unwrap();
     }
     let environment = |name: &str| (name == "TOKEN").then(|| "hunter2".to_owned());
-    Declared::load(dir.path(), &environment, &Client::new())
+    loaded(dir.path(), &environment)
+}
+
+fn loaded(dir: &Path, environment: Environment<'_>) -> Declared {
+    let sandbox = Arc::new(Sandbox::new(crate::tools::sandbox::Settings {
+        path: vec!["/usr/bin".into(), "/bin".into()],
+        environment: Vec::new(),
+        require: true,
+        timeout: Duration::from_secs(10),
+        max_output: 1000,
+        limits: crate::tools::sandbox::Limits::default(),
+        namespaces: true,
+        supervisor: "/nowhere".into(),
+    }));
+    Declared::load(dir, Surroundings { environment, client: &Client::new(), sandbox: &sandbox })
 }
 
 fn error(yaml: &str) -> String {
@@ -47,7 +62,7 @@ fn a_set_is_a_file() {
     assert_eq!(infos[0].effect, crate::run::Effect::Read);
     let broken: Vec<_> = declared.broken.iter().map(|broken| broken.file.as_str()).collect();
     assert_eq!(broken, ["b.yml"]);
-    assert!(Declared::load(Path::new("/nowhere"), &|_| None, &Client::new()).broken.is_empty());
+    assert!(loaded(Path::new("/nowhere"), &|_| None).broken.is_empty());
 }
 
 #[test]

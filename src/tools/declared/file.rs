@@ -9,7 +9,7 @@ use serde_json::{Map, Value, json};
 
 use super::Wrong;
 use crate::bounds::schema::Schema;
-use crate::run::Effect;
+use crate::run::{Effect, Labels, Yield};
 
 /// Bytes of a description.
 const MAX_DESCRIPTION: usize = 4096;
@@ -43,11 +43,11 @@ pub(super) struct OpenApiSection {
     pub(super) effects: BTreeMap<String, Effect>,
 }
 
-/// One tool: an HTTP tool where it has a method.
+/// One tool: an HTTP tool where it has a method, a program where it has a command.
 #[derive(Debug, Clone, PartialEq, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Entry {
-    /// Behind `http:<set>/`.
+    /// Behind `http:<set>/` or `script:<set>/`.
     pub name: String,
     /// For the model.
     #[serde(default)]
@@ -74,7 +74,22 @@ pub struct Entry {
     #[serde(default)]
     pub body: Option<Value>,
     #[serde(default)]
-    pub response: ResponseSection,
+    pub response: Option<ResponseSection>,
+    /// The program and its arguments.
+    #[serde(default)]
+    pub command: Option<Vec<String>>,
+    /// JSON Schema of what the program answers.
+    #[serde(default)]
+    pub output_schema: Option<Value>,
+    /// How long a call of the program may take.
+    #[serde(default)]
+    pub timeout_seconds: Option<u64>,
+    /// Variables of the service that the program sees.
+    #[serde(default)]
+    pub env: Vec<String>,
+    /// What results label a run; default: what is usual for tools of this kind.
+    #[serde(default)]
+    pub yields: Option<Vec<Yield>>,
 }
 
 /// What the model sees of an answer.
@@ -88,6 +103,30 @@ pub struct ResponseSection {
 }
 
 impl Entry {
+    /// What results label a run, where that is declared.
+    pub(super) fn yielded(&self) -> Option<Labels> {
+        self.yields.as_deref().map(Labels::yielded)
+    }
+
+    /// Keys that mean nothing for this kind of tool.
+    fn misplaced(&self) -> Option<&'static str> {
+        let is_program = self.command.is_some();
+        let keys = [
+            ("method", true, self.method.is_some()),
+            ("path", true, self.path.is_some()),
+            ("query", true, !self.query.is_empty()),
+            ("headers", true, !self.headers.is_empty()),
+            ("body", true, self.body.is_some()),
+            ("response", true, self.response.is_some()),
+            ("output_schema", false, self.output_schema.is_some()),
+            ("timeout_seconds", false, self.timeout_seconds.is_some()),
+            ("env", false, !self.env.is_empty()),
+        ];
+        let odd =
+            keys.into_iter().find(|(_, of_http, is_there)| *is_there && *of_http == is_program);
+        odd.map(|(key, ..)| key)
+    }
+
     /// Checks what all kinds have in common.
     pub(super) fn check(&self) -> Result<(), Wrong> {
         let is_name = (1..=64).contains(&self.name.len())
@@ -101,6 +140,10 @@ impl Entry {
         if self.description.len() > MAX_DESCRIPTION {
             let message = format!("is longer than {MAX_DESCRIPTION} bytes");
             return Err(Wrong::at("description", message));
+        }
+        if let Some(key) = self.misplaced() {
+            let with = if self.command.is_some() { "with `command`" } else { "without `command`" };
+            return Err(Wrong::at(key, format!("has no meaning {with}")));
         }
         if self.input_schema.get("type") != Some(&json!("object")) {
             return Err(Wrong::at("input_schema", "must have `type: object`"));

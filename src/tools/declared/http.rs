@@ -15,7 +15,7 @@ use serde_json::Value;
 use url::Url;
 
 use super::answer::Shown;
-use super::file::Entry;
+use super::file::{Entry, ResponseSection};
 use super::mapping::{self, Mapping, Secrets};
 use super::{Environment, Wrong};
 use crate::bounds::address;
@@ -25,7 +25,7 @@ use crate::outbound::{
     AddressPolicy, Client, MAX_REDIRECTS, OutboundError, Request, Response, Terms,
 };
 use crate::run::{Effect, Target};
-use crate::tools::{Tool, ToolContext, ToolError, ToolInfo};
+use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo};
 
 /// The header by which a service recognises a call that is repeated.
 const IDEMPOTENCY_KEY: HeaderName = HeaderName::from_static("idempotency-key");
@@ -84,7 +84,6 @@ impl Service {
 /// The tool.
 pub(super) struct HttpTool {
     info: ToolInfo,
-    destructive: bool,
     mapping: Mapping,
     shown: Shown,
     base: Url,
@@ -102,7 +101,8 @@ impl HttpTool {
     ) -> Result<Self, Wrong> {
         let mut secrets = service.secrets.clone();
         let mapping = Mapping::new(&entry, environment, &mut secrets)?;
-        let shown = Shown::new(&entry.response)?;
+        let shown = Shown::new(entry.response.as_ref().unwrap_or(&ResponseSection::default()))?;
+        let yields = entry.yielded();
         let info = ToolInfo {
             name: format!("http:{}/{}", service.set, entry.name),
             description: entry.description,
@@ -111,10 +111,11 @@ impl HttpTool {
             varies: false,
             concurrent: false,
             source: format!("http:{}", service.set),
+            destructive: entry.destructive,
+            defaults: Defaults { yields, timeout: None },
         };
         Ok(Self {
             info,
-            destructive: entry.destructive,
             mapping,
             shown,
             base: service.base.clone(),
@@ -188,7 +189,7 @@ impl Tool for HttpTool {
     async fn actions(&self, arguments: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
         let url = self.mapping.address(&self.base, arguments).map_err(ToolError::ForModel)?;
         let target = Target::of(&url, true);
-        let (effect, destructive) = (self.info.effect, self.destructive);
+        let (effect, destructive) = (self.info.effect, self.info.destructive);
         Ok(vec![Action {
             destructive,
             egress: true,

@@ -11,7 +11,7 @@ use std::fmt::Write as _;
 
 use serde_json::{Map, Value, json};
 
-use super::file::{Entry, ResponseSection};
+use super::file::Entry;
 use crate::run::Effect;
 
 /// References within one another; what is below allows all.
@@ -191,7 +191,12 @@ impl Document {
             query: arguments.query,
             headers: arguments.headers,
             body,
-            response: ResponseSection::default(),
+            response: None,
+            command: None,
+            output_schema: None,
+            timeout_seconds: None,
+            env: Vec::new(),
+            yields: None,
         })
     }
 

@@ -28,6 +28,7 @@ pub(super) async fn captured(
 ) -> io::Result<Output> {
     let mut kept = Kept::new(most);
     let mut line: Vec<u8> = Vec::new();
+    let mut is_long = false;
     let mut piece = vec![0; PIECE];
     loop {
         let read = from.read(&mut piece).await?;
@@ -38,13 +39,24 @@ pub(super) async fn captured(
             kept.add(&piece[..read]);
             continue;
         };
-        for byte in &piece[..read] {
-            line.push(*byte);
-            if *byte == b'\n' || line.len() == MAX_LINE {
+        for part in piece[..read].split_inclusive(|byte| *byte == b'\n') {
+            let ends = part.ends_with(b"\n");
+            if is_long || line.len() + part.len() > MAX_LINE {
+                kept.add(&line);
+                kept.add(part);
+                line.clear();
+                is_long = !ends;
+                continue;
+            }
+            line.extend_from_slice(part);
+            if ends {
                 pass(&mut line, &mut kept, each_line);
             }
         }
         if read == 0 {
+            if line.is_empty() {
+                return Ok(kept.output());
+            }
             pass(&mut line, &mut kept, each_line);
             return Ok(kept.output());
         }
@@ -128,5 +140,19 @@ mod tests {
         let output = captured(&text[..], 1000, Some(&mut look)).await.unwrap();
         assert_eq!(output.text, "one\nthree\n\u{fffd}\nlast");
         assert_eq!(seen, ["one", "#two", "three", "last"]);
+    }
+
+    #[tokio::test]
+    async fn of_long_lines_nothing_is_looked_at() {
+        let mut seen = Vec::new();
+        let mut look = |line: &str| {
+            seen.push(line.to_owned());
+            false
+        };
+        let long = "#".repeat(MAX_LINE * 5 + 7);
+        let text = format!("short\n{long}\nlater\n{long}");
+        let output = captured(text.as_bytes(), 1 << 20, Some(&mut look)).await.unwrap();
+        assert_eq!(output.text, format!("{long}\n{long}"));
+        assert_eq!(seen, ["short", "later"]);
     }
 }

@@ -32,6 +32,7 @@ const SYSTEM_SETTINGS: &[&str] = &[
     "/etc/ld.so.preload",
     "/etc/localtime",
     "/etc/mime.types",
+    "/etc/ssl/openssl.cnf",
     "/etc/timezone",
 ];
 const SOURCES: &[&str] = &["/dev/zero", "/dev/full", "/dev/random", "/dev/urandom"];

@@ -157,7 +157,7 @@ impl Preparing<'_> {
         self.runs_others |= effect.runs_others;
         self.actions.push(Action {
             destructive: effect.destructive,
-            ..Action::new(ActionKind::Exec { argv }, effect.effect)
+            ..Action::new(ActionKind::Exec { argv, declared: false }, effect.effect)
         });
         let redirections = simple.redirections.into_iter().map(|it| self.redirection(it));
         let redirections = redirections.collect::<Result<_, _>>()?;

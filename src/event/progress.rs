@@ -1,0 +1,22 @@
+//! What is told of a call while it is under way, and kept nowhere.
+
+use serde::Serialize;
+use serde_json::Value;
+use uuid::Uuid;
+
+/// What a tool says of a call that it is executing, for followers of the run; not numbered and not
+/// stored.
+#[derive(Debug, Clone, PartialEq, Serialize)]
+pub struct ToolProgress {
+    /// The call.
+    pub call_id: Uuid,
+    /// Its tool.
+    pub tool: String,
+    /// As the tool wrote it.
+    pub progress: Value,
+}
+
+impl ToolProgress {
+    /// The name in SSE.
+    pub const TYPE_NAME: &'static str = "tool_call.progress";
+}

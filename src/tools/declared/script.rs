@@ -1,0 +1,286 @@
+//! A tool that is a program of the operator's, run in the sandbox like those of `shell`.
+//!
+//! It gets the arguments as JSON on its standard input and answers on its standard output. It
+//! starts in the directory of its file, which it reads and cannot change; of the workspace it
+//! reaches what the agent's path rules give, and changes nothing where its effect is `read`. What
+//! becomes of what it writes is `script_output`'s.
+
+use std::fs;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+use std::os::unix::fs::PermissionsExt;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use async_trait::async_trait;
+use serde_json::Value;
+
+use super::file::Entry;
+use super::script_output::{Answered, Said};
+use super::{Environment, Place, Wrong};
+use crate::bounds::schema::Schema;
+use crate::bounds::secrets;
+use crate::bounds::text::quoted;
+use crate::governance::{Action, ActionKind, Permit};
+use crate::message::tool_schema::ToolSchema;
+use crate::run::Effect;
+use crate::tools::sandbox::plan::{Access, Command, Grant, GrantKind, Reach, Step, When};
+use crate::tools::sandbox::reach::{self, Startable};
+use crate::tools::sandbox::{Job, Sandbox};
+use crate::tools::{Defaults, Tool, ToolContext, ToolError, ToolInfo, shell};
+
+/// Words of a command, and bytes of all of them.
+const MAX_WORDS: usize = 64;
+const MAX_COMMAND: usize = 8 * 1024;
+/// Names of variables.
+const MAX_VARIABLES: usize = 64;
+/// Seconds that a call may be given.
+const TIMEOUTS: std::ops::RangeInclusive<u64> = 1..=86_400;
+/// The end of a call by its own timeout comes before that of the executor, which knows less.
+const GRACE: Duration = Duration::from_secs(3);
+/// The beginning of the variables by which the service itself is configured.
+const OWN: &str = "TOOLLOOP_";
+/// Programs whose first argument is the file that they run.
+const INTERPRETERS: [&str; 9] =
+    ["python", "python3", "node", "sh", "bash", "dash", "perl", "ruby", "deno"];
+
+/// The tool.
+pub(super) struct ScriptTool {
+    info: ToolInfo,
+    /// Absolute.
+    program: String,
+    /// As they are written, the program's name first.
+    arguments: Vec<String>,
+    /// Absolute, links followed.
+    directory: String,
+    answers: Answered,
+    timeout: Option<Duration>,
+    variables: Vec<(String, String)>,
+    sandbox: Arc<Sandbox>,
+}
+
+impl ScriptTool {
+    pub(super) fn new(
+        place: &Place<'_>,
+        entry: Entry,
+        environment: Environment<'_>,
+        sandbox: &Arc<Sandbox>,
+    ) -> Result<Self, Wrong> {
+        let yields = entry.yielded();
+        let arguments = entry.command.unwrap_or_default();
+        check_words(&arguments)?;
+        let directory = fs::canonicalize(place.dir)
+            .map_err(|e| Wrong::at("command", format!("its directory cannot be read: {e}")))?;
+        let program = program(&arguments[0], &directory, &sandbox.settings().path)?;
+        check_file(&arguments, &directory)?;
+        let variables = variables(&entry.env, environment)?;
+        let timeout = entry.timeout_seconds.map(|seconds| {
+            if TIMEOUTS.contains(&seconds) {
+                return Ok(Duration::from_secs(seconds));
+            }
+            let (least, most) = TIMEOUTS.into_inner();
+            Err(Wrong::at(
+                "timeout_seconds",
+                format!("{seconds} is not between {least} and {most}"),
+            ))
+        });
+        let timeout = timeout.transpose()?;
+        let output = entry.output_schema.as_ref().map(Schema::of_tool).transpose();
+        let output = output.map_err(|refused| Wrong::at("output_schema", refused.0))?;
+        let info = ToolInfo {
+            name: format!("script:{}/{}", place.set, entry.name),
+            description: entry.description,
+            input_schema: ToolSchema::from(entry.input_schema),
+            effect: entry.effect,
+            varies: false,
+            concurrent: false,
+            source: format!("script:{}", place.set),
+            destructive: entry.destructive,
+            defaults: Defaults { yields, timeout: timeout.map(|timeout| timeout + GRACE) },
+        };
+        let odd = || Wrong::at("command", "lies in a place whose path is not UTF-8");
+        let secret = variables.iter().filter(|(name, value)| is_secret(name, value));
+        let secret: Vec<String> = secret.map(|(_, value)| value.clone()).collect();
+        secrets::remember(secret.clone());
+        Ok(Self {
+            info,
+            program: program.into_os_string().into_string().map_err(|_| odd())?,
+            arguments,
+            directory: directory.into_os_string().into_string().map_err(|_| odd())?,
+            answers: Answered::new(output, secret),
+            timeout,
+            variables,
+            sandbox: Arc::clone(sandbox),
+        })
+    }
+
+    /// What the program reaches, the workspace that is open, and its path.
+    async fn reached(
+        &self,
+        permit: Permit,
+        context: &ToolContext,
+    ) -> Result<(Reach, OwnedFd, String), ToolError> {
+        let has_mounts = self.sandbox.kernel().await.holds.namespaces;
+        let writes = self.info.effect != Effect::Read;
+        let path = self.sandbox.settings().path.clone();
+        let root = context.workspace.root();
+        let own = [(&self.directory, GrantKind::Tree), (&self.program, GrantKind::File)];
+        let own = own.map(|(path, kind)| Grant { path: path.clone(), access: Access::RUN, kind });
+        let looked = tokio::task::spawn_blocking(move || {
+            let told = |e: &dyn std::error::Error| e.to_string();
+            let mut reach = reach::workspace(&permit, &root, writes, false, has_mounts)
+                .map_err(|e| told(&e))?;
+            reach.grants.extend(reach::system(&path, Startable::System));
+            reach.grants.extend(own);
+            let handle = root.as_fd().try_clone_to_owned().map_err(|e| told(&e))?;
+            let real = format!("/proc/self/fd/{}", handle.as_raw_fd());
+            let real = fs::read_link(real).map_err(|e| told(&e))?;
+            let real = real.into_os_string().into_string();
+            real.map(|real| (reach, handle, real)).map_err(|_| "its path is not UTF-8".to_owned())
+        });
+        let unreadable = |why: &str| {
+            ToolError::ForModel(format!("the workspace cannot be given to a program: {why}"))
+        };
+        let (reach, handle, workspace) = looked
+            .await
+            .map_err(|_| unreadable("nobody knows why"))?
+            .map_err(|e| unreadable(&e))?;
+        let (tools, files) = (Path::new(&self.directory), Path::new(&workspace));
+        if tools.starts_with(files) || files.starts_with(tools) {
+            let message = "this tool's directory and the workspace lie in one another, so the program does not run; \
+                           this is for the operator to change";
+            return Err(ToolError::ForModel(message.into()));
+        }
+        Ok((reach, handle, workspace))
+    }
+}
+
+#[async_trait]
+impl Tool for ScriptTool {
+    fn info(&self) -> &ToolInfo {
+        &self.info
+    }
+
+    async fn actions(&self, _: &Value, _: &ToolContext) -> Result<Vec<Action>, ToolError> {
+        let mut argv = self.arguments.clone();
+        argv[0].clone_from(&self.program);
+        let what = ActionKind::Exec { argv, declared: true };
+        let destructive = self.info.destructive;
+        Ok(vec![Action { destructive, ..Action::new(what, self.info.effect) }])
+    }
+
+    async fn execute(
+        &self,
+        permit: Permit,
+        arguments: Value,
+        context: &ToolContext,
+    ) -> Result<String, ToolError> {
+        let (reach, handle, workspace) = self.reached(permit, context).await?;
+        let of_call = [
+            ("TOOLLOOP_RUN_ID", context.run_id.to_string()),
+            ("TOOLLOOP_EFFECT_KEY", context.effect_key.clone()),
+            ("TOOLLOOP_WORKSPACE", workspace),
+        ];
+        let of_call = of_call.map(|(name, value)| (name.to_owned(), value));
+        let command = Command {
+            program: self.program.clone(),
+            arguments: self.arguments.clone(),
+            environment: Vec::new(),
+            redirections: Vec::new(),
+        };
+        let timeout = self.timeout.unwrap_or(self.sandbox.settings().timeout);
+        let mut said = Said::new(context, &self.info.name);
+        let mut each_line = |line: &str| said.is_output(line);
+        let job = Job {
+            steps: vec![Step { when: When::Always, negated: false, commands: vec![command] }],
+            directory: self.directory.clone(),
+            workspace: &handle,
+            environment: of_call.into_iter().chain(self.variables.iter().cloned()).collect(),
+            input: Some(arguments.to_string()),
+            reach,
+            timeout,
+            each_line: Some(&mut each_line),
+        };
+        if self.info.effect != Effect::Read {
+            context.standing.held().await;
+        }
+        let ran = self.sandbox.run(job).await.map_err(|error| shell::failed(&error))?;
+        self.answers.log(&ran, context, &self.info.name);
+        self.answers.of(&ran, timeout).map_err(ToolError::ForModel)
+    }
+}
+
+fn check_words(words: &[String]) -> Result<(), Wrong> {
+    let size: usize = words.iter().map(String::len).sum();
+    if words.len() > MAX_WORDS || size > MAX_COMMAND {
+        let message = format!("has more than {MAX_WORDS} words or {MAX_COMMAND} bytes");
+        return Err(Wrong::at("command", message));
+    }
+    if words.first().is_none_or(String::is_empty) || words.iter().any(|word| word.contains('\0')) {
+        let message = "is a list of a program and its arguments, e.g. [python3, count.py]";
+        return Err(Wrong::at("command", message));
+    }
+    Ok(())
+}
+
+/// The file of a program: by its name where programs are looked for, by a path from the directory.
+fn program(name: &str, directory: &Path, path: &[PathBuf]) -> Result<PathBuf, Wrong> {
+    let executable = |file: &PathBuf| {
+        let found = file.metadata();
+        found.is_ok_and(|found| found.is_file() && found.permissions().mode() & 0o111 != 0)
+    };
+    if name.contains('/') {
+        let file = directory.join(name);
+        let file = fs::canonicalize(&file).ok().filter(executable);
+        let message = format!("{} is no file that can be executed", quoted(name));
+        return file.ok_or_else(|| Wrong::at("command", message));
+    }
+    path.iter().map(|dir| dir.join(name)).find(executable).ok_or_else(|| {
+        let places = path.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>();
+        let message = format!("there is no program {} in {}", quoted(name), places.join(", "));
+        Wrong::at("command", message)
+    })
+}
+
+/// An interpreter without the file that it is to run fails in every call.
+fn check_file(words: &[String], directory: &Path) -> Result<(), Wrong> {
+    let name = words[0].rsplit('/').next().unwrap_or_default();
+    let file = words.get(1).filter(|file| !file.starts_with('-'));
+    match file.filter(|_| INTERPRETERS.contains(&name)) {
+        Some(file) if !directory.join(file).is_file() => {
+            Err(Wrong::at("command", format!("there is no file {}", quoted(file))))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// The variables that are set, with their values.
+fn variables(
+    names: &[String],
+    environment: Environment<'_>,
+) -> Result<Vec<(String, String)>, Wrong> {
+    if names.len() > MAX_VARIABLES {
+        return Err(Wrong::at("env", format!("has more than {MAX_VARIABLES} names")));
+    }
+    let is_name = |name: &String| {
+        name.starts_with(|c: char| c.is_ascii_alphabetic() || c == '_')
+            && name.chars().all(|c| c.is_ascii_alphanumeric() || c == '_')
+    };
+    for (i, name) in names.iter().enumerate() {
+        if !is_name(name) {
+            let message = format!("{} is no name of an environment variable", quoted(name));
+            return Err(Wrong::at(format!("env[{i}]"), message));
+        }
+        if name.starts_with(OWN) {
+            let message = format!("{name} is the service's own; no program sees it");
+            return Err(Wrong::at(format!("env[{i}]"), message));
+        }
+    }
+    Ok(names.iter().filter_map(|name| Some((name.clone(), environment(name)?))).collect())
+}
+
+/// Whether a variable is kept from the model, by its name or the shape of its value.
+fn is_secret(name: &str, value: &str) -> bool {
+    let written = format!("{name}={value}");
+    secrets::redacted(&written) != written
+}

@@ -1,0 +1,192 @@
+//! What becomes of what a script writes: its answer, its progress, and the rest for the log.
+//!
+//! A script is the operator's, but what it writes may come from anybody. Its answer is JSON or
+//! text, checked where a schema was declared; what it says of its progress is passed on only so
+//! often and so large; the end of what it says of a failure is the model's to read.
+
+use std::time::{Duration, Instant};
+
+use serde::Deserialize;
+use serde_json::Value;
+
+use crate::bounds::json::is_shallow;
+use crate::bounds::schema::{Fault, Rejected, Schema};
+use crate::bounds::secrets::{REDACTED, redact, redacted};
+use crate::event::ToolProgress;
+use crate::tools::ToolContext;
+use crate::tools::results::MAX_RESULT;
+use crate::tools::sandbox::plan::Stopped;
+use crate::tools::sandbox::{Output, Ran};
+
+/// Bytes of one piece of progress.
+const MAX_PROGRESS: usize = 4 * 1024;
+/// Pieces that are passed on at once, and later in a second.
+const BURST: u32 = 10;
+const PAUSE: Duration = Duration::from_millis(100);
+/// Bytes of standard error that a model reads, and that are logged.
+const MAX_SAID: usize = 4 * 1024;
+/// Bytes of either end of an answer that is too long.
+const MAX_END: usize = MAX_RESULT / 2 - 512;
+/// Faults of an answer that a model is told.
+const MAX_FAULTS: usize = 8;
+/// Bytes from which on a secret is looked for: a shorter one would be found everywhere.
+const MIN_REMOVED: usize = 4;
+
+/// The progress that one call tells of.
+pub(super) struct Said<'a> {
+    context: &'a ToolContext,
+    tool: &'a str,
+    left: u32,
+    since: Instant,
+}
+
+#[derive(Deserialize)]
+struct Line {
+    progress: Value,
+}
+
+impl<'a> Said<'a> {
+    pub(super) fn new(context: &'a ToolContext, tool: &'a str) -> Self {
+        Self { context, tool, left: BURST, since: Instant::now() }
+    }
+
+    /// Whether a line of standard error is more than progress, which is passed on.
+    pub(super) fn is_output(&mut self, line: &str) -> bool {
+        if !line.starts_with('{') || line.len() > MAX_PROGRESS || !is_shallow(line) {
+            return true;
+        }
+        let Ok(Line { progress }) = serde_json::from_str(line) else { return true };
+        if self.may_tell() {
+            let (call_id, tool) = (self.context.call_id, self.tool.to_owned());
+            let mut progress = progress;
+            redact(&mut progress);
+            self.context.listener.tell(ToolProgress { call_id, tool, progress });
+        }
+        false
+    }
+
+    fn may_tell(&mut self) -> bool {
+        let earned = self.since.elapsed().as_millis() / PAUSE.as_millis();
+        let earned = u32::try_from(earned).unwrap_or(BURST);
+        if earned > 0 {
+            self.left = self.left.saturating_add(earned).min(BURST);
+            self.since = Instant::now();
+        }
+        let may = self.left > 0;
+        self.left = self.left.saturating_sub(1);
+        may
+    }
+}
+
+/// What calls of a script answer.
+pub(super) struct Answered {
+    schema: Option<Schema>,
+    /// Values of variables that no model sees.
+    secrets: Vec<String>,
+}
+
+impl Answered {
+    pub(super) fn new(schema: Option<Schema>, secrets: Vec<String>) -> Self {
+        let secrets = secrets.into_iter().filter(|secret| secret.len() >= MIN_REMOVED).collect();
+        Self { schema, secrets }
+    }
+
+    /// The answer, or why there is none.
+    pub(super) fn of(&self, ran: &Ran, timeout: Duration) -> Result<String, String> {
+        let Ran { exit_code, stopped, stdout, stderr, .. } = ran;
+        let failed = match (stopped, exit_code) {
+            (Some(stopped), _) => {
+                Some(format!("The program was ended: {}.", why(*stopped, timeout)))
+            }
+            (None, Some(0)) => None,
+            (None, Some(code)) => Some(format!("The program failed with exit code {code}.")),
+            (None, None) => Some("The program was ended.".to_owned()),
+        };
+        if let Some(failed) = failed {
+            let end = self.end_of(stderr);
+            let said = if end.is_empty() {
+                String::new()
+            } else {
+                format!("\nIts standard error ends with:\n{end}")
+            };
+            return Err(format!("{failed}{said}"));
+        }
+        let text = self.without_secrets(stdout.text.trim_end().to_owned());
+        match &self.schema {
+            Some(schema) => checked(schema, stdout, &text).map(|()| text),
+            None if text.is_empty() => Ok("The program wrote nothing.".to_owned()),
+            None if stdout.omitted > 0 => Ok(ends_of(&text, stdout.omitted)),
+            None => Ok(text),
+        }
+    }
+
+    /// Logs what the program wrote to standard error.
+    pub(super) fn log(&self, ran: &Ran, context: &ToolContext, tool: &str) {
+        let said = self.end_of(&ran.stderr);
+        if !said.is_empty() {
+            let (run_id, call_id, exit_code) = (context.run_id, context.call_id, ran.exit_code);
+            let said = redacted(&said);
+            tracing::info!(%run_id, %call_id, tool, exit_code, said = %said, "standard error of a script");
+        }
+    }
+
+    fn end_of(&self, output: &Output) -> String {
+        let text = self.without_secrets(output.text.trim().to_owned());
+        if text.len() <= MAX_SAID {
+            return text;
+        }
+        let start = text.ceil_char_boundary(text.len() - MAX_SAID);
+        format!("…{}", &text[start..])
+    }
+
+    fn without_secrets(&self, mut text: String) -> String {
+        for secret in &self.secrets {
+            if text.contains(secret.as_str()) {
+                text = text.replace(secret.as_str(), REDACTED);
+            }
+        }
+        text
+    }
+}
+
+/// The beginning and the end of a text whose middle is gone, so that nobody cuts it again.
+fn ends_of(text: &str, omitted: u64) -> String {
+    if text.len() <= 2 * MAX_END {
+        return text.to_owned();
+    }
+    let head = &text[..text.floor_char_boundary(MAX_END)];
+    let tail = &text[text.ceil_char_boundary(text.len() - MAX_END)..];
+    let omitted = omitted + (text.len() - head.len() - tail.len()) as u64;
+    format!("{head}\n[… {omitted} bytes left out …]\n{tail}")
+}
+
+fn why(stopped: Stopped, timeout: Duration) -> String {
+    match stopped {
+        Stopped::Timeout => format!("it did not finish within {} seconds", timeout.as_secs_f64()),
+        Stopped::Memory => "it took more memory than programs may".to_owned(),
+        Stopped::Processes => "it started more processes than programs may".to_owned(),
+        Stopped::CpuSeconds => "it took more of the processor than programs may".to_owned(),
+        Stopped::FileSize => "it wrote a larger file than programs may".to_owned(),
+    }
+}
+
+/// Whether an answer is what was declared of it.
+fn checked(schema: &Schema, stdout: &Output, text: &str) -> Result<(), String> {
+    let odd =
+        |why: &str| format!("The program ran, but its answer is not what was declared: {why}");
+    if stdout.omitted > 0 {
+        return Err(odd("it is too long."));
+    }
+    if !is_shallow(text) {
+        return Err(odd("it is nested too deep."));
+    }
+    let value: Value =
+        serde_json::from_str(text).map_err(|e| odd(&format!("it is not JSON: {e}.")))?;
+    schema.check(&value, MAX_FAULTS).map_err(|rejected: Rejected| {
+        let fault = |Fault { pointer, masked, .. }| {
+            let place = if pointer.is_empty() { "the answer".to_owned() } else { pointer };
+            format!("\n- at {place}: {masked}")
+        };
+        odd(&rejected.faults().into_iter().map(fault).collect::<String>())
+    })
+}

@@ -1,0 +1,31 @@
+//! Who is told how a call gets on while it is under way: those who follow the run now.
+//!
+//! What they are told is not stored, and no model reads it. How much of it a call may say is the
+//! tool's to bound; how it reaches anybody is the runtime's.
+
+use std::fmt;
+use std::sync::Arc;
+
+use crate::event::ToolProgress;
+
+/// Takes what a call says of its progress; by default nobody does.
+#[derive(Clone, Default)]
+pub struct Listener(Option<Arc<dyn Fn(ToolProgress) + Send + Sync>>);
+
+impl Listener {
+    pub fn new(tell: impl Fn(ToolProgress) + Send + Sync + 'static) -> Self {
+        Self(Some(Arc::new(tell)))
+    }
+
+    pub fn tell(&self, progress: ToolProgress) {
+        if let Some(tell) = &self.0 {
+            tell(progress);
+        }
+    }
+}
+
+impl fmt::Debug for Listener {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.debug_struct("Listener").field("listens", &self.0.is_some()).finish()
+    }
+}

@@ -20,6 +20,7 @@ use crate::run::{
 };
 
 mod audit;
+mod changes;
 mod labels;
 mod progress;
 mod scan;
@@ -27,6 +28,7 @@ mod totals;
 mod waiting;
 
 pub use audit::{Act, AuditAction, AuditRecord, SERVICE};
+pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use labels::{LabelCause, LabelsChanged};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
@@ -486,6 +488,9 @@ pub struct ToolCallCompleted {
     /// A note of the loop, shown to the model after the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub note: Option<String>,
+    /// What the call did to files; absent where nobody saw it.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub changes: Option<Vec<FileChange>>,
 }
 
 impl ToolCallCompleted {

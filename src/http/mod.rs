@@ -22,8 +22,8 @@ use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
 use self::edge::{key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, audit_stretches, events, health, invoke, keys, policy, run_parts,
-    runs, sessions, stats, tools, webhooks,
+    agents, approvals, audit, audit_stretches, changes, events, health, invoke, keys, policy,
+    run_parts, runs, sessions, stats, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -80,6 +80,7 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(run_parts::list_iterations))
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
+        .routes(routes!(changes::list_changes))
         .routes(routes!(events::list_events))
         .routes(routes!(webhooks::list_webhook_deliveries))
         .routes(routes!(webhooks::redeliver_webhook))

@@ -80,6 +80,7 @@ impl Story {
             duration_ms: 0,
             cached: false,
             note: None,
+            changes: None,
         }))
     }
 

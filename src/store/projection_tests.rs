@@ -62,6 +62,7 @@ fn answered(call: &ToolCall, failure: Option<CallFailure>) -> RunEvent {
         duration_ms: 3,
         cached: false,
         note: None,
+        changes: None,
     })
 }
 

@@ -178,6 +178,7 @@ impl Ready {
             duration_ms: 0,
             cached: true,
             note: None,
+            changes: None,
         };
         finished(completed, Some(audit))
     }
@@ -502,6 +503,7 @@ impl Executor {
         };
         let audit = ready.audit(clock::now(), outcome, Some(duration_ms));
         let yields = self.yields_of(&ready);
+        let changes = ready.context.changed.take();
         let used = self.tools.get(ready.tool).filter(|_| result.is_ok());
         let activates = used.and_then(|offered| offered.tool.activates(&ready.arguments));
         let started = ready.started;
@@ -514,6 +516,7 @@ impl Executor {
             duration_ms,
             cached: false,
             note: None,
+            changes,
         };
         match result {
             Ok(text) => {

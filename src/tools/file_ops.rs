@@ -6,7 +6,9 @@
 //! judged is what is done. The operations themselves are in `file_ops/`; everything that can take
 //! long runs on the blocking pool and stops when the call is given up.
 
+mod diff;
 mod finding;
+mod patching;
 mod reading;
 mod writing;
 
@@ -21,7 +23,7 @@ use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
 use super::workspace::{Kind, PathError, Resolved};
-use super::{Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
+use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
 use crate::run::Effect;
 
@@ -29,6 +31,9 @@ use crate::run::Effect;
 static SEARCHES: Semaphore = Semaphore::const_new(4);
 /// Entries of a directory that are moved with it, at most.
 const MAX_MOVED: usize = 1000;
+
+/// The tool's name.
+pub const NAME: &str = "file_ops";
 
 const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation` says what; the other arguments \
     depend on it:\n\
@@ -43,6 +48,8 @@ const DESCRIPTION: &str = "Reads and changes files in your workspace. `operation
     - mkdir: path. Makes a directory, parents included.\n\
     - move: path, to. Renames or moves a file or directory.\n\
     - delete: path. Deletes a file or an empty directory.\n\
+    - patch: patch. Applies a unified diff to several files, all of it or nothing; /dev/null stands for \
+    a file that is made or deleted.\n\
     Paths are relative to the workspace, with / between names; never absolute.";
 
 /// The arguments, by operation. Arguments of other operations are ignored.
@@ -60,6 +67,7 @@ enum Operation<'a> {
     Mkdir { path: &'a str },
     Move { path: &'a str, to: &'a str },
     Delete { path: &'a str },
+    Patch { patch: &'a str },
 }
 
 /// The tool.
@@ -73,14 +81,14 @@ impl FileOps {
     pub fn new() -> Self {
         let operations = [
             "read", "write", "append", "edit", "list", "glob", "search", "stat", "mkdir", "move",
-            "delete",
+            "delete", "patch",
         ];
         let input_schema = json!({
             "type": "object",
             "properties": {
                 "operation": {"type": "string", "enum": operations},
                 "path": {"type": "string", "description": "File or directory, relative to the workspace. \
-                    Needed by all but list, glob and search, where it defaults to the whole workspace."},
+                    Needed by all but patch; list, glob and search default to the whole workspace."},
                 "offset": {"type": "integer", "minimum": 1, "description": "read: first line, counted from 1."},
                 "limit": {"type": "integer", "minimum": 1, "description": "read: number of lines."},
                 "content": {"type": "string", "description": "write, append: the text."},
@@ -89,13 +97,14 @@ impl FileOps {
                 "replace_all": {"type": "boolean", "description": "edit: replace every occurrence."},
                 "pattern": {"type": "string", "minLength": 1, "description": "glob: a glob; search: a regular expression."},
                 "glob": {"type": "string", "minLength": 1, "description": "search: only in files that match, e.g. *.rs."},
+                "patch": {"type": "string", "minLength": 1, "description": "patch: the unified diff, with paths of the workspace."},
                 "to": {"type": "string", "description": "move: the new path."}
             },
             "required": ["operation"],
             "additionalProperties": false
         });
         let info = ToolInfo {
-            name: "file_ops".into(),
+            name: NAME.into(),
             description: DESCRIPTION.into(),
             input_schema: ToolSchema::from(input_schema),
             effect: Effect::Once,
@@ -124,6 +133,7 @@ impl Tool for FileOps {
             // Moving a directory names all that is in it, writing compares with what is there, and
             // replacing all counts how much that is.
             Operation::Move { .. }
+            | Operation::Patch { .. }
             | Operation::Write { .. }
             | Operation::Edit { replace_all: Some(true), .. } => {
                 let (workspace, arguments) = (context.workspace.clone(), arguments.clone());
@@ -150,11 +160,17 @@ impl Tool for FileOps {
             Operation::Search { .. } | Operation::Glob { .. } => SEARCHES.acquire().await.ok(),
             _ => None,
         };
-        let changes = permit.actions().iter().any(|action| action.effect != Effect::Read);
+        let only_reads = !permit.actions().iter().any(|action| action.effect != Effect::Read);
+        let changed = context.changed.clone();
         let perform = move |stop: &CancellationToken| {
-            Operation::parse(&arguments)?.perform(&workspace, &permit, stop)
+            Operation::parse(&arguments)?.perform(&workspace, &permit, stop, &changed)
         };
-        if changes { changing(&context.standing, perform).await } else { blocking(perform).await }
+        if only_reads {
+            return blocking(perform).await;
+        }
+        let done = changing(&context.standing, perform).await;
+        context.changed.complete();
+        done
     }
 }
 
@@ -226,6 +242,7 @@ impl<'a> Operation<'a> {
                 }
                 actions
             }
+            Self::Patch { patch } => patching::actions(workspace, patch)?,
             Self::Delete { path } => {
                 vec![writes(workspace.resolve_entry(path)?.path, Effect::Once, true)]
             }
@@ -238,6 +255,7 @@ impl<'a> Operation<'a> {
         workspace: &Workspace,
         permit: &Permit,
         stop: &CancellationToken,
+        changed: &Changed,
     ) -> Result<String, ToolError> {
         let path = path_of(permit, 0)?;
         match self {
@@ -248,8 +266,10 @@ impl<'a> Operation<'a> {
             Self::Search { pattern, glob, .. } => {
                 finding::search(workspace, path, pattern, glob, permit, stop)
             }
-            Self::Write { content, .. } => writing::write(workspace, path, content, permit, stop),
-            Self::Append { content, .. } => writing::append(workspace, path, content),
+            Self::Write { content, .. } => {
+                writing::write(workspace, path, content, permit, stop, changed)
+            }
+            Self::Append { content, .. } => writing::append(workspace, path, content, changed),
             Self::Edit { old, new, replace_all, .. } => {
                 let occurrences = if replace_all == Some(true) {
                     if self.actions(workspace)? != permit.actions() {
@@ -261,18 +281,19 @@ impl<'a> Operation<'a> {
                 } else {
                     writing::Occurrences::One
                 };
-                writing::edit(workspace, path, old, new, occurrences, stop)
+                writing::edit(workspace, path, old, new, occurrences, stop, changed)
             }
-            Self::Mkdir { .. } => writing::mkdir(workspace, path),
+            Self::Mkdir { .. } => writing::mkdir(workspace, path, changed),
             Self::Move { .. } => {
                 if self.actions(workspace)? != permit.actions() {
                     return Err(ToolError::ForModel(format!(
                         "{path:?} changed while it was about to be moved; look again"
                     )));
                 }
-                writing::rename(workspace, path, path_of(permit, 1)?, permit)
+                writing::rename(workspace, path, path_of(permit, 1)?, permit, changed)
             }
-            Self::Delete { .. } => writing::delete(workspace, path),
+            Self::Delete { .. } => writing::delete(workspace, path, changed),
+            Self::Patch { patch } => patching::apply(workspace, patch, permit, stop, changed),
         }
     }
 }

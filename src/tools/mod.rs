@@ -6,6 +6,7 @@
 pub mod approval;
 pub mod arguments;
 mod audit_arguments;
+mod changed;
 pub mod client_calls;
 pub mod declared;
 pub mod executor;
@@ -39,6 +40,7 @@ use crate::event::SkillActivated;
 use crate::governance::{Action, Permit};
 use crate::run::{Caller, Effect, Labels};
 
+pub use changed::Changed;
 pub use lease::Standing;
 pub use listener::Listener;
 pub use workspace::Workspace;
@@ -117,6 +119,8 @@ pub struct ToolContext {
     pub has_read: HasRead,
     /// Who is told how the call gets on.
     pub listener: Listener,
+    /// What it changes.
+    pub changed: Changed,
 }
 
 /// The labels of what a call has read of other runs: memories, and what a child run has read.

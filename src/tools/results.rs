@@ -94,6 +94,7 @@ pub fn refused(call: &ToolCall, failure: CallFailure, message: &str) -> Finished
         duration_ms: 0,
         cached: false,
         note: None,
+        changes: None,
     };
     finished(completed, None)
 }
@@ -228,6 +229,7 @@ pub(super) fn fault(call_id: Uuid, tool: &str) -> ToolCallCompleted {
         duration_ms: 0,
         cached: false,
         note: None,
+        changes: None,
     }
 }
 

@@ -11,7 +11,7 @@ use serde_json::Value;
 use sha2::{Digest, Sha256};
 use uuid::Uuid;
 
-use super::{HasRead, Listener, Standing, ToolContext, Workspace};
+use super::{Changed, HasRead, Listener, Standing, ToolContext, Workspace};
 use crate::event::SkillActivated;
 use crate::run::{Caller, Labels};
 
@@ -58,6 +58,7 @@ impl RunScope {
             standing: self.standing.clone(),
             has_read: HasRead::default(),
             listener: self.listener.clone(),
+            changed: Changed::default(),
         }
     }
 }

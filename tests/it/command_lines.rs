@@ -28,7 +28,7 @@ use toolloop::run::{Autonomy, Caller, Effect, Labels};
 use toolloop::tools::lease::{Lease, Standing};
 use toolloop::tools::sandbox::Sandbox;
 use toolloop::tools::shell::Shell;
-use toolloop::tools::{HasRead, Listener, Tool, ToolContext, ToolError, Workspace};
+use toolloop::tools::{Changed, HasRead, Listener, Tool, ToolContext, ToolError, Workspace};
 use uuid::Uuid;
 
 use crate::sandbox::settings;
@@ -234,6 +234,7 @@ impl Place {
             workspace: self.workspace.clone(),
             has_read: HasRead::default(),
             listener: Listener::default(),
+            changed: Changed::default(),
             standing: Standing::new(
                 Arc::new(Lease::new(Duration::from_hours(1))),
                 CancellationToken::new(),

@@ -400,6 +400,7 @@ fn completed(
         duration_ms: 1,
         cached,
         note: None,
+        changes: None,
     })
 }
 

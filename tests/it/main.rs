@@ -10,6 +10,7 @@ mod approvals;
 mod audit;
 mod bounds;
 mod calling;
+mod changes;
 mod chromium;
 mod claims;
 mod client_tools;

@@ -199,5 +199,6 @@ pub(super) fn unexecuted(call: &ToolCall, failure: CallFailure, content: String)
         duration_ms: 0,
         cached: false,
         note: None,
+        changes: None,
     })
 }

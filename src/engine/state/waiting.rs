@@ -93,6 +93,7 @@ impl State {
                 duration_ms: 0,
                 cached: false,
                 note: None,
+                changes: None,
             })])
         };
         match &resolved.resolution {

@@ -4,6 +4,7 @@ pub(super) mod agents;
 pub(super) mod approvals;
 pub(super) mod audit;
 pub(super) mod audit_stretches;
+pub(super) mod changes;
 pub(super) mod delivery;
 pub(super) mod dry_run;
 pub(super) mod events;

@@ -19,7 +19,7 @@ use super::FileOps;
 use crate::governance::{Action, Call, Gate, Permit, Policy, Verdict};
 use crate::run::{Autonomy, Caller, Effect, Labels};
 use crate::tools::lease::Lease;
-use crate::tools::{HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace};
+use crate::tools::{Changed, HasRead, Listener, Standing, Tool, ToolContext, ToolError, Workspace};
 
 /// What lies outside; it must show up in no answer.
 pub(super) const SECRET: &str = "TOP-SECRET";
@@ -68,6 +68,7 @@ impl Fixture {
             ),
             has_read: HasRead::default(),
             listener: Listener::default(),
+            changed: Changed::default(),
         };
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         Self { home, runtime, gate: Gate::new(policy).unwrap(), context, tool: FileOps::new() }

@@ -378,9 +378,12 @@ fn stopped_work_changes_nothing() {
     stop.cancel();
     let permit =
         world.permit(&json!({"operation": "write", "path": "new.txt", "content": "new"})).unwrap();
-    assert!(writing::write(world.workspace(), "new.txt", "new", &permit, &stop).is_err());
+    let changed = crate::tools::Changed::default();
+    assert!(writing::write(world.workspace(), "new.txt", "new", &permit, &stop, &changed).is_err());
     let one = writing::Occurrences::One;
-    assert!(writing::edit(world.workspace(), "old.txt", "old", "new", one, &stop).is_err());
+    assert!(
+        writing::edit(world.workspace(), "old.txt", "old", "new", one, &stop, &changed).is_err()
+    );
     assert!(reading::read(world.workspace(), "page.txt", None, None, &stop).is_err());
     assert_eq!(world.text("old.txt"), "old");
     assert_eq!(fs::read_dir(world.at(".")).unwrap().count(), 2);

@@ -14,11 +14,14 @@ use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
+use super::diff::{Before, MAX_COMPARED, compared};
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
+use crate::event::{ChangeKind, FileChange};
+use crate::tools::Changed;
 use crate::tools::workspace::open_for_reading;
 
 /// Bytes of a file that is edited.
-const MAX_EDITED: u64 = 16 * 1024 * 1024;
+pub(super) const MAX_EDITED: u64 = 16 * 1024 * 1024;
 
 /// How often a text may be replaced.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -49,6 +52,7 @@ pub(super) fn write(
     content: &str,
     permit: &Permit,
     stop: &CancellationToken,
+    changed: &Changed,
 ) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
     let existing = match dir.symlink_metadata(name) {
@@ -62,10 +66,16 @@ pub(super) fn write(
     }
     let done = format!("Wrote {} bytes to {path}.", content.len());
     if permit.allows_destruction() {
-        return staged.replace(name).map(|()| done).map_err(|e| refused(path, &e));
+        let before = Before::of(&dir, name, MAX_EDITED);
+        staged.replace(name).map_err(|e| refused(path, &e))?;
+        changed.add(compared(path, &before, Some(content.as_bytes())));
+        return Ok(done);
     }
     match staged.place(name) {
-        Ok(()) => Ok(done),
+        Ok(()) => {
+            changed.add(compared(path, &Before::Nothing, Some(content.as_bytes())));
+            Ok(done)
+        }
         Err(e) if e.kind() == io::ErrorKind::AlreadyExists => {
             if open_for_reading(&dir, name).is_ok_and(|file| holds_text(file, content)) {
                 return Ok(format!("{path} holds exactly this text already."));
@@ -83,8 +93,10 @@ pub(super) fn append(
     workspace: &Workspace,
     path: &str,
     content: &str,
+    changed: &Changed,
 ) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
+    let earlier = Before::of(&dir, name, MAX_COMPARED as u64);
     let mut options = OpenOptions::new();
     options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
     let mut file = dir.open_with(name, &options).map_err(|e| match e.raw_os_error() {
@@ -96,8 +108,20 @@ pub(super) fn append(
     file.write_all(content.as_bytes())
         .and_then(|()| file.sync_data())
         .map_err(|e| refused(path, &e))?;
+    changed.add(appended(path, earlier, content));
     let length = before.len() + content.len() as u64;
     Ok(format!("Appended {} bytes to {path}, which is {length} bytes long now.", content.len()))
+}
+
+fn appended(path: &str, before: Before, content: &str) -> FileChange {
+    let Before::Content(text) = before else {
+        let change = compared(path, &before, Some(content.as_bytes()));
+        let added = Some(content.lines().count() as u64);
+        let is_new = change.change == ChangeKind::Created;
+        return if is_new { change } else { FileChange { added, removed: Some(0), ..change } };
+    };
+    let after = [text.as_slice(), content.as_bytes()].concat();
+    compared(path, &Before::Content(text), Some(&after))
 }
 
 /// How often a text occurs in a file; as good as once where the file cannot be edited.
@@ -119,6 +143,7 @@ pub(super) fn edit(
     new: &str,
     occurrences: Occurrences,
     stop: &CancellationToken,
+    changed: &Changed,
 ) -> Result<String, ToolError> {
     if old == new {
         return Err(ToolError::ForModel("old and new are the same text; nothing to edit".into()));
@@ -154,8 +179,8 @@ pub(super) fn edit(
             "{path:?} would have {length} bytes after {count} replacements, more than {MAX_EDITED}"
         )));
     }
-    let staged =
-        Staged::new(&dir, &text.replace(old, new), Some(&before)).map_err(|e| refused(path, &e))?;
+    let after = text.replace(old, new);
+    let staged = Staged::new(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
@@ -165,6 +190,7 @@ pub(super) fn edit(
         )));
     }
     staged.replace(name).map_err(|e| refused(path, &e))?;
+    changed.add(compared(path, &Before::Content(text.into_bytes()), Some(after.as_bytes())));
     Ok(format!(
         "Replaced {count} {} in {path}.",
         if count == 1 { "occurrence" } else { "occurrences" }
@@ -179,13 +205,20 @@ pub(super) fn missing_above(workspace: &Workspace, path: &str) -> Vec<String> {
 }
 
 /// Makes a directory.
-pub(super) fn mkdir(workspace: &Workspace, path: &str) -> Result<String, ToolError> {
+pub(super) fn mkdir(
+    workspace: &Workspace,
+    path: &str,
+    changed: &Changed,
+) -> Result<String, ToolError> {
     if path != "." {
         let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
         let is_there = || dir.symlink_metadata(name).is_ok_and(|metadata| metadata.is_dir());
         match dir.create_dir(name) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_there() => {}
-            made => made.map_err(|e| refused(path, &e))?,
+            made => {
+                made.map_err(|e| refused(path, &e))?;
+                changed.add(FileChange::plain(path, ChangeKind::Created));
+            }
         }
     }
     Ok(format!("{path} is a directory."))
@@ -197,6 +230,7 @@ pub(super) fn rename(
     from: &str,
     to: &str,
     permit: &Permit,
+    changed: &Changed,
 ) -> Result<String, ToolError> {
     let (from_dir, from_name) = workspace.holder(from).map_err(|e| refused(from, &e))?;
     let metadata = from_dir.symlink_metadata(from_name).map_err(|e| refused(from, &e))?;
@@ -209,7 +243,8 @@ pub(super) fn rename(
         )));
     }
     let (to_dir, to_name) = workspace.holder_made(to).map_err(|e| refused(to, &e))?;
-    match to_dir.symlink_metadata(to_name).ok().map(|m| Kind::of(&m)) {
+    let there = to_dir.symlink_metadata(to_name).ok().map(|m| Kind::of(&m));
+    match there {
         Some(Kind::Directory) => {
             let hint =
                 format!("{to:?} is a directory; give the full new path, e.g. {to}/{from_name}");
@@ -218,30 +253,59 @@ pub(super) fn rename(
         Some(Kind::Special) => return Err(special(to)),
         Some(Kind::File | Kind::Link) | None => {}
     }
+    let lost = permit.allows_destruction().then(|| content_of(&to_dir, to_name, there)).flatten();
     let moved = if permit.allows_destruction() {
         from_dir.rename(from_name, &to_dir, to_name)
     } else {
         rename_without_loss(&from_dir, from_name, &to_dir, to_name)
     };
     moved.map_err(|e| refused(to, &e))?;
+    if let Some(lost) = lost {
+        changed.add(deleted(to, &lost));
+    }
+    let from_path = Some(from.to_owned());
+    changed.add(FileChange { from: from_path, ..FileChange::plain(to, ChangeKind::Moved) });
     Ok(format!("Moved {from} to {to}."))
 }
 
 /// Deletes a file, a link or an empty directory.
-pub(super) fn delete(workspace: &Workspace, path: &str) -> Result<String, ToolError> {
+pub(super) fn delete(
+    workspace: &Workspace,
+    path: &str,
+    changed: &Changed,
+) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder(path).map_err(|e| refused(path, &e))?;
     let metadata = dir.symlink_metadata(name).map_err(|e| refused(path, &e))?;
-    let deleted = match Kind::of(&metadata) {
+    let lost = content_of(&dir, name, Some(Kind::of(&metadata)));
+    let done = match Kind::of(&metadata) {
         Kind::Directory => dir.remove_dir(name),
         Kind::File | Kind::Link => dir.remove_file(name),
         Kind::Special => return Err(special(path)),
     };
-    deleted.map_err(|e| refused(path, &e))?;
+    done.map_err(|e| refused(path, &e))?;
+    if let Some(lost) = lost {
+        changed.add(deleted(path, &lost));
+    }
     Ok(format!("Deleted {path}."))
 }
 
+/// What is lost where something is deleted.
+fn content_of(dir: &Dir, name: &str, kind: Option<Kind>) -> Option<Before> {
+    match kind? {
+        Kind::File => Some(Before::of(dir, name, MAX_EDITED)),
+        Kind::Directory | Kind::Link | Kind::Special => Some(Before::Nothing),
+    }
+}
+
+fn deleted(path: &str, lost: &Before) -> FileChange {
+    match lost {
+        Before::Nothing => FileChange::plain(path, ChangeKind::Deleted),
+        Before::Content(_) | Before::TooLarge => compared(path, lost, None),
+    }
+}
+
 /// A regular file with one name, or why it is not written to.
-fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolError> {
+pub(super) fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolError> {
     match Kind::of(&metadata) {
         Kind::File if metadata.nlink() > 1 => Err(ToolError::ForModel(format!(
             "{path:?} has {} hard links; writing it would change files elsewhere",
@@ -254,20 +318,24 @@ fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolError> {
     }
 }
 
-fn same_version(before: &Metadata, now: &Metadata) -> bool {
+pub(super) fn same_version(before: &Metadata, now: &Metadata) -> bool {
     let version = |m: &Metadata| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec());
     version(before) == version(now)
 }
 
 /// A complete file that is not yet in its place; removed again unless it gets there.
-struct Staged<'d> {
+pub(super) struct Staged<'d> {
     dir: &'d Dir,
     name: String,
 }
 
 impl<'d> Staged<'d> {
     /// Writes the file, with the permissions of the one that it will replace.
-    fn new(dir: &'d Dir, content: &str, existing: Option<&Metadata>) -> io::Result<Self> {
+    pub(super) fn new(
+        dir: &'d Dir,
+        content: &str,
+        existing: Option<&Metadata>,
+    ) -> io::Result<Self> {
         let name = format!(".toolloop-{}.tmp", Uuid::new_v4().simple());
         let mut file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
         let staged = Self { dir, name };
@@ -280,12 +348,12 @@ impl<'d> Staged<'d> {
     }
 
     /// Puts it in its place, whatever file is there.
-    fn replace(self, name: &str) -> io::Result<()> {
+    pub(super) fn replace(self, name: &str) -> io::Result<()> {
         self.dir.rename(&self.name, self.dir, name)
     }
 
     /// Puts it in its place, unless something is there.
-    fn place(self, name: &str) -> io::Result<()> {
+    pub(super) fn place(self, name: &str) -> io::Result<()> {
         rename_without_loss(self.dir, &self.name, self.dir, name)
     }
 }

@@ -1,0 +1,239 @@
+//! `patch`: changes of several files, all of them or none.
+//!
+//! Everything is read, checked and written beside its place first; what follows are steps of the
+//! system that hardly fail, and those that were taken are taken back where one does. Only a crash in
+//! between leaves some of them.
+
+use std::collections::BTreeSet;
+use std::io::{self, Read};
+use std::sync::Arc;
+
+use cap_std::fs::{Dir, Metadata};
+use tokio_util::sync::CancellationToken;
+
+use super::diff::{Before, compared};
+use super::writing::{MAX_EDITED, Staged, same_version, writable};
+use super::{Permit, ToolError, Workspace, reads, refused, stopped, writes_lines};
+use crate::bounds::Refused;
+use crate::bounds::patch::{FilePatch, PatchKind, parse};
+use crate::event::FileChange;
+use crate::governance::Action;
+use crate::run::Effect;
+use crate::tools::Changed;
+use crate::tools::workspace::open_for_reading;
+
+/// Bytes of all files of a patch, before it and after it.
+const MAX_TOTAL: usize = 64 * 1024 * 1024;
+
+fn told(Refused(why): Refused) -> ToolError {
+    ToolError::ForModel(why)
+}
+
+/// The path that a file of a patch really has.
+fn resolved(workspace: &Workspace, file: &FilePatch<'_>) -> Result<String, ToolError> {
+    Ok(match file.what {
+        PatchKind::Create | PatchKind::Modify => workspace.resolve(file.path)?.path,
+        PatchKind::Delete => workspace.resolve_entry(file.path)?.path,
+    })
+}
+
+/// What a patch would do.
+pub(super) fn actions(workspace: &Workspace, patch: &str) -> Result<Vec<Action>, ToolError> {
+    let mut actions = Vec::new();
+    let mut seen = BTreeSet::new();
+    for file in parse(patch).map_err(told)? {
+        let real = resolved(workspace, &file)?;
+        if !seen.insert(real.clone()) {
+            return Err(ToolError::ForModel(format!("the patch changes {real:?} twice")));
+        }
+        let lines = file.added.max(file.removed);
+        let destructive = file.what == PatchKind::Delete;
+        actions.push(writes_lines(real.clone(), Effect::Once, destructive, lines));
+        if file.what != PatchKind::Create {
+            actions.push(reads(real));
+        }
+    }
+    Ok(actions)
+}
+
+/// One file on its way.
+struct Planned {
+    path: String,
+    what: PatchKind,
+    dir: Arc<Dir>,
+    name: String,
+    before: Option<(Metadata, String)>,
+    after: String,
+}
+
+/// Does it.
+pub(super) fn apply(
+    workspace: &Workspace,
+    patch: &str,
+    permit: &Permit,
+    stop: &CancellationToken,
+    changed: &Changed,
+) -> Result<String, ToolError> {
+    if actions(workspace, patch)? != permit.actions() {
+        let message = "files changed while the patch was about to be applied; look again";
+        return Err(ToolError::ForModel(message.into()));
+    }
+    let files = parse(patch).map_err(told)?;
+    let mut total = 0;
+    let mut planned = Vec::with_capacity(files.len());
+    // Directories are made only where everything else fits.
+    let (new, existing): (Vec<_>, Vec<_>) =
+        files.iter().partition(|file| file.what == PatchKind::Create);
+    for file in existing.into_iter().chain(new) {
+        let one = plan(workspace, file)?;
+        total += one.after.len() + one.before.as_ref().map_or(0, |(_, text)| text.len());
+        if total > MAX_TOTAL {
+            let message = format!("the files of the patch are larger than {MAX_TOTAL} bytes");
+            return Err(ToolError::ForModel(message));
+        }
+        planned.push(one);
+    }
+    let staged = planned.iter().map(|one| match one.what {
+        PatchKind::Delete => Ok(None),
+        PatchKind::Create | PatchKind::Modify => {
+            let existing = one.before.as_ref().map(|(metadata, _)| metadata);
+            let staged = Staged::new(&one.dir, &one.after, existing);
+            staged.map(Some).map_err(|e| refused(&one.path, &e))
+        }
+    });
+    let staged = staged.collect::<Result<Vec<_>, _>>()?;
+    if stop.is_cancelled() {
+        return Err(stopped());
+    }
+    planned.iter().try_for_each(Planned::is_unchanged)?;
+    for (index, (one, staged)) in planned.iter().zip(staged).enumerate() {
+        if let Err(error) = one.take_place(staged) {
+            let left = planned[..index].iter().rev().filter(|one| one.take_back().is_err());
+            let left: Vec<&Planned> = left.collect();
+            return Err(failed(one, &error, &left, changed));
+        }
+    }
+    for one in &planned {
+        changed.add(one.change());
+    }
+    let done = planned.iter().map(Planned::told).collect::<Vec<_>>().join("\n");
+    Ok(done)
+}
+
+fn plan(workspace: &Workspace, file: &FilePatch<'_>) -> Result<Planned, ToolError> {
+    let path = resolved(workspace, file)?;
+    let what = file.what;
+    let holder = if what == PatchKind::Create {
+        // Fits or not: found out before a directory is made.
+        file.apply("").map_err(told)?;
+        workspace.holder_made(&path)
+    } else {
+        workspace.holder(&path)
+    };
+    let (dir, name) = holder.map_err(|e| refused(&path, &e))?;
+    let name = name.to_owned();
+    let before = if what == PatchKind::Create {
+        if dir.symlink_metadata(&name).is_ok() {
+            let message = format!("{path:?} exists already, and the patch would create it");
+            return Err(ToolError::ForModel(message));
+        }
+        None
+    } else {
+        Some(content(&path, &dir, &name)?)
+    };
+    let text = before.as_ref().map_or("", |(_, text)| text.as_str());
+    let after = file.apply(text).map_err(told)?;
+    if after.len() as u64 > MAX_EDITED {
+        let message = format!("{path:?} would have more than {MAX_EDITED} bytes");
+        return Err(ToolError::ForModel(message));
+    }
+    Ok(Planned { path, what, dir, name, before, after })
+}
+
+/// The text of a file that may be changed.
+fn content(path: &str, dir: &Dir, name: &str) -> Result<(Metadata, String), ToolError> {
+    let file = open_for_reading(dir, name).map_err(|e| refused(path, &e))?;
+    let metadata = file.metadata().map_err(|e| refused(path, &e))?;
+    let metadata = writable(path, metadata)?;
+    if metadata.len() > MAX_EDITED {
+        let message = format!("{path:?} is larger than {MAX_EDITED} bytes, too large to patch");
+        return Err(ToolError::ForModel(message));
+    }
+    let mut bytes = Vec::new();
+    file.take(MAX_EDITED).read_to_end(&mut bytes).map_err(|e| refused(path, &e))?;
+    match String::from_utf8(bytes) {
+        Ok(text) if !text.contains('\0') => Ok((metadata, text)),
+        _ => {
+            let message = format!("{path:?} is a binary file; only text can be patched");
+            Err(ToolError::ForModel(message))
+        }
+    }
+}
+
+impl Planned {
+    fn is_unchanged(&self) -> Result<(), ToolError> {
+        let now = self.dir.symlink_metadata(&self.name).ok();
+        let is_same = match (&self.before, now) {
+            (None, None) => true,
+            (Some((before, _)), Some(now)) => same_version(before, &now),
+            _ => false,
+        };
+        let message = || {
+            ToolError::ForModel(format!(
+                "{:?} was changed by somebody else meanwhile; nothing is patched, read it again",
+                self.path
+            ))
+        };
+        if is_same { Ok(()) } else { Err(message()) }
+    }
+
+    fn take_place(&self, staged: Option<Staged<'_>>) -> io::Result<()> {
+        match (staged, self.what) {
+            (Some(staged), PatchKind::Create) => staged.place(&self.name),
+            (Some(staged), _) => staged.replace(&self.name),
+            (None, _) => self.dir.remove_file(&self.name),
+        }
+    }
+
+    fn take_back(&self) -> io::Result<()> {
+        match &self.before {
+            None => self.dir.remove_file(&self.name),
+            Some((metadata, text)) => {
+                Staged::new(&self.dir, text, Some(metadata))?.replace(&self.name)
+            }
+        }
+    }
+
+    fn change(&self) -> FileChange {
+        let before = match &self.before {
+            None => Before::Nothing,
+            Some((_, text)) => Before::Content(text.clone().into_bytes()),
+        };
+        let after = (self.what != PatchKind::Delete).then_some(self.after.as_bytes());
+        compared(&self.path, &before, after)
+    }
+
+    fn told(&self) -> String {
+        let done = match self.what {
+            PatchKind::Create => "Created",
+            PatchKind::Modify => "Changed",
+            PatchKind::Delete => "Deleted",
+        };
+        format!("{done} {}.", self.path)
+    }
+}
+
+/// What is told where the last steps could not all be taken.
+fn failed(at: &Planned, error: &io::Error, left: &[&Planned], changed: &Changed) -> ToolError {
+    let ToolError::ForModel(why) = refused(&at.path, error) else {
+        return ToolError::Fatal(error.to_string());
+    };
+    for one in left {
+        changed.add(one.change());
+    }
+    if left.is_empty() {
+        return ToolError::ForModel(format!("{why}; nothing is patched"));
+    }
+    let left = left.iter().map(|one| one.path.as_str()).collect::<Vec<_>>().join(", ");
+    ToolError::ForModel(format!("{why}; these are patched all the same: {left}"))
+}

@@ -346,6 +346,7 @@ impl Parts {
                 docs: config.server.expose.contains(&Exposed::Docs),
                 console: config.server.expose.contains(&Exposed::Console),
             },
+            cors: http::CorsOrigins::new(&config.server.cors_origins),
             requests_per_key: requests_per_key(&config.server),
             rate_limit: rate_limit(config),
         };

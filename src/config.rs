@@ -136,6 +136,10 @@ pub struct Server {
     pub write_timeout: Duration,
     /// Routes that are served without a key; the others answer 404.
     pub expose: Vec<Exposed>,
+    /// Origins whose pages may use the API from a browser, e.g. `https://app.example.com`.
+    #[serde(deserialize_with = "values::origins")]
+    #[schemars(inner(regex(pattern = "^https?://[^/?#@*\\s]+$")), length(max = 64))]
+    pub cors_origins: Vec<String>,
 }
 
 /// A route that is served without a key.

@@ -24,6 +24,7 @@ mod changes;
 mod labels;
 mod progress;
 mod scan;
+mod served;
 mod totals;
 mod waiting;
 
@@ -32,6 +33,7 @@ pub use changes::{ChangeKind, FileChange, MAX_DIFF};
 pub use labels::{LabelCause, LabelsChanged};
 pub use progress::ToolProgress;
 pub use scan::{Disguise, InjectionKind, ScanSource, ScanWarned, Suspicion};
+pub use served::stored;
 pub use waiting::{ApprovalBasis, Awaited, Resolution, Resolved, WaitKind};
 
 /// One journal entry, as stored, streamed and served.
@@ -47,7 +49,9 @@ pub struct Event {
 }
 
 /// What happened; `type` and `data` in JSON.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, IntoStaticStr, VariantNames)]
+#[derive(
+    Debug, Clone, PartialEq, Serialize, Deserialize, IntoStaticStr, VariantNames, ToSchema,
+)]
 #[serde(tag = "type", content = "data")]
 pub enum RunEvent {
     /// The run was accepted and waits for a replica.
@@ -74,11 +78,13 @@ pub enum RunEvent {
     #[serde(rename = "session.loaded")]
     #[strum(serialize = "session.loaded")]
     SessionLoaded {
+        /// The session.
         session_id: String,
         /// Earlier runs whose turns are used.
         runs: usize,
+        /// The number of their turns.
         turns: usize,
-        /// Estimated.
+        /// Their tokens, estimated.
         tokens: u64,
     },
     /// A skill's instructions and restrictions apply from here on.
@@ -98,12 +104,14 @@ pub enum RunEvent {
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
         is_alone: bool,
     },
+    /// An attempt began: iterations until an output is proposed, which is then validated.
     #[serde(rename = "attempt.started")]
     #[strum(serialize = "attempt.started")]
     AttemptStarted {
         /// 1-based.
         attempt: u32,
     },
+    /// The model is called.
     #[serde(rename = "iteration.started")]
     #[strum(serialize = "iteration.started")]
     IterationStarted {
@@ -116,8 +124,10 @@ pub enum RunEvent {
         answer_only: bool,
         /// The limit that was reached, if this is the last model call, without tools.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         limit: Option<LimitReached>,
     },
+    /// The model has answered.
     #[serde(rename = "model.responded")]
     #[strum(serialize = "model.responded")]
     ModelResponded(ModelResponded),
@@ -190,6 +200,7 @@ pub enum RunEvent {
         output: Value,
         /// Why the proposal is not JSON.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         problem: Option<String>,
     },
     /// A proposal was rendered for the model; the result of the proposing call.
@@ -211,8 +222,9 @@ pub enum RunEvent {
     ValidationFailed {
         /// The attempt that failed, 1-based.
         attempt: u32,
-        /// The proposing call, whose result holds the errors; `None` for a text answer.
+        /// The proposing call, whose result holds the errors; null for a text answer.
         call_id: Option<Uuid>,
+        /// What is wrong with the proposal.
         errors: Vec<ValidationError>,
         /// The user message that asks for another attempt.
         feedback: String,
@@ -278,17 +290,21 @@ pub enum RunEvent {
 }
 
 /// A model's answer with its usage.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ModelResponded {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
+    /// The provider that answered.
     pub provider: String,
-    /// Without the provider.
+    /// The model that answered, without the provider.
     pub model: String,
+    /// The answer.
     pub message: AssistantMessage,
+    /// Why the model stopped.
     pub finish_reason: FinishReason,
+    /// Tokens and cost of the call.
     pub usage: Usage,
     /// Milliseconds from the first try to the answer.
     pub latency_ms: u64,
@@ -306,24 +322,26 @@ pub struct ModelResponded {
 }
 
 /// An answer without a valid decision.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct DecisionFailed {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
+    /// What is wrong with the answer.
     pub error: String,
     /// The user message that asks for another decision.
     pub feedback: String,
 }
 
 /// A compaction of the conversation, so that the next model call fits the context window.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ContextCompacted {
     /// The attempt, 1-based.
     pub attempt: u32,
     /// The iteration within the attempt, 1-based.
     pub iteration: u32,
+    /// Why the conversation was compacted.
     pub cause: CompactionCause,
     /// The calls whose results were replaced by a note of their size.
     pub cleared: Vec<Uuid>,
@@ -361,7 +379,9 @@ pub enum CompactionCause {
     ProviderRefused,
 }
 
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+/// What replaces the oldest turns of a conversation.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ContextSummary)]
 pub struct Summary {
     /// Number of turns that it replaces: the oldest, except the run's first message and the last
     /// two.
@@ -371,21 +391,26 @@ pub struct Summary {
 }
 
 /// The model call that wrote a summary.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct SummaryCall {
+    /// The provider that answered.
     pub provider: String,
-    /// Without the provider.
+    /// The model that answered, without the provider.
     pub model: String,
+    /// Tokens and cost of the call.
     pub usage: Usage,
     /// Milliseconds from the first try to the answer.
     pub latency_ms: u64,
 }
 
 /// A dispatched call; stored before the tool runs.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ToolCallStarted {
+    /// The call.
     pub call_id: Uuid,
+    /// Its tool.
     pub tool: String,
+    /// What repeating the call would do.
     pub effect: Effect,
     /// Idempotency key, stable across crashes: hash of run, attempt, iteration, index, tool and
     /// canonical arguments.
@@ -396,34 +421,42 @@ pub struct ToolCallStarted {
     pub reason: Option<String>,
     /// What the gate judged.
     #[serde(default, skip_serializing_if = "is_unknown")]
+    #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
+    /// What the call takes of the run's budget.
     #[serde(default, skip_serializing_if = "Consumption::is_nothing")]
     pub consumes: Consumption,
+    /// What happens if a crash leaves the call's outcome unknown; absent for `review`.
     #[serde(default, skip_serializing_if = "OnUnknownOutcome::is_review")]
     pub on_unknown_outcome: OnUnknownOutcome,
 }
 
 /// A reached limit that allows one last model call for an answer.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct LimitReached {
+    /// The limit.
     pub reason: TerminationReason,
     /// The run's error if the model does not answer.
     pub error: RunError,
 }
 
 /// A skill and its restrictions.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct SkillActivated {
+    /// Its name.
+    #[schema(required)]
     pub skill: String,
     /// Names and globs of the only tools that may be called; absent: all.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub allowed_tools: Option<Vec<String>>,
     /// Names and globs of tools that may not be called.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub disallowed_tools: Vec<String>,
     /// Narrows the agent's autonomy.
     #[serde(skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub autonomy: Option<Autonomy>,
     /// Names and globs of tools whose calls need approval.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -471,15 +504,18 @@ impl CallFailure {
     }
 }
 
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+/// The result of a call.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ToolCallCompleted {
+    /// The call.
     pub call_id: Uuid,
     /// The tool, or the unknown name.
     pub tool: String,
     /// Only calls of tools are counted and listed.
     pub target: CallTarget,
+    /// What the model reads.
     pub content: String,
-    /// `None`: the call succeeded.
+    /// Why the call has an error result; null if it succeeded.
     pub failure: Option<CallFailure>,
     /// Milliseconds of execution.
     pub duration_ms: u64,
@@ -487,9 +523,11 @@ pub struct ToolCallCompleted {
     pub cached: bool,
     /// A note of the loop, shown to the model after the result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub note: Option<String>,
     /// What the call did to files; absent where nobody saw it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub changes: Option<Vec<FileChange>>,
 }
 
@@ -504,9 +542,11 @@ impl ToolCallCompleted {
 }
 
 /// A call that the gate or an interceptor rejected.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct ToolCallBlocked {
+    /// The call.
     pub call_id: Uuid,
+    /// Its tool.
     pub tool: String,
     /// The rule that decided.
     pub rule: String,
@@ -518,6 +558,7 @@ pub struct ToolCallBlocked {
     pub content: String,
     /// What the gate judged; empty where it could not be told what the call would do.
     #[serde(default, skip_serializing_if = "is_unknown")]
+    #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
 }
 
@@ -532,7 +573,7 @@ pub struct ValidationError {
 }
 
 /// Data of a terminal event.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Ending {
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -541,8 +582,8 @@ pub struct Ending {
 }
 
 /// A piece of an answer that a model is still writing, for followers of the run; not numbered and
-/// not stored. The whole answer follows as [`ModelResponded`].
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+/// not stored. The whole answer follows in `model.responded`.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 pub struct ModelDelta {
     /// The attempt, 1-based.
     pub attempt: u32,
@@ -553,16 +594,20 @@ pub struct ModelDelta {
 }
 
 /// What a [`ModelDelta`] adds.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Piece {
+    /// More text.
     Text(String),
+    /// More of the thinking that the provider shows.
     Thinking(String),
+    /// More of a tool call.
     ToolCall {
         /// 0-based index among the calls of the answer.
         index: usize,
         /// Our name of the tool, only with the first piece.
         #[serde(skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         name: Option<String>,
         /// The next piece of the arguments' JSON text.
         arguments: String,

@@ -36,6 +36,7 @@ pub enum CallTarget {
 
 /// One tool call that a model asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ModelToolCall)]
 pub struct ToolCall {
     /// Ours: stable, unique, used in events, rows and URLs.
     pub id: Uuid,
@@ -51,6 +52,7 @@ pub struct ToolCall {
 
 /// The result of one tool call.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ModelToolResult)]
 pub struct ToolResult {
     /// The call with this result.
     pub call_id: Uuid,
@@ -142,32 +144,37 @@ pub struct AssistantMessage {
     pub text: String,
     /// Thinking that the provider showed in plain text.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub thinking: Option<String>,
     /// The tool calls, in the model's order.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub tool_calls: Vec<ToolCall>,
     /// The provider's blocks, if it needs them back.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub opaque: Option<OpaqueBlocks>,
     /// The JSON text of the decision, if the model answers with decisions (ReAct).
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub decision: Option<String>,
 }
 
 /// One turn of a conversation.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(rename_all = "snake_case")]
 pub enum Turn {
     /// A message to the model.
     User(String),
-    /// A response with one result per tool call; built only by [`Conversation`].
+    /// A response with one result per tool call.
     Assistant(AssistantTurn),
 }
 
 /// A response and the results of its calls, in call order.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct AssistantTurn {
+    /// The response.
     message: AssistantMessage,
+    /// The results of its calls, in the same order.
     results: Vec<ToolResult>,
 }
 
@@ -359,7 +366,7 @@ impl FinishReason {
 ///
 /// `input_tokens` is the whole input: `cached_input_tokens` and `cache_write_tokens` are parts of
 /// it, as `reasoning_tokens` is part of `output_tokens`, in every provider's case.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Usage {
     /// Tokens read by the model.

@@ -211,24 +211,30 @@ pub struct RunError {
 }
 
 /// How a run ended: the terminal status with its evidence.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "status", rename_all = "snake_case")]
 pub enum Outcome {
+    /// With an output.
     Completed {
+        /// The accepted output.
         output: Value,
         /// The model's last text or arguments, as it wrote them.
         raw_response: String,
-        /// [`TerminationReason::Completed`], or the limit that forced a partial answer.
+        /// `completed`, or the limit that forced a partial answer.
         reason: TerminationReason,
         /// Whether a limit forced the output.
         partial: bool,
     },
+    /// With an error.
     Failed {
+        /// Why the run ended.
         reason: TerminationReason,
+        /// What went wrong.
         error: RunError,
         /// The model's last text; empty if there is none.
         raw_response: String,
     },
+    /// By its caller, or with the run that started it.
     Cancelled {
         /// Code `EXECUTION_CANCELLED`, context `{phase, reason?}`.
         error: RunError,

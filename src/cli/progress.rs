@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::output::{escape_control, one_line, print_notice};
-use crate::event::{ContextCompacted, Event, ModelResponded, RunEvent};
+use crate::event::{ContextCompacted, Event, ModelResponded, RunEvent, stored};
 use crate::message::Usage;
 
 /// How often the status line is redrawn.
@@ -74,7 +74,7 @@ impl Progress {
 
 /// `None` if this version does not know the event's type.
 pub(super) fn parse_event(event: &Value) -> Option<Event> {
-    serde::Deserialize::deserialize(event).ok()
+    serde_json::from_value(stored(event.clone())).ok()
 }
 
 /// Whether an event gets a permanent line on a terminal.

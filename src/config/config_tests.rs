@@ -402,3 +402,30 @@ fn our_variables_override_those_of_opentelemetry() {
         assert!(error.contains(complaint), "{error}");
     }
 }
+
+#[test]
+fn origins_are_written_as_browsers_send_them() {
+    let read = |origins: &str| {
+        let text = format!("[server]\ncors_origins = {origins}\n");
+        Config::load(Some((Path::new("t.toml"), &text)), std::iter::empty(), &Flags::default())
+    };
+    let good = read(r#"["https://app.example.com", "http://localhost:3000", "http://[::1]:1"]"#);
+    assert_eq!(good.unwrap().server.cors_origins.len(), 3);
+    for odd in [
+        "*",
+        "null",
+        "",
+        "app.example.com",
+        "https://app.example.com/",
+        "https://a.b/c",
+        "https://A.b",
+        "https://*.example.com",
+        "https://a.b:443",
+        "ftp://a.b",
+        "file:///a",
+        "https://u@a.b",
+    ] {
+        let refused = read(&format!("[{odd:?}]")).unwrap_err().to_string();
+        assert!(refused.contains("server.cors_origins"), "{odd}: {refused}");
+    }
+}

@@ -7,6 +7,7 @@ use std::time::Duration;
 use schemars::{Schema, SchemaGenerator, json_schema};
 use serde::de::{Deserialize, Deserializer, Error as _, IntoDeserializer as _};
 use serde_json::Value;
+use url::Url;
 
 /// Parses `500ms`, `15s`, `10m`, `24h`, `7d`.
 ///
@@ -51,6 +52,27 @@ pub(super) fn parse_size(text: &str) -> Result<u64, String> {
     let number: u64 =
         number.parse().map_err(|_| format!("{text:?} does not start with a whole number"))?;
     number.checked_mul(unit_bytes).ok_or_else(|| format!("{text:?} is too large"))
+}
+
+/// Origins as browsers send them: scheme, host and port, and nothing else.
+pub(super) fn origins<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Vec<String>, D::Error> {
+    let origins = Vec::<String>::deserialize(deserializer)?;
+    if origins.len() > 64 {
+        return Err(D::Error::custom("has more than 64 origins"));
+    }
+    let is_origin = |text: &String| {
+        Url::parse(text).is_ok_and(|url| {
+            matches!(url.scheme(), "http" | "https")
+                && !text.contains('*')
+                && url.origin().ascii_serialization() == *text
+        })
+    };
+    match origins.iter().find(|origin| !is_origin(origin)) {
+        None => Ok(origins),
+        Some(odd) => Err(D::Error::custom(format!(
+            "{odd:?} is no origin; write scheme, host and port, e.g. \"https://app.example.com\""
+        ))),
+    }
 }
 
 fn split_unit(text: &str) -> (&str, &str) {

@@ -7,7 +7,8 @@ use utoipa::ToSchema;
 pub const MAX_DIFF: usize = 64 * 1024;
 
 /// A change of one file, or of a directory.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+#[schema(as = ToolFileChange)]
 pub struct FileChange {
     /// The path, relative to the run's workspace.
     pub path: String,
@@ -15,6 +16,7 @@ pub struct FileChange {
     pub change: ChangeKind,
     /// Where a moved file was; absent unless it was moved.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub from: Option<String>,
     /// Lines that were added; null: unknown, or the file is not text.
     pub added: Option<u64>,

@@ -6,19 +6,23 @@ use utoipa::ToSchema;
 use uuid::Uuid;
 
 use super::{Resolution, RunEvent};
-use crate::run::Labels;
+use crate::run::{Label, Labels};
 
 /// A run has read something that labels it.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct LabelsChanged {
     /// All labels from here on.
+    #[schema(value_type = Vec<Label>)]
     pub labels: Labels,
+    /// What labels the run.
     pub cause: LabelCause,
     /// The call whose result labels the run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub call_id: Option<Uuid>,
     /// Its tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub tool: Option<String>,
 }
 

@@ -2,11 +2,12 @@
 
 use serde::Serialize;
 use serde_json::Value;
+use utoipa::ToSchema;
 use uuid::Uuid;
 
 /// What a tool says of a call that it is executing, for followers of the run; not numbered and not
 /// stored.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, ToSchema)]
 pub struct ToolProgress {
     /// The call.
     pub call_id: Uuid,

@@ -12,13 +12,17 @@ use uuid::Uuid;
 pub struct ScanWarned {
     /// The call with this result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub call_id: Option<Uuid>,
     /// Its tool.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub tool: Option<String>,
+    /// What was scanned.
     pub source: ScanSource,
     /// JSON pointer into the request, for an input.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub pointer: Option<String>,
     /// Whether the model was given an error instead.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]

@@ -12,7 +12,7 @@ use strum::{EnumString, IntoStaticStr, VariantNames};
 use utoipa::ToSchema;
 use uuid::Uuid;
 
-use crate::run::{Action, Labels};
+use crate::run::{Action, Label, Labels};
 
 /// What a parked run waits for.
 #[derive(
@@ -52,12 +52,13 @@ impl WaitKind {
 }
 
 /// A pending request of a parked run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Awaited {
     /// The call, or the escalation's own id.
     pub call_id: Uuid,
+    /// What is waited for.
     pub kind: WaitKind,
-    /// Empty for an escalation.
+    /// Its tool; absent for an escalation.
     #[serde(default, skip_serializing_if = "String::is_empty")]
     pub tool: String,
     /// A decision only applies to these arguments.
@@ -69,30 +70,37 @@ pub struct Awaited {
     pub basis: ApprovalBasis,
     /// Who is to be asked, by the definition's `owner.escalation_target`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub escalation_target: Option<String>,
     /// What the gate judged, for an approval.
     #[serde(default, skip_serializing_if = "super::is_unknown")]
+    #[schema(value_type = Vec<Action>)]
     pub actions: Arc<[Action]>,
     /// Absent for a review, which does not expire.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub expires_at: Option<DateTime<Utc>>,
     /// Index of the stop condition in the definition, for an escalation.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub condition: Option<usize>,
     /// The child run, for a call that waits for one.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub child_run_id: Option<Uuid>,
 }
 
 /// What a decision was made on, besides the arguments. Where it has changed, the call is judged, and
 /// if need be asked about, again.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct ApprovalBasis {
     /// SHA-256 of the tool's declaration; absent for a tool of the caller.
     #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
     pub tool_hash: Option<String>,
     /// What the run had read.
     #[serde(default, skip_serializing_if = "Labels::are_none")]
+    #[schema(value_type = Vec<Label>)]
     pub labels: Labels,
 }
 
@@ -103,10 +111,11 @@ impl ApprovalBasis {
 }
 
 /// A resolved request.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 pub struct Resolved {
     /// The call, or the escalation's own id.
     pub call_id: Uuid,
+    /// What is waited for.
     pub kind: WaitKind,
     #[serde(flatten)]
     pub resolution: Resolution,
@@ -117,16 +126,18 @@ pub struct Resolved {
 }
 
 /// An answer to a parked run.
-#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "resolution", rename_all = "snake_case")]
 pub enum Resolution {
     /// The call may be executed, or the run continue.
     Approved {
         /// Replace the requested arguments.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         arguments: Option<Value>,
         /// Labels that the run has no more.
         #[serde(default, skip_serializing_if = "Labels::are_none")]
+        #[schema(value_type = Vec<Label>)]
         clears: Labels,
     },
     Denied,
@@ -143,6 +154,7 @@ pub enum Resolution {
     Happened {
         /// Its result, if known.
         #[serde(default, skip_serializing_if = "Option::is_none")]
+        #[schema(nullable = false)]
         result: Option<String>,
     },
     /// The call did not take effect and is executed now.

@@ -23,10 +23,11 @@ use self::edge::problem::{Code, Problem};
 use self::edge::{key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, health, invoke, keys, policy,
-    run_parts, runs, sessions, stats, tools, webhooks,
+    run_parts, runs, session_messages, sessions, stats, tools, webhooks,
 };
 use self::state::{App, Shared};
 
+pub use self::edge::cors::CorsOrigins;
 pub use self::edge::key_cache::Auth;
 pub use self::edge::metrics_sink::MetricsSink;
 pub use self::edge::server::{Limits, affordable_connections, serve};
@@ -34,6 +35,7 @@ pub use self::state::{Exposed, HttpSettings, HttpState};
 
 /// All routes, each under `/v1` and without a prefix.
 pub fn router(state: HttpState, settings: HttpSettings) -> Router {
+    let expose = settings.expose;
     let app: App = Arc::new(Shared {
         state,
         settings,
@@ -45,7 +47,7 @@ pub fn router(state: HttpState, settings: HttpSettings) -> Router {
     Router::new()
         .nest("/v1", routes.clone())
         .merge(routes)
-        .merge(pages(settings.expose).method_not_allowed_fallback(wrong_method))
+        .merge(pages(expose).method_not_allowed_fallback(wrong_method))
         .fallback(unknown_path)
         .layer(middleware::from_fn_with_state(app.clone(), layer::edge))
         .with_state(app)
@@ -68,6 +70,8 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(policy::replay_policy))
         .routes(routes!(invoke::invoke_agent))
         .routes(routes!(invoke::invoke_agent_iterative))
+        .routes(routes!(invoke::stream_agent))
+        .routes(routes!(invoke::dry_run_agent))
         .routes(routes!(runs::list_runs))
         .routes(routes!(runs::get_run))
         .routes(routes!(runs::wait_for_run))
@@ -84,7 +88,9 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(events::list_events))
         .routes(routes!(webhooks::list_webhook_deliveries))
         .routes(routes!(webhooks::redeliver_webhook))
+        .routes(routes!(sessions::list_sessions))
         .routes(routes!(sessions::get_session))
+        .routes(routes!(session_messages::list_session_messages))
         .routes(routes!(sessions::delete_session))
         .routes(routes!(stats::get_tool_stats))
         .routes(routes!(stats::get_usage_stats))

@@ -26,14 +26,17 @@ async fn away() -> Arc<Store> {
     store
 }
 
-const SETTINGS: HttpSettings = HttpSettings {
-    body_limit: 1024,
-    body_timeout: Duration::from_secs(30),
-    request_timeout: Duration::from_millis(10),
-    expose: Exposed { metrics: true, docs: true, console: true },
-    requests_per_key: 100,
-    rate_limit: RateLimit { per_minute: 60, burst: 10 },
-};
+fn settings() -> HttpSettings {
+    HttpSettings {
+        body_limit: 1024,
+        body_timeout: Duration::from_secs(30),
+        request_timeout: Duration::from_millis(10),
+        expose: Exposed { metrics: true, docs: true, console: true },
+        cors: CorsOrigins::default(),
+        requests_per_key: 100,
+        rate_limit: RateLimit { per_minute: 60, burst: 10 },
+    }
+}
 
 async fn state(auth: Auth) -> HttpState {
     let tool = ToolInfo {
@@ -110,7 +113,7 @@ fn request(method: &str, path: &str, body: impl Into<Body>) -> Request<Body> {
 /// Status and code of a request by the local administrator.
 async fn refusal(method: &str, path: &str, body: impl Into<Body>) -> (u16, String) {
     let (status, headers, body) =
-        ask(router(state(Auth::None).await, SETTINGS), request(method, path, body)).await;
+        ask(router(state(Auth::None).await, settings()), request(method, path, body)).await;
     assert_eq!(headers["content-type"], "application/problem+json", "{method} {path}");
     assert_eq!(body["status"], status.as_u16());
     assert_eq!(body["instance"], path.split('?').next().unwrap());
@@ -123,7 +126,7 @@ fn secured() -> Vec<(String, String)> {
     let mut operations = Vec::new();
     for (path, item) in api["paths"].as_object().unwrap() {
         for (method, operation) in item.as_object().unwrap() {
-            if operation["security"].is_array() {
+            if operation["security"] != json!([]) {
                 let path = path.replace("{id}", &Uuid::nil().to_string()).replace("{name}", "x");
                 operations.push((method.to_uppercase(), path));
             }
@@ -135,6 +138,7 @@ fn secured() -> Vec<(String, String)> {
 #[tokio::test]
 async fn secured_routes_reject_unauthenticated_requests() {
     assert!(secured().len() >= 16);
+    let app = router(state(Auth::ApiKeys).await, settings());
     for (method, path) in secured() {
         for prefix in ["", "/v1"] {
             for token in [None, Some("Bearer nonsense"), Some("Basic dTpw"), Some("Bearer")] {
@@ -142,8 +146,7 @@ async fn secured_routes_reject_unauthenticated_requests() {
                 if let Some(token) = token {
                     request.headers_mut().insert("authorization", token.parse().unwrap());
                 }
-                let (status, headers, body) =
-                    ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
+                let (status, headers, body) = ask(app.clone(), request).await;
                 assert_eq!(
                     (status.as_u16(), &body["code"]),
                     (401, &json!("UNAUTHENTICATED")),
@@ -157,13 +160,13 @@ async fn secured_routes_reject_unauthenticated_requests() {
 
 #[tokio::test]
 async fn an_unavailable_store_is_answered_503_with_retry_after() {
+    let app = router(state(Auth::ApiKeys).await, settings());
     for (method, path) in secured() {
         let mut request = request(&method, &path, "");
         request
             .headers_mut()
             .insert("authorization", "bearer tl_abc_0123456789abcdef".parse().unwrap());
-        let (status, headers, body) =
-            ask(router(state(Auth::ApiKeys).await, SETTINGS), request).await;
+        let (status, headers, body) = ask(app.clone(), request).await;
         assert_eq!(
             (status.as_u16(), &body["code"]),
             (503, &json!("STORE_UNAVAILABLE")),
@@ -172,10 +175,10 @@ async fn an_unavailable_store_is_answered_503_with_retry_after() {
         assert_eq!(headers["retry-after"], "2");
     }
     let (status, _, body) =
-        ask(router(state(Auth::None).await, SETTINGS), request("GET", "/v1/readyz", "")).await;
+        ask(router(state(Auth::None).await, settings()), request("GET", "/v1/readyz", "")).await;
     assert_eq!((status.as_u16(), &body["checks"]["store"]), (503, &json!("unavailable")));
     let (status, ..) =
-        ask(router(state(Auth::None).await, SETTINGS), request("GET", "/healthz", "")).await;
+        ask(router(state(Auth::None).await, settings()), request("GET", "/healthz", "")).await;
     assert_eq!(status, StatusCode::OK);
 }
 
@@ -207,7 +210,7 @@ async fn an_unsupported_method_is_answered_405_with_allow() {
         ("OPTIONS", "/keys/abc", "DELETE"),
     ] {
         let (status, headers, body) =
-            ask(router(state(Auth::None).await, SETTINGS), request(method, path, "")).await;
+            ask(router(state(Auth::None).await, settings()), request(method, path, "")).await;
         assert_eq!(
             (status.as_u16(), &body["code"]),
             (405, &json!("METHOD_NOT_ALLOWED")),
@@ -236,7 +239,7 @@ async fn invalid_bodies_are_rejected_before_a_run_is_started() {
     assert_eq!(refusal("POST", "/v1/keys", "{}").await, (422, "INVALID_INPUTS".into()));
     let mut request = request("POST", path, "{}");
     request.headers_mut().insert("content-type", "text/plain".parse().unwrap());
-    let (status, _, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
+    let (status, _, body) = ask(router(state(Auth::None).await, settings()), request).await;
     assert_eq!((status.as_u16(), &body["code"]), (415, &json!("UNSUPPORTED_MEDIA_TYPE")));
 }
 
@@ -257,7 +260,7 @@ async fn invalid_parameters_and_accept_headers_are_rejected() {
     ] {
         let mut request = request(method, path, "");
         request.headers_mut().insert("accept", "text/html".parse().unwrap());
-        let (status, _, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
+        let (status, _, body) = ask(router(state(Auth::None).await, settings()), request).await;
         assert_eq!((status.as_u16(), &body["code"]), (406, &json!("NOT_ACCEPTABLE")), "{path}");
     }
 }
@@ -265,7 +268,7 @@ async fn invalid_parameters_and_accept_headers_are_rejected() {
 #[tokio::test]
 async fn a_tool_is_found_by_its_encoded_name() {
     let (status, _, tool) = ask(
-        router(state(Auth::None).await, SETTINGS),
+        router(state(Auth::None).await, settings()),
         request("GET", "/v1/tools/mcp%3Atime%2Fnow", ""),
     )
     .await;
@@ -284,7 +287,7 @@ async fn a_safe_request_id_is_kept_and_any_other_replaced() {
         if let Some(id) = given {
             request.headers_mut().insert("x-request-id", id.parse().unwrap());
         }
-        let (_, headers, body) = ask(router(state(Auth::None).await, SETTINGS), request).await;
+        let (_, headers, body) = ask(router(state(Auth::None).await, settings()), request).await;
         let id = headers["x-request-id"].to_str().unwrap();
         assert_eq!(Some(id) == given, kept, "{given:?}");
         assert!(!id.is_empty());
@@ -300,7 +303,7 @@ async fn broken() -> &'static str {
 async fn a_panic_is_answered_500_and_a_timeout_504() {
     let shared = Shared {
         state: state(Auth::None).await,
-        settings: SETTINGS,
+        settings: settings(),
         keys: key_cache::KeyCache::new(),
         open: Arc::default(),
     };

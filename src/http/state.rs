@@ -4,6 +4,7 @@ use std::ops::Deref;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::edge::cors::CorsOrigins;
 use super::edge::key_cache::{Auth, KeyCache};
 use super::edge::metrics_sink::MetricsSink;
 use super::edge::open_requests::OpenRequests;
@@ -29,7 +30,7 @@ pub struct HttpState {
 }
 
 /// Settings of the HTTP API.
-#[derive(Debug, Clone, Copy)]
+#[derive(Debug, Clone)]
 pub struct HttpSettings {
     /// Maximum size of a request body, in bytes.
     pub body_limit: usize,
@@ -38,6 +39,8 @@ pub struct HttpSettings {
     /// Maximum time to a response. A run that takes longer continues without the caller.
     pub request_timeout: Duration,
     pub expose: Exposed,
+    /// Whose pages may use the API.
+    pub cors: CorsOrigins,
     /// Maximum number of concurrent requests of a key.
     pub requests_per_key: usize,
     /// The limit of keys that have none of their own.

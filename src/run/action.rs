@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 use url::Url;
+use utoipa::ToSchema;
 
 use super::{Consumption, Effect};
 
@@ -15,10 +16,11 @@ use super::{Consumption, Effect};
 const MAX_RECORDED: usize = 64 * 1024;
 
 /// One thing that a tool call would do.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Action {
     #[serde(flatten)]
     pub what: ActionKind,
+    /// What repeating it would do.
     pub effect: Effect,
     /// Whether existing data would be lost.
     #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -35,15 +37,22 @@ pub struct Action {
 }
 
 /// `kind` and its fields in JSON. Paths are normalised and relative to the run's workspace.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(tag = "kind", rename_all = "snake_case")]
 pub enum ActionKind {
     /// Reads a file or lists a directory.
-    Read { path: String },
+    Read {
+        /// Relative to the workspace.
+        path: String,
+    },
     /// Writes, creates, moves or deletes.
-    Write { path: String },
+    Write {
+        /// Relative to the workspace.
+        path: String,
+    },
     /// Runs a program: the absolute path of its file, then its arguments.
     Exec {
+        /// The absolute path of the program's file, then its arguments.
         argv: Vec<String>,
         /// Whether the operator wrote the program, which needs no `commands.allow`.
         #[serde(default, skip_serializing_if = "std::ops::Not::not")]
@@ -52,18 +61,25 @@ pub enum ActionKind {
     /// Sends an HTTP request.
     Fetch(Target),
     /// Calls something known only by name.
-    Call { tool: String },
+    Call {
+        /// Its name.
+        tool: String,
+    },
     /// Delegates to another agent, whose actions are judged in its own run.
-    Delegate { agent: String },
+    Delegate {
+        /// The other agent.
+        agent: String,
+    },
 }
 
 /// Where an HTTP request goes.
-#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 pub struct Target {
     /// `http` or `https`.
     pub scheme: String,
     /// In lower case; an IPv6 address in brackets.
     pub host: String,
+    /// As given, or the scheme's own.
     pub port: u16,
     /// Without query and fragment.
     pub path: String,

@@ -3,10 +3,11 @@
 use std::collections::BTreeSet;
 
 use serde::{Deserialize, Serialize};
+use utoipa::ToSchema;
 
 /// Consumption of one call or of a whole run. Counted when a call is dispatched, whatever its
 /// outcome.
-#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
 #[serde(default)]
 pub struct Consumption {
     /// Files read, directories listed and searched (EF-01).

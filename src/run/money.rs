@@ -59,7 +59,8 @@ impl ToSchema for Usd {}
 
 impl PartialSchema for Usd {
     fn schema() -> RefOr<ApiSchema> {
-        ObjectBuilder::new().schema_type(Type::Number).description(Some("US dollars.")).into()
+        let object = ObjectBuilder::new().schema_type(Type::Number);
+        object.description(Some("US dollars.")).examples([serde_json::json!(0.5)]).into()
     }
 }
 

@@ -6,11 +6,12 @@
 
 use std::collections::HashMap;
 
+use chrono::{DateTime, Utc};
 use uuid::Uuid;
 
 use crate::agents::definition::HistorySection;
 use crate::engine::{FoldError, Rules, State};
-use crate::event::Event;
+use crate::event::{ContextCompacted, Event, RunEvent, ToolCallBlocked, ToolCallCompleted};
 use crate::message::Turn;
 use crate::providers::estimate;
 
@@ -48,6 +49,84 @@ pub fn own_turns(journal: &[Event]) -> Result<RunTurns, FoldError> {
     }
     let stand_for_earlier = conversation.history() == 0 && state.taken_over() > 0;
     Ok(RunTurns { turns: turns.to_vec(), stand_for_earlier })
+}
+
+/// The events that brought a turn.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TurnSource {
+    /// Of the message itself: number and time.
+    pub said: (i64, DateTime<Utc>),
+    /// Of the results of its calls.
+    pub results: HashMap<Uuid, (i64, DateTime<Utc>)>,
+}
+
+/// Where each turn of a run's conversation comes from, as it was built; of turns that a summary
+/// replaced, too.
+///
+/// # Errors
+/// [`FoldError`] where the journal is damaged.
+pub fn turn_sources(journal: &[Event]) -> Result<Vec<TurnSource>, FoldError> {
+    let mut state = State::new(Rules::default());
+    let mut sources: Vec<TurnSource> = Vec::new();
+    let mut answer = None;
+    let mut brought = HashMap::new();
+    for event in journal {
+        let here = (event.seq, event.at);
+        if let RunEvent::ModelResponded(_) = &event.what {
+            answer = Some(here);
+        }
+        if let RunEvent::ToolCallCompleted(ToolCallCompleted { call_id, .. })
+        | RunEvent::ToolCallBlocked(ToolCallBlocked { call_id, .. }) = &event.what
+        {
+            brought.insert(*call_id, here);
+        }
+        if let RunEvent::ContextCompacted(ContextCompacted { summary: Some(summary), .. }) =
+            &event.what
+        {
+            sources = summarised(sources, state.conversation().history(), summary.turns, here);
+        }
+        state.apply(event)?;
+        let turns = state.conversation().turns();
+        for turn in turns.iter().skip(sources.len()) {
+            let said = match turn {
+                Turn::Assistant(_) => answer.unwrap_or(here),
+                Turn::User(_) => here,
+            };
+            let told = match turn {
+                Turn::Assistant(turn) => turn.results(),
+                Turn::User(_) => &[],
+            };
+            let results = told
+                .iter()
+                .map(|result| (result.call_id, brought.remove(&result.call_id).unwrap_or(here)));
+            let results = results.collect();
+            sources.push(TurnSource { said, results });
+        }
+    }
+    Ok(sources)
+}
+
+/// One source for the turns that a summary stands for: the oldest, except the run's first message,
+/// behind which it stands where there are more of them than the history.
+fn summarised(
+    sources: Vec<TurnSource>,
+    history: usize,
+    turns: usize,
+    here: (i64, DateTime<Utc>),
+) -> Vec<TurnSource> {
+    let taken: Vec<usize> = (0..sources.len()).filter(|at| *at != history).take(turns).collect();
+    let Some(last) = taken.last().copied() else { return sources };
+    let behind = if taken.len() > history { last.max(history) } else { last };
+    let mut kept = Vec::new();
+    for (at, source) in sources.into_iter().enumerate() {
+        if !taken.contains(&at) {
+            kept.push(source);
+        }
+        if at == behind {
+            kept.push(TurnSource { said: here, results: HashMap::new() });
+        }
+    }
+    kept
 }
 
 /// The newest runs that have room, whole ones; `earlier` are their ids, the oldest first.

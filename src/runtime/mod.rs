@@ -69,7 +69,7 @@ pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
-pub use history::{RunTurns, own_turns};
+pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::Refusal;
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};

@@ -61,7 +61,8 @@ pub use replicas::{Swept, Watch};
 pub use rows::*;
 pub use tables::{
     ApiKeyRecord, ApprovalRecord, AuditRow, ClaimedRun, Delivery, IdempotentRun, IterationRecord,
-    Observation, RunRecord, SessionRecord, Stretch, ToolCallRecord, ToolStats, UsageStats,
+    ListedSession, Observation, RunRecord, SessionRecord, SessionRunRecord, Stretch,
+    ToolCallRecord, ToolStats, UsageStats,
 };
 pub use webhooks::{DeliveryFilter, DeliveryStatus, Tried};
 

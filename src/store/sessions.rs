@@ -1,13 +1,18 @@
 //! Sessions: the runs that share one, of which one at a time holds it.
 
+use chrono::{DateTime, Utc};
 use serde_json::json;
+use uuid::Uuid;
 
 use super::audit::note;
 use super::backend::Work;
 use super::retention::delete_runs;
 use super::sql::Query;
 use super::tables::{Record, ids};
-use super::{SessionDeleted, SessionRecord, Store, StoreError};
+use super::{
+    ListedSession, Page, RunCursor, SessionDeleted, SessionRecord, SessionRunRecord, Store,
+    StoreError,
+};
 use crate::event::{Act, AuditAction};
 
 impl Store {
@@ -42,6 +47,53 @@ impl Store {
         let look = look.bind("tenant", tenant).bind("session", session).bind("ended", ended);
         let rows = self.backend.read(Work::Data, look).await?;
         rows.first().map(Record::read).transpose()
+    }
+
+    /// Sessions, those with the newest runs first; the cursor is the newest run's.
+    pub async fn sessions(
+        &self,
+        tenant: &str,
+        agent: Option<&str>,
+        page: &Page<RunCursor>,
+    ) -> Result<Vec<ListedSession>, StoreError> {
+        let all = "SELECT l.id, l.session_id, l.agent, l.created_at AS last_run_at, \
+             (SELECT count(*) FROM runs r WHERE r.tenant = :tenant AND r.session_id = l.session_id \
+             AND r.parent_run_id IS NULL) AS run_count, \
+             (SELECT min(r.created_at) FROM runs r WHERE r.tenant = :tenant \
+             AND r.session_id = l.session_id AND r.parent_run_id IS NULL) AS created_at \
+             FROM runs l WHERE l.tenant = :tenant AND l.session_id IS NOT NULL \
+             AND l.parent_run_id IS NULL AND NOT EXISTS (SELECT 1 FROM runs n \
+             WHERE n.tenant = :tenant AND n.session_id = l.session_id AND n.parent_run_id IS NULL \
+             AND (n.created_at, n.id) > (l.created_at, l.id))";
+        let mut list =
+            Query::new(all).bind("tenant", tenant).and("l.agent = :agent", "agent", agent);
+        if let Some(after) = &page.after {
+            let id = Uuid::parse_str(&after.id).unwrap_or_default();
+            list = list.push(" AND (l.created_at, l.id) < (:after, :after_id)");
+            list = list.bind("after", after.at).bind("after_id", id);
+        }
+        let list = list.push(" ORDER BY l.created_at DESC, l.id DESC LIMIT :limit");
+        let rows = self.backend.read(Work::Data, list.bind("limit", page.limit)).await?;
+        rows.iter().map(Record::read).collect()
+    }
+
+    /// The runs of a session from a place on, the oldest first, without those that they started.
+    pub async fn session_runs(
+        &self,
+        tenant: &str,
+        session: &str,
+        from: Option<(DateTime<Utc>, Uuid)>,
+        limit: u32,
+    ) -> Result<Vec<SessionRunRecord>, StoreError> {
+        let list = "SELECT id, created_at FROM runs WHERE tenant = :tenant \
+             AND session_id = :session AND parent_run_id IS NULL";
+        let mut list = Query::new(list).bind("tenant", tenant).bind("session", session);
+        if let Some((at, id)) = from {
+            list = list.push(" AND (created_at, id) >= (:at, :id)").bind("at", at).bind("id", id);
+        }
+        let list = list.push(" ORDER BY created_at, id LIMIT :limit").bind("limit", limit);
+        let rows = self.backend.read(Work::Data, list).await?;
+        rows.iter().map(Record::read).collect()
     }
 
     /// Deletes a session's runs and those that they delegated to, with their journals, and records

@@ -442,6 +442,26 @@ table! {
 }
 
 table! {
+    /// A session in a list; the id is that of its newest run.
+    read ListedSession {
+        id: Uuid,
+        session_id: String,
+        agent: String,
+        run_count: i64,
+        created_at: DateTime<Utc>,
+        last_run_at: DateTime<Utc>,
+    }
+}
+
+table! {
+    /// A run of a session.
+    read SessionRunRecord {
+        id: Uuid,
+        created_at: DateTime<Utc>,
+    }
+}
+
+table! {
     /// The run that holds an idempotency key.
     read IdempotentRun {
         id: Uuid,

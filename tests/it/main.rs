@@ -69,6 +69,7 @@ mod samples;
 mod sandbox;
 mod script_tools;
 mod service;
+mod serving;
 mod sessions;
 mod shared_budgets;
 mod shell_stories;

@@ -56,7 +56,7 @@ export class Timeline {
     meta.replaceChildren(...[
       `${data.provider}/${data.model}`, duration(data.latency_ms),
       `${count(usage.input_tokens)} in, ${count(usage.output_tokens)} out`,
-      usage.cost_micro_usd !== null && money(usage.cost_micro_usd / 1e6), words(data.finish_reason),
+      usage.cost_usd !== null && money(usage.cost_usd), words(data.finish_reason),
       data.retries > 0 && `${data.retries} retries`, data.fallback && "fallback",
     ].filter(Boolean).map((part) => el("span", {}, part)));
     if (message.thinking) body.append(folded("Thinking", message.thinking));

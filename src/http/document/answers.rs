@@ -1,11 +1,18 @@
-//! The responses of both invocation routes, for the API document.
+//! The responses of the routes that invoke an agent, for the API document.
+//!
+//! Of what an invocation can answer, the 200 has one type, which generated clients return: the run's
+//! outcome. Streams and dry runs have operations of their own.
 
 use std::collections::BTreeMap;
 
+use serde_json::json;
 use utoipa::IntoResponses;
+use utoipa::openapi::extensions::ExtensionsBuilder;
 use utoipa::openapi::header::Header;
-use utoipa::openapi::schema::{ObjectBuilder, OneOfBuilder, Schema, Type};
+use utoipa::openapi::schema::{ObjectBuilder, Type};
 use utoipa::openapi::{Content, Ref, RefOr, Response, ResponseBuilder};
+
+use super::openapi::CONTENT_SCHEMA;
 
 /// The responses to an invocation that was accepted.
 pub(crate) struct Answers;
@@ -14,13 +21,16 @@ impl IntoResponses for Answers {
     fn responses() -> BTreeMap<String, RefOr<Response>> {
         let ended = ResponseBuilder::new()
             .description(
-                "The outcome of the run; with `Accept: text/event-stream`, its events until it ends; \
-                 with `dry_run`, the prompt, tools and limits that the run would have.",
+                "The outcome of the run. With `Accept: text/event-stream`, its events instead, as \
+                 `stream_agent` answers them; with `dry_run: true` in the body, what \
+                 `dry_run_agent` answers.",
             )
-            .content("application/json", Content::new(Some(run_or_dry_run())))
-            .content("text/event-stream", events())
+            .content("application/json", Content::new(Some(Ref::from_schema_name("Run"))))
             .header("x-run-id", text("The run's id."))
-            .header("idempotency-replayed", text("`true` if the run was started by an earlier request with the same key."));
+            .header(
+                "idempotency-replayed",
+                text("`true` if the run was started by an earlier request with the same key."),
+            );
         let accepted = ResponseBuilder::new()
             .description("The run has not ended: it is queued, running or parked.")
             .content("application/json", Content::new(Some(Ref::from_schema_name("RunDetail"))))
@@ -38,9 +48,21 @@ impl IntoResponses for Answers {
     }
 }
 
-fn run_or_dry_run() -> Schema {
-    let of = |name| RefOr::Ref(Ref::from_schema_name(name));
-    Schema::OneOf(OneOfBuilder::new().item(of("Run")).item(of("DryRun")).build())
+/// The response to an invocation that is always a stream.
+pub(crate) struct Streamed;
+
+impl IntoResponses for Streamed {
+    fn responses() -> BTreeMap<String, RefOr<Response>> {
+        let events = ResponseBuilder::new()
+            .description("The events of the run until it ends.")
+            .content("text/event-stream", events())
+            .header("x-run-id", text("The run's id."))
+            .header(
+                "idempotency-replayed",
+                text("`true` if the run was started by an earlier request with the same key."),
+            );
+        BTreeMap::from([("200".to_owned(), RefOr::T(events.build()))])
+    }
 }
 
 /// An event of a stream, as an example.
@@ -50,9 +72,13 @@ pub(crate) const EXAMPLE_FRAME: &str = "event: attempt.started\nid: 2\n\
 
 fn events() -> Content {
     let text = "Server-Sent Events: `id` is the event's sequence number, `event` its type, `data` the whole \
-                event as JSON. The last event's `data.run` is the JSON response of the invocation.";
-    let mut content =
-        Content::new(Some(ObjectBuilder::new().schema_type(Type::String).description(Some(text))));
+                event as JSON, a `StreamEvent`. The last event's `data.run` is the outcome of the run.";
+    let each = json!({"$ref": "#/components/schemas/StreamEvent"});
+    let schema = ObjectBuilder::new().schema_type(Type::String).description(Some(text));
+    let schema = schema
+        .content_media_type("text/event-stream")
+        .extensions(Some(ExtensionsBuilder::new().add(CONTENT_SCHEMA, each).build()));
+    let mut content = Content::new(Some(schema));
     content.example = Some(EXAMPLE_FRAME.into());
     content
 }

@@ -2,6 +2,7 @@
 
 pub(super) mod answers;
 pub(super) mod docs;
+mod event_schemas;
 pub(super) mod openapi;
 pub(super) mod schemas;
 pub(super) mod vocabulary;

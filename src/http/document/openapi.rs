@@ -22,12 +22,14 @@ use utoipa::openapi::{
 };
 use utoipa::{PartialSchema, ToSchema};
 
-use super::schemas;
 use super::vocabulary::OpenApiDocument;
+use super::{event_schemas, schemas};
 use crate::http::edge::problem::{Code, ProblemBody};
 use crate::http::edge::rate_limit::{POLICY, REMAINING};
-use crate::http::resources::dry_run::DryRun;
 use crate::http::resources::run_views::Run;
+
+/// What becomes `contentSchema`.
+pub(super) const CONTENT_SCHEMA: &str = "x-content-schema";
 
 const TAGS: [(&str, &str); 10] = [
     ("agents", "List, describe and invoke agents."),
@@ -56,11 +58,13 @@ pub(crate) async fn openapi_json() -> ([(HeaderName, HeaderValue); 1], Bytes) {
 }
 
 pub(crate) fn document(mut api: OpenApi) -> Value {
+    let mut license = License::new(env!("CARGO_PKG_LICENSE"));
+    license.identifier = Some(env!("CARGO_PKG_LICENSE").to_owned());
     api.info = InfoBuilder::new()
         .title("toolloop")
         .version(env!("CARGO_PKG_VERSION"))
         .description(Some(env!("CARGO_PKG_DESCRIPTION")))
-        .license(Some(License::new("MIT OR Apache-2.0")))
+        .license(Some(license))
         .build();
     api.servers = Some(vec![Server::new("/v1")]);
     api.tags = Some(
@@ -74,10 +78,7 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
     components.add_security_scheme("bearer", SecurityScheme::Http(bearer.build()));
     let mut schemas = vec![("Problem".to_owned(), ProblemBody::schema())];
     ProblemBody::schemas(&mut schemas);
-    for (name, schema) in [(DryRun::name(), DryRun::schema()), (Run::name(), Run::schema())] {
-        schemas.push((name.into_owned(), schema));
-    }
-    DryRun::schemas(&mut schemas);
+    schemas.push((Run::name().into_owned(), Run::schema()));
     Run::schemas(&mut schemas);
     components.schemas.extend(schemas);
     name_items(&mut components.schemas);
@@ -92,7 +93,12 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         }
     }
     for item in api.paths.paths.values_mut() {
-        for operation in [&mut item.get, &mut item.post, &mut item.delete].into_iter().flatten() {
+        let methods =
+            [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
+        for operation in methods.into_iter().flatten() {
+            // What is open says so: a generator cannot tell it from what was forgotten.
+            operation.security.get_or_insert_default();
+            operation.description = operation.description.take().or(operation.summary.clone());
             add_problems(operation);
             add_headers(operation);
             add_examples(operation, &schemas);
@@ -100,8 +106,26 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
         }
     }
     let mut api = serde_json::to_value(api).unwrap_or_default();
+    if let Some(Value::Object(schemas)) = api.pointer_mut("/components/schemas") {
+        event_schemas::add(schemas);
+    }
+    name_contents(&mut api);
     schemas::adjust(&mut api);
     api
+}
+
+/// Says what the text of a stream holds: a keyword of JSON Schema that the derived types lack.
+fn name_contents(api: &mut Value) {
+    match api {
+        Value::Object(fields) => {
+            if let Some(each) = fields.shift_remove(CONTENT_SCHEMA) {
+                fields.insert("contentSchema".to_owned(), each);
+            }
+            fields.values_mut().for_each(name_contents);
+        }
+        Value::Array(items) => items.iter_mut().for_each(name_contents),
+        _ => {}
+    }
 }
 
 /// Makes the items of a page refer to their schema. The derived schema inlines it, which leaves
@@ -124,7 +148,7 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         let mut parameters = operation.parameters.iter().flatten();
         parameters.any(|p: &RefOr<Parameter>| matches!(p, RefOr::T(p) if p.parameter_in == place))
     };
-    if operation.security.is_some() {
+    if operation.security.as_ref().is_some_and(|needed| !needed.is_empty()) {
         codes.extend([
             Code::Unauthenticated,
             Code::Forbidden,
@@ -145,9 +169,10 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
         codes.push(Code::InvalidInputs);
     }
     match operation.operation_id.as_deref() {
-        Some("invoke_agent" | "invoke_agent_iterative") => {
+        Some(
+            id @ ("invoke_agent" | "invoke_agent_iterative" | "stream_agent" | "dry_run_agent"),
+        ) => {
             codes.extend([
-                Code::NotAcceptable,
                 Code::RunIdTaken,
                 Code::InvalidOverride,
                 Code::PromptInjection,
@@ -155,8 +180,11 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             ]);
             codes.extend([Code::SessionBusy, Code::SessionOfOtherAgent, Code::RateLimited]);
             codes.extend([Code::Overloaded, Code::Draining, Code::Timeout]);
-            if operation.operation_id.as_deref() == Some("invoke_agent_iterative") {
+            if id != "invoke_agent" {
                 codes.push(Code::WebhooksDisabled);
+            }
+            if id.starts_with("invoke") {
+                codes.push(Code::NotAcceptable);
             }
         }
         Some("approve_tool_call" | "deny_tool_call" | "resolve_tool_call" | "give_tool_result") => {
@@ -336,7 +364,7 @@ fn example_of_value(schema: &Value, schemas: &Value) -> Value {
         ("string", Some("uuid")) => json!("01970000-0000-7000-8000-000000000000"),
         ("string", Some("date-time")) => json!("2026-01-31T12:00:00Z"),
         ("string", _) => json!("…"),
-        ("integer" | "number", _) => json!(0),
+        ("integer" | "number", _) => schema.get("minimum").cloned().unwrap_or(json!(0)),
         ("boolean", _) => json!(false),
         _ => Value::Null,
     }

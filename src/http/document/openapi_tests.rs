@@ -76,7 +76,7 @@ fn every_operation_has_what_generated_clients_need() {
         for parameter in operation["parameters"].as_array().into_iter().flatten() {
             assert!(parameter["description"].is_string(), "{name} {parameter}");
         }
-        if operation["security"].is_array() {
+        if operation["security"] != json!([]) {
             assert!(responses.contains_key("401") && responses.contains_key("403"), "{name}");
         }
         if let Some(body) = operation.get("requestBody") {
@@ -95,8 +95,7 @@ fn every_operation_has_what_generated_clients_need() {
 
 #[test]
 fn only_health_metrics_and_the_document_need_no_key() {
-    let open =
-        operations().into_iter().filter(|(_, operation)| operation.get("security").is_none());
+    let open = operations().into_iter().filter(|(_, operation)| operation["security"] == json!([]));
     let open: Vec<String> = open.map(|(name, _)| name).collect();
     assert_eq!(open, ["get /healthz", "get /metrics", "get /openapi.json", "get /readyz"]);
 }
@@ -180,4 +179,85 @@ fn every_tag_has_a_description() {
     for (name, operation) in operations() {
         assert!(explained.contains(&&operation["tags"][0]), "{name}: add its tag to TAGS");
     }
+}
+
+/// Generators make types, files and constructors of these names, in languages that fold cases.
+#[test]
+fn no_two_names_collide_in_generated_code() {
+    let api = crate::http::openapi();
+    let mut names: Vec<String> =
+        api["components"]["schemas"].as_object().unwrap().keys().cloned().collect();
+    let constructors: Vec<String> = names.iter().map(|name| format!("New{name}")).collect();
+    names.extend(constructors);
+    let operations = operations();
+    names.extend(
+        operations
+            .iter()
+            .map(|(_, operation)| operation["operationId"].as_str().unwrap().replace('_', "")),
+    );
+    let mut folded: Vec<String> = names.iter().map(|name| name.to_lowercase()).collect();
+    folded.sort_unstable();
+    let repeated: Vec<&String> =
+        folded.windows(2).filter(|pair| pair[0] == pair[1]).map(|pair| &pair[0]).collect();
+    assert!(repeated.is_empty(), "these collide: {repeated:?}");
+}
+
+#[test]
+fn the_license_is_an_identifier() {
+    assert_eq!(crate::http::openapi()["info"]["license"]["identifier"], "MIT OR Apache-2.0");
+}
+
+#[test]
+fn every_example_is_valid() {
+    let api = crate::http::openapi();
+    let mut wrong = Vec::new();
+    let mut check = |place: String, schema: &Value, example: &Value| {
+        let mut schema = schema.clone();
+        schema["components"] = api["components"].clone();
+        let validator = jsonschema::validator_for(&schema).unwrap();
+        let faults = validator.iter_errors(example);
+        wrong.extend(faults.map(|fault| format!("{place}{}: {fault}", fault.instance_path())));
+    };
+    for (name, operation) in operations() {
+        let body = [("the body", &operation["requestBody"])];
+        let responses = operation["responses"].as_object().unwrap();
+        let responses = responses.iter().map(|(status, response)| (status.as_str(), response));
+        for (what, part) in body.into_iter().chain(responses) {
+            for (_, content) in part["content"].as_object().into_iter().flatten() {
+                check(format!("{name} {what} "), &content["schema"], &content["example"]);
+            }
+        }
+    }
+    for (name, schema) in api["components"]["schemas"].as_object().unwrap() {
+        let given = schema["examples"].as_array().into_iter().flatten();
+        for example in given.chain(schema.get("example")) {
+            check(
+                format!("{name} "),
+                &json!({"$ref": format!("#/components/schemas/{name}")}),
+                example,
+            );
+        }
+    }
+    assert!(wrong.is_empty(), "{wrong:#?}");
+}
+
+/// What an invocation answers has one type; streams and dry runs have operations of their own.
+#[test]
+fn an_invocation_answers_one_type() {
+    let operations = operations();
+    let answer = |id: &str| {
+        let found = operations.iter().find(|(_, operation)| operation["operationId"] == id);
+        found.unwrap().1["responses"]["200"]["content"].clone()
+    };
+    for id in ["invoke_agent", "invoke_agent_iterative"] {
+        let content = answer(id);
+        assert_eq!(content.as_object().unwrap().len(), 1, "{id}");
+        assert_eq!(content["application/json"]["schema"]["$ref"], "#/components/schemas/Run");
+    }
+    let stream = answer("stream_agent");
+    assert_eq!(stream.as_object().unwrap().keys().collect::<Vec<_>>(), ["text/event-stream"]);
+    let each = &stream["text/event-stream"]["schema"]["contentSchema"]["$ref"];
+    assert_eq!(each, "#/components/schemas/StreamEvent");
+    let dry = answer("dry_run_agent");
+    assert_eq!(dry["application/json"]["schema"]["$ref"], "#/components/schemas/DryRun");
 }

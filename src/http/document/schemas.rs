@@ -10,7 +10,10 @@ use std::collections::BTreeMap;
 
 use serde_json::{Map, Value, json};
 
-const PREFIX: &str = "#/components/schemas/";
+/// Marks a property that is absent at times, although it can be null or anything.
+pub(super) const OPTIONAL: &str = "x-optional";
+
+pub(super) const PREFIX: &str = "#/components/schemas/";
 
 /// Adjusts all schemas of a document.
 pub(crate) fn adjust(api: &mut Value) {
@@ -74,9 +77,12 @@ fn set_required(schema: &mut Value) {
         if is_request {
             widen_unsigned(property);
         }
+        let is_optional = property.shift_remove(OPTIONAL).is_some();
         match property.shift_remove("default") {
             Some(default) if !default.is_null() => always.push(name.clone()),
-            None if !is_request && may_be_null(property) => always.push(name.clone()),
+            None if !is_request && !is_optional && may_be_null(property) => {
+                always.push(name.clone());
+            }
             _ => {}
         }
     }
@@ -154,7 +160,7 @@ fn text(value: &Value) -> &str {
     value.as_str().unwrap_or_default()
 }
 
-fn rename(value: &mut Value, renamed: &BTreeMap<String, String>) {
+pub(super) fn rename(value: &mut Value, renamed: &BTreeMap<String, String>) {
     match value {
         Value::Object(object) => {
             if let Some(Value::String(path)) = object.get_mut("$ref")

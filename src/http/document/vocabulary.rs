@@ -10,7 +10,7 @@ use utoipa::openapi::RefOr;
 use utoipa::openapi::schema::{AdditionalProperties, ObjectBuilder, Schema, Type};
 use utoipa::{PartialSchema, ToSchema};
 
-use crate::event::{self, RunEvent};
+use crate::event;
 use crate::store;
 
 macro_rules! words {
@@ -58,8 +58,6 @@ words! {
     AuditAction = event::AuditAction::VARIANTS;
     /// Whether a process is ready to serve requests.
     ReadinessStatus = &["ready", "draining", "unavailable"];
-    /// The type of an event.
-    EventType = RunEvent::VARIANTS;
 }
 
 macro_rules! open_objects {

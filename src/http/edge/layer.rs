@@ -70,8 +70,12 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let counted = Counted::default();
     request.extensions_mut().insert(counted.clone());
 
-    let mut response = match check_head(&app, &request) {
-        Ok(()) => {
+    let cors = &app.settings.cors;
+    let origin = cors.allows(request.headers()).cloned();
+    let preflight = cors.preflight(request.method(), request.headers());
+    let mut response = match check_head(&app, &request).map(|()| preflight) {
+        Ok(Some(answer)) => answer,
+        Ok(None) => {
             let answer = AssertUnwindSafe(next.run(request)).catch_unwind();
             match tokio::time::timeout_at(deadline + GRACE, answer).await {
                 Ok(Ok(response)) => response,
@@ -102,6 +106,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
     let headers = response.headers_mut();
     rate_limit.apply_to(headers);
     headers.insert(X_REQUEST_ID, request_id);
+    cors.share(origin, headers);
     outgoing::protect(headers);
     counted.until_sent(outgoing::compress(response, takes_gzip).await)
 }
@@ -116,7 +121,7 @@ fn check_head(app: &App, request: &Request) -> Result<(), Problem> {
         return Err(Problem::new(Code::Overloaded, detail));
     }
     if matches!(app.auth, Auth::None) {
-        check_local(request.uri(), request.headers())?;
+        check_local(request.uri(), request.headers(), &app.settings.cors)?;
     }
     if request.uri().path_and_query().is_some_and(|target| target.as_str().len() > TARGET_BYTES) {
         let detail = format!("The path and query are longer than {TARGET_BYTES} bytes.");

@@ -10,12 +10,18 @@ use axum::http::header::{HOST, ORIGIN};
 use axum::http::uri::Authority;
 use axum::http::{HeaderMap, HeaderName, Uri};
 
+use super::cors::CorsOrigins;
 use super::problem::{Code, Problem};
 
 const SEC_FETCH_SITE: HeaderName = HeaderName::from_static("sec-fetch-site");
 
-/// Refuses a request for another host than a loopback one, and one of a page of another origin.
-pub(super) fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem> {
+/// Refuses a request for another host than a loopback one, and one of a page of another origin that
+/// is not listed.
+pub(super) fn check_local(
+    uri: &Uri,
+    headers: &HeaderMap,
+    listed: &CorsOrigins,
+) -> Result<(), Problem> {
     let foreign = |what: &str| {
         let detail = format!(
             "With auth.mode = \"none\", {what}; set auth.mode = \"api_key\" for other requests."
@@ -28,12 +34,17 @@ pub(super) fn check_local(uri: &Uri, headers: &HeaderMap) -> Result<(), Problem>
     if hosts.is_empty() || !hosts.iter().all(|host| is_loopback(host)) {
         return foreign("the host must be localhost, a 127.0.0.0/8 address or [::1]");
     }
+    if listed.allows(headers).is_some() {
+        return Ok(());
+    }
     let is_own = |origin: &str| {
         let origin = origin.strip_prefix("http://").or_else(|| origin.strip_prefix("https://"));
         origin.is_some_and(|origin| hosts.iter().any(|host| host.eq_ignore_ascii_case(origin)))
     };
     if !headers.get_all(ORIGIN).iter().all(|origin| origin.to_str().is_ok_and(is_own)) {
-        return foreign("the header Origin must be the service's own");
+        return foreign(
+            "the header Origin must be the service's own, or listed in server.cors_origins",
+        );
     }
     let is_near = |site: &str| ["same-origin", "none"].contains(&site);
     if !headers.get_all(SEC_FETCH_SITE).iter().all(|site| site.to_str().is_ok_and(is_near)) {

@@ -21,7 +21,7 @@ use crate::http::edge::layer::Deadline;
 use crate::http::edge::problem::{Code, Problem};
 use crate::http::state::App;
 use crate::message::canonical_json;
-use crate::run::{RunKind, is_traceparent};
+use crate::run::is_traceparent;
 use crate::runtime::Mode;
 use crate::store::Idempotency;
 
@@ -50,12 +50,30 @@ pub(crate) struct Preference {
     pub(crate) wait: Option<Duration>,
 }
 
+/// As [`DeliveryOptions`], for a route that answers events whatever `Accept` says.
+pub(crate) struct Streaming(pub(crate) DeliveryOptions);
+
+impl FromRequestParts<App> for Streaming {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        DeliveryOptions::read(parts, app, MediaType::EventStream).await.map(Self)
+    }
+}
+
 impl FromRequestParts<App> for DeliveryOptions {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, app: &App) -> Result<Self, Problem> {
+        let media = MediaType::from_request_parts(parts, app).await?;
+        Self::read(parts, app, media).await
+    }
+}
+
+impl DeliveryOptions {
+    async fn read(parts: &mut Parts, app: &App, media: MediaType) -> Result<Self, Problem> {
         Ok(Self {
-            media: MediaType::from_request_parts(parts, app).await?,
+            media,
             preference: preference(&parts.headers),
             cancel_on_disconnect: cancel_on_disconnect(&parts.headers)?,
             traceparent: text(&parts.headers, &TRACEPARENT)
@@ -99,13 +117,12 @@ impl DeliveryOptions {
     /// The idempotency key, and the hash of the request that it must be used with.
     pub(crate) fn idempotency(
         &self,
-        kind: RunKind,
+        route: &str,
         agent: &str,
         body: &Map<String, Value>,
     ) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let request =
-            format!("{}\0{agent}\0{}", kind.as_str(), canonical_json(Value::Object(body.clone())));
+        let request = format!("{route}\0{agent}\0{}", canonical_json(Value::Object(body.clone())));
         Some(Idempotency { key, request_hash: hex::encode(Sha256::digest(request)) })
     }
 }

@@ -18,7 +18,7 @@ use crate::runtime::DryRunOutcome;
     "dry_run": true, "agent": "repo-guide", "agent_version": "1.2.0", "models": ["openai/gpt-4.1-mini"],
     "messages": [{"role": "system", "content": "You are repo-guide."}, {"role": "user", "content": "{}"}],
     "tools": [{"name": "file_ops", "description": "Reads and changes files.", "input_schema": {"type": "object"}}],
-    "active_skills": [], "policy": {}, "limits": {}, "budget": {}, "warnings": []
+    "active_skills": [], "warnings": []
 }))]
 #[expect(clippy::struct_field_names, reason = "the names are those of the API")]
 pub(crate) struct DryRun {

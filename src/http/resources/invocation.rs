@@ -156,7 +156,7 @@ impl ToSchema for InvokeRequest {
 impl PartialSchema for InvokeRequest {
     fn schema() -> RefOr<Schema> {
         body_schema("The request body of a single-shot invocation.", |name, is_override| {
-            if is_override { SINGLE.contains(&name) } else { name != "webhook" }
+            if is_override { SINGLE.contains(&name) } else { !["webhook", DRY_RUN].contains(&name) }
         })
     }
 }
@@ -176,10 +176,14 @@ impl PartialSchema for InvokeIterativeRequest {
         body_schema(
             "The request body of an invocation of the loop. Overrides can only narrow what the agent's \
              definition allows.",
-            |_, _| true,
+            |name, _| name != DRY_RUN,
         )
     }
 }
+
+/// A field that changes what is answered; the document has an operation of its own for that, so that
+/// an invocation answers one type.
+const DRY_RUN: &str = "dry_run";
 
 /// `takes` is asked with a field's name, and whether it is an override.
 fn body_schema(about: &str, takes: impl Fn(&str, bool) -> bool) -> RefOr<Schema> {

@@ -12,13 +12,13 @@ use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
 use serde_json::{Map, Value};
 
-use super::delivery::DeliveryOptions;
+use super::delivery::{DeliveryOptions, Streaming};
 use super::dry_run::DryRun;
 use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
-use crate::http::document::answers::Answers;
+use crate::http::document::answers::{Answers, Streamed};
 use crate::http::edge::auth::{AgentsRead, Scope as _, forbidden, key_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params};
 use crate::http::edge::outgoing::{X_RUN_ID, run_id_header};
@@ -50,7 +50,7 @@ pub(crate) async fn invoke_agent(
     JsonObject(body): JsonObject,
 ) -> Result<Response, Problem> {
     params.finish()?;
-    invoke(&app, &caller, &delivery, agent, RunKind::Single, body).await
+    invoke(&app, &caller, &delivery, agent, RunKind::Single.as_str(), body).await
 }
 
 /// Invoke an agent
@@ -74,39 +74,116 @@ pub(crate) async fn invoke_agent_iterative(
     JsonObject(body): JsonObject,
 ) -> Result<Response, Problem> {
     params.finish()?;
-    invoke(&app, &caller, &delivery, agent, RunKind::Iterative, body).await
+    invoke(&app, &caller, &delivery, agent, RunKind::Iterative.as_str(), body).await
 }
 
-async fn invoke(
-    app: &App,
+/// Invoke an agent and stream its events
+///
+/// As `invoke_agent_iterative`, always answered by the events of the run as Server-Sent Events,
+/// whatever `Accept` says. After a disconnect, `GET /runs/{id}/events` continues behind the last
+/// event received. A dry run has no events: `dry_run` is refused.
+#[utoipa::path(
+    post, path = "/agents/{name}/stream", tag = "agents", security(("bearer" = ["agents:invoke"])),
+    params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
+    request_body = Option<InvokeIterativeRequest>,
+    responses(Streamed),
+)]
+pub(crate) async fn stream_agent(
+    State(app): State<App>,
+    caller: Admitted,
+    Streaming(delivery): Streaming,
+    Name(agent): Name,
+    params: Params,
+    JsonObject(body): JsonObject,
+) -> Result<Response, Problem> {
+    params.finish()?;
+    if body.get("dry_run") == Some(&Value::Bool(true)) {
+        let why = "has no events; use POST /agents/{name}/dry-run";
+        return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
+    }
+    invoke(&app, &caller, &delivery, agent, STREAM, body).await
+}
+
+/// Show what a run would be
+///
+/// The prompt, tools and limits that `invoke_agent_iterative` would give the run with the same
+/// body. It is rejected for the same reasons; nothing is stored and no model is called.
+#[utoipa::path(
+    post, path = "/agents/{name}/dry-run", tag = "agents",
+    security(("bearer" = ["agents:invoke", "agents:read"])),
+    params(("name" = String, Path, description = "The agent's name.")),
+    request_body = Option<InvokeIterativeRequest>,
+    responses((status = 200, description = "What the run would be.", body = DryRun)),
+)]
+pub(crate) async fn dry_run_agent(
+    State(app): State<App>,
+    caller: Admitted,
+    Name(agent): Name,
+    params: Params,
+    JsonObject(body): JsonObject,
+) -> Result<Json<DryRun>, Problem> {
+    params.finish()?;
+    let invocation = Invocation::read(RunKind::Iterative, body)?;
+    let request = request(&caller, agent, RunKind::Iterative, invocation);
+    dry_run(&app, &caller, request).await.map(Json)
+}
+
+async fn dry_run(app: &App, caller: &Caller, request: StartRequest) -> Result<DryRun, Problem> {
+    if !caller.has(AgentsRead::NAME) {
+        return Err(forbidden(AgentsRead::NAME)); // it shows the definition
+    }
+    Ok(DryRun::from(app.runtime.dry_run(request).await?))
+}
+
+/// What is asked of the runtime, answered at once.
+fn request(
     caller: &Admitted,
-    delivery: &DeliveryOptions,
     agent: String,
     kind: RunKind,
-    body: Map<String, Value>,
-) -> Result<Response, Problem> {
-    let idempotency = delivery.idempotency(kind, &agent, &body);
-    let Invocation { inputs, run_id, session_id, dry_run, metadata, overrides, webhook } =
-        Invocation::read(kind, body)?;
-    let request = StartRequest {
+    invocation: Invocation,
+) -> StartRequest {
+    let Invocation { inputs, run_id, session_id, dry_run: _, metadata, overrides, webhook } =
+        invocation;
+    StartRequest {
         caller: Arc::clone(caller),
         agent,
         kind,
-        mode: delivery.mode(),
-        idempotency,
-        traceparent: delivery.traceparent.clone(),
+        mode: Mode::Now,
+        idempotency: None,
+        traceparent: None,
         run_id,
         inputs,
         metadata,
         session_id,
         overrides,
         webhook,
+    }
+}
+
+/// The route [`stream_agent`], as idempotency keys know it.
+const STREAM: &str = "stream";
+
+async fn invoke(
+    app: &App,
+    caller: &Admitted,
+    delivery: &DeliveryOptions,
+    agent: String,
+    route: &str,
+    body: Map<String, Value>,
+) -> Result<Response, Problem> {
+    let idempotency = delivery.idempotency(route, &agent, &body);
+    let is_single = route == RunKind::Single.as_str();
+    let kind = if is_single { RunKind::Single } else { RunKind::Iterative };
+    let invocation = Invocation::read(kind, body)?;
+    let is_dry = invocation.dry_run;
+    let request = StartRequest {
+        mode: delivery.mode(),
+        idempotency,
+        traceparent: delivery.traceparent.clone(),
+        ..request(caller, agent, kind, invocation)
     };
-    if dry_run {
-        if !caller.has(AgentsRead::NAME) {
-            return Err(forbidden(AgentsRead::NAME)); // it shows the definition
-        }
-        return Ok(Json(DryRun::from(app.runtime.dry_run(request).await?)).into_response());
+    if is_dry {
+        return Ok(Json(dry_run(app, caller, request).await?).into_response());
     }
     let mut accepted = app.runtime.start(request).await?;
     let (run_id, is_replayed, follower) = match &mut accepted {

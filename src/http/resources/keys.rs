@@ -45,7 +45,7 @@ const MAX_RATE: u32 = 1_000_000_000;
 /// A request for a new API key.
 #[derive(Debug, Default, Deserialize, ToSchema)]
 #[serde(deny_unknown_fields)]
-pub(crate) struct NewKeyRequest {
+pub(crate) struct KeyRequest {
     /// A name for people; 1 to 200 characters.
     #[serde(default)]
     #[schema(required, min_length = 1, max_length = 200, example = "ci")]
@@ -110,7 +110,7 @@ pub(crate) struct KeyView {
 
 /// A new API key, with its secret.
 #[derive(Debug, Serialize, ToSchema)]
-pub(crate) struct NewKey {
+pub(crate) struct CreatedKey {
     #[serde(flatten)]
     about: KeyView,
     /// The complete key. It is shown only in this response.
@@ -136,7 +136,7 @@ impl From<ApiKeyRecord> for KeyView {
     }
 }
 
-fn validation_errors(request: &NewKeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
+fn validation_errors(request: &KeyRequest, now: DateTime<Utc>) -> Vec<ValidationError> {
     let mut errors = Vec::new();
     let mut expect = |holds: bool, pointer: &str, message: &str| {
         if !holds {
@@ -185,7 +185,7 @@ fn authorise(caller: &Caller, tenant: &str, scopes: &[String]) -> Result<(), Pro
 /// leaves open is what the caller has. A key with `admin` and without a limit of its own is not
 /// bound by the service's.
 fn narrow(
-    request: &mut NewKeyRequest,
+    request: &mut KeyRequest,
     maker: Option<&ApiKeyRecord>,
     default: RateLimit,
 ) -> Result<(), Problem> {
@@ -247,15 +247,15 @@ fn is_tool(scope: &str) -> bool {
 /// has: neither scopes, nor time, nor requests per minute.
 #[utoipa::path(
     post, path = "/keys", tag = "keys", security(("bearer" = ["keys:admin"])),
-    request_body = NewKeyRequest,
-    responses((status = 201, description = "The key was created.", body = NewKey)),
+    request_body = KeyRequest,
+    responses((status = 201, description = "The key was created.", body = CreatedKey)),
 )]
 pub(crate) async fn create_key(
     State(app): State<App>,
     caller: Scoped<KeysAdmin>,
     JsonObject(body): JsonObject,
-) -> Result<(StatusCode, Json<NewKey>), Problem> {
-    let mut request: NewKeyRequest =
+) -> Result<(StatusCode, Json<CreatedKey>), Problem> {
+    let mut request: KeyRequest =
         fields(body).map_err(|e| Problem::invalid(Code::InvalidInputs, vec![e]))?;
     let now = clock::now().trunc_subsecs(6);
     let errors = validation_errors(&request, now);
@@ -285,7 +285,7 @@ pub(crate) async fn create_key(
     };
     match app.store.insert_key(&record).await? {
         KeyStored::Stored => {
-            Ok((StatusCode::CREATED, Json(NewKey { about: record.into(), key: new.token })))
+            Ok((StatusCode::CREATED, Json(CreatedKey { about: record.into(), key: new.token })))
         }
         KeyStored::CreatorRevoked => Err(refused_key()),
         KeyStored::IdTaken => Err(Problem::internal("a fresh key id is taken")),

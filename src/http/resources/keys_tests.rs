@@ -2,12 +2,8 @@
 
 use super::*;
 
-fn request() -> NewKeyRequest {
-    NewKeyRequest {
-        name: "ci".into(),
-        scopes: vec!["runs:read".into()],
-        ..NewKeyRequest::default()
-    }
+fn request() -> KeyRequest {
+    KeyRequest { name: "ci".into(), scopes: vec!["runs:read".into()], ..KeyRequest::default() }
 }
 
 fn caller(scopes: &[&str]) -> Caller {
@@ -22,7 +18,7 @@ fn caller(scopes: &[&str]) -> Caller {
 fn every_invalid_field_is_reported_with_its_pointer() {
     let now = Utc::now();
     assert_eq!(validation_errors(&request(), now), []);
-    let bad = NewKeyRequest {
+    let bad = KeyRequest {
         name: String::new(),
         tenant: Some("Ac me".into()),
         scopes: vec!["runs:read".into(), "runs:write".into()],
@@ -44,7 +40,7 @@ fn every_invalid_field_is_reported_with_its_pointer() {
         ]
     );
     assert_eq!(
-        validation_errors(&NewKeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
+        validation_errors(&KeyRequest { scopes: Vec::new(), ..request() }, now)[0].pointer,
         "/scopes"
     );
 }

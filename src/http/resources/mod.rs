@@ -18,6 +18,7 @@ pub(super) mod redacted;
 pub(super) mod run_parts;
 pub(super) mod run_views;
 pub(super) mod runs;
+pub(super) mod session_messages;
 pub(super) mod sessions;
 pub(super) mod stats;
 pub(super) mod stream;

@@ -148,7 +148,7 @@ impl From<Replay> for PolicyReplay {
     post, path = "/agents/{name}/policy/replay", tag = "agents",
     security(("bearer" = ["agents:read", "runs:read"])),
     params(("name" = String, Path, description = "The agent's name.")),
-    request_body(content = PolicyReplayRequest, description = "Everything is optional."),
+    request_body(content = Option<PolicyReplayRequest>, description = "Everything is optional."),
     responses((status = 200, description = "What the definition would have decided.", body = PolicyReplay)),
 )]
 pub(crate) async fn replay_policy(

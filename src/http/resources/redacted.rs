@@ -36,7 +36,7 @@ pub(crate) fn output(mut output: Value) -> Value {
 
 /// An event as JSON text.
 pub(crate) fn event(event: &Event) -> Result<String, serde_json::Error> {
-    let written = serde_json::to_string(event)?;
+    let written = event.served_text()?;
     if !secrets::may_hold_secret(&written) {
         return Ok(written);
     }

@@ -263,6 +263,13 @@ pub(crate) struct Message {
     compacted: bool,
 }
 
+impl Message {
+    /// The call whose result this is.
+    pub(crate) fn result_of(&self) -> Option<Uuid> {
+        self.tool_call_id
+    }
+}
+
 /// A tool call in a message.
 #[derive(Debug, PartialEq, Serialize, ToSchema)]
 #[schema(as = MessageToolCall, example = json!({"arguments": {"operation": "list", "path": "."}}))]

@@ -11,6 +11,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::page::{LISTS, ListParams, Listing, by_time, time_cursor};
 use super::run_parts::{Message, messages_of};
 use crate::http::edge::auth::{Scoped, SessionsRead, SessionsWrite};
 use crate::http::edge::extract::{Name, Params};
@@ -19,7 +20,7 @@ use crate::http::state::App;
 use crate::http::state::Shared;
 use crate::run::{RunStatus, TerminationReason};
 use crate::runtime::own_turns;
-use crate::store::{Page, RunFilter, RunRecord, SessionDeleted};
+use crate::store::{ListedSession, Page, RunFilter, RunRecord, SessionDeleted};
 
 /// How many of a session's newest runs are shown.
 const SHOWN: u32 = 200;
@@ -72,6 +73,58 @@ impl From<RunRecord> for SessionRun {
             finished_at: run.finished_at,
         }
     }
+}
+
+/// A session in a list. It has no messages; those are in `GET /sessions/{id}/messages`.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionSummary {
+    /// The id given in the request.
+    #[schema(example = "ticket-42")]
+    session_id: String,
+    /// The agent that the session belongs to.
+    #[schema(example = "repo-guide")]
+    agent: String,
+    /// The number of its runs.
+    #[schema(example = 1)]
+    run_count: i64,
+    /// When its first run was accepted.
+    created_at: DateTime<Utc>,
+    /// When its newest run was accepted.
+    last_run_at: DateTime<Utc>,
+}
+
+impl From<ListedSession> for SessionSummary {
+    fn from(session: ListedSession) -> Self {
+        Self {
+            session_id: session.session_id,
+            agent: session.agent,
+            run_count: session.run_count,
+            created_at: session.created_at,
+            last_run_at: session.last_run_at,
+        }
+    }
+}
+
+/// List sessions
+///
+/// Sessions with the newest runs first.
+#[utoipa::path(
+    get, path = "/sessions", tag = "sessions", security(("bearer" = ["sessions:read"])),
+    params(("agent" = Option<String>, Query, description = "Only sessions of this agent."), ListParams),
+    responses((status = 200, description = "A page of sessions.", body = Listing<SessionSummary>)),
+)]
+pub(crate) async fn list_sessions(
+    State(app): State<App>,
+    caller: Scoped<SessionsRead>,
+    mut params: Params,
+) -> Result<Json<Listing<SessionSummary>>, Problem> {
+    let page = by_time(&mut params, LISTS)?;
+    let agent = params.text("agent");
+    params.finish()?;
+    let rows = app.store.sessions(&caller.tenant, agent.as_deref(), &page).await?;
+    let cursor =
+        |session: &ListedSession| time_cursor(session.last_run_at, &session.id.to_string());
+    Ok(Json(Listing::of(rows, &page, cursor, SessionSummary::from)))
 }
 
 /// Get a session

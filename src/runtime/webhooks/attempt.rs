@@ -71,7 +71,7 @@ async fn post(
     event: &Event,
 ) -> Result<(StatusCode, Option<Duration>), String> {
     let url = webhooks.receivers.read(&delivery.url).map_err(|why| format!("its URL {why}"))?;
-    let mut data = serde_json::to_value(event).map_err(|error| error.to_string())?;
+    let mut data = event.served().map_err(|error| error.to_string())?;
     redact(&mut data);
     let message = Message { kind: event.what.type_name(), timestamp: event.at, data };
     let body = serde_json::to_vec(&message).map_err(|error| error.to_string())?;

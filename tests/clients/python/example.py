@@ -27,22 +27,22 @@ from toolloop_client.models import (
     AgentPage,
     BudgetOverrides,
     CancelRequest,
+    CreatedKey,
     Decision,
     EventPage,
-    EventType,
     FinishReason,
     InvokeIterativeRequest,
     InvokeRequest,
     IterationPage,
     KeyPage,
+    KeyRequest,
     ListRunsMetadata,
     MessagePage,
-    NewKey,
-    NewKeyRequest,
     Problem,
     ProblemCode,
     Role,
     Run,
+    RunCompletedEvent,
     RunDetail,
     RunInputs,
     RunMetadata,
@@ -93,7 +93,7 @@ def a_run_that_is_waited_for() -> None:
     events = list_events.sync(run.run_id, client=client, last_event_id=0)
     assert isinstance(events, EventPage)
     assert [event.seq for event in events.data] == list(range(1, len(events.data) + 1))
-    assert events.data[-1].type_ is EventType.RUN_COMPLETED
+    assert isinstance(events.data[-1], RunCompletedEvent)
     iterations = list_iterations.sync(run.run_id, client=client)
     assert isinstance(iterations, IterationPage)
     assert [iteration.finish_reason for iteration in iterations.data] == [FinishReason.TOOL_CALLS] * 2
@@ -133,8 +133,8 @@ def a_run_that_is_not() -> None:
 
 
 def a_key() -> None:
-    key = create_key.sync(client=client, body=NewKeyRequest(name="python", scopes=["runs:read"]))
-    assert isinstance(key, NewKey)
+    key = create_key.sync(client=client, body=KeyRequest(name="python", scopes=["runs:read"]))
+    assert isinstance(key, CreatedKey)
     assert key.key.startswith(f"tl_{key.id}_")
     assert revoke_key.sync_detailed(key.id, client=client).status_code == HTTPStatus.NO_CONTENT
     keys = list_keys.sync(client=client)

@@ -1,0 +1,131 @@
+//! The conversation of a session, page by page: each message with its run, and the number and time
+//! of the event that brought it.
+//!
+//! Messages are told from the journals of the session's runs, oldest first. A cursor is a place in
+//! one run, so that a page costs the journals that it shows, however long the session is.
+
+use std::collections::HashMap;
+
+use axum::Json;
+use axum::extract::State;
+use chrono::{DateTime, Utc};
+use serde::Serialize;
+use utoipa::ToSchema;
+use uuid::Uuid;
+
+use super::page::{LISTS, ListParams, Listing, by_time_and, time_cursor};
+use super::run_parts::{Message, messages_of};
+use crate::event::Event;
+use crate::http::edge::auth::{Scoped, SessionsRead};
+use crate::http::edge::extract::{Name, Params};
+use crate::http::edge::problem::Problem;
+use crate::http::state::{App, Shared};
+use crate::runtime::{TurnSource, own_turns, turn_sources};
+use crate::store::{Page, RunCursor};
+
+/// How many journals are read in one query.
+const CHUNK: u32 = 8;
+
+/// A message of a session.
+#[derive(Debug, Serialize, ToSchema)]
+pub(crate) struct SessionMessage {
+    /// The run that it is of.
+    run_id: Uuid,
+    /// The sequence number of the event that brought it.
+    #[schema(example = 1, minimum = 1)]
+    seq: i64,
+    /// When that event happened.
+    at: DateTime<Utc>,
+    #[serde(flatten)]
+    message: Message,
+}
+
+/// List a session's messages
+///
+/// The conversation of the session's runs, oldest first, without system prompts.
+#[utoipa::path(
+    get, path = "/sessions/{id}/messages", tag = "sessions", security(("bearer" = ["sessions:read"])),
+    params(("id" = String, Path, description = "The session's id."), ListParams),
+    responses((status = 200, description = "A page of messages, in order.", body = Listing<SessionMessage>)),
+)]
+pub(crate) async fn list_session_messages(
+    State(app): State<App>,
+    caller: Scoped<SessionsRead>,
+    Name(id): Name,
+    mut params: Params,
+) -> Result<Json<Listing<SessionMessage>>, Problem> {
+    let page = by_time_and(&mut params, LISTS, |place| Place::read(place).is_some())?;
+    params.finish()?;
+    if app.store.session(&caller.tenant, &id, 0).await?.is_none() {
+        return Err(Problem::not_found("session"));
+    }
+    let rows = messages_from(&app, &caller.tenant, &id, &page).await?;
+    Ok(Json(Listing::of(rows, &page, |(cursor, _)| cursor.clone(), |(_, message)| message)))
+}
+
+/// A message of a run, by its number.
+#[derive(Clone, Copy)]
+struct Place {
+    run: Uuid,
+    index: usize,
+}
+
+impl Place {
+    fn read(text: &str) -> Option<Self> {
+        let (run, index) = text.split_once('.')?;
+        Some(Self { run: Uuid::try_parse(run).ok()?, index: index.parse().ok()? })
+    }
+}
+
+/// As many messages behind the cursor as the page takes, each with the cursor of what follows it.
+async fn messages_from(
+    app: &Shared,
+    tenant: &str,
+    session: &str,
+    page: &Page<RunCursor>,
+) -> Result<Vec<(String, SessionMessage)>, Problem> {
+    let limit = page.limit as usize;
+    let place = page.after.as_ref().and_then(|after| Place::read(&after.id));
+    let mut next = page.after.as_ref().zip(place).map(|(after, place)| (after.at, place.run));
+    let mut found = Vec::new();
+    while found.len() < limit {
+        let runs = app.store.session_runs(tenant, session, next, CHUNK).await?;
+        let ids: Vec<Uuid> = runs.iter().map(|run| run.id).collect();
+        let events = app.store.journals(tenant, &ids).await?;
+        let journals: HashMap<Uuid, &[Event]> = events
+            .chunk_by(|a, b| a.run_id == b.run_id)
+            .filter_map(|journal| Some((journal.first()?.run_id, journal)))
+            .collect();
+        for run in &runs {
+            // The run of the cursor may be gone; then its messages are, and not those of the next.
+            let skipped = place.filter(|place| place.run == run.id).map_or(0, |place| place.index);
+            let messages = told(run.id, journals.get(&run.id).copied().unwrap_or_default())?;
+            for (index, message) in messages.into_iter().enumerate().skip(skipped) {
+                let cursor = time_cursor(run.created_at, &format!("{}.{}", run.id, index + 1));
+                found.push((cursor, message));
+            }
+        }
+        let Some(last) = runs.last().filter(|_| runs.len() == CHUNK as usize) else { break };
+        next = Some((last.created_at, Uuid::from_u128(last.id.as_u128().saturating_add(1))));
+    }
+    found.truncate(limit);
+    Ok(found)
+}
+
+/// The messages of one run, each with its event.
+fn told(run_id: Uuid, journal: &[Event]) -> Result<Vec<SessionMessage>, Problem> {
+    let own = own_turns(journal).map_err(|error| Problem::internal(error.to_string()))?;
+    let sources = turn_sources(journal).map_err(|error| Problem::internal(error.to_string()))?;
+    // Summaries stand for turns of which nothing is known any more: they count from the end.
+    let first = sources.len().saturating_sub(own.turns.len());
+    let mut all = Vec::new();
+    for (turn, source) in own.turns.iter().zip(sources.into_iter().skip(first)) {
+        let TurnSource { said, results } = source;
+        for message in messages_of(std::slice::from_ref(turn)) {
+            let call = message.result_of();
+            let (seq, at) = call.and_then(|call| results.get(&call).copied()).unwrap_or(said);
+            all.push(SessionMessage { run_id, seq, at, message });
+        }
+    }
+    Ok(all)
+}

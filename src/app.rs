@@ -1,6 +1,7 @@
 //! Wires the modules together: the only place that chooses concrete types, and the order of startup
 //! and shutdown.
 
+mod check;
 mod secrets;
 mod tools;
 
@@ -37,6 +38,7 @@ use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, T
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
+pub use check::{check, missing_scenarios};
 pub use tools::sandbox;
 
 /// How often agent files are checked for changes.
@@ -189,42 +191,6 @@ impl Local {
         self.parts.runtime.drain(self.config.server.shutdown_grace).await;
         self.parts.close().await;
     }
-}
-
-/// The problems of the configured agents and models, one line each.
-pub fn check(config: &Config) -> Vec<String> {
-    let malformed_key =
-        config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
-    let mut problems: Vec<String> =
-        malformed_key.map(|_| keys::KeyError::MalformedAdminKey.to_string()).into_iter().collect();
-    match agents(config) {
-        Ok(agents) => {
-            let all = agents.problems().into_iter().chain(missing_scenarios(config, &agents));
-            problems.extend(all.map(|problem| format!("{}: {}", problem.file, problem.error)));
-        }
-        Err(error) => problems.push(error.to_string()),
-    }
-    problems
-}
-
-/// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
-/// scenario may come later.
-pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
-    let mut problems = Vec::new();
-    for agent in agents.agents() {
-        let definition = &agent.definition;
-        let own = std::iter::once(("model".to_owned(), &definition.model));
-        let fallbacks = definition.fallback_models.iter().enumerate();
-        let fallbacks = fallbacks.map(|(i, model)| (format!("fallback_models[{i}]"), model));
-        for (key, model) in own.chain(fallbacks) {
-            let Some((provider, name)) = model.split_once('/') else { continue };
-            let Some(Model::Scripted { dir }) = config.models.get(provider) else { continue };
-            let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
-            let (file, error) = agents.located(&definition.name, DefinitionError::at(key, wrong));
-            problems.push(DefinitionProblem { file, error: error.to_string() });
-        }
-    }
-    problems
 }
 
 /// Loads the configured agents; invalid ones are among the catalogue's problems.

@@ -620,6 +620,43 @@ impl ModelDelta {
     /// The name in SSE.
     pub const TYPE_NAME: &'static str = "model.delta";
 
+    /// Whether a later piece goes on with the text of this one.
+    pub fn is_continued_by(&self, later: &Self) -> bool {
+        self.emptied().extend(later.clone()).is_ok()
+    }
+
+    /// The same without its text, and without the name of a tool, which stands in the first piece.
+    #[must_use]
+    pub fn emptied(&self) -> Self {
+        let piece = match &self.piece {
+            Piece::Text(_) => Piece::Text(String::new()),
+            Piece::Thinking(_) => Piece::Thinking(String::new()),
+            Piece::ToolCall { index, .. } => {
+                Piece::ToolCall { index: *index, name: None, arguments: String::new() }
+            }
+            Piece::Restarted(restarted) => Piece::Restarted(*restarted),
+        };
+        Self { piece, ..*self }
+    }
+
+    /// What is written of it.
+    pub fn text_mut(&mut self) -> Option<&mut String> {
+        match &mut self.piece {
+            Piece::Text(text) | Piece::Thinking(text) => Some(text),
+            Piece::ToolCall { arguments, .. } => Some(arguments),
+            Piece::Restarted(_) => None,
+        }
+    }
+
+    /// Whether it says nothing.
+    pub fn is_empty(&self) -> bool {
+        match &self.piece {
+            Piece::Text(text) | Piece::Thinking(text) => text.is_empty(),
+            Piece::ToolCall { name, arguments, .. } => name.is_none() && arguments.is_empty(),
+            Piece::Restarted(_) => false,
+        }
+    }
+
     /// Appends a later piece of the same kind; returns any other piece.
     pub fn extend(&mut self, later: Self) -> Result<(), Self> {
         if (self.attempt, self.iteration) != (later.attempt, later.iteration) {

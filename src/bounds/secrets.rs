@@ -14,8 +14,10 @@ use serde_json::Value;
 use super::pattern::{Author, Pattern};
 
 mod known;
+mod pieces;
 
 pub use known::{of_environment, remember, without_known};
+pub use pieces::Pieces;
 
 /// What stands in the place of a secret.
 pub const REDACTED: &str = "[redacted]";

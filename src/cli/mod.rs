@@ -218,10 +218,16 @@ async fn migrate(config: &Config, json: bool) -> anyhow::Result<()> {
 }
 
 fn check(config: &Config, json: bool) -> anyhow::Result<ExitCode> {
-    let problems = app::check(config);
+    let findings = app::check(config);
+    let problems = &findings.problems;
     if json {
-        output::print_json(&json!({ "problems": problems }))?;
-    } else if problems.is_empty() {
+        output::print_json(&json!(findings))?;
+        return Ok(ExitCode::from(u8::from(!problems.is_empty())));
+    }
+    for warning in &findings.warnings {
+        output::print(&format!("warning: {warning}"))?;
+    }
+    if problems.is_empty() {
         let file = config
             .file
             .as_ref()

@@ -3,7 +3,8 @@
 //!
 //! A fast model writes hundreds of pieces a second; readers get a batch every [`BATCH`]. An event
 //! that comes before an answer may still be on its way to the disk: the pieces wait for it, and where
-//! the whole answer is there first, the channel publishes them behind that event.
+//! the whole answer is there first, the channel publishes them behind that event. Secrets are taken
+//! out here, where the pieces are still in order.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,6 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use uuid::Uuid;
 
 use super::bus::{Bus, Channel};
+use crate::bounds::secrets;
 use crate::engine::Pieces;
 use crate::event::ModelDelta;
 use crate::tools::Listener;
@@ -33,8 +35,46 @@ struct Batch {
 #[derive(Default)]
 struct Gathered {
     deltas: Vec<ModelDelta>,
+    /// The piece before, whose text may wait for more.
+    last: Option<ModelDelta>,
+    redactor: secrets::Pieces,
     /// Whether a task is under way that will pass them on.
     is_timed: bool,
+}
+
+impl Gathered {
+    fn add(&mut self, mut delta: ModelDelta) {
+        if self.last.as_ref().is_some_and(|last| !last.is_continued_by(&delta)) {
+            self.finish();
+        }
+        if let Some(text) = delta.text_mut() {
+            *text = self.redactor.push(text);
+        }
+        self.last = Some(delta.emptied());
+        self.push(delta);
+    }
+
+    /// Adds what waits for more.
+    fn finish(&mut self) {
+        let rest = self.redactor.finish();
+        if let Some(mut last) = self.last.take().filter(|_| !rest.is_empty())
+            && let Some(text) = last.text_mut()
+        {
+            *text = rest;
+            self.push(last);
+        }
+    }
+
+    fn push(&mut self, delta: ModelDelta) {
+        if delta.is_empty() {
+            return;
+        }
+        let rest = match self.deltas.last_mut() {
+            Some(last) => last.extend(delta).err(),
+            None => Some(delta),
+        };
+        self.deltas.extend(rest);
+    }
 }
 
 /// Takes the pieces of the answer behind event number `after` for the readers of a channel.
@@ -43,8 +83,8 @@ pub(super) fn pieces_for(channel: Arc<Channel>, after: i64) -> Pieces {
     Box::new(move |delta| batch.0.take(delta))
 }
 
-/// Takes what the calls of a run say of their progress, behind event number `after`, for whoever
-/// follows the run then.
+/// Takes what the calls of a run say of their progress, behind event number `after`, for those
+/// who follow the run then.
 pub(super) fn listener_of(bus: &Arc<Bus>, run: Uuid, after: i64) -> Listener {
     let bus = Arc::clone(bus);
     Listener::new(move |progress| {
@@ -57,12 +97,8 @@ pub(super) fn listener_of(bus: &Arc<Bus>, run: Uuid, after: i64) -> Listener {
 impl Batch {
     fn take(self: &Arc<Self>, delta: ModelDelta) {
         let mut gathered = self.lock();
-        let rest = match gathered.deltas.last_mut() {
-            Some(last) => last.extend(delta).err(),
-            None => Some(delta),
-        };
-        gathered.deltas.extend(rest);
-        if !gathered.is_timed {
+        gathered.add(delta);
+        if !gathered.is_timed && !gathered.deltas.is_empty() {
             gathered.is_timed = true;
             self.pass_on(&mut gathered);
             tokio::spawn(Arc::clone(self).keep_time());
@@ -104,6 +140,7 @@ struct Flushed(Arc<Batch>);
 impl Drop for Flushed {
     fn drop(&mut self) {
         let mut gathered = self.0.lock();
+        gathered.finish();
         let rest = std::mem::take(&mut gathered.deltas);
         if !rest.is_empty() {
             self.0.channel.publish_answer(self.0.after, rest);

@@ -5,8 +5,8 @@
 //! arguments without secrets and executes them with; what the caller is to execute stays whole;
 //! sessions, streaming and crash read the journal, which is raw; webhooks are told redacted events
 //! (`webhooks.rs`); tenants, budgets and skills do not touch texts; the console, the command line and
-//! generated clients read the routes below. Pieces of an answer (`model.delta`) are searched one by
-//! one: a secret that is cut in two by its provider is seen in them.
+//! generated clients read the routes below. Pieces of an answer (`model.delta`) are searched where
+//! they are still in order.
 
 use reqwest::Method;
 use serde_json::{Value, json};
@@ -16,6 +16,7 @@ use crate::service::{Db, Service, Setup, on_both_stores};
 
 on_both_stores! {
     secrets_are_served_nowhere,
+    a_secret_in_pieces_is_not_streamed,
     a_secret_of_the_service_reaches_no_model,
     an_edited_call_keeps_the_secrets_that_were_not_shown,
     what_the_caller_executes_stays_whole,
@@ -90,6 +91,25 @@ async fn secrets_are_served_nowhere(db: Db) {
     assert_eq!(run["inputs"], inputs);
     assert_eq!(run["usage"]["total_tokens"], run["tokens_used"], "counts are no secrets");
     assert_eq!(file(&service, "out.txt"), "password: hunter2", "what is done is done whole");
+}
+
+async fn a_secret_in_pieces_is_not_streamed(db: Db) {
+    let scenario = format!(
+        "steps:
+  - {{delay_ms: 300, text: 'I use {SHAPED} now, with password: hunter2 and no more.'}}"
+    );
+    let service = clerk(CLERK, &scenario).start(db).await;
+    let request = service
+        .request(Method::POST, "/v1/agents/clerk/invoke-iterative")
+        .header("accept", "text/event-stream");
+    let stream = request.json(&json!({})).send().await.unwrap().text().await.unwrap();
+    assert!(stream.contains("event: model.delta"), "{stream}");
+    assert!(!stream.contains("hunter2"), "{stream}");
+    let pieces = stream.lines().filter_map(|line| line.strip_prefix("data: "));
+    let pieces = pieces.filter_map(|data| serde_json::from_str::<Value>(data).ok());
+    let written: String =
+        pieces.filter_map(|piece| piece["data"]["text"].as_str().map(str::to_owned)).collect();
+    assert_eq!(written, "I use [redacted] now, with password: [redacted] and no more.");
 }
 
 async fn a_secret_of_the_service_reaches_no_model(db: Db) {

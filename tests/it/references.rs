@@ -145,3 +145,21 @@ async fn a_malformed_admin_key_is_a_mistake_of_the_configuration() {
         assert!(said.contains("TOOLLOOP_ADMIN_KEY") && !said.contains("hunter2"), "{said}");
     }
 }
+
+#[tokio::test]
+async fn a_policy_without_a_tool_is_warned_of() {
+    let agent = "model: scripted/x\ntools: [file_ops]\ngovernance:\n  tool_policies:\n    'file_*': ask\n    shel: deny\n";
+    let setup = Setup::new().agent("picky", agent).scenario("x", "steps: [{text: fine}]");
+    let dir = setup.lay_out();
+    let (code, checked) = said(dir.path(), &["check"]).await;
+    assert_eq!(code, Some(0), "{checked}");
+    let warnings: Vec<&str> =
+        checked.lines().filter(|line| line.starts_with("warning: ")).collect();
+    assert_eq!(warnings.len(), 1, "{checked}");
+    assert!(warnings[0].starts_with("warning: picky.yaml: line 6, "), "{checked}");
+    assert!(warnings[0].ends_with("\"shel\" means no tool of this service"), "{checked}");
+    let (_, checked) = said(dir.path(), &["check", "--json"]).await;
+    let checked: Value = serde_json::from_str(&checked).unwrap();
+    assert_eq!(checked["problems"], json!([]));
+    assert_eq!(checked["warnings"].as_array().unwrap().len(), 1, "{checked:#}");
+}

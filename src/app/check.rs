@@ -1,0 +1,83 @@
+//! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
+
+use secrecy::ExposeSecret;
+use serde::Serialize;
+
+use super::{agents, no_memory, sandbox, tools};
+use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
+use crate::bounds::glob::Glob;
+use crate::config::{Config, Model};
+use crate::providers::scripted::Scripted;
+use crate::run::Delegation;
+use crate::runtime::keys;
+
+/// What was found, one line each.
+#[derive(Debug, Default, Serialize)]
+pub struct Findings {
+    /// What keeps an agent or a model from working.
+    pub problems: Vec<String>,
+    /// What has no effect, and so is probably a mistake.
+    pub warnings: Vec<String>,
+}
+
+/// Looks through the configured agents and models.
+pub fn check(config: &Config) -> Findings {
+    let mut findings = Findings::default();
+    let malformed_key =
+        config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
+    let malformed_key = malformed_key.map(|_| keys::KeyError::MalformedAdminKey.to_string());
+    findings.problems.extend(malformed_key);
+    match agents(config) {
+        Ok(agents) => {
+            let line = |problem: DefinitionProblem| format!("{}: {}", problem.file, problem.error);
+            let problems = agents.problems().into_iter().chain(missing_scenarios(config, &agents));
+            findings.problems.extend(problems.map(line));
+            findings.warnings.extend(idle_policies(config, &agents).into_iter().map(line));
+        }
+        Err(error) => findings.problems.push(error.to_string()),
+    }
+    findings
+}
+
+/// Tool policies that mean none of the service's tools. Such an agent loads all the same: a policy
+/// may be for a tool that its caller brings along.
+fn idle_policies(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
+    let tools = tools::configured(config, no_memory(), sandbox(config));
+    let means_any = |agent: &Agent, glob: &str| {
+        let Ok(glob) = Glob::of_names(glob) else { return true };
+        let own = agent.definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some());
+        let names = tools.registry.infos().map(|tool| &tool.name).chain(own);
+        names.into_iter().any(|name| glob.is_match(name))
+    };
+    let mut idle = Vec::new();
+    for agent in agents.agents() {
+        let policies = agent.definition.governance.tool_policies.keys();
+        for name in policies.filter(|name| !means_any(&agent, name)) {
+            let key = format!("governance.tool_policies.{name}");
+            let error = DefinitionError::at(key, format!("{name:?} means no tool of this service"));
+            let (file, error) = agents.located(&agent.definition.name, error);
+            idle.push(DefinitionProblem { file, error: error.to_string() });
+        }
+    }
+    idle
+}
+
+/// Models of agents that are scenarios and cannot be played. Such an agent loads all the same: its
+/// scenario may come later.
+pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
+    let mut problems = Vec::new();
+    for agent in agents.agents() {
+        let definition = &agent.definition;
+        let own = std::iter::once(("model".to_owned(), &definition.model));
+        let fallbacks = definition.fallback_models.iter().enumerate();
+        let fallbacks = fallbacks.map(|(i, model)| (format!("fallback_models[{i}]"), model));
+        for (key, model) in own.chain(fallbacks) {
+            let Some((provider, name)) = model.split_once('/') else { continue };
+            let Some(Model::Scripted { dir }) = config.models.get(provider) else { continue };
+            let Err(wrong) = Scripted::new(dir.clone()).check(name) else { continue };
+            let (file, error) = agents.located(&definition.name, DefinitionError::at(key, wrong));
+            problems.push(DefinitionProblem { file, error: error.to_string() });
+        }
+    }
+    problems
+}

@@ -1,0 +1,141 @@
+//! Secrets in a text that comes in pieces, e.g. an answer that a model is still writing.
+//!
+//! A piece is handed on up to its last blank, since the word behind it may go on. A line with
+//! something in it that may become a secret waits for its end, and so does a private key, of which
+//! nothing is handed on. What waits is bounded: a secret that is longer may be seen in part.
+
+use super::{may_hold_secret, redacted};
+
+/// Bytes of a line that wait for its end.
+const MAX_LINE: usize = 2 * 1024;
+/// What begins a private key, and what ends it.
+const KEY_BEGINS: &str = "-----BEGIN";
+const KEY_ENDS: &str = "-----END";
+
+/// Takes secrets from a text in pieces.
+#[derive(Debug, Default)]
+pub struct Pieces {
+    /// What was not handed on yet.
+    waiting: String,
+    /// Whether the text is inside of a private key, whose beginning was handed on as redacted.
+    in_key: bool,
+}
+
+impl Pieces {
+    /// What can be handed on after the next piece.
+    pub fn push(&mut self, piece: &str) -> String {
+        self.waiting.push_str(piece);
+        let mut ready = String::new();
+        if self.in_key && !self.is_past_key() {
+            return ready;
+        }
+        while let Some(end) = self.ready_until() {
+            let rest = self.waiting.split_off(end);
+            let part = std::mem::replace(&mut self.waiting, rest);
+            let begins_key =
+                part.rfind(KEY_BEGINS).is_some_and(|at| !part[at..].contains(KEY_ENDS));
+            ready.push_str(&redacted(&part));
+            if begins_key {
+                self.in_key = true;
+                if !self.is_past_key() {
+                    break;
+                }
+            }
+        }
+        ready
+    }
+
+    /// The rest, where no piece follows.
+    pub fn finish(&mut self) -> String {
+        let rest = std::mem::take(&mut self.waiting);
+        if std::mem::take(&mut self.in_key) { String::new() } else { redacted(&rest).into_owned() }
+    }
+
+    /// Leaves out what belongs to a private key; whether its end was there.
+    fn is_past_key(&mut self) -> bool {
+        let Some(end) = self.waiting.find(KEY_ENDS) else {
+            let kept = self.waiting.len().saturating_sub(KEY_ENDS.len());
+            self.waiting.drain(..self.waiting.floor_char_boundary(kept));
+            return false;
+        };
+        let Some(line) = self.waiting[end..].find('\n') else {
+            self.waiting.drain(..end);
+            return false;
+        };
+        self.waiting.drain(..end + line);
+        self.in_key = false;
+        true
+    }
+
+    /// How much of what waits can be handed on: whole lines, then words that nothing makes a secret
+    /// of.
+    fn ready_until(&self) -> Option<usize> {
+        let text = self.waiting.as_str();
+        let end = match text.find('\n') {
+            Some(end) => end + 1,
+            None if text.len() > MAX_LINE => text.floor_char_boundary(MAX_LINE),
+            None if may_hold_secret(text) => return None,
+            None => text.rfind(char::is_whitespace).map(|at| text.ceil_char_boundary(at + 1))?,
+        };
+        (end > 0).then_some(end)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use proptest::prelude::*;
+
+    use super::*;
+
+    fn in_pieces(text: &str, size: usize) -> String {
+        let mut pieces = Pieces::default();
+        let letters: Vec<char> = text.chars().collect();
+        let mut all: String =
+            letters.chunks(size).map(|piece| pieces.push(&String::from_iter(piece))).collect();
+        all.push_str(&pieces.finish());
+        all
+    }
+
+    #[test]
+    fn a_secret_in_pieces_is_seen_by_nobody() {
+        let key =
+            "-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----";
+        for text in [
+            "use ghp_hunter2hunter2hunter2hunter2 now",
+            "the password: hunter2, and more\nnext line",
+            "{\"api_key\": \"hunter2\"}",
+            "Authorization: Bearer hunter2hunter2hunter2",
+            &format!("before\n{key}\nafter"),
+            key,
+        ] {
+            for size in 1..40 {
+                let shown = in_pieces(text, size);
+                assert!(!shown.contains("hunter2"), "{size}: {shown}");
+                assert!(shown.contains("[redacted]"), "{size}: {shown}");
+                assert_eq!(shown.ends_with("after"), text.ends_with("after"), "{size}: {shown}");
+            }
+        }
+    }
+
+    #[test]
+    fn words_are_handed_on_as_they_come() {
+        let mut pieces = Pieces::default();
+        let shown: Vec<String> =
+            ["Let me", " look ", "at", " it.\nDo", "ne."].map(|p| pieces.push(p)).into();
+        assert_eq!(shown, ["Let ", "me look ", "", "at it.\n", ""]);
+        assert_eq!(pieces.finish(), "Done.");
+    }
+
+    proptest! {
+        #[test]
+        fn ordinary_text_stays_whole(text in "[ a-s\n.é]{0,200}", size in 1usize..20) {
+            prop_assume!(!may_hold_secret(&text));
+            prop_assert_eq!(in_pieces(&text, size), text);
+        }
+
+        #[test]
+        fn no_text_is_kept_or_panics(text in any::<String>(), size in 1usize..9) {
+            in_pieces(&text, size);
+        }
+    }
+}

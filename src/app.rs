@@ -15,7 +15,7 @@ use tokio::net::TcpListener;
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tokio_util::sync::CancellationToken;
 
-use crate::agents::{Catalogue, Definition, DefinitionError, DefinitionProblem, catalogue};
+use crate::agents::{Catalogue, Definition, catalogue};
 use crate::config::tables::ModelPrice;
 use crate::config::{self, AuthMode, Config, Exposed, Model, ModelServer};
 use crate::http::{self, Auth, HttpSettings, HttpState, Limits, MetricsSink};

@@ -1234,6 +1234,20 @@ fn feedback_is_the_result_of_the_proposing_call_and_the_next_user_message() {
 }
 
 #[test]
+fn a_blank_answer_before_the_confirmation_is_not_the_response() {
+    let contract = Contract::Structured { tool: "output".into(), submit: Some("submit".into()) };
+    let rules = Rules { contract, ..Rules::default() };
+    let script = vec![Calls(vec![OK]), Text(" "), Calls(vec!["submit"])];
+    let mut bench = Bench::new(rules, script);
+    bench.run(false);
+    let RunEvent::RunCompleted(end) = &bench.journal.last().unwrap().what else {
+        panic!("{:#?}", bench.journal.last())
+    };
+    assert_eq!(end.outcome.raw_response(), r#"{"ok":true}"#);
+    check_journal(&bench, "a blank answer in between");
+}
+
+#[test]
 fn a_journal_with_a_gap_is_refused() {
     let mut state = State::new(text());
     let event = Event { seq: 2, at: Utc::now(), run_id: Uuid::nil(), what: RunEvent::RunQueued {} };

@@ -525,7 +525,11 @@ impl State {
     }
 
     fn completed(&self, output: Value) -> Outcome {
-        let raw_response = self.raw_response.clone();
+        // A blank answer may have come between a proposal and its confirmation.
+        let raw_response = match &self.proposal {
+            Some(proposal) if self.raw_response.trim().is_empty() => proposal.output.to_string(),
+            _ => self.raw_response.clone(),
+        };
         Outcome::Completed {
             output,
             raw_response,

@@ -156,7 +156,7 @@ async fn a_policy_without_a_tool_is_warned_of() {
     let warnings: Vec<&str> =
         checked.lines().filter(|line| line.starts_with("warning: ")).collect();
     assert_eq!(warnings.len(), 1, "{checked}");
-    assert!(warnings[0].starts_with("warning: picky.yaml: line 6, "), "{checked}");
+    assert!(warnings[0].starts_with("warning: picky.yaml: line 7, "), "{checked}");
     assert!(warnings[0].ends_with("\"shel\" means no tool of this service"), "{checked}");
     let (_, checked) = said(dir.path(), &["check", "--json"]).await;
     let checked: Value = serde_json::from_str(&checked).unwrap();

@@ -527,7 +527,7 @@ pub struct ToolCallCompleted {
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub note: Option<String>,
-    /// What the call did to files; absent where nobody saw it.
+    /// What the call did to files; absent where that is unknown.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     #[schema(nullable = false)]
     pub changes: Option<Vec<FileChange>>,

@@ -1,15 +1,18 @@
 //! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
 
+use std::sync::Arc;
+
 use secrecy::ExposeSecret;
 use serde::Serialize;
 
-use super::{agents, no_memory, sandbox, tools};
+use super::{no_memory, router, sandbox, tools};
 use crate::agents::{Agent, Catalogue, DefinitionError, DefinitionProblem};
 use crate::bounds::glob::Glob;
 use crate::config::{Config, Model};
 use crate::providers::scripted::Scripted;
 use crate::run::Delegation;
 use crate::runtime::keys;
+use crate::tools::registry::Registry;
 
 /// What was found, one line each.
 #[derive(Debug, Default, Serialize)]
@@ -27,12 +30,14 @@ pub fn check(config: &Config) -> Findings {
         config.admin_key.as_ref().filter(|key| keys::parse(key.expose_secret()).is_none());
     let malformed_key = malformed_key.map(|_| keys::KeyError::MalformedAdminKey.to_string());
     findings.problems.extend(malformed_key);
-    match agents(config) {
-        Ok(agents) => {
+    match router(config) {
+        Ok(router) => {
+            let tools = tools::configured(config, no_memory(), sandbox(config));
+            let agents = tools::load_agents(config, &Arc::new(router), &tools);
             let line = |problem: DefinitionProblem| format!("{}: {}", problem.file, problem.error);
             let problems = agents.problems().into_iter().chain(missing_scenarios(config, &agents));
             findings.problems.extend(problems.map(line));
-            findings.warnings.extend(idle_policies(config, &agents).into_iter().map(line));
+            findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
@@ -41,12 +46,11 @@ pub fn check(config: &Config) -> Findings {
 
 /// Tool policies that mean none of the service's tools. Such an agent loads all the same: a policy
 /// may be for a tool that its caller brings along.
-fn idle_policies(config: &Config, agents: &Catalogue) -> Vec<DefinitionProblem> {
-    let tools = tools::configured(config, no_memory(), sandbox(config));
+fn idle_policies(agents: &Catalogue, registry: &Registry) -> Vec<DefinitionProblem> {
     let means_any = |agent: &Agent, glob: &str| {
         let Ok(glob) = Glob::of_names(glob) else { return true };
         let own = agent.definition.tools.iter().filter(|tool| Delegation::of_tool(tool).is_some());
-        let names = tools.registry.infos().map(|tool| &tool.name).chain(own);
+        let names = registry.infos().map(|tool| &tool.name).chain(own);
         names.into_iter().any(|name| glob.is_match(name))
     };
     let mut idle = Vec::new();

@@ -52,7 +52,7 @@ impl FileChange {
         }
     }
 
-    /// A change that may have happened, and whose extent nobody saw.
+    /// A change that may have happened, of unknown extent.
     pub fn unknown(path: &str) -> Self {
         let (path, change) = (path.to_owned(), ChangeKind::Modified);
         Self { path, change, from: None, added: None, removed: None, diff: None, truncated: true }

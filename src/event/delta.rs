@@ -47,7 +47,11 @@ impl ModelDelta {
 
     /// Whether a later piece goes on with the text of this one.
     pub fn is_continued_by(&self, later: &Self) -> bool {
-        self.emptied().extend(later.clone()).is_ok()
+        self.emptied() == later.emptied() && !later.names_tool()
+    }
+
+    fn names_tool(&self) -> bool {
+        matches!(self.piece, Piece::ToolCall { name: Some(_), .. })
     }
 
     /// The same without its text, and without the name of a tool, which stands in the first piece.

@@ -1,7 +1,7 @@
 //! What a call has changed, as its tool tells it while it does so.
 //!
-//! It is known once the tool has come to its end: of a call that was given up in the middle nobody
-//! can tell what it still did.
+//! It is known once the tool has come to its end: what a call that was given up in the middle still
+//! did is unknown.
 
 use std::sync::Arc;
 

@@ -8,7 +8,7 @@ use std::sync::Arc;
 
 use crate::event::ToolProgress;
 
-/// Takes what a call says of its progress; by default nobody does.
+/// Takes what a call says of its progress; the default ignores it.
 #[derive(Clone, Default)]
 pub struct Listener(Option<Arc<dyn Fn(ToolProgress) + Send + Sync>>);
 

@@ -9,12 +9,11 @@
 //! (here). Budgets: a call counts as a command (here). Skills, dry run, console, command line,
 //! generated clients: as every tool; unknown types of events are passed over.
 
-use std::time::{Duration, Instant};
-
 use reqwest::Method;
 use serde_json::{Value, json};
 
 use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
+use crate::shell_stories::{is_alive, until_alive};
 use crate::streaming::Reader;
 
 on_both_stores! {
@@ -430,22 +429,6 @@ async fn the_gate_judges_scripts_like_other_tools(db: Db) {
     let blocked = events(&service, &run, "tool_call.blocked").await;
     assert_eq!(blocked.len(), 2, "{blocked:#?}");
     assert!(blocked.iter().all(|event| event["rule"] == "scope"), "{blocked:#?}");
-}
-
-/// Whether a process with that argument is alive.
-fn is_alive(argument: &str) -> bool {
-    let processes = std::fs::read_dir("/proc").unwrap().flatten();
-    processes
-        .filter_map(|p| std::fs::read(p.path().join("cmdline")).ok())
-        .any(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes()))
-}
-
-async fn until_alive(argument: &str, expected: bool) {
-    let since = Instant::now();
-    while is_alive(argument) != expected {
-        assert!(since.elapsed() < Duration::from_secs(30), "sleep {argument}: not {expected}");
-        tokio::time::sleep(Duration::from_millis(10)).await;
-    }
 }
 
 async fn scripts_end_with_their_run_and_with_the_service(db: Db) {

@@ -161,14 +161,14 @@ async fn a_command_can_need_an_approval(db: Db) {
 }
 
 /// Whether a process with that argument is alive.
-fn is_alive(argument: &str) -> bool {
+pub fn is_alive(argument: &str) -> bool {
     let processes = std::fs::read_dir("/proc").unwrap().flatten();
     processes
         .filter_map(|p| std::fs::read(p.path().join("cmdline")).ok())
         .any(|line| line.split(|byte| *byte == 0).any(|word| word == argument.as_bytes()))
 }
 
-async fn until_alive(argument: &str, expected: bool) {
+pub async fn until_alive(argument: &str, expected: bool) {
     let since = Instant::now();
     while is_alive(argument) != expected {
         assert!(since.elapsed() < Duration::from_secs(20), "sleep {argument}: not {expected}");

@@ -54,6 +54,12 @@ pub fn of_environment(
     secrets.map(|(_, value)| value)
 }
 
+/// Whether a text has one of them in it.
+pub(super) fn is_in(text: &str) -> bool {
+    let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);
+    known.finder.as_ref().is_some_and(|finder| finder.is_match(text))
+}
+
 /// A text without the secrets that the service was given.
 pub fn without_known(text: &str) -> Cow<'_, str> {
     let known = KNOWN.read().unwrap_or_else(PoisonError::into_inner);

@@ -97,7 +97,7 @@ mod tests {
     }
 
     #[test]
-    fn a_secret_in_pieces_is_seen_by_nobody() {
+    fn a_secret_in_pieces_is_not_shown() {
         let key =
             "-----BEGIN RSA PRIVATE KEY-----\nhunter2\nhunter2\n-----END RSA PRIVATE KEY-----";
         for text in [

@@ -143,7 +143,7 @@ impl ScriptTool {
         };
         let (reach, handle, workspace) = looked
             .await
-            .map_err(|_| unreadable("nobody knows why"))?
+            .map_err(|_| unreadable("the service failed"))?
             .map_err(|e| unreadable(&e))?;
         let (tools, files) = (Path::new(&self.directory), Path::new(&workspace));
         if tools.starts_with(files) || files.starts_with(tools) {

@@ -149,7 +149,7 @@ impl Answered {
     }
 }
 
-/// The beginning and the end of a text whose middle is gone, so that nobody cuts it again.
+/// The beginning and the end of a text whose middle is gone, short enough not to be cut again.
 fn ends_of(text: &str, omitted: u64) -> String {
     if text.len() <= 2 * MAX_END {
         return text.to_owned();

@@ -180,7 +180,7 @@ impl Planned {
         };
         let message = || {
             ToolError::ForModel(format!(
-                "{:?} was changed by somebody else meanwhile; nothing is patched, read it again",
+                "{:?} was changed by another writer meanwhile; nothing is patched, read it again",
                 self.path
             ))
         };

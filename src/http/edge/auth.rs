@@ -23,7 +23,7 @@ use crate::runtime::{Refusal, keys};
 use crate::store::ApiKeyRecord;
 
 /// How often the key of an event stream or a waiting request is looked at.
-pub(crate) const KEY_CHECKS: Duration = Duration::from_secs(1);
+const WATCH: Duration = Duration::from_secs(1);
 
 /// A scope as a type, so that a handler's signature states what it requires.
 pub(crate) trait Scope {
@@ -165,17 +165,13 @@ fn count(app: &App, parts: &Parts, key: &str) -> Result<(), Problem> {
 pub(crate) async fn key_lost(app: &App, key: Option<&ApiKeyRecord>) {
     let Some(key) = key else { return std::future::pending().await };
     loop {
-        tokio::time::sleep(KEY_CHECKS).await;
-        if is_lost(app, key).await {
+        tokio::time::sleep(WATCH).await;
+        // What cannot be decided now is decided a moment later.
+        let Ok(found) = app.keys.find(app.store.as_ref(), &key.id).await else { continue };
+        if found.is_none_or(|cached| cached.is_over().is_some()) {
             return;
         }
     }
-}
-
-/// Whether this key has been revoked or has expired. Where the store cannot be asked, not yet.
-pub(crate) async fn is_lost(app: &App, key: &ApiKeyRecord) -> bool {
-    let found = app.keys.find(app.store.as_ref(), &key.id).await;
-    found.is_ok_and(|found| found.is_none_or(|cached| cached.is_over().is_some()))
 }
 
 fn bearer(headers: &HeaderMap) -> Option<&str> {

@@ -20,12 +20,13 @@ use serde::Serialize;
 use serde_json::{Value, json};
 use tokio::sync::mpsc;
 use tokio::time::Instant;
+use tokio_util::task::AbortOnDropHandle;
 use uuid::Uuid;
 
 use super::redacted;
 use super::run_views::Run;
 use crate::event::{Event, ModelDelta, ToolProgress};
-use crate::http::edge::auth::{KEY_CHECKS, is_lost};
+use crate::http::edge::auth::key_lost;
 use crate::http::state::App;
 use crate::message::visible::on_one_line;
 use crate::run::Caller;
@@ -34,6 +35,11 @@ use crate::store::{ApiKeyRecord, Store, StoreError};
 
 /// Interval of keep-alive comments.
 const KEEP_ALIVE: Duration = Duration::from_secs(15);
+
+/// How long, and how often, a store that does not answer is asked before the stream ends: with many
+/// streams at once its connections may be busy for a while.
+const PATIENCE: Duration = Duration::from_secs(10);
+const PAUSE: Duration = Duration::from_millis(250);
 
 /// Frames that wait for a client to read them.
 const AHEAD: usize = 1;
@@ -50,10 +56,11 @@ pub(crate) fn response(
     follower: Follower,
     cancel: Option<CancelOnDrop>,
 ) -> Response {
+    let (watched, key) = (app.clone(), viewer.key.cloned());
+    let key_lost = tokio::spawn(async move { key_lost(&watched, key.as_deref()).await });
     let reader = Reader {
         app: app.clone(),
-        key: viewer.key.cloned(),
-        key_checked: Instant::now(),
+        key_lost: AbortOnDropHandle::new(key_lost),
         tenant: viewer.tenant.to_owned(),
         run,
         follower,
@@ -82,9 +89,8 @@ pub(crate) struct Viewer<'a> {
 
 struct Reader {
     app: App,
-    key: Option<Arc<ApiKeyRecord>>,
-    /// When it was last known to be valid.
-    key_checked: Instant,
+    /// Ends when the key is not valid any more.
+    key_lost: AbortOnDropHandle<()>,
     tenant: String,
     run: Uuid,
     follower: Follower,
@@ -100,7 +106,7 @@ impl Reader {
         while !self.is_over {
             let frame = tokio::select! {
                 () = frames.closed() => return,
-                frame = self.next() => frame,
+                frame = self.next(&frames) => frame,
             };
             if frames.send(frame).await.is_err() {
                 return;
@@ -108,29 +114,28 @@ impl Reader {
         }
     }
 
-    /// The next frame.
-    async fn next(&mut self) -> Bytes {
-        let keep_alive = Instant::now() + KEEP_ALIVE;
-        loop {
-            if let Some(key) = &self.key
-                && self.key_checked.elapsed() >= KEY_CHECKS
-            {
-                if is_lost(&self.app, key).await {
-                    return self.interrupted("the API key is revoked or has expired");
+    /// The next frame. The follower is asked once and never interrupted: a read of the journal that
+    /// is given up costs a connection.
+    async fn next(&mut self, frames: &mpsc::Sender<Bytes>) -> Bytes {
+        let news = {
+            let mut news = std::pin::pin!(followed(&mut self.follower));
+            loop {
+                tokio::select! {
+                    biased;
+                    _ = &mut self.key_lost => break None,
+                    news = &mut news => break Some(news),
+                    () = tokio::time::sleep(KEEP_ALIVE) => {
+                        // Where there is no room, a frame is waiting to be sent.
+                        let _ = frames.try_send(Bytes::from_static(b": keep-alive\n\n"));
+                    }
                 }
-                self.key_checked = Instant::now();
             }
-            let until = match self.key {
-                Some(_) => keep_alive.min(self.key_checked + KEY_CHECKS),
-                None => keep_alive,
-            };
-            return match tokio::time::timeout_at(until, self.follower.next()).await {
-                Err(_) if Instant::now() < keep_alive => continue,
-                Err(_) => Bytes::from_static(b": keep-alive\n\n"),
-                Ok(Ok(Some(published))) => self.framed(&published).await,
-                Ok(Ok(None)) => self.interrupted("the service is shutting down"),
-                Ok(Err(_)) => self.interrupted("the store is unavailable"),
-            };
+        };
+        match news {
+            None => self.interrupted("the API key is revoked or has expired"),
+            Some(Ok(Some(published))) => self.framed(&published).await,
+            Some(Ok(None)) => self.interrupted("the service is shutting down"),
+            Some(Err(_)) => self.interrupted("the store is unavailable"),
         }
     }
 
@@ -156,6 +161,26 @@ impl Reader {
     }
 }
 
+/// What a follower says next.
+async fn followed(follower: &mut Follower) -> Result<Option<Arc<Published>>, StoreError> {
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match follower.next().await {
+            Err(error) if is_worth_a_wait(&error, until).await => {}
+            answer => return answer,
+        }
+    }
+}
+
+/// Waits a little where the store may answer before this instant; else it does not.
+async fn is_worth_a_wait(error: &StoreError, until: Instant) -> bool {
+    let may_answer = error.is_transient() && Instant::now() < until;
+    if may_answer {
+        tokio::time::sleep(PAUSE).await;
+    }
+    may_answer
+}
+
 async fn frame(
     app: &App,
     tenant: &str,
@@ -167,7 +192,13 @@ async fn frame(
         StreamItem::Delta(at, delta) => Ok(live_frame(run, *at, ModelDelta::TYPE_NAME, delta)),
         StreamItem::Progress(at, said) => Ok(live_frame(run, *at, ToolProgress::TYPE_NAME, said)),
     };
-    published.frame.get_or_try_init(make).await.cloned()
+    let until = Instant::now() + PATIENCE;
+    loop {
+        match published.frame.get_or_try_init(make).await {
+            Err(error) if is_worth_a_wait(&error, until).await => {}
+            answer => return answer.cloned(),
+        }
+    }
 }
 
 async fn event_frame(store: &Store, tenant: &str, event: &Event) -> Result<Bytes, StoreError> {

@@ -16,6 +16,7 @@ pub mod skills;
 
 pub use agent::Agent;
 pub use catalogue::{Catalogue, Change, DefinitionProblem};
+pub use checks::is_agent_name;
 pub use definition::Definition;
 pub use skills::{Skill, Skills};
 pub use yaml::DefinitionError;

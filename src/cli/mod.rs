@@ -16,6 +16,7 @@ mod models;
 mod output;
 mod policy;
 mod progress;
+mod project;
 mod run_view;
 mod runs;
 mod schema;
@@ -40,9 +41,10 @@ Settings come from toolloop.toml, then the environment (TOOLLOOP_SERVER__LISTEN=
 flags. All are optional: by default, agents are read from ./agents and runs are stored in ./toolloop.db.
 
 Getting started:
-  toolloop doctor                             check the setup
-  toolloop invoke repo-guide --input path=.   run an agent without a server
+  toolloop init demo && cd demo               a project with an agent and a tool of its own
   toolloop serve                              start the service; the first start prints an admin key
+  toolloop invoke hello --input text=hi       run an agent without a server
+  toolloop doctor                             check the setup
 
 Exit codes: 0 success · 1 failure · 2 wrong usage or configuration · 3 the run waits for an answer · 130 cancelled";
 
@@ -81,6 +83,11 @@ struct SettingArgs {
 enum Command {
     /// Serve the HTTP API (the default)
     Serve,
+    /// Write the first files of a project: an agent, a tool, their settings and tests
+    Init(project::InitArgs),
+    /// Write another file of a project
+    #[command(subcommand)]
+    New(project::NewCommand),
     /// Run an agent and wait for its answer
     Invoke(invoke::InvokeArgs),
     /// List, show, watch and cancel runs; approve and deny their tool calls
@@ -174,6 +181,10 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
             output::print_json(&schema::schema(what))?;
             return Ok(ExitCode::SUCCESS);
         }
+        Command::Init(args) => {
+            project::init(args)?;
+            return Ok(ExitCode::SUCCESS);
+        }
         Command::Completions { shell } => {
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "toolloop", &mut script);
@@ -190,6 +201,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
     let _logs = Logs::start(log_format, filter).map_err(|e| UsageError(e.to_string()))?;
     match command {
         Command::Serve => app::serve(Config::read(&flags)?).await?,
+        Command::New(command) => project::new(&flags, command)?,
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,
         Command::Runs(command) => return runs::runs(&flags, command).await,
         Command::Keys(command) => keys::keys(&flags, command).await?,
@@ -200,7 +212,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::Policy(command) => return policy::policy(&flags, command).await,
         Command::Doctor(JsonArg { json }) => return doctor::doctor(&flags, json).await,
         Command::Migrate(JsonArg { json }) => migrate(&Config::read(&flags)?, json).await?,
-        Command::Openapi | Command::Schema(_) | Command::Completions { .. } => {}
+        Command::Init(_) | Command::Openapi | Command::Schema(_) | Command::Completions { .. } => {}
     }
     Ok(ExitCode::SUCCESS)
 }

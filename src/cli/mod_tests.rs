@@ -44,6 +44,9 @@ fn invalid_command_lines_are_rejected() {
         "toolloop runs list --since yesterday",
         "toolloop runs list --limit 0",
         "toolloop schema",
+        "toolloop new",
+        "toolloop new agent",
+        "toolloop init a b",
         "toolloop completions tcsh",
     ] {
         assert_eq!(parse(line).unwrap_err().exit_code(), 2, "{line}");

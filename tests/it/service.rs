@@ -109,6 +109,11 @@ impl Setup {
 
     pub async fn start(self, db: Db) -> Service {
         let dir = self.lay_out();
+        self.start_in(dir, db).await
+    }
+
+    /// In a directory as it is: none of its files come from here.
+    pub async fn start_in(self, dir: TempDir, db: Db) -> Service {
         let database_url = match db {
             Db::Sqlite => format!("sqlite://{}", dir.path().join("toolloop.db").display()),
             Db::Postgres => postgres_cluster::fresh_database().await,

@@ -5,6 +5,7 @@ pub(super) mod assets;
 pub(super) mod auth;
 pub(super) mod cors;
 pub(super) mod extract;
+pub(super) mod front;
 pub(super) mod key_cache;
 pub(super) mod layer;
 pub(super) mod metrics;

@@ -1,0 +1,35 @@
+//! The front door: `/` leads a browser to the console, and everybody else nowhere.
+//!
+//! Only a client that asks for HTML is sent on; programs get the 404 of any other unknown path.
+
+use axum::Router;
+use axum::http::header::{ACCEPT, VARY};
+use axum::http::{HeaderMap, HeaderName};
+use axum::response::Redirect;
+use axum::routing::get;
+
+use super::problem::Problem;
+use crate::http::state::App;
+
+/// `/`, where the console is served.
+pub(crate) fn routes() -> Router<App> {
+    Router::new().route("/", get(front_door))
+}
+
+async fn front_door(
+    headers: HeaderMap,
+) -> Result<([(HeaderName, &'static str); 1], Redirect), Problem> {
+    if wants_html(&headers) {
+        Ok(([(VARY, "accept")], Redirect::temporary("/console")))
+    } else {
+        Err(Problem::not_found("path"))
+    }
+}
+
+fn wants_html(headers: &HeaderMap) -> bool {
+    let accepts = headers.get_all(ACCEPT).iter().filter_map(|value| value.to_str().ok());
+    accepts.flat_map(|value| value.split(',')).any(|kind| {
+        let kind = kind.split(';').next().unwrap_or_default().trim();
+        kind.eq_ignore_ascii_case("text/html")
+    })
+}

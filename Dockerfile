@@ -3,21 +3,25 @@ WORKDIR /src
 COPY Cargo.toml Cargo.lock ./
 COPY src src
 COPY migrations migrations
+# The commit that is built, for the metric toolloop_build_info: --build-arg REVISION=$(git rev-parse HEAD)
+ARG REVISION=unknown
+ENV TOOLLOOP_REVISION=$REVISION
 RUN --mount=type=cache,target=/usr/local/cargo/registry --mount=type=cache,target=/src/target \
     cargo build --profile dist --locked && cp target/dist/toolloop /usr/local/bin/toolloop
 
 FROM debian:bookworm-slim
-RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl \
+RUN apt-get update && apt-get install -y --no-install-recommends ca-certificates curl python3 \
     && rm -rf /var/lib/apt/lists/* && useradd --create-home --uid 10001 toolloop
 COPY --from=build /usr/local/bin/toolloop /usr/local/bin/toolloop
 WORKDIR /home/toolloop
 COPY --chown=toolloop agents agents
 COPY --chown=toolloop scenarios scenarios
 COPY --chown=toolloop skills skills
-# The image has neither Python nor Node.js: of the tools that are programs only the shell script works in it.
-COPY --chown=toolloop tools/files.yaml tools/largest_files.sh tools/
+# The image has Python and a shell, and no Node.js: of the tools that are programs that one is left out.
+COPY --chown=toolloop tools/files.yaml tools/largest_files.sh tools/text.yaml tools/word_count.py tools/
 COPY --chown=toolloop workspace workspace
-RUN chown toolloop /home/toolloop
+# Volumes begin with the owner of the directory that they are mounted on.
+RUN mkdir -p data && chown toolloop /home/toolloop data
 USER toolloop
 ENV TOOLLOOP_SERVER__LISTEN=0.0.0.0:8080
 EXPOSE 8080

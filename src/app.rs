@@ -1,6 +1,7 @@
 //! Wires the modules together: the only place that chooses concrete types, and the order of startup
 //! and shutdown.
 
+mod banner;
 mod check;
 mod secrets;
 mod tools;
@@ -34,7 +35,9 @@ use crate::runtime::{
 };
 use crate::store::writer::OnDurable;
 use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
-use crate::telemetry::{ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings};
+use crate::telemetry::{
+    IsNamed, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
+};
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
@@ -118,7 +121,7 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
         max_connections: config.server.max_connections,
     };
     let address = listener.local_addr().map_err(AppError::Serve)?;
-    announce(address, &parts, first_key.as_deref());
+    banner::announce(address, &parts, &config, first_key.as_deref());
 
     let (runtime, grace) = (parts.runtime.clone(), config.server.shutdown_grace);
     let drained = CancellationToken::new();
@@ -227,11 +230,9 @@ struct Parts {
 impl Parts {
     async fn assemble(config: &Config) -> Result<Self, AppError> {
         secrets::remember(config);
-        let telemetry = Arc::new(telemetry(config)?);
         let loaded = Arc::new(OnceLock::new());
-        let router = Arc::new(
-            router(config)?.observed_by(on_try(&telemetry, named_models(config, &loaded))),
-        );
+        let telemetry = Arc::new(telemetry(config, named_models(config, &loaded))?);
+        let router = Arc::new(router(config)?.observed_by(on_try(&telemetry)));
         let store = open_store(config).await?;
         let sandbox = sandbox(config);
         sandbox.kernel().await; // told to models and callers
@@ -343,12 +344,12 @@ fn requests_per_key(server: &config::Server) -> usize {
     server.max_requests_per_key.min(most - most.div_ceil(5)).max(1)
 }
 
-fn telemetry(config: &Config) -> Result<Telemetry, TelemetryError> {
+fn telemetry(config: &Config, is_named: IsNamed) -> Result<Telemetry, TelemetryError> {
     let settings = config.telemetry.otlp_endpoint.clone().map(|endpoint| TraceSettings {
         endpoint,
         service_name: config.telemetry.service_name.clone(),
     });
-    Telemetry::start(settings.as_ref())
+    Telemetry::start(settings.as_ref(), is_named)
 }
 
 /// Passes committed writes to telemetry.
@@ -363,28 +364,21 @@ fn on_durable(telemetry: &Arc<Telemetry>) -> OnDurable {
 }
 
 /// Whether a definition or a price names a model; callers can name arbitrary others.
-fn named_models(
-    config: &Config,
-    loaded: &Arc<OnceLock<Weak<Catalogue>>>,
-) -> impl Fn(&str, &str) -> bool + Send + Sync + 'static {
+fn named_models(config: &Config, loaded: &Arc<OnceLock<Weak<Catalogue>>>) -> IsNamed {
     let priced: BTreeSet<String> = config.prices.keys().cloned().collect();
     let loaded = Arc::clone(loaded);
-    move |provider, model| {
+    Box::new(move |provider, model| {
         let name = format!("{provider}/{model}");
         priced.contains(&name)
             || loaded.get().and_then(Weak::upgrade).is_some_and(|agents| agents.names(&name))
-    }
+    })
 }
 
 /// Passes attempted model calls to telemetry.
-fn on_try(
-    telemetry: &Arc<Telemetry>,
-    is_named: impl Fn(&str, &str) -> bool + Send + Sync + 'static,
-) -> OnTry {
+fn on_try(telemetry: &Arc<Telemetry>) -> OnTry {
     let telemetry = Arc::clone(telemetry);
     Arc::new(move |tried| {
         telemetry.model_tried(ModelTry {
-            is_named: is_named(tried.provider, tried.model),
             provider: tried.provider,
             model: tried.model,
             took: tried.took,
@@ -405,10 +399,20 @@ fn rate_limit(config: &Config) -> RateLimit {
 fn metrics_sink(telemetry: &Arc<Telemetry>) -> MetricsSink {
     let (counting, scraping) = (Arc::clone(telemetry), Arc::clone(telemetry));
     MetricsSink {
-        on_response: Box::new(move |route, method, status| {
-            counting.http_answered(route, method, status.as_u16());
+        on_response: Box::new(move |route, method, status, took| {
+            counting.http_answered(route, method, status.as_u16(), took);
         }),
-        scrape: Box::new(move |queued, in_flight| scraping.scrape(Sampled { queued, in_flight })),
+        scrape: Box::new(move |gauges| {
+            let http::Gauges { backlog, connections, in_flight } = gauges;
+            scraping.scrape(Sampled {
+                queued: backlog.map(|backlog| backlog.queued),
+                oldest: backlog.map(|backlog| backlog.oldest),
+                approvals: backlog.map(|backlog| backlog.approvals),
+                used: connections.used,
+                idle: connections.idle,
+                in_flight,
+            })
+        }),
     }
 }
 
@@ -512,21 +516,6 @@ fn listen(address: SocketAddr) -> Result<TcpListener, AppError> {
         socket.listen(BACKLOG)
     };
     bound().map_err(|source| AppError::Listen { address, source })
-}
-
-/// Logs the address, and prints the first admin key with an example request.
-fn announce(address: SocketAddr, parts: &Parts, first_key: Option<&str>) {
-    let agents: Vec<String> =
-        parts.catalogue.agents().iter().map(|a| a.definition.name.clone()).collect();
-    tracing::info!(%address, store = parts.store.kind(), agents = agents.join(" "), "listening");
-    if let Some(key) = first_key {
-        println!(
-            "This is the admin key. It is shown only once:\n\n    export TOOLLOOP_KEY={key}\n\n\
-             Then, in another terminal:\n\n    curl -s http://{address}/v1/agents/repo-guide/invoke-iterative \\\n      \
-             -H \"Authorization: Bearer $TOOLLOOP_KEY\" -H 'Content-Type: application/json' \\\n      \
-             -d '{{\"inputs\": {{\"path\": \".\"}}}}'\n"
-        );
-    }
 }
 
 /// SIGTERM and SIGINT; the handlers are installed on creation.

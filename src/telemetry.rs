@@ -4,8 +4,10 @@
 //! Telemetry never blocks a run: what cannot be delivered in time is dropped. It contains neither
 //! the contents of conversations nor secrets.
 
+mod exposition;
 mod logs;
 mod metrics;
+mod process;
 mod traces;
 
 use std::time::Duration;
@@ -18,7 +20,6 @@ use crate::run::{RunOrigin, Totals, TraceSpan};
 
 pub use logs::{LogFormat, Logs};
 use metrics::Metrics;
-pub use metrics::Sampled;
 use traces::Traces;
 
 #[derive(Debug, Clone)]
@@ -27,6 +28,27 @@ pub struct TraceSettings {
     pub endpoint: Url,
     /// `service.name`.
     pub service_name: String,
+}
+
+/// Whether the configuration or a definition names a model, given its provider and its name there.
+/// Others, which callers choose, share one label.
+pub type IsNamed = Box<dyn Fn(&str, &str) -> bool + Send + Sync>;
+
+/// Gauges that are read when metrics are scraped; `None` where the store does not say.
+#[derive(Debug, Clone, Copy)]
+pub struct Sampled {
+    /// Queued runs of all replicas.
+    pub queued: Option<u64>,
+    /// For how long the oldest of them could have been taken.
+    pub oldest: Option<Duration>,
+    /// What runs of all replicas wait for from outside.
+    pub approvals: Option<u64>,
+    /// Connections to the database that are in use.
+    pub used: usize,
+    /// Those that are not.
+    pub idle: usize,
+    /// Runs in progress on this replica.
+    pub in_flight: usize,
 }
 
 /// A committed write of a run.
@@ -46,8 +68,6 @@ pub struct ModelTry<'a> {
     pub provider: &'a str,
     /// The model, without the provider.
     pub model: &'a str,
-    /// Whether the configuration or a definition names the model; others share one metric label.
-    pub is_named: bool,
     pub took: Duration,
     /// The kind of failure; `None` on success.
     pub failure: Option<&'static str>,
@@ -75,8 +95,12 @@ impl Telemetry {
     ///
     /// # Errors
     /// The recorder or exporter cannot be set up; an unreachable collector is not an error.
-    pub fn start(traces: Option<&TraceSettings>) -> Result<Self, TelemetryError> {
-        Ok(Self { metrics: Metrics::install()?, traces: traces.map(Traces::start).transpose()? })
+    pub fn start(
+        traces: Option<&TraceSettings>,
+        is_named: IsNamed,
+    ) -> Result<Self, TelemetryError> {
+        let metrics = Metrics::install(is_named)?;
+        Ok(Self { metrics, traces: traces.map(Traces::start).transpose()? })
     }
 
     pub fn observe(&self, seen: Observed<'_>) {
@@ -95,8 +119,8 @@ impl Telemetry {
     }
 
     /// `route` is the route template.
-    pub fn http_answered(&self, route: &str, method: &'static str, status: u16) {
-        self.metrics.http_answered(route, method, status);
+    pub fn http_answered(&self, route: &str, method: &'static str, status: u16, took: Duration) {
+        self.metrics.http_answered(route, method, status, took);
     }
 
     /// All metrics in the Prometheus text format.

@@ -20,7 +20,7 @@ use utoipa_axum::routes;
 
 use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
-use self::edge::{key_cache, layer, metrics};
+use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
     agents, approvals, audit, audit_stretches, changes, events, health, invoke, keys, policy,
     run_parts, runs, session_messages, sessions, stats, tools, webhooks,
@@ -29,7 +29,7 @@ use self::state::{App, Shared};
 
 pub use self::edge::cors::CorsOrigins;
 pub use self::edge::key_cache::Auth;
-pub use self::edge::metrics_sink::MetricsSink;
+pub use self::edge::metrics_sink::{Gauges, MetricsSink};
 pub use self::edge::server::{Limits, affordable_connections, serve};
 pub use self::state::{Exposed, HttpSettings, HttpState};
 
@@ -110,7 +110,8 @@ fn table() -> OpenApiRouter<App> {
 /// The web pages; they are not part of the API.
 fn pages(expose: Exposed) -> Router<App> {
     let docs = if expose.docs { docs::routes() } else { Router::new() };
-    let console = if expose.console { console::routes() } else { Router::new() };
+    let console =
+        if expose.console { console::routes().merge(front::routes()) } else { Router::new() };
     docs.merge(console)
 }
 

@@ -90,8 +90,8 @@ async fn state(auth: Auth) -> HttpState {
         sandbox: None,
         auth,
         metrics: MetricsSink {
-            on_response: Box::new(|_, _, _| ()),
-            scrape: Box::new(|queued, in_flight| format!("{queued:?} {in_flight}")),
+            on_response: Box::new(|_, _, _, _| ()),
+            scrape: Box::new(|gauges| format!("{gauges:?}")),
         },
     }
 }

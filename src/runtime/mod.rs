@@ -73,6 +73,7 @@ pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
 pub use logins::Refusal;
 pub use memory::recollection;
 pub use policy_cases::{Decided, PolicyBench, PolicyCase};
+pub use queue::Backlog;
 pub use rate_limits::Allowance;
 pub use replay::{Change, NewDecisions, Replay, ReplayError, ReplayQuery};
 pub use start::{Accepted, Mode, StartError, StartRequest, Started, WaitError};

@@ -13,6 +13,7 @@ use uuid::Uuid;
 use super::Runtime;
 use super::ownership::OwnedRun;
 use super::slots::{RunSlot, RunSlots};
+use crate::clock;
 use crate::store::{ClaimedRun, StoreError};
 
 /// Runs that are taken at once, at most.
@@ -28,8 +29,20 @@ pub(super) struct Queue {
     /// Whether the last look left runs behind.
     has_more: AtomicBool,
     counted: Mutex<Option<Counted>>,
+    backlog: Mutex<Option<(Instant, Backlog)>>,
     /// Child runs that have ended, or may have, and whose parents are not told yet.
     ended_children: Mutex<Vec<Uuid>>,
+}
+
+/// What waits in the store, of all replicas and tenants.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Backlog {
+    /// Queued runs.
+    pub queued: u64,
+    /// For how long the oldest of them could have been taken; zero without one.
+    pub oldest: Duration,
+    /// What runs wait for from outside.
+    pub approvals: u64,
 }
 
 #[derive(Debug)]
@@ -122,6 +135,25 @@ impl Runtime {
         let length = self.inner.store.queued().await?;
         *self.inner.queue.counted() = Some(Counted { at, length });
         Ok(length)
+    }
+
+    /// What waits, as of a second ago.
+    ///
+    /// # Errors
+    /// [`StoreError`] where the store has to be asked and does not answer.
+    pub async fn backlog(&self) -> Result<Backlog, StoreError> {
+        let queued = self.queue_length().await?;
+        let known = *self.inner.queue.backlog.lock();
+        if let Some((_, backlog)) = known.filter(|(at, _)| at.elapsed() < FRESH) {
+            return Ok(Backlog { queued, ..backlog });
+        }
+        let at = Instant::now();
+        let since = self.inner.store.oldest_queued().await?;
+        let oldest = since.and_then(|since| (clock::now() - since).to_std().ok());
+        let approvals = self.inner.store.pending_approvals().await?;
+        let backlog = Backlog { queued, oldest: oldest.unwrap_or_default(), approvals };
+        *self.inner.queue.backlog.lock() = Some((at, backlog));
+        Ok(backlog)
     }
 
     /// Queues the parked parents of child runs that have ended.

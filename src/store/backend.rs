@@ -8,7 +8,7 @@ use uuid::Uuid;
 
 use super::batch::Batch;
 use super::sql::{Dialect, Query, Row};
-use super::{DatabaseInfo, StoreError, Wakeup};
+use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 
 /// Which work a statement belongs to; each has connections of its own where there are several.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -28,6 +28,7 @@ pub(super) trait Backend: Send + Sync {
     async fn migrate(&self) -> Result<(), StoreError>;
     async fn about(&self) -> Result<DatabaseInfo, StoreError>;
     async fn close(&self);
+    fn connection_counts(&self) -> ConnectionCounts;
 
     /// Runs one statement that reads.
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError>;

@@ -14,7 +14,7 @@ use uuid::Uuid;
 use super::backend::{Backend, Transaction, Work};
 use super::batch::Batch;
 use super::sql::{Dialect, Query, Row};
-use super::{DatabaseInfo, StoreError, Wakeup};
+use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 
 /// The plans so far, as the database writes them.
 pub(super) type Plans = Arc<Mutex<Vec<String>>>;
@@ -41,6 +41,10 @@ impl Backend for Explaining {
 
     async fn close(&self) {
         self.backend.close().await;
+    }
+
+    fn connection_counts(&self) -> ConnectionCounts {
+        self.backend.connection_counts()
     }
 
     async fn read(&self, work: Work, query: Query) -> Result<Vec<Row>, StoreError> {

@@ -127,6 +127,24 @@ pub struct DatabaseInfo {
     pub now: Option<DateTime<Utc>>,
 }
 
+/// Connections to the database.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct ConnectionCounts {
+    /// At work.
+    pub used: usize,
+    /// Open, and free for work.
+    pub idle: usize,
+}
+
+impl std::iter::Sum for ConnectionCounts {
+    fn sum<I: Iterator<Item = Self>>(counts: I) -> Self {
+        counts.fold(Self::default(), |sum, counts| Self {
+            used: sum.used + counts.used,
+            idle: sum.idle + counts.idle,
+        })
+    }
+}
+
 /// A durable store of runs.
 pub struct Store {
     backend: Box<dyn Backend>,
@@ -153,6 +171,11 @@ impl Store {
             sql::Dialect::Postgres => "postgres",
             sql::Dialect::Sqlite => "sqlite",
         }
+    }
+
+    /// The connections of this process.
+    pub fn connection_counts(&self) -> ConnectionCounts {
+        self.backend.connection_counts()
     }
 
     /// Brings the schema up to date; runs at every start.

@@ -6,6 +6,7 @@
 
 use std::time::Duration;
 
+use chrono::{DateTime, Utc};
 use serde_json::json;
 use uuid::Uuid;
 
@@ -70,6 +71,30 @@ impl Store {
         ));
         let rows = self.backend.read(Work::Control, count).await?;
         rows.first().map_or(Ok(0), |row| row.read("queued"))
+    }
+
+    /// Since when the oldest queued run of all tenants could have been taken, if there is one.
+    pub async fn oldest_queued(&self) -> Result<Option<DateTime<Utc>>, StoreError> {
+        let oldest = Query::new(concat!(
+            "SELECT (SELECT min(available_at) FROM runs WHERE ",
+            in_line!(),
+            ") AS in_line, (SELECT min(available_at) FROM runs WHERE ",
+            waits!(""),
+            ") AS waiting"
+        ));
+        let rows = self.backend.read(Work::Control, oldest).await?;
+        let Some(row) = rows.first() else { return Ok(None) };
+        let oldest: [Option<DateTime<Utc>>; 2] = [row.read("in_line")?, row.read("waiting")?];
+        Ok(oldest.into_iter().flatten().min())
+    }
+
+    /// What runs of all tenants wait for from outside.
+    pub async fn pending_approvals(&self) -> Result<u64, StoreError> {
+        let count = Query::new(
+            "SELECT count(*) AS pending FROM approvals WHERE status = 'pending' AND kind <> 'child'",
+        );
+        let rows = self.backend.read(Work::Control, count).await?;
+        rows.first().map_or(Ok(0), |row| row.read("pending"))
     }
 
     /// Takes up to `limit` queued runs: status running, owner set, epoch raised. A run that waits

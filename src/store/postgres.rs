@@ -25,7 +25,7 @@ use super::backend::{Backend, Transaction, Work};
 use super::batch::Batch;
 use super::migrations::POSTGRES as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value};
-use super::{DatabaseInfo, StoreError, Wakeup};
+use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 
 /// Connections for commits: two in flight and one to spare.
 const COMMIT_CONNECTIONS: usize = 3;
@@ -140,6 +140,11 @@ impl Backend for Postgres {
         let mut line = self.control.get().await?;
         let about = within(about(&mut line)).await;
         line.settle(about)
+    }
+
+    fn connection_counts(&self) -> ConnectionCounts {
+        let pools = [&self.commits, &self.reads, &self.control];
+        pools.into_iter().map(Connections::counts).sum()
     }
 
     async fn close(&self) {

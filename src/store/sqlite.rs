@@ -25,7 +25,7 @@ use super::backend::{Backend, Transaction, Work};
 use super::batch::Batch;
 use super::migrations::SQLITE as MIGRATIONS;
 use super::sql::{Dialect, Query, Row, Value, json};
-use super::{DatabaseInfo, StoreError, Wakeup};
+use super::{ConnectionCounts, DatabaseInfo, StoreError, Wakeup};
 
 /// Connections that read at the same time.
 const READERS: u32 = 4;
@@ -199,6 +199,12 @@ impl Backend for Sqlite {
             tracing::warn!(%error, "the database was not closed cleanly");
         }
         self.lock.lock().take();
+    }
+
+    fn connection_counts(&self) -> ConnectionCounts {
+        let writes = usize::from(self.writer.try_lock().is_err());
+        let (open, idle) = (self.readers.size() as usize, self.readers.num_idle());
+        ConnectionCounts { used: open.saturating_sub(idle) + writes, idle: idle + 1 - writes }
     }
 
     async fn read(&self, _: Work, query: Query) -> Result<Vec<Row>, StoreError> {

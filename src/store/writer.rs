@@ -96,7 +96,7 @@ impl Writer {
     ) -> Self {
         let (requests, inbox) = mpsc::unbounded_channel();
         let available = Arc::new(AtomicBool::new(true));
-        let seconds = metrics::histogram!("toolloop_store_commit_seconds");
+        let seconds = metrics::histogram!("toolloop_store_commit_duration_seconds");
         let committer = Arc::new(Committer {
             store,
             owner,

@@ -3,15 +3,16 @@
 //! A handle is created once per set of labels and kept. Labels whose values callers or models choose
 //! (a model named in a request) are bounded: beyond [`MAX_LABEL_SETS`] they are counted as `other`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::hash::Hash;
 use std::time::Duration;
 
 use metrics::{Counter, Gauge, Histogram, Label, counter, gauge, histogram};
 use metrics_exporter_prometheus::{BuildError, Matcher, PrometheusBuilder, PrometheusHandle};
-use parking_lot::RwLock;
+use parking_lot::{Mutex, RwLock};
 
-use super::{ModelTry, Observed, TelemetryError, began};
+use super::exposition::Exposition;
+use super::{IsNamed, ModelTry, Observed, Sampled, TelemetryError, began, process};
 use crate::bounds::secrets::redacted;
 use crate::event::{AuditRecord, CallFailure, Ending, Event, RunEvent, ToolCallCompleted};
 use crate::message::{CallTarget, Usage};
@@ -27,12 +28,18 @@ const TOOL_CALL_DURATION: &str = "toolloop_tool_call_duration_seconds";
 const MODEL_CALLS: &str = "toolloop_model_calls_total";
 const MODEL_CALL_DURATION: &str = "toolloop_model_call_duration_seconds";
 const TOKENS: &str = "toolloop_tokens_total";
-const COST: &str = "toolloop_cost_micro_usd_total";
+const COST: &str = "toolloop_cost_usd_total";
 const QUEUE_DEPTH: &str = "toolloop_queue_depth";
+const QUEUE_OLDEST: &str = "toolloop_queue_oldest_seconds";
+const APPROVALS_PENDING: &str = "toolloop_approvals_pending";
+const STREAMS_OPEN: &str = "toolloop_streams_open";
+const STORE_CONNECTIONS: &str = "toolloop_store_connections";
+const BUILD_INFO: &str = "toolloop_build_info";
 const GATE_DECISIONS: &str = "toolloop_gate_decisions_total";
 const WEBHOOK_DELIVERIES: &str = "toolloop_webhook_deliveries_total";
-const STORE_COMMIT: &str = "toolloop_store_commit_seconds";
+const STORE_COMMIT: &str = "toolloop_store_commit_duration_seconds";
 const HTTP_REQUESTS: &str = "toolloop_http_requests_total";
+const HTTP_DURATION: &str = "toolloop_http_request_duration_seconds";
 
 /// Maximum number of label sets per metric.
 const MAX_LABEL_SETS: usize = 1000;
@@ -49,56 +56,60 @@ const TOOL: [f64; 13] =
 const COMMIT: [f64; 12] =
     [0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 5.0];
 
-/// Gauges that are read when metrics are scraped.
-#[derive(Debug, Clone, Copy)]
-pub struct Sampled {
-    /// Queued runs of all replicas; `None` if the store is unavailable.
-    pub queued: Option<u64>,
-    /// Runs in progress on this replica.
-    pub in_flight: usize,
-}
+/// Histogram buckets in seconds, for HTTP responses; the longest wait for runs.
+const HTTP: [f64; 12] = [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.5, 1.0, 5.0, 30.0, 600.0];
+
+/// What was built: `unknown` where the build did not name the commit.
+const REVISION: &str = match option_env!("TOOLLOOP_REVISION") {
+    Some(revision) => revision,
+    None => "unknown",
+};
 
 pub(super) struct Metrics {
-    exposition: PrometheusHandle,
-    runs: Family<(&'static str, &'static str)>,
+    recorded: PrometheusHandle,
+    is_named: IsNamed,
+    runs: Family<(&'static str, &'static str), Counter>,
     runs_in_flight: Gauge,
-    run_duration: Histogram,
+    run_duration: Family<(), Histogram>,
     iterations: Counter,
-    tool_calls: Family<&'static str>,
+    tool_calls: Family<&'static str, Counter>,
     tool_call_duration: Histogram,
-    model_calls: Family<&'static str>,
-    model_call_duration: Histogram,
-    tokens: Tokens,
-    cost: Counter,
-    queue_depth: Gauge,
-    gate_decisions: Family<&'static str>,
-    http_requests: Family<(&'static str, u16)>,
+    model_calls: Family<&'static str, Counter>,
+    model_call_duration: Family<(), Histogram>,
+    tokens: Family<&'static str, Counter>,
+    cost: Mutex<Cost>,
+    gate_decisions: Family<&'static str, Counter>,
+    http_requests: Family<(&'static str, u16), Counter>,
+    http_duration: Family<&'static str, Histogram>,
 }
 
-/// Tokens by kind. As in [`Usage`], cached and cache-write tokens are parts of the input, reasoning
-/// tokens of the output.
-struct Tokens {
-    input: Counter,
-    output: Counter,
-    cached_input: Counter,
-    cache_write: Counter,
-    reasoning: Counter,
-}
+/// Millionths of a US dollar, by agent and model.
+type Cost = BTreeMap<(String, String), u64>;
 
-/// A counter with one label whose values are known only at run time, and further labels `Rest`.
-struct Family<Rest> {
-    made: RwLock<HashMap<String, HashMap<Rest, Counter>>>,
-    make: fn(&str, &Rest) -> Counter,
+/// A metric with one label whose values are known only at run time (or two, as `provider/model`), and
+/// further labels `Rest`.
+struct Family<Rest, Handle> {
+    made: RwLock<HashMap<String, HashMap<Rest, Handle>>>,
+    make: fn(&str, &Rest) -> Handle,
 }
 
 impl Metrics {
     /// Installs the process-wide recorder.
-    pub(super) fn install() -> Result<Self, TelemetryError> {
-        let exposition = recorder().map_err(|error| TelemetryError::Metrics(error.to_string()))?;
+    pub(super) fn install(is_named: IsNamed) -> Result<Self, TelemetryError> {
+        let recorded = recorder().map_err(|error| TelemetryError::Metrics(error.to_string()))?;
         describe();
-        let tokens = |kind: &'static str| counter!(TOKENS, "kind" => kind);
+        gauge!(STREAMS_OPEN).set(0.0);
+        // Counted elsewhere; from the first scrape on, so that an increase is seen.
+        for reason in ["undriven", "lost_commit", "unended"] {
+            counter!(RUNS_RECLAIMED, "reason" => reason).increment(0);
+        }
+        for outcome in ["delivered", "retried", "failed", "disabled"] {
+            counter!(WEBHOOK_DELIVERIES, "outcome" => outcome).increment(0);
+        }
+        gauge!(BUILD_INFO, "version" => env!("CARGO_PKG_VERSION"), "revision" => REVISION).set(1.0);
         Ok(Self {
-            exposition,
+            recorded,
+            is_named,
             runs: Family::new(|agent, (status, reason)| {
                 counter!(
                     RUNS,
@@ -106,31 +117,24 @@ impl Metrics {
                 )
             }),
             runs_in_flight: gauge!(RUNS_IN_FLIGHT),
-            run_duration: histogram!(RUN_DURATION),
+            run_duration: Family::new(|agent, ()| {
+                histogram!(RUN_DURATION, vec![named("agent", agent)])
+            }),
             iterations: counter!(ITERATIONS),
             tool_calls: Family::new(|tool, outcome| {
                 counter!(TOOL_CALLS, vec![named("tool", tool), fixed("outcome", outcome)])
             }),
             tool_call_duration: histogram!(TOOL_CALL_DURATION),
             model_calls: Family::new(|name, outcome| {
-                let (provider, model) = name.split_once('/').unwrap_or((name, name));
-                let labels = vec![
-                    named("provider", provider),
-                    named("model", model),
-                    fixed("outcome", outcome),
-                ];
-                counter!(MODEL_CALLS, labels)
+                counter!(MODEL_CALLS, of_model(name, Some(fixed("outcome", outcome))))
             }),
-            model_call_duration: histogram!(MODEL_CALL_DURATION),
-            tokens: Tokens {
-                input: tokens("input"),
-                output: tokens("output"),
-                cached_input: tokens("cached_input"),
-                cache_write: tokens("cache_write"),
-                reasoning: tokens("reasoning"),
-            },
-            cost: counter!(COST),
-            queue_depth: gauge!(QUEUE_DEPTH),
+            model_call_duration: Family::new(|name, ()| {
+                histogram!(MODEL_CALL_DURATION, of_model(name, None))
+            }),
+            tokens: Family::new(|name, kind| {
+                counter!(TOKENS, of_model(name, Some(fixed("kind", kind))))
+            }),
+            cost: Mutex::default(),
             gate_decisions: Family::new(|rule, decision| {
                 counter!(GATE_DECISIONS, vec![named("rule", rule), fixed("decision", decision)])
             }),
@@ -142,6 +146,9 @@ impl Metrics {
                 ];
                 counter!(HTTP_REQUESTS, labels)
             }),
+            http_duration: Family::new(|route, method| {
+                histogram!(HTTP_DURATION, vec![named("route", route), fixed("method", method)])
+            }),
         })
     }
 
@@ -150,13 +157,18 @@ impl Metrics {
             match &event.what {
                 RunEvent::ModelResponded(response) => {
                     self.iterations.increment(1);
-                    self.add_usage(&response.usage);
+                    let model = (response.provider.as_str(), response.model.as_str());
+                    self.add_usage(origin, model, &response.usage);
                 }
                 RunEvent::ContextCompacted(compacted) => {
-                    compacted.call.iter().for_each(|call| self.add_usage(&call.usage));
+                    if let Some(call) = &compacted.call {
+                        self.add_usage(origin, (&call.provider, &call.model), &call.usage);
+                    }
                 }
                 RunEvent::ToolCallCompleted(call) => self.tool_completed(events, at, call),
-                RunEvent::ToolCallBlocked(call) => self.tool_calls.add(&call.tool, "blocked"),
+                RunEvent::ToolCallBlocked(call) => {
+                    self.tool_calls.of(&call.tool, "blocked").increment(1);
+                }
                 RunEvent::RunCompleted(ending)
                 | RunEvent::RunFailed(ending)
                 | RunEvent::RunCancelled(ending) => self.ended(origin, ending),
@@ -191,20 +203,44 @@ impl Metrics {
             if decision == "escalated" && outcome != "not_executed" {
                 continue; // was counted when the approval was requested
             }
-            self.gate_decisions.add(rule, decision_label(decision));
+            self.gate_decisions.of(rule, decision_label(decision)).increment(1);
         }
     }
 
     fn ended(&self, origin: &RunOrigin, ending: &Ending) {
         let outcome = &ending.outcome;
         let labels = (outcome.status().as_str(), outcome.reason().as_str());
-        self.runs.add(&origin.agent, labels);
-        self.run_duration.record(Duration::from_millis(ending.latency_ms));
+        self.runs.of(&origin.agent, labels).increment(1);
+        let took = Duration::from_millis(ending.latency_ms);
+        self.run_duration.of(&origin.agent, ()).record(took);
     }
 
-    fn add_usage(&self, usage: &Usage) {
-        self.tokens.add(usage);
-        self.cost.increment(usage.cost_micro_usd.unwrap_or(0).unsigned_abs());
+    /// Tokens by kind. As in [`Usage`], cached and cache-write tokens are parts of the input, reasoning
+    /// tokens of the output.
+    fn add_usage(&self, origin: &RunOrigin, (provider, model): (&str, &str), usage: &Usage) {
+        let name = self.label(provider, model);
+        for (kind, tokens) in [
+            ("input", usage.input_tokens),
+            ("output", usage.output_tokens),
+            ("cached_input", usage.cached_input_tokens),
+            ("cache_write", usage.cache_write_tokens),
+            ("reasoning", usage.reasoning_tokens),
+        ] {
+            self.tokens.of(&name, kind).increment(tokens);
+        }
+        let Some(spent) = usage.cost_micro_usd else { return };
+        let mut cost = self.cost.lock();
+        let mut key = (origin.agent.clone(), name);
+        if cost.len() >= MAX_LABEL_SETS && !cost.contains_key(&key) {
+            key = (OTHER.to_owned(), OTHER.to_owned());
+        }
+        *cost.entry(key).or_default() += spent.unsigned_abs();
+    }
+
+    /// `provider/model`, where the configuration or a definition names it; callers choose others.
+    fn label(&self, provider: &str, model: &str) -> String {
+        let model = if (self.is_named)(provider, model) { model } else { OTHER };
+        format!("{provider}/{model}")
     }
 
     /// A call that a limit prevented is not counted.
@@ -217,65 +253,93 @@ impl Metrics {
             Some(CallFailure::UnknownTool) => (OTHER, "failed"), // the name is the model's invention
             Some(_) => (call.tool.as_str(), "failed"),
         };
-        self.tool_calls.add(tool, outcome);
+        self.tool_calls.of(tool, outcome).increment(1);
         let began = began(events, at, call.call_id, call.duration_ms);
         let ended = events.get(at).map_or(began, |event| event.at);
         self.tool_call_duration.record((ended - began).to_std().unwrap_or_default());
     }
 
     pub(super) fn model_tried(&self, tried: ModelTry<'_>) {
-        let model = if tried.is_named { tried.model } else { OTHER };
-        let name = format!("{}/{model}", tried.provider);
-        self.model_calls.add(&name, tried.failure.unwrap_or("succeeded"));
-        self.model_call_duration.record(tried.took);
+        let name = self.label(tried.provider, tried.model);
+        self.model_calls.of(&name, tried.failure.unwrap_or("succeeded")).increment(1);
+        self.model_call_duration.of(&name, ()).record(tried.took);
     }
 
-    pub(super) fn http_answered(&self, route: &str, method: &'static str, status: u16) {
-        self.http_requests.add(route, (method, status));
+    pub(super) fn http_answered(
+        &self,
+        route: &str,
+        method: &'static str,
+        status: u16,
+        took: Duration,
+    ) {
+        self.http_requests.of(route, (method, status)).increment(1);
+        self.http_duration.of(route, method).record(took);
     }
 
     pub(super) fn scrape(&self, sampled: Sampled) -> String {
         #[expect(clippy::cast_precision_loss, reason = "there are not that many runs")]
-        self.queue_depth.set(sampled.queued.map_or(f64::NAN, |queued| queued as f64));
-        #[expect(clippy::cast_precision_loss, reason = "there are not that many runs")]
         self.runs_in_flight.set(sampled.in_flight as f64);
-        self.exposition.render()
+        let mut exposition = Exposition::default();
+        self.write_cost(&mut exposition);
+        write_samples(&mut exposition, sampled);
+        process::write(&mut exposition);
+        exposition.after(self.recorded.render())
+    }
+
+    fn write_cost(&self, exposition: &mut Exposition) {
+        let help = "Cost of model calls in US dollars, as far as their prices are known.";
+        exposition.family(COST, "counter", help);
+        for ((agent, model), micro) in &*self.cost.lock() {
+            #[expect(clippy::cast_precision_loss, reason = "exact up to nine billion dollars")]
+            let dollars = *micro as f64 / 1e6;
+            exposition.sample(COST, &[("agent", agent), ("model", model)], dollars);
+        }
     }
 
     /// Aggregates histogram samples into buckets, which frees their memory.
     pub(super) fn upkeep(&self) {
-        self.exposition.run_upkeep();
+        self.recorded.run_upkeep();
     }
 }
 
-impl Tokens {
-    fn add(&self, usage: &Usage) {
-        self.input.increment(usage.input_tokens);
-        self.output.increment(usage.output_tokens);
-        self.cached_input.increment(usage.cached_input_tokens);
-        self.cache_write.increment(usage.cache_write_tokens);
-        self.reasoning.increment(usage.reasoning_tokens);
+/// What the store was asked for; what it could not say is left out.
+fn write_samples(exposition: &mut Exposition, sampled: Sampled) {
+    exposition.single((QUEUE_DEPTH, "gauge", "Queued runs of all replicas."), sampled.queued);
+    let help =
+        "Seconds that the oldest queued run of all replicas could have been taken; 0 without one.";
+    let oldest = sampled.oldest.map(|oldest| oldest.as_secs_f64());
+    exposition.single((QUEUE_OLDEST, "gauge", help), oldest);
+    let help = "Calls and decisions of all replicas that wait for an answer from outside.";
+    exposition.single((APPROVALS_PENDING, "gauge", help), sampled.approvals);
+    exposition.family(STORE_CONNECTIONS, "gauge", "Connections to the database, by state.");
+    for (state, connections) in [("idle", sampled.idle), ("used", sampled.used)] {
+        exposition.sample(STORE_CONNECTIONS, &[("state", state)], connections);
     }
 }
 
-impl<Rest: Eq + Hash + Copy> Family<Rest> {
-    fn new(make: fn(&str, &Rest) -> Counter) -> Self {
+impl<Rest: Eq + Hash + Copy, Handle: Clone> Family<Rest, Handle> {
+    fn new(make: fn(&str, &Rest) -> Handle) -> Self {
         Self { made: RwLock::default(), make }
     }
 
-    fn add(&self, name: &str, rest: Rest) {
+    fn of(&self, name: &str, rest: Rest) -> Handle {
         let made = self.made.read();
-        if let Some(counter) = made.get(name).and_then(|by_rest| by_rest.get(&rest)) {
-            counter.increment(1);
-            return;
+        if let Some(handle) = made.get(name).and_then(|by_rest| by_rest.get(&rest)) {
+            return handle.clone();
         }
         let has_room = made.values().map(HashMap::len).sum::<usize>() < MAX_LABEL_SETS;
         drop(made);
         let name = if has_room { name } else { OTHER };
         let mut made = self.made.write();
         let by_rest = made.entry(name.to_owned()).or_default();
-        by_rest.entry(rest).or_insert_with(|| (self.make)(name, &rest)).increment(1);
+        by_rest.entry(rest).or_insert_with(|| (self.make)(name, &rest)).clone()
     }
+}
+
+/// The labels of `provider/model`, and another.
+fn of_model(name: &str, more: Option<Label>) -> Vec<Label> {
+    let (provider, model) = name.split_once('/').unwrap_or((name, name));
+    [named("provider", provider), named("model", model)].into_iter().chain(more).collect()
 }
 
 fn named(key: &'static str, value: &str) -> Label {
@@ -300,6 +364,7 @@ fn recorder() -> Result<PrometheusHandle, BuildError> {
         (MODEL_CALL_DURATION, &LONG),
         (TOOL_CALL_DURATION, &TOOL),
         (STORE_COMMIT, &COMMIT),
+        (HTTP_DURATION, &HTTP),
     ] {
         builder = builder.set_buckets_for_metric(Matcher::Full(name.into()), buckets)?;
     }
@@ -321,10 +386,6 @@ fn describe() {
             TOKENS,
             "Tokens by kind. Cached and cache_write are parts of input, reasoning is part of output.",
         ),
-        (
-            COST,
-            "Cost of model calls in millionths of a US dollar, as far as prices are configured.",
-        ),
         (GATE_DECISIONS, "Decisions on tool calls, by the rule that decided."),
         (
             WEBHOOK_DELIVERIES,
@@ -336,7 +397,8 @@ fn describe() {
     }
     for (name, text) in [
         (RUNS_IN_FLIGHT, "Runs in progress on this replica."),
-        (QUEUE_DEPTH, "Queued runs of all replicas."),
+        (STREAMS_OPEN, "Event streams that clients read from this replica."),
+        (BUILD_INFO, "Always 1; the labels say what was built."),
     ] {
         metrics::describe_gauge!(name, text);
     }
@@ -345,6 +407,7 @@ fn describe() {
         (TOOL_CALL_DURATION, "Seconds that a tool call took."),
         (MODEL_CALL_DURATION, "Seconds that a try of a model call took."),
         (STORE_COMMIT, "Seconds that a commit of the journal took."),
+        (HTTP_DURATION, "Seconds to the head of an HTTP response, by route template and method."),
     ] {
         metrics::describe_histogram!(name, text);
     }

@@ -27,7 +27,11 @@ use crate::mock_model::{MockModel, Reply};
 use crate::postgres_cluster;
 use crate::service::{ADMIN_KEY, Db, Setup, answer, command, on_both_stores};
 
-on_both_stores! { metrics_count_what_a_run_did, a_run_that_ends_in_the_queue_is_counted }
+on_both_stores! {
+    metrics_count_what_a_run_did,
+    a_run_that_ends_in_the_queue_is_counted,
+    what_waits_is_measured,
+}
 
 const READER: &str = "
 version: 2.1.0
@@ -43,7 +47,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 fn with_model(mock: &MockModel) -> Setup {
     let models = format!(
-        "[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1",
+        "[prices.\"mock/any\"]\ninput = 1000\noutput = 2000\n[models.mock]\nkind = \"openai\"\nbase_url = \"{}\"\nmax_retries = 1",
         mock.base_url()
     );
     Setup::new().agent("reader", READER).file("notes.txt", "seventeen\n").config(&models)
@@ -80,22 +84,30 @@ async fn metrics_count_what_a_run_did(db: Db) {
         line.unwrap_or_else(|| panic!("no {series} in\n{text}")).to_owned()
     };
     let input = run["usage"]["input_tokens"].to_string();
+    let cost = run["usage"]["cost_usd"].to_string();
     for (series, expected) in [
         (r#"toolloop_runs_total{agent="reader",status="completed",reason="completed"}"#, "1"),
         (r#"toolloop_runs_total{agent="reader",status="failed",reason="model_error"}"#, "1"),
         ("toolloop_runs_in_flight", "0"),
-        ("toolloop_run_duration_seconds_count", "2"),
+        (r#"toolloop_run_duration_seconds_count{agent="reader"}"#, "2"),
         ("toolloop_iterations_total", "5"),
         (r#"toolloop_tool_calls_total{tool="file_ops",outcome="succeeded"}"#, "1"),
         (r#"toolloop_tool_calls_total{tool="other",outcome="failed"}"#, "1"),
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="transient"}"#, "1"),
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="unauthorized"}"#, "1"),
         (r#"toolloop_model_calls_total{provider="mock",model="any",outcome="succeeded"}"#, "5"),
-        ("toolloop_model_call_duration_seconds_count", "7"),
-        (r#"toolloop_tokens_total{kind="input"}"#, input.as_str()),
-        (r#"toolloop_tokens_total{kind="reasoning"}"#, "0"),
-        ("toolloop_cost_micro_usd_total", "0"),
+        (r#"toolloop_model_call_duration_seconds_count{provider="mock",model="any"}"#, "7"),
+        (r#"toolloop_tokens_total{provider="mock",model="any",kind="input"}"#, input.as_str()),
+        (r#"toolloop_tokens_total{provider="mock",model="any",kind="reasoning"}"#, "0"),
+        (r#"toolloop_cost_usd_total{agent="reader",model="mock/any"}"#, cost.as_str()),
         ("toolloop_queue_depth", "0"),
+        ("toolloop_queue_oldest_seconds", "0"),
+        ("toolloop_approvals_pending", "0"),
+        ("toolloop_streams_open", "0"),
+        (
+            r#"toolloop_http_request_duration_seconds_count{route="/v1/runs/{id}",method="GET"}"#,
+            "1",
+        ),
         (
             r#"toolloop_http_requests_total{route="/v1/agents/{name}/invoke-iterative",method="POST",status="200"}"#,
             "2",
@@ -105,8 +117,19 @@ async fn metrics_count_what_a_run_did(db: Db) {
     ] {
         assert_eq!(value(series), expected, "{series}\n{text}");
     }
-    assert_ne!(value("toolloop_store_commit_seconds_count"), "0");
+    assert_ne!(value("toolloop_store_commit_duration_seconds_count"), "0");
     assert_ne!(value(r#"toolloop_gate_decisions_total{rule="none",decision="allowed"}"#), "0");
+    for state in ["used", "idle"] {
+        let connections = value(&format!("toolloop_store_connections{{state=\"{state}\"}}"));
+        assert!(connections.parse::<u32>().unwrap() <= 16, "{state}: {connections}");
+    }
+    let version = env!("CARGO_PKG_VERSION");
+    let build = format!("toolloop_build_info{{version=\"{version}\",revision=\"");
+    assert!(text.contains(&build), "{text}");
+    for figure in ["process_cpu_seconds_total", "process_resident_memory_bytes", "process_open_fds"]
+    {
+        assert!(value(figure).parse::<f64>().unwrap() > 0.0, "{figure}");
+    }
     for family in text.lines().filter_map(|line| line.strip_prefix("# TYPE ")) {
         let name = family.split(' ').next().unwrap();
         assert!(text.contains(&format!("# HELP {name} ")), "{name} is not explained");
@@ -137,6 +160,39 @@ async fn a_run_that_ends_in_the_queue_is_counted(db: Db) {
     let ended = r#"toolloop_runs_total{agent="reader",status="cancelled",reason="cancelled"} 1"#;
     service.until("/metrics", scraped(ended)).await;
     service.until_logged(&format!(r#""message":"run ended","run_id":"{waiting}""#)).await;
+}
+
+async fn what_waits_is_measured(db: Db) {
+    let mock = MockModel::start().await;
+    let asks = format!("{READER}governance: {{tool_policies: {{file_ops: ask}}}}\n");
+    let setup = with_model(&mock).agent("asks", &asks).config("[runtime]\nqueue_workers = 1");
+    let service = setup.start(db).await;
+    mock.script([reading("notes.txt")]);
+    let parked = service.post("/v1/agents/asks/invoke-iterative", &json!({})).await;
+    assert_eq!(parked.status, StatusCode::ACCEPTED, "{:#}", parked.body);
+    mock.always(Reply::Hang);
+    service.enqueue("reader").await;
+    mock.wait_for_requests(2).await;
+    let first = service.enqueue("reader").await;
+    let stream = service.request(reqwest::Method::GET, &format!("{first}/events"));
+    let stream = stream.header("accept", "text/event-stream").send().await.unwrap();
+    assert_eq!(stream.status(), StatusCode::OK);
+    let measured = |name: &'static str, is_right: fn(f64) -> bool| {
+        move |body: &Value| {
+            let mut lines = body.as_str().unwrap().lines();
+            let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+            value.is_some_and(|value| is_right(value.parse().unwrap()))
+        }
+    };
+    let one = |value: f64| (value - 1.0).abs() < f64::EPSILON;
+    service.until("/metrics", measured("toolloop_approvals_pending", one)).await;
+    service.until("/metrics", measured("toolloop_queue_oldest_seconds", |age| age > 0.0)).await;
+    service.until("/metrics", measured("toolloop_streams_open", one)).await;
+    drop(stream);
+    service.until("/metrics", measured("toolloop_streams_open", |open| open == 0.0)).await;
+    let run = parked.body["run_id"].as_str().unwrap();
+    service.post(&format!("/v1/runs/{run}/cancel"), &json!({})).await;
+    service.until("/metrics", measured("toolloop_approvals_pending", |left| left == 0.0)).await;
 }
 
 #[tokio::test]

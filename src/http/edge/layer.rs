@@ -93,7 +93,7 @@ pub(crate) async fn edge(State(app): State<App>, mut request: Request, next: Nex
         response = problem.finish(response, request_id.to_str().unwrap_or_default(), instance);
     }
     let route = route_label(route.as_ref());
-    (app.metrics.on_response)(route, method, response.status());
+    (app.metrics.on_response)(route, method, response.status(), since.elapsed());
     tracing::debug!(
         method,
         route,

@@ -11,6 +11,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue, Method};
 use tokio::time::timeout;
 
+use super::metrics_sink::Gauges;
 use super::problem::Problem;
 use crate::http::state::App;
 
@@ -35,9 +36,10 @@ pub(crate) async fn metrics(
     if !app.settings.expose.metrics {
         return Err(Problem::not_found("path"));
     }
-    let queued =
-        timeout(STORE_PATIENCE, app.runtime.queue_length()).await.ok().and_then(Result::ok);
-    Ok(([(CONTENT_TYPE, TEXT_FORMAT)], (app.metrics.scrape)(queued, app.runtime.in_flight())))
+    let backlog = timeout(STORE_PATIENCE, app.runtime.backlog()).await.ok().and_then(Result::ok);
+    let connections = app.store.connection_counts();
+    let gauges = Gauges { backlog, connections, in_flight: app.runtime.in_flight() };
+    Ok(([(CONTENT_TYPE, TEXT_FORMAT)], (app.metrics.scrape)(gauges)))
 }
 
 /// The route template as a label; never the path itself, which is unbounded.

@@ -1,14 +1,28 @@
 //! The interface to the metrics recorder, which `app.rs` provides.
 
+use std::time::Duration;
+
 use axum::http::StatusCode;
 
-/// Records a response, given the route template, the method and the status.
-type OnResponse = Box<dyn Fn(&str, &'static str, StatusCode) + Send + Sync>;
-/// Renders all metrics in the Prometheus text format, given the number of queued runs (if known) and
-/// the number of runs in progress on this replica.
-type Scrape = Box<dyn Fn(Option<u64>, usize) -> String + Send + Sync>;
+use crate::runtime::Backlog;
+use crate::store::ConnectionCounts;
+
+/// Records a response, given the route template, the method, the status and the time to its head.
+type OnResponse = Box<dyn Fn(&str, &'static str, StatusCode, Duration) + Send + Sync>;
+/// Renders all metrics in the Prometheus text format.
+type Scrape = Box<dyn Fn(Gauges) -> String + Send + Sync>;
 
 pub struct MetricsSink {
     pub on_response: OnResponse,
     pub scrape: Scrape,
+}
+
+/// What is looked at when metrics are scraped.
+#[derive(Debug, Clone, Copy)]
+pub struct Gauges {
+    /// What waits in the store; `None` where it does not answer.
+    pub backlog: Option<Backlog>,
+    pub connections: ConnectionCounts,
+    /// Runs in progress on this replica.
+    pub in_flight: usize,
 }

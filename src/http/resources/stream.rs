@@ -67,6 +67,7 @@ pub(crate) fn response(
         seen: after,
         is_over: false,
         cancel,
+        _open: OpenStream::new(),
     };
     let (frames, mut read) = mpsc::channel(AHEAD);
     tokio::spawn(reader.read(frames));
@@ -98,6 +99,24 @@ struct Reader {
     seen: i64,
     is_over: bool,
     cancel: Option<CancelOnDrop>,
+    _open: OpenStream,
+}
+
+/// Counts the streams that are open.
+struct OpenStream(metrics::Gauge);
+
+impl OpenStream {
+    fn new() -> Self {
+        let open = metrics::gauge!("toolloop_streams_open");
+        open.increment(1.0);
+        Self(open)
+    }
+}
+
+impl Drop for OpenStream {
+    fn drop(&mut self) {
+        self.0.decrement(1.0);
+    }
 }
 
 impl Reader {

@@ -14,7 +14,7 @@ use sqlx::postgres::{PgConnectOptions, PgConnection};
 use tokio::sync::{Semaphore, SemaphorePermit};
 use tokio::time::timeout;
 
-use crate::store::StoreError;
+use crate::store::{ConnectionCounts, StoreError};
 
 /// How long a caller waits for a free connection, and for a new one to open.
 const ACQUIRE: Duration = Duration::from_secs(2);
@@ -26,6 +26,7 @@ const RESTED: Duration = Duration::from_secs(10);
 /// Connections for one kind of work.
 pub(super) struct Connections {
     options: PgConnectOptions,
+    max: usize,
     permits: Semaphore,
     idle: Mutex<Vec<(PgConnection, Instant)>>,
 }
@@ -40,7 +41,7 @@ pub(super) struct PooledConnection<'p> {
 impl Connections {
     /// Opens nothing yet.
     pub(super) fn new(options: PgConnectOptions, max: usize) -> Self {
-        Self { options, permits: Semaphore::new(max), idle: Mutex::default() }
+        Self { options, max, permits: Semaphore::new(max), idle: Mutex::default() }
     }
 
     /// A connection, waiting for one at most two seconds.
@@ -59,6 +60,11 @@ impl Connections {
             self.idle().clear();
         }
         Ok(line(self.open().await?))
+    }
+
+    pub(super) fn counts(&self) -> ConnectionCounts {
+        let used = self.max.saturating_sub(self.permits.available_permits());
+        ConnectionCounts { used, idle: self.idle().len() }
     }
 
     async fn open(&self) -> Result<PgConnection, StoreError> {

@@ -22,6 +22,17 @@ pub(crate) fn apt(packages: &str) {
     let _ = Command::new("sh").args(["-c", &script]).stdin(Stdio::null()).status();
 }
 
+/// Node.js, and npm with it.
+pub(crate) fn node() {
+    if !works("node", &["--version"]) || !works("npm", &["--version"]) {
+        apt("nodejs npm");
+    }
+    assert!(
+        works("npm", &["--version"]),
+        "node and npm are not found: install them, or put them into PATH"
+    );
+}
+
 /// A directory of `tests/clients`, copied to where its packages are installed.
 pub(crate) struct Workshop {
     pub(crate) dir: PathBuf,
@@ -32,13 +43,7 @@ pub(crate) struct Workshop {
 impl Workshop {
     /// With the packages of `package-lock.json` in `node_modules`.
     pub(crate) async fn node() -> Self {
-        if !works("node", &["--version"]) || !works("npm", &["--version"]) {
-            apt("nodejs npm");
-        }
-        assert!(
-            works("npm", &["--version"]),
-            "node and npm are not found: install them, or put them into PATH"
-        );
+        node();
         let workshop = Self::open("typescript");
         if !workshop.is_stocked("package-lock.json") {
             let arguments =

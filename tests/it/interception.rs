@@ -46,10 +46,10 @@ fn with(operation: &str, path: &str, more: &Value) -> Value {
     call
 }
 
-/// The example of the README, word for word.
-fn readme_example() -> String {
-    let readme = include_str!("../../README.md");
-    let example = readme.split_once("interceptors:\n").unwrap().1;
+/// The example of the documentation, word for word.
+fn documented_example() -> String {
+    let page = include_str!("../../docs/agents.md");
+    let example = page.split_once("interceptors:\n").unwrap().1;
     example.split_once("  after:").unwrap().0.to_owned()
 }
 
@@ -86,7 +86,7 @@ async fn a_path_is_blocked_however_it_is_written(db: Db) {
         to("notes.txt", "moved.txt"),
     ];
     let all: Vec<Value> = blocked.iter().chain(&allowed).cloned().collect();
-    let service = writer(&readme_example(), &all).start(db).await;
+    let service = writer(&documented_example(), &all).start(db).await;
     let calls = calls(&service).await;
     assert_eq!(calls.len(), all.len());
     for (call, arguments) in calls.iter().zip(&all) {

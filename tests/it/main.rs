@@ -25,6 +25,7 @@ mod crashes;
 mod delegation;
 mod deploy;
 mod dialects;
+mod docs;
 mod dry_run;
 mod faults;
 mod flow;

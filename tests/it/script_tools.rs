@@ -18,7 +18,6 @@ use crate::streaming::Reader;
 
 on_both_stores! {
     shipped_examples_work,
-    the_section_of_the_readme_works,
     a_script_reaches_what_it_was_given,
     what_scripts_write_has_bounds,
     progress_is_streamed_and_not_kept,
@@ -121,34 +120,6 @@ async fn shipped_examples_work(db: Db) {
     assert_eq!(tool["source"], "script:text");
     let budget = service.get(&format!("/v1/runs/{}", run["run_id"].as_str().unwrap())).await.body;
     assert_eq!(budget["budget"]["used"]["commands"], 4, "{:#}", budget["budget"]);
-}
-
-async fn the_section_of_the_readme_works(db: Db) {
-    let readme = std::fs::read_to_string(format!("{ROOT}/README.md")).unwrap();
-    let section = readme.split("\n## Your own tool\n").nth(1).unwrap();
-    let section = section.split("\n## ").next().unwrap();
-    let blocks: Vec<&str> = section
-        .split("```console\n")
-        .skip(1)
-        .map(|rest| rest.split("```").next().unwrap())
-        .collect();
-    assert_eq!(blocks.len(), 2, "{section}");
-    let service = shipped(Setup::new()).start(db).await;
-    let run = async |block: &str| {
-        let block = block.replace("http://127.0.0.1:8080", &service.url(""));
-        let block = block.replace("toolloop ", &format!("{} ", env!("CARGO_BIN_EXE_toolloop")));
-        let mut shell = tokio::process::Command::new("sh");
-        shell.args(["-e", "-c", &block]).current_dir(service.dir.path());
-        let ran = shell.env("TOOLLOOP_KEY", &service.key).output().await.unwrap();
-        assert!(ran.status.success(), "{block}\n{}", String::from_utf8_lossy(&ran.stderr));
-        String::from_utf8(ran.stdout).unwrap()
-    };
-    run(blocks[0]).await;
-    service.until("/v1/agents/counter", |agent| agent["name"] == "counter").await;
-    let answered: Value = serde_json::from_str(&run(blocks[1]).await).unwrap();
-    assert_eq!(answered["status"], "completed", "{answered:#}");
-    let said = answered["raw_response"].as_str().unwrap();
-    assert!(said.contains(r#""words": 5"#), "{answered:#}");
 }
 
 /// Says what it gets, and tries what it must not do.

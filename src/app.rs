@@ -41,6 +41,7 @@ use crate::telemetry::{
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
+use check::missing_keys;
 pub use check::{check, missing_scenarios};
 pub use tools::sandbox;
 
@@ -243,6 +244,10 @@ impl Parts {
         let _ = loaded.set(Arc::downgrade(&catalogue));
         for problem in catalogue.problems() {
             tracing::error!(file = problem.file, error = problem.error, "agent not loaded");
+        }
+        for (variable, agents) in missing_keys(config, &catalogue) {
+            let agents = agents.join(" ");
+            tracing::warn!(variable, agents, "not set: calls of models go without a key");
         }
         for problem in missing_scenarios(config, &catalogue) {
             tracing::warn!(file = problem.file, error = problem.error, "scenario missing");
@@ -448,7 +453,13 @@ pub fn router(config: &Config) -> Result<Router, AppError> {
     }
     let prices = config.prices.iter();
     let prices = prices.filter_map(|(key, row)| Some((ModelPattern::parse(key)?, price(row))));
-    Ok(Router::new(providers).with_tables(capabilities(config), PriceTable::new(prices.collect())))
+    let mut prices = PriceTable::new(prices.collect());
+    for (name, model) in &config.models {
+        if let Model::Server(server) = model {
+            prices = prices.with_listed(name, server.kind, &server.base_url);
+        }
+    }
+    Ok(Router::new(providers).with_tables(capabilities(config), prices))
 }
 
 /// The shipped table with what the configuration corrects. The context window of a price, or the
@@ -490,6 +501,7 @@ fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, S
         name: name.to_owned(),
         base_url: server.base_url.parse().map_err(|e| format!("base_url: {e}"))?,
         api_key: server.api_key.clone(),
+        missing_key: server.api_key_env.clone().filter(|_| server.api_key.is_none()),
         headers: headers.collect(),
         connect_timeout: server.connect_timeout,
         first_byte_timeout: server.first_byte_timeout,

@@ -13,6 +13,7 @@ pub mod glob;
 pub mod html;
 pub mod json;
 pub mod name;
+pub mod nearest;
 pub mod patch;
 pub mod pattern;
 pub mod schema;

@@ -17,7 +17,7 @@ use parking_lot::RwLock;
 use tokio_util::sync::CancellationToken;
 
 use super::checks::is_agent_name;
-use super::{Agent, Definition, DefinitionError, Skills};
+use super::{Agent, Definition, DefinitionError, Skills, mistakes};
 use crate::run::Delegation;
 
 /// Bytes of a definition at most.
@@ -119,6 +119,18 @@ impl Catalogue {
         Self { others, ..self }
     }
 
+    /// All that is wrong with a definition's file, as far as it can be told without the others; the
+    /// loader stops at the first mistake. Nothing for other files, and for those that load.
+    pub fn mistakes(&self, file: &str) -> Vec<DefinitionError> {
+        let path = Path::new(file);
+        let is_of_agent = path.components().count() == 1;
+        let stem = path.file_stem().and_then(|stem| stem.to_str()).filter(|_| is_of_agent);
+        let Some((stem, Ok(text))) = stem.map(|stem| (stem, self.text_of(file))) else {
+            return Vec::new();
+        };
+        mistakes::all(stem, &text, |agent| self.check_outside(&agent.definition))
+    }
+
     /// Reads what changed since the last look. Blocks on the file system.
     pub fn refresh(&self) -> Vec<Change> {
         let mut changes = self.skills.refresh();
@@ -192,22 +204,31 @@ impl Catalogue {
                 "the file's name, {stem:?}, does not match ^[a-z][a-z0-9-]{{1,63}}$"
             ));
         }
+        let text = self.text_of(file)?;
+        let located = |error: DefinitionError| error.located_in(&text).to_string();
+        let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
+        self.check_outside(&agent.definition).map_err(located)?;
+        Ok(agent)
+    }
+
+    fn text_of(&self, file: &str) -> Result<String, String> {
         let path = self.dir.join(file);
         let size = path.metadata().map_err(|e| e.to_string())?.len();
         if size > MAX_FILE {
             return Err(format!("{size} bytes are more than a definition may have ({MAX_FILE})"));
         }
         let bytes = std::fs::read(path).map_err(|e| e.to_string())?;
-        let text = String::from_utf8(bytes).map_err(|_| "is not UTF-8")?;
-        let agent = Agent::from_yaml(stem, &text).map_err(|e| e.to_string())?;
+        String::from_utf8(bytes).map_err(|_| "is not UTF-8".to_owned())
+    }
+
+    /// Whether there is what a definition names.
+    fn check_outside(&self, definition: &Definition) -> Result<(), DefinitionError> {
         let is_unknown = |skill: &String| self.skills.skill(skill).is_none();
-        if let Some(i) = agent.definition.skills.iter().position(is_unknown) {
-            let message = missing("skill", &agent.definition.skills[i], self.skills.names());
-            let error = DefinitionError::at(format!("skills[{i}]"), message);
-            return Err(error.located_in(&text).to_string());
+        if let Some(i) = definition.skills.iter().position(is_unknown) {
+            let message = missing("skill", &definition.skills[i], self.skills.names());
+            return Err(DefinitionError::at(format!("skills[{i}]"), message));
         }
-        (self.check)(&agent.definition).map_err(|e| e.located_in(&text).to_string())?;
-        Ok(agent)
+        (self.check)(definition)
     }
 
     /// The file that defines an agent, and a complaint about it with its place in there.

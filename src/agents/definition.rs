@@ -7,7 +7,7 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use schemars::{JsonSchema, Schema, SchemaGenerator, json_schema};
+use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 use utoipa::ToSchema;
@@ -20,6 +20,7 @@ use crate::run::{
 
 mod commands;
 mod contract;
+mod meta;
 mod tooling;
 
 pub use commands::{CommandRule, CommandsSection};
@@ -60,7 +61,7 @@ pub struct Definition {
     pub prompt: Option<String>,
     /// JSON Schema of the inputs; absent: any object.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    #[schemars(schema_with = "any_schema")]
+    #[schemars(schema_with = "meta::any_schema")]
     pub inputs: Option<Value>,
     /// Absent: text contract.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -183,7 +184,7 @@ pub struct OutputSection {
     pub tool: OutputTool,
     /// JSON Schema 2020-12 of the output; `type: object`.
     #[schema(value_type = Value)]
-    #[schemars(schema_with = "object_schema")]
+    #[schemars(schema_with = "meta::object_schema")]
     pub schema: Arc<Value>,
     /// What the schema cannot say.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
@@ -484,21 +485,6 @@ pub enum ToolPolicySetting {
     Ask,
     /// Never.
     Deny,
-}
-
-/// The JSON Schema of a JSON Schema 2020-12.
-fn any_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({"anyOf": [{"$ref": "https://json-schema.org/draft/2020-12/schema"}, {"type": "null"}]})
-}
-
-/// The same for one of objects.
-fn object_schema(_: &mut SchemaGenerator) -> Schema {
-    json_schema!({
-        "$ref": "https://json-schema.org/draft/2020-12/schema",
-        "type": "object",
-        "required": ["type"],
-        "properties": {"type": {"const": "object"}}
-    })
 }
 
 fn default_version() -> String {

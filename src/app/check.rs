@@ -1,5 +1,6 @@
 //! What is wrong with a configuration, and what in it does nothing: `toolloop check`.
 
+use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use secrecy::ExposeSecret;
@@ -35,13 +36,24 @@ pub fn check(config: &Config) -> Findings {
             let tools = tools::configured(config, no_memory(), sandbox(config));
             let agents = tools::load_agents(config, &Arc::new(router), &tools);
             let line = |problem: DefinitionProblem| format!("{}: {}", problem.file, problem.error);
-            let problems = agents.problems().into_iter().chain(missing_scenarios(config, &agents));
-            findings.problems.extend(problems.map(line));
+            for problem in agents.problems() {
+                findings.problems.extend(every_mistake(&agents, problem).into_iter().map(line));
+            }
+            findings.problems.extend(missing_scenarios(config, &agents).into_iter().map(line));
             findings.warnings.extend(idle_policies(&agents, &tools.registry).into_iter().map(line));
         }
         Err(error) => findings.problems.push(error.to_string()),
     }
     findings
+}
+
+/// A problem, and what else is wrong with its file.
+fn every_mistake(agents: &Catalogue, problem: DefinitionProblem) -> Vec<DefinitionProblem> {
+    let mistakes = agents.mistakes(&problem.file);
+    let others = mistakes.iter().map(ToString::to_string).filter(|error| *error != problem.error);
+    let others: Vec<DefinitionProblem> =
+        others.map(|error| DefinitionProblem { file: problem.file.clone(), error }).collect();
+    std::iter::once(problem).chain(others).collect()
 }
 
 /// Tool policies that mean none of the service's tools. Such an agent loads all the same: a policy
@@ -84,4 +96,26 @@ pub fn missing_scenarios(config: &Config, agents: &Catalogue) -> Vec<DefinitionP
         }
     }
     problems
+}
+
+/// Variables for the keys of model servers that are not set, each with the agents that call such a
+/// server. It is no mistake: some servers need no key.
+pub(super) fn missing_keys<'a>(
+    config: &'a Config,
+    agents: &Catalogue,
+) -> BTreeMap<&'a str, Vec<String>> {
+    let mut missing = BTreeMap::<&str, Vec<String>>::new();
+    for agent in agents.agents() {
+        let definition = &agent.definition;
+        let models = std::iter::once(&definition.model).chain(&definition.fallback_models);
+        for model in models.filter_map(|model| config.models.get(model.split_once('/')?.0)) {
+            let Model::Server(server) = model else { continue };
+            let (None, Some(variable)) = (&server.api_key, &server.api_key_env) else { continue };
+            let callers = missing.entry(variable).or_default();
+            if callers.last() != Some(&definition.name) {
+                callers.push(definition.name.clone());
+            }
+        }
+    }
+    missing
 }

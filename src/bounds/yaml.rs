@@ -9,6 +9,8 @@ use serde_saphyr::{MessageFormatter as _, Options, UserMessageFormatter};
 
 pub use serde_saphyr::Spanned;
 
+use super::nearest::nearest;
+
 /// Why a document is refused.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct YamlError {
@@ -37,11 +39,26 @@ pub fn read<T: DeserializeOwned>(yaml: &str) -> Result<T, YamlError> {
         let error = error.without_snippet();
         let message =
             UserMessageFormatter.format_message(error).replace("unknown field", "unknown key");
+        let message = suggesting(message);
         let place = error.location().map(|l| (l.line(), l.column()));
         // `value` is where `Spanned` keeps what it wraps.
         let key = track.path().to_string().replace("].value", "]");
         YamlError { place, key: if key == "." { String::new() } else { key }, message, placed }
     })
+}
+
+/// The message with the name that was probably meant, where it lists the known ones.
+fn suggesting(message: String) -> String {
+    let told = |message: &str| {
+        let kinds = ["unknown key `", "unknown variant `"];
+        let (start, rest) =
+            kinds.iter().find_map(|kind| Some((kind, message.strip_prefix(kind)?)))?;
+        let (name, known) = rest.split_once("`, expected ")?;
+        let known = known.strip_prefix("one of ").unwrap_or(known);
+        let meant = nearest(name, known.split([',', ' ', '`']).filter(|word| !word.is_empty()))?;
+        Some(format!("{start}{name}` (did you mean `{meant}`?), expected one of {known}"))
+    };
+    told(&message).unwrap_or(message)
 }
 
 /// Line and column of a key such as `tools[2]` or `output.schema`, or of the nearest section

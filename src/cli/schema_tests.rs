@@ -63,6 +63,8 @@ fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
         "{name: ab, model: m/x, tools: ['two words']}",
         "{name: ab, model: m/x, tool_choice: sometimes}",
         "{name: ab, model: m/x, inputs: {type: objekt}}",
+        "{name: ab, model: m/x, inputs: {properties: {a: {type: object, required: a}}}}",
+        "{name: ab, model: m/x, inputs: {minLength: -1}}",
         "{name: ab, model: m/x, output: {schema: {type: string}}}",
         "{name: ab, model: m/x, output: {}}",
         "{name: ab, model: m/x, sampling: {temperature: 2.5}}",
@@ -86,6 +88,16 @@ fn shipped_agents_match_the_schema_and_invalid_ones_do_not() {
         "{name: ab, model: m/x, governance: {network: {allow: [example.com, '*.example.com:8080', '[::1]:81', '*'], allow_private: [10.0.0.0/8, '::1'], max_requests: 5}}}",
     ] {
         assert!(schema.is_valid(&yaml(fine)) && Agent::from_yaml("ab", fine).is_ok(), "{fine}");
+    }
+}
+
+/// An editor without a network must be able to resolve them.
+#[test]
+fn no_schema_refers_to_another_document() {
+    for what in [SchemaCommand::Agent, SchemaCommand::Config] {
+        let text = schema(what).to_string();
+        let references: Vec<&str> = text.split("\"$ref\":\"").skip(1).collect();
+        assert!(references.iter().all(|reference| reference.starts_with('#')), "{references:?}");
     }
 }
 

@@ -1,8 +1,9 @@
 //! Prices of models, and the cost of an answer.
 //!
-//! Prices come from the configuration; none ships, because they change and a wrong one is worse
-//! than none. Money is counted in whole millionths of a dollar. The engine checks what a run may
+//! Prices come from the configuration, or else from the list prices in [`shipped`]. Money is counted in whole millionths of a dollar. The engine checks what a run may
 //! spend.
+
+pub mod shipped;
 
 use serde::{Deserialize, Serialize};
 
@@ -78,13 +79,15 @@ impl Price {
 pub struct PriceTable {
     /// Sorted by length of the pattern, so that more specific ones come later.
     rows: Vec<(ModelPattern, Price)>,
+    /// For models that no row matches.
+    shipped: Vec<(ModelPattern, Price)>,
 }
 
 impl PriceTable {
     /// If several patterns match a model, the longest wins.
     pub fn new(mut rows: Vec<(ModelPattern, Price)>) -> Self {
         rows.sort_by_key(|(pattern, _)| pattern.length());
-        Self { rows }
+        Self { rows, shipped: Vec::new() }
     }
 
     /// The price of a model, if known.
@@ -92,6 +95,7 @@ impl PriceTable {
         self.rows
             .iter()
             .rev()
+            .chain(&self.shipped)
             .find(|(pattern, _)| pattern.matches(provider, model))
             .map(|(_, price)| *price)
     }

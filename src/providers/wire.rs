@@ -43,6 +43,8 @@ pub struct WireSettings {
     pub base_url: Url,
     /// Absent if the server needs none.
     pub api_key: Option<SecretString>,
+    /// The environment variable that should have the key and is not set.
+    pub missing_key: Option<String>,
     /// Sent with every request; their values are treated as secrets.
     pub headers: Vec<(String, String)>,
     /// For TCP and TLS together.
@@ -95,6 +97,7 @@ pub(super) struct Wire {
     first_byte_timeout: Duration,
     idle_timeout: Duration,
     secrets: Vec<SecretString>,
+    missing_key: Option<String>,
 }
 
 /// A successful answer to a request for a stream.
@@ -151,6 +154,7 @@ impl Wire {
             first_byte_timeout: settings.first_byte_timeout,
             idle_timeout: settings.idle_timeout,
             secrets,
+            missing_key: settings.missing_key,
         })
     }
 
@@ -226,11 +230,14 @@ impl Wire {
     pub(super) fn reported(&self, status: u16, reported: &Reported) -> ProviderError {
         let status = reported.status.unwrap_or(status);
         let kind = failure::classify(status, reported.code.as_deref(), &reported.message);
-        let message = if reported.message.is_empty() {
+        let mut message = if reported.message.is_empty() {
             format!("HTTP {status}")
         } else {
             reported.message.clone()
         };
+        if let (FailureKind::Unauthorized, Some(variable)) = (kind, &self.missing_key) {
+            message = format!("{variable} is not set, so no key was sent: {message}");
+        }
         ProviderError {
             status: Some(status),
             code: reported.code.as_deref().map(|code| failure::sanitised(code, &self.secrets)),
@@ -272,6 +279,9 @@ impl Wire {
         while let Some(inner) = cause {
             message = format!("{message}: {inner}");
             cause = inner.source();
+        }
+        if error.is_connect() {
+            message = format!("the server of {} cannot be reached: {message}", self.name);
         }
         self.error(FailureKind::Transient, &message)
     }

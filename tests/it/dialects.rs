@@ -183,6 +183,7 @@ fn settings(base_url: &str) -> WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from("sk-do-not-tell-anybody")),
+        missing_key: None,
         headers: Vec::new(),
         connect_timeout: Duration::from_secs(5),
         first_byte_timeout: Duration::from_secs(5),

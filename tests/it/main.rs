@@ -44,6 +44,7 @@ mod keys;
 mod machine;
 mod matrix;
 mod memory;
+mod mistakes;
 mod mock_anthropic;
 mod mock_model;
 mod mock_ollama;

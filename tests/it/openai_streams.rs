@@ -29,6 +29,7 @@ pub(crate) fn settings(base_url: &str, patience: Duration) -> WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
+        missing_key: None,
         headers: Vec::new(),
         connect_timeout: Duration::from_secs(5),
         first_byte_timeout: patience,

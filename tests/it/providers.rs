@@ -28,6 +28,7 @@ fn settings(base_url: &str) -> WireSettings {
         name: "mock".into(),
         base_url: base_url.parse().unwrap(),
         api_key: Some(SecretString::from(KEY)),
+        missing_key: None,
         headers: vec![("x-team".into(), "platform".into())],
         connect_timeout: Duration::from_secs(5),
         first_byte_timeout: Duration::from_secs(5),
@@ -299,6 +300,7 @@ fn settings_that_cannot_be_sent_are_refused() {
     let with = |base_url: &str, key: &str, header: &str| {
         let settings = WireSettings {
             api_key: Some(SecretString::from(key)),
+            missing_key: None,
             headers: vec![(header.into(), "v".into())],
             ..settings(base_url)
         };

@@ -121,8 +121,10 @@ impl State {
             "provider_code": fault.code, "provider_message": fault.message});
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
         let message = format!(
-            "The model call failed{status} after {} tries: {}",
-            fault.attempts, fault.message
+            "The model call failed{status} after {} {}: {}",
+            fault.attempts,
+            if fault.attempts == 1 { "try" } else { "tries" },
+            fault.message
         );
         vec![self.failed(now, fault.reason, message, context)]
     }

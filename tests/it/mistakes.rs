@@ -1,0 +1,69 @@
+//! What a person is told of mistakes before and after the first run: all of those in a file, keys that
+//! are not set, servers that do not answer.
+//!
+//! Crossings. Stores: none of this is stored but the run's error, as of every run. Streaming, children,
+//! sessions, replicas: a failed model call is one there as here. Secrets: a variable is named, never its
+//! value. Command line: `check` (here). Console: it shows the run's error.
+
+use serde_json::json;
+
+use crate::mock_model::{MockModel, Reply};
+use crate::service::{Db, Setup, command, on_both_stores};
+
+on_both_stores! { a_missing_key_is_named_at_start_and_in_the_run }
+
+async fn a_missing_key_is_named_at_start_and_in_the_run(db: Db) {
+    let mock = MockModel::start().await;
+    let url = mock.base_url();
+    let models = format!(
+        "[models.mock]\nkind = \"openai\"\nbase_url = \"{url}\"\napi_key_env = \"NOT_SET_HERE\"\n\
+         [models.away]\nkind = \"openai\"\nbase_url = \"http://127.0.0.1:9/v1\"\nmax_retries = 0"
+    );
+    let setup = Setup::new()
+        .agent("writer", "model: mock/any\n")
+        .agent("other", "model: scripted/x\nfallback_models: [mock/any]\n")
+        .agent("lonely", "model: away/any\n")
+        .scenario("x", "steps: [{text: fine}]")
+        .config(&models);
+    let service = setup.start(db).await;
+    service.until_logged("NOT_SET_HERE").await;
+    let log = service.log();
+    let warning = log.lines().find(|line| line.contains("NOT_SET_HERE")).unwrap();
+    assert!(warning.contains("other writer") && warning.contains("without a key"), "{warning}");
+
+    mock.always(Reply::error(401, "invalid_api_key", None));
+    let run = service.run("writer", &json!({})).await;
+    let said = run["error"]["message"].as_str().unwrap();
+    assert_eq!(run["error"]["code"], "MODEL_ERROR");
+    assert!(said.contains("after 1 try: NOT_SET_HERE is not set, so no key was sent"), "{said}");
+
+    let run = service.run("lonely", &json!({})).await;
+    let said = run["error"]["message"].as_str().unwrap();
+    assert!(said.contains("the server of away cannot be reached"), "{said}");
+    assert!(!said.contains("127.0.0.1:9"), "the address is the operator's: {said}");
+}
+
+#[tokio::test]
+async fn check_tells_every_mistake_with_its_line_and_what_was_meant() {
+    let bad = "version: 1\nmodel: scripted/x\ntool: [file_ops]\ntools: [file_ops, teleport]\n\
+               skills: [none]\nlimits: {max_itertions: 5, max_attempts: 0}\n";
+    let bad = bad.replace("version: 1\n", "");
+    let dir = Setup::new()
+        .agent("bad", &bad)
+        .agent("fine", "model: scripted/x\n")
+        .scenario("x", "steps: [{text: fine}]")
+        .lay_out();
+    let checked = command(dir.path()).arg("check").output().await.unwrap();
+    assert_eq!(checked.status.code(), Some(1));
+    let said = String::from_utf8(checked.stdout).unwrap();
+    for part in [
+        "bad.yaml: line 3, column 1: tool: unknown key `tool` (did you mean `tools`?)",
+        "bad.yaml: line 6, column 10: limits.max_itertions: unknown key `max_itertions` (did you mean `max_iterations`?)",
+        "bad.yaml: line 6, column 28: limits.max_attempts: 0 is not between",
+        "bad.yaml: line 5, column 10: skills[0]: there is no skill named",
+        "bad.yaml: line 4, column 19: tools[1]: there is no tool named \"teleport\"",
+    ] {
+        assert!(said.contains(part), "{part}\n{said}");
+    }
+    assert_eq!(said.lines().count(), 5, "{said}");
+}

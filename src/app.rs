@@ -3,6 +3,7 @@
 
 mod banner;
 mod check;
+mod restart;
 mod secrets;
 mod tools;
 
@@ -96,6 +97,7 @@ fn keep_files_private() {
 /// # Errors
 /// The service cannot start.
 pub async fn serve(config: Config) -> Result<(), AppError> {
+    let read = restart::ReadAtStart::of(&config);
     let parts = Parts::assemble(&config).await?;
     let listener = listen(config.server.listen)?;
     let signals = Signals::listen()?;
@@ -108,6 +110,8 @@ pub async fn serve(config: Config) -> Result<(), AppError> {
     };
     let stop = CancellationToken::new();
     tokio::spawn(catalogue::watch(Arc::clone(&parts.catalogue), RELOAD, stop.clone()));
+    let watching = read.watch(Arc::clone(&parts.catalogue), RELOAD);
+    tokio::spawn(stop.clone().run_until_cancelled_owned(watching));
     tokio::spawn(stop.clone().run_until_cancelled_owned(run_upkeep(Arc::clone(&parts.telemetry))));
 
     let auth = match config.auth.mode {

@@ -164,6 +164,9 @@ fn log_end(Observed { origin, events, totals, .. }: Observed<'_>) {
     let Some(ending) = events.last().and_then(|event| event.what.ending()) else { return };
     tracing::info!(
         run_id = %origin.trace.run_id,
+        trace_id = format_args!("{:032x}", origin.trace.trace_id),
+        tenant = origin.tenant,
+        subject = origin.subject,
         agent = origin.agent,
         status = ending.outcome.status().as_str(),
         reason = ending.outcome.reason().as_str(),

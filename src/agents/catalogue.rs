@@ -60,6 +60,8 @@ pub struct Catalogue {
     check: OutsideCheck,
     /// Broken files that it did not read.
     others: Vec<DefinitionProblem>,
+    /// Files that others read at the start, and that have changed since.
+    outdated: RwLock<Vec<DefinitionProblem>>,
     state: RwLock<Arc<State>>,
 }
 
@@ -108,7 +110,8 @@ impl Catalogue {
     /// Reads every `*.yaml` and `*.yml` of the directory. Broken files are problems, not errors.
     pub fn load(dir: &Path, skills: Arc<Skills>, check: OutsideCheck) -> Self {
         let (dir, others, state) = (dir.to_owned(), Vec::new(), RwLock::default());
-        let catalogue = Self { dir, skills, check, others, state };
+        let outdated = RwLock::default();
+        let catalogue = Self { dir, skills, check, others, outdated, state };
         catalogue.refresh();
         catalogue
     }
@@ -117,6 +120,11 @@ impl Catalogue {
     #[must_use]
     pub fn beside(self, others: Vec<DefinitionProblem>) -> Self {
         Self { others, ..self }
+    }
+
+    /// Files that others read at the start, and that have changed since: reported like broken ones.
+    pub fn set_outdated(&self, outdated: Vec<DefinitionProblem>) {
+        *self.outdated.write() = outdated;
     }
 
     /// All that is wrong with a definition's file, as far as it can be told without the others; the
@@ -326,7 +334,7 @@ impl Catalogue {
             .unreadable
             .iter()
             .chain(state.files.values().filter_map(|seen| seen.problem.as_ref()));
-        let others = self.others.iter().cloned();
+        let others = self.others.iter().chain(&*self.outdated.read()).cloned().collect::<Vec<_>>();
         own.cloned().chain(self.skills.problems()).chain(others).collect()
     }
 

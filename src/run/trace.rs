@@ -15,6 +15,9 @@ const LONGEST_REST: usize = 128;
 /// Constant properties of a run, for observers of its writes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct RunOrigin {
+    pub tenant: String,
+    /// The caller's key id or token subject.
+    pub subject: String,
     pub agent: String,
     pub agent_version: String,
     /// What the run executes.

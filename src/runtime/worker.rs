@@ -80,6 +80,8 @@ impl RunIdentity {
         sample_ratio: f64,
     ) -> Self {
         let origin = RunOrigin {
+            tenant: caller.tenant.clone(),
+            subject: caller.subject.clone(),
             agent: new.agent.clone(),
             agent_version: new.agent_version.clone(),
             definition_hash: new.definition.hash.clone(),

@@ -10,7 +10,7 @@ use serde_json::json;
 use crate::mock_model::{MockModel, Reply};
 use crate::service::{Db, Setup, command, on_both_stores};
 
-on_both_stores! { a_missing_key_is_named_at_start_and_in_the_run }
+on_both_stores! { a_restart_that_is_due_is_told, a_missing_key_is_named_at_start_and_in_the_run }
 
 async fn a_missing_key_is_named_at_start_and_in_the_run(db: Db) {
     let mock = MockModel::start().await;
@@ -41,6 +41,26 @@ async fn a_missing_key_is_named_at_start_and_in_the_run(db: Db) {
     let said = run["error"]["message"].as_str().unwrap();
     assert!(said.contains("the server of away cannot be reached"), "{said}");
     assert!(!said.contains("127.0.0.1:9"), "the address is the operator's: {said}");
+}
+
+async fn a_restart_that_is_due_is_told(db: Db) {
+    let service = Setup::new().agent("ab", "model: scripted/x\n").start(db).await;
+    let settings = service.dir.path().join("toolloop.toml");
+    let before = std::fs::read_to_string(&settings).unwrap();
+    let due = |body: &serde_json::Value| -> Vec<String> {
+        let all = body["definitions"].as_array().unwrap();
+        let due = all.iter().filter(|it| it["error"].as_str().unwrap().contains("restart"));
+        due.map(|it| it["file"].as_str().unwrap().to_owned()).collect()
+    };
+    assert!(due(&service.get("/readyz").await.body).is_empty());
+    std::fs::write(&settings, format!("{before}\n[server]\nrequest_timeout = \"9m\"\n")).unwrap();
+    service.write("tools/new.yaml", "tools: []\n");
+    let ready =
+        service.until("/readyz", |body| due(body) == ["toolloop.toml", "tools/new.yaml"]).await;
+    assert_eq!(ready["status"], "ready", "{ready:#}");
+    service.until_logged("has changed since the start").await;
+    std::fs::write(&settings, before).unwrap();
+    service.until("/readyz", |body| due(body) == ["tools/new.yaml"]).await;
 }
 
 #[tokio::test]

@@ -511,6 +511,15 @@ async fn a_closed_log_does_not_stop_the_service() {
     service.stop().await;
 }
 
+fn names_whose_it_was(line: &Value) {
+    let trace = line["run_id"].as_str().unwrap().replace('-', "");
+    assert_eq!(
+        (&line["tenant"], &line["subject"], &line["trace_id"]),
+        (&json!("default"), &json!("testadmin"), &json!(trace)),
+        "{line:#}"
+    );
+}
+
 #[tokio::test]
 async fn the_log_has_a_line_per_run_and_no_secrets() {
     const CANARY: &str = "canary5ecret";
@@ -578,6 +587,7 @@ async fn the_log_has_a_line_per_run_and_no_secrets() {
         (&ended[1]["status"], &ended[1]["reason"]),
         (&json!("failed"), &json!("model_error"))
     );
+    names_whose_it_was(ended[0]);
     assert_eq!(ours("model call is repeated")[0]["run_id"], run["run_id"]);
     let answered = ours("answered");
     assert!(

@@ -14,6 +14,8 @@ on_both! {
 
 fn observed(write: RunWrite, agent: &str) -> RunWrite {
     let origin = RunOrigin {
+        tenant: "default".into(),
+        subject: "somebody".into(),
         agent: agent.into(),
         agent_version: "1".into(),
         definition_hash: "d1".repeat(32),

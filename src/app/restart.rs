@@ -1,0 +1,88 @@
+//! Files that are read at the start alone: where one has changed since, a restart is due, which the
+//! log and `/readyz` say.
+
+use std::collections::BTreeMap;
+use std::hash::{DefaultHasher, Hash as _, Hasher as _};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Duration;
+
+use crate::agents::{Catalogue, DefinitionProblem};
+use crate::config::Config;
+
+const DUE: &str = "has changed since the start: restart the service, so that it takes effect";
+
+/// Of a larger file only the size is compared, in bytes.
+const MAX_READ: u64 = 4 << 20;
+
+/// The files and what was in them.
+pub(super) struct ReadAtStart {
+    file: Option<PathBuf>,
+    tools: PathBuf,
+    /// A hash of the content, by what the file is called in problems.
+    seen: BTreeMap<String, u64>,
+}
+
+impl ReadAtStart {
+    pub(super) fn of(config: &Config) -> Self {
+        let (file, tools) = (config.file.clone(), config.tools_dir.clone());
+        let seen = look(file.as_deref(), &tools);
+        Self { file, tools, seen }
+    }
+
+    /// Those that are not as they were: changed, new or gone.
+    fn changed(&self) -> Vec<String> {
+        let now = look(self.file.as_deref(), &self.tools);
+        let names =
+            self.seen.keys().chain(now.keys().filter(|name| !self.seen.contains_key(*name)));
+        names.filter(|name| self.seen.get(*name) != now.get(*name)).cloned().collect()
+    }
+
+    /// Looks every `interval`, off the executor.
+    pub(super) async fn watch(self, catalogue: Arc<Catalogue>, interval: Duration) {
+        let files = Arc::new(self);
+        let mut told = Vec::new();
+        loop {
+            tokio::time::sleep(interval).await;
+            let looking = Arc::clone(&files);
+            let Ok(changed) = tokio::task::spawn_blocking(move || looking.changed()).await else {
+                return; // a panic, which was logged
+            };
+            if changed == told {
+                continue;
+            }
+            for file in changed.iter().filter(|file| !told.contains(*file)) {
+                tracing::warn!(file, "{DUE}");
+            }
+            let problem =
+                |file: &String| DefinitionProblem { file: file.clone(), error: DUE.to_owned() };
+            catalogue.set_outdated(changed.iter().map(problem).collect());
+            told = changed;
+        }
+    }
+}
+
+fn look(file: Option<&Path>, tools: &Path) -> BTreeMap<String, u64> {
+    let mut seen = BTreeMap::new();
+    let mut note = |name: String, path: &Path| {
+        let Ok(meta) = path.metadata() else { return };
+        let mut hasher = DefaultHasher::new();
+        meta.len().hash(&mut hasher);
+        if meta.is_file() && meta.len() <= MAX_READ {
+            std::fs::read(path).unwrap_or_default().hash(&mut hasher);
+        }
+        seen.insert(name, hasher.finish());
+    };
+    if let Some(file) = file {
+        let name = file.file_name().unwrap_or(file.as_os_str());
+        note(name.to_string_lossy().into_owned(), file);
+    }
+    for entry in tools.read_dir().into_iter().flatten().flatten() {
+        let path = entry.path();
+        let is_yaml = path.extension().is_some_and(|e| e == "yaml" || e == "yml");
+        if is_yaml {
+            note(format!("tools/{}", entry.file_name().to_string_lossy()), &path);
+        }
+    }
+    seen
+}

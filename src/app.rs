@@ -39,6 +39,7 @@ use crate::store::{self, RateLimit, RunWrite, Store, StoreError};
 use crate::telemetry::{
     IsNamed, ModelTry, Observed, Sampled, Telemetry, TelemetryError, TraceSettings,
 };
+use crate::tools::quota::{Quota, QuotaLimits};
 use crate::tools::recall::RecallFn;
 use crate::tools::registry::Registry;
 
@@ -275,6 +276,11 @@ impl Parts {
             rate_limit: rate_limit(config),
             webhooks: Webhooks::of(&config.webhooks, Client::new()),
             workspace: config.tools.workspace.clone(),
+            quota: Arc::new(Quota::new(QuotaLimits {
+                max_file: config.tools.file_ops.max_file as u64,
+                bytes: config.tools.file_ops.workspace_quota as u64,
+                files: config.tools.file_ops.workspace_files,
+            })),
             sample_ratio: config
                 .telemetry
                 .otlp_endpoint

@@ -5,6 +5,7 @@
 //! or the flag. `config/default.toml` is both the documentation and the lowest layer, so that no
 //! default is defined twice. Nothing of ours is imported: rooms get their settings as arguments.
 
+mod file_ops;
 mod models;
 mod shell;
 mod sources;
@@ -27,6 +28,7 @@ use serde::Deserialize;
 use url::Url;
 
 use crate::model::CapabilityOverrides;
+pub use file_ops::FileOps;
 use models::ModelSettings;
 pub use models::{Model, ModelServer};
 pub use shell::Shell;
@@ -225,6 +227,7 @@ pub struct Runtime {
 pub struct Tools {
     /// Directory of the runs' files, which are below `<workspace>/<tenant>/`.
     pub workspace: PathBuf,
+    pub file_ops: FileOps,
     pub web_fetch: WebFetch,
     pub shell: Shell,
 }

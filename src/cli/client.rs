@@ -126,6 +126,19 @@ pub(super) enum Client {
     Local(Box<app::Local>),
 }
 
+/// The body of a request.
+enum Sent<'a> {
+    Nothing,
+    Json(&'a Value),
+    File(Bytes),
+}
+
+impl<'a> From<Option<&'a Value>> for Sent<'a> {
+    fn from(body: Option<&'a Value>) -> Self {
+        body.map_or(Self::Nothing, Self::Json)
+    }
+}
+
 /// A service over the network.
 pub(super) struct Remote {
     http: reqwest::Client,
@@ -208,13 +221,24 @@ impl Client {
         Ok((rows, cursor))
     }
 
+    /// The content of a file.
+    pub(super) async fn content(&self, path: &str) -> Result<Body, ClientError> {
+        Ok(self.send(Method::GET, path, Sent::Nothing, &[]).await?.into_body())
+    }
+
+    /// Sends a file; whether it is new.
+    pub(super) async fn put(&self, path: &str, content: Bytes) -> Result<bool, ClientError> {
+        let response = self.send(Method::PUT, path, Sent::File(content), &[]).await?;
+        Ok(response.status() == StatusCode::CREATED)
+    }
+
     async fn ask(
         &self,
         method: Method,
         path: &str,
         body: Option<&Value>,
     ) -> Result<Value, ClientError> {
-        let bytes = self.send(method, path, body, &[]).await?.into_body().collect().await;
+        let bytes = self.send(method, path, body.into(), &[]).await?.into_body().collect().await;
         let bytes = bytes.map_err(|e| self.broken(&e))?.to_bytes();
         if bytes.is_empty() {
             return Ok(Value::Null);
@@ -233,7 +257,7 @@ impl Client {
         headers.extend(
             last_event.map(|seq| (http::HeaderName::from_static("last-event-id"), seq.to_string())),
         );
-        let response = self.send(method, path, body, &headers).await?;
+        let response = self.send(method, path, body.into(), &headers).await?;
         if response.status() == StatusCode::NO_CONTENT {
             return Err(ClientError::UnexpectedResponse(
                 "204 without the run's last event".to_owned(),
@@ -246,18 +270,22 @@ impl Client {
         &self,
         method: Method,
         path: &str,
-        body: Option<&Value>,
+        body: Sent<'_>,
         headers: &[(http::HeaderName, String)],
     ) -> Result<Response<Body>, ClientError> {
         let base = if let Self::Remote(remote) = self { remote.base.as_str() } else { "" };
         let mut request = Request::builder().method(method).uri(format!("{base}/v1{path}"));
-        if body.is_some() {
-            request = request.header(CONTENT_TYPE, "application/json");
+        let (media_type, bytes) = match body {
+            Sent::Nothing => (None, Bytes::new()),
+            Sent::Json(body) => (Some("application/json"), Bytes::from(body.to_string())),
+            Sent::File(content) => (Some("application/octet-stream"), content),
+        };
+        if let Some(media_type) = media_type {
+            request = request.header(CONTENT_TYPE, media_type);
         }
         for (name, value) in headers {
             request = request.header(name, value);
         }
-        let bytes = Bytes::from(body.map(Value::to_string).unwrap_or_default());
         let request =
             request.body(bytes).map_err(|e| ClientError::UnexpectedResponse(e.to_string()))?;
         let response = match self {

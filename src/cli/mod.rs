@@ -10,6 +10,7 @@ mod audit;
 mod client;
 mod doctor;
 mod event_follower;
+mod files;
 mod invoke;
 mod keys;
 mod models;
@@ -93,6 +94,9 @@ enum Command {
     /// List, show, watch and cancel runs; approve and deny their tool calls
     #[command(subcommand)]
     Runs(runs::RunsCommand),
+    /// List, get and put the files of a run
+    #[command(subcommand)]
+    Files(files::FilesCommand),
     /// Create, list and revoke API keys
     #[command(subcommand)]
     Keys(keys::KeysCommand),
@@ -204,6 +208,7 @@ async fn execute(cli: Cli) -> anyhow::Result<ExitCode> {
         Command::New(command) => project::new(&flags, command)?,
         Command::Invoke(args) => return invoke::invoke(&flags, args).await,
         Command::Runs(command) => return runs::runs(&flags, command).await,
+        Command::Files(command) => files::files(&flags, command).await?,
         Command::Keys(command) => keys::keys(&flags, command).await?,
         Command::Audit(command) => return audit::audit(&flags, command).await,
         Command::Models(JsonArg { json }) => models::models(&Config::read(&flags)?, json)?,

@@ -28,6 +28,12 @@ pub enum AuditAction {
     /// A session was deleted, with the content of its runs.
     #[strum(serialize = "session.deleted")]
     SessionDeleted,
+    /// A caller put a file into a workspace.
+    #[strum(serialize = "file.written")]
+    FileWritten,
+    /// A caller deleted a file of a workspace.
+    #[strum(serialize = "file.deleted")]
+    FileDeleted,
     /// The content of runs was deleted after `runtime.retention`.
     #[strum(serialize = "runs.deleted")]
     RunsDeleted,

@@ -271,6 +271,12 @@ impl Gate {
         Arc::clone(&self.policy.commands)
     }
 
+    /// Whether any call could read or write a path of the workspace in that directory of the tenant.
+    pub fn reaches(&self, directory: &str, path: &str) -> bool {
+        let paths = &self.policy.paths;
+        paths.may_read(directory, path) || paths.may_write(directory, path)
+    }
+
     /// Judges a call of a run that was started with these scopes.
     pub fn judge(&self, scopes: &[String], call: Call<'_>) -> Verdict {
         let question = Question { policy: &self.policy, scopes, call: &call };

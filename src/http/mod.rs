@@ -22,8 +22,8 @@ use self::document::{docs, openapi};
 use self::edge::problem::{Code, Problem};
 use self::edge::{front, key_cache, layer, metrics};
 use self::resources::{
-    agents, approvals, audit, audit_stretches, changes, events, health, invoke, keys, policy,
-    run_parts, runs, session_messages, sessions, stats, tools, webhooks,
+    agents, approvals, audit, audit_stretches, changes, events, files, health, invoke, keys,
+    policy, run_parts, runs, session_messages, sessions, stats, tools, webhooks,
 };
 use self::state::{App, Shared};
 
@@ -85,6 +85,16 @@ fn table() -> OpenApiRouter<App> {
         .routes(routes!(run_parts::list_tool_calls))
         .routes(routes!(run_parts::list_messages))
         .routes(routes!(changes::list_changes))
+        .routes(routes!(files::list_run_files))
+        .routes(routes!(files::get_run_file, files::put_run_file, files::delete_run_file))
+        .routes(routes!(files::list_session_files))
+        .routes(routes!(
+            files::get_session_file,
+            files::put_session_file,
+            files::delete_session_file
+        ))
+        .routes(routes!(files::list_agent_files))
+        .routes(routes!(files::get_agent_file, files::put_agent_file, files::delete_agent_file))
         .routes(routes!(events::list_events))
         .routes(routes!(webhooks::list_webhook_deliveries))
         .routes(routes!(webhooks::redeliver_webhook))

@@ -70,6 +70,7 @@ async fn state(auth: Auth) -> HttpState {
         approver: runtime::Approver::Any,
         rate_limit: crate::store::RateLimit { per_minute: 300, burst: 60 },
         webhooks: None,
+        quota: std::sync::Arc::default(),
         workspace: std::env::temp_dir(),
         sample_ratio: 0.0,
     };

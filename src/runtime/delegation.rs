@@ -404,6 +404,7 @@ impl Runtime {
             session_id: None,
             overrides: parent.bounds(now),
             webhook: None, // its parent's, as that was accepted
+            uploads: None,
         };
         let agent = self.narrowed_by_parent(&call.agent, parent.autonomy(now), parent)?;
         let mut checked = self.check(agent, request, now.skills().to_vec())?;

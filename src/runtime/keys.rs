@@ -14,11 +14,13 @@ use crate::clock;
 use crate::store::{ApiKeyRecord, KeyStored, Store, StoreError};
 
 /// Everything that a key can be allowed, besides `tools:<name>`.
-pub const SCOPES: [&str; 12] = [
+pub const SCOPES: [&str; 14] = [
     "admin",
     "agents:invoke",
     "agents:read",
     "audit:read",
+    "files:read",
+    "files:write",
     "keys:admin",
     "runs:approve",
     "runs:cancel",

@@ -13,6 +13,7 @@ mod delegation;
 mod deltas;
 mod dry_run;
 mod edited;
+mod files;
 mod follow;
 mod health;
 mod heartbeat;
@@ -60,13 +61,16 @@ use crate::run::RunStatus;
 use crate::store::writer::{OnDurable, Writer};
 use crate::store::{CancelOutcome, RateLimit, RunWrite, Store, StoreError};
 use crate::tools::Tool;
+use crate::tools::quota::Quota;
 use crate::tools::registry::Registry;
+use crate::tools::stored_files::StoredFiles;
 use crate::tools::use_skill::UseSkill;
 
 pub use audit_chain::AuditKey;
 pub use bus::{Published, StreamItem};
 pub use child_ids::ChildIds;
 pub use dry_run::DryRunOutcome;
+pub use files::{Files, Upload, UploadError, Uploads};
 pub use follow::Follower;
 pub use heartbeat::HeartbeatStore;
 pub use history::{RunTurns, TurnSource, own_turns, turn_sources};
@@ -114,6 +118,8 @@ pub struct Settings {
     pub webhooks: Option<Webhooks>,
     /// The directory that all runs' files lie beneath.
     pub workspace: PathBuf,
+    /// How much each workspace may hold.
+    pub quota: Arc<Quota>,
     /// The share of traces that are recorded, of those that begin here; 0..=1.
     pub sample_ratio: f64,
 }
@@ -132,6 +138,7 @@ struct Inner {
     owned: Arc<ownership::OwnedRuns>,
     probation: Arc<probation::Probation>,
     health: health::Health,
+    files: Arc<StoredFiles>,
     child_ids: ChildIds,
     logins: logins::Logins,
     parents: delegation::Parents,
@@ -216,6 +223,7 @@ impl Runtime {
             live: live::Live::default(),
             owned: Arc::default(),
             health: health::Health::default(),
+            files: Arc::default(),
             probation,
             child_ids,
             logins: logins::Logins::default(),

@@ -236,7 +236,7 @@ impl Runtime {
         directory: &str,
     ) -> Result<Workspace, ResumeError> {
         match Workspace::open(&self.inner.settings.workspace, tenant, directory) {
-            Ok(workspace) => Ok(workspace),
+            Ok(workspace) => Ok(workspace.within(&self.inner.settings.quota)),
             Err(error @ WorkspaceError::Io { .. }) if !self.look_at_workspace().await => {
                 Err(ResumeError::NoWorkspace(error))
             }

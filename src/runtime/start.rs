@@ -7,13 +7,14 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use chrono::{SubsecRound, TimeDelta};
-use serde_json::Value;
+use serde_json::{Value, json};
 use tokio::sync::oneshot;
 use uuid::Uuid;
 
 use super::background::SkillError;
 use super::claimed::ResumeError;
 use super::delegation::Lineage;
+use super::files::{UploadError, Uploads};
 use super::loaded::LoadedAgent;
 use super::slots::RunSlot;
 use super::worker::{DrivenRun, Notify, RunIdentity, write};
@@ -23,7 +24,9 @@ use crate::agents::prompt::{ActiveSkill, Background, Opening};
 use crate::bounds::secrets;
 use crate::clock;
 use crate::engine::{AppendFailed, Entry, Plan, State, Stopped};
-use crate::event::{Event, RunEvent, ScanWarned, SkillActivated, ValidationError};
+use crate::event::{
+    Act, AuditAction, Event, RunEvent, ScanWarned, SkillActivated, ValidationError,
+};
 use crate::run::{Caller, OnInjection, Overrides, RunKind, RunStatus, Totals};
 use crate::store::writer::AppendError;
 use crate::store::{Idempotency, NewRun, RunRecord, StoreError};
@@ -72,6 +75,8 @@ pub struct StartRequest {
     pub overrides: Overrides,
     /// Where the caller wants events of the run sent.
     pub webhook: Option<String>,
+    /// Files for the run's workspace.
+    pub uploads: Option<Arc<Uploads>>,
 }
 
 /// Why no run was started.
@@ -113,6 +118,9 @@ pub enum StartError {
     /// The service is stopping.
     #[error("the service is shutting down")]
     Draining,
+    /// A file that came with the request cannot be put into the run's workspace.
+    #[error(transparent)]
+    Upload(UploadError),
     /// Files cannot be written on this replica at the moment.
     #[error("the workspace of this replica is not available")]
     NoWorkspace,
@@ -177,6 +185,7 @@ pub(super) struct Checked {
     pub(super) plan: Arc<Plan>,
     /// The runs of its session before it, the oldest first.
     pub(super) earlier: Vec<Uuid>,
+    pub(super) uploads: Option<Arc<Uploads>>,
 }
 
 /// A run that this replica drives from its start.
@@ -248,6 +257,11 @@ impl Runtime {
         let has_rival =
             request.run_id.is_some() || request.idempotency.is_some() || session_id.is_some();
         let mode = if request.mode == Mode::Now && has_rival { Mode::Stored } else { request.mode };
+        if let Some(id) = request.run_id.filter(|_| request.uploads.is_some())
+            && inner.store.run(&request.caller.tenant, id).await?.is_some()
+        {
+            return Err(StartError::RunIdTaken(id)); // before its files are replaced
+        }
         let busy = request.overrides.on_session_busy;
         let checked = self.check(self.agent(&request.agent)?, request, Vec::new())?;
         match session_id {
@@ -275,13 +289,35 @@ impl Runtime {
                 return Err(StartError::Overloaded);
             }
             checked.new.status = RunStatus::Queued;
+            self.receive(&checked).await?;
             return self.enqueue(checked).await.map(Accepted::Queued);
         }
         if inner.health.fault().is_some() {
             return Err(StartError::NoWorkspace);
         }
         let slot = inner.slots.free().ok_or(StartError::Overloaded)?;
+        self.receive(&checked).await?;
         self.start_here(checked, slot, mode).await.map(Accepted::Started)
+    }
+
+    /// Puts the files that came with the request into the run's workspace.
+    async fn receive(&self, checked: &Checked) -> Result<(), StartError> {
+        let Some(uploads) = &checked.uploads else { return Ok(()) };
+        let Checked { new, caller, loaded, .. } = checked;
+        let directory = loaded.agent.workspace_of(new.id, new.session_id.as_deref());
+        let placed = self.place_uploads(&caller.tenant, &directory, loaded, uploads).await;
+        for (path, etag) in placed.map_err(StartError::Upload)? {
+            let act = Act {
+                tenant: caller.tenant.clone(),
+                subject: caller.subject.clone(),
+                action: AuditAction::FileWritten,
+                run_id: Some(new.id),
+                reason: None,
+                details: json!({"path": path, "etag": etag}),
+            };
+            self.inner.store.record_act(act).await?;
+        }
+        Ok(())
     }
 
     /// Checks everything that can be refused. `inherited` are the skills of the run that starts this
@@ -337,6 +373,7 @@ impl Runtime {
             loaded,
             plan: Arc::new(plan),
             earlier: Vec::new(),
+            uploads: request.uploads,
         })
     }
 

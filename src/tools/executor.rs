@@ -306,6 +306,11 @@ impl Executor {
         self.gate.judge(scopes, call)
     }
 
+    /// Whether any call could read or write a path of the workspace in that directory of the tenant.
+    pub fn may_reach(&self, directory: &str, path: &str) -> bool {
+        self.gate.reaches(directory, path)
+    }
+
     /// The tools, in the order they were given.
     pub fn infos(&self) -> impl Iterator<Item = &ToolInfo> {
         self.tools.iter().map(|offered| offered.tool.info())

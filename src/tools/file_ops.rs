@@ -22,6 +22,7 @@ use serde_json::{Value, json};
 use tokio::sync::Semaphore;
 use tokio_util::sync::CancellationToken;
 
+use super::quota::OverQuota;
 use super::workspace::{Kind, PathError, Resolved};
 use super::{Changed, Defaults, Standing, Tool, ToolContext, ToolError, ToolInfo, Workspace};
 use crate::governance::{Action, ActionKind, Permit};
@@ -386,6 +387,12 @@ fn special(path: &str) -> ToolError {
 
 impl From<PathError> for ToolError {
     fn from(error: PathError) -> Self {
+        Self::ForModel(error.to_string())
+    }
+}
+
+impl From<OverQuota> for ToolError {
+    fn from(error: OverQuota) -> Self {
         Self::ForModel(error.to_string())
     }
 }

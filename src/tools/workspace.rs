@@ -16,6 +16,8 @@ use cap_fs_ext::{DirExt, FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncEx
 use cap_std::ambient_authority;
 use cap_std::fs::{Dir, File, Metadata, OpenOptions};
 
+use super::quota::{Growth, OverQuota, Quota};
+
 /// Bytes of a path.
 pub const MAX_PATH: usize = 4096;
 /// Bytes of one name in a path; file systems have this limit.
@@ -31,6 +33,7 @@ pub struct Workspace {
     root: Arc<Dir>,
     /// Where it is beneath the tenant's directory, links followed; `.` where it is that.
     directory: Arc<str>,
+    quota: Arc<Quota>,
 }
 
 /// Why a workspace could not be opened.
@@ -108,7 +111,8 @@ pub struct Resolved {
 }
 
 impl Workspace {
-    /// Opens `root/tenant/directory`, made where it is missing. `directory` may be `.`.
+    /// Opens `root/tenant/directory`, made where it is missing. `directory` may be `.`. It has the
+    /// default quota.
     ///
     /// # Errors
     /// [`WorkspaceError`]; a symbolic link that leads out of the tenant's directory is one.
@@ -130,14 +134,41 @@ impl Workspace {
             opened => opened,
         };
         let tenant = open_or_make(&root.map_err(failed)?, tenant).map_err(failed)?;
-        let tenant = Self { root: Arc::new(tenant), directory: ".".into() };
+        let tenant = Self { root: Arc::new(tenant), directory: ".".into(), quota: Arc::default() };
         if beneath == "." {
             return Ok(tenant);
         }
         open_or_make(&tenant.root, &beneath).map_err(failed)?;
         let real = tenant.resolve(&beneath).map_err(|e| failed(io::Error::other(e)))?.path;
         let root = tenant.open_dir(&real).map_err(failed)?;
-        Ok(Self { root, directory: real.into() })
+        Ok(Self { root, directory: real.into(), ..tenant })
+    }
+
+    /// The same with another quota.
+    #[must_use]
+    pub fn within(self, quota: &Arc<Quota>) -> Self {
+        Self { quota: Arc::clone(quota), ..self }
+    }
+
+    /// Counts what a change adds, if there is room for it. May walk the workspace.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub fn admit(&self, growth: Growth) -> Result<(), OverQuota> {
+        self.admit_all([growth])
+    }
+
+    /// The same for several files, all or none.
+    ///
+    /// # Errors
+    /// [`OverQuota`].
+    pub fn admit_all(&self, growths: impl IntoIterator<Item = Growth>) -> Result<(), OverQuota> {
+        self.quota.admit(&self.root, growths)
+    }
+
+    /// Counts a file that is gone.
+    pub fn freed(&self, bytes: u64) {
+        self.quota.freed(&self.root, bytes);
     }
 
     /// The directory itself.

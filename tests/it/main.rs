@@ -28,6 +28,7 @@ mod dialects;
 mod docs;
 mod dry_run;
 mod faults;
+mod files;
 mod flow;
 mod full_disk;
 mod fuzzing;

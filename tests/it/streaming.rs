@@ -108,7 +108,14 @@ pub async fn follow(service: &Service, run: &str, after: Option<i64>) -> Reader 
         Some(after) => request.header("last-event-id", after),
         None => request,
     };
-    Reader::of(request.send().await.unwrap())
+    loop {
+        let response = request.try_clone().unwrap().send().await.unwrap();
+        // What a client does where the machine has more to do than it can.
+        if response.status() != 503 {
+            return Reader::of(response);
+        }
+        tokio::time::sleep(Duration::from_millis(100)).await;
+    }
 }
 
 const WORKER: &str = "

@@ -13,7 +13,7 @@ use axum::http::header::CONTENT_TYPE;
 use axum::http::{HeaderName, HeaderValue};
 use serde_json::{Map, Value, json};
 use utoipa::openapi::header::Header;
-use utoipa::openapi::path::{Operation, Parameter, ParameterIn};
+use utoipa::openapi::path::{Operation, Parameter, ParameterIn, PathItem};
 use utoipa::openapi::schema::{AdditionalProperties, AllOf, ArrayBuilder, Object, Schema, Type};
 use utoipa::openapi::security::{HttpAuthScheme, HttpBuilder, SecurityScheme};
 use utoipa::openapi::tag::TagBuilder;
@@ -92,6 +92,10 @@ pub(crate) fn document(mut api: OpenApi) -> Value {
             *given = example(&schemas[name], &schemas);
         }
     }
+    let paths = std::mem::take(&mut api.paths.paths);
+    // The router marks a parameter that is the rest of the path.
+    let named = |(path, item): (String, PathItem)| (path.replace("{*", "{"), item);
+    api.paths.paths = paths.into_iter().map(named).collect();
     for item in api.paths.paths.values_mut() {
         let methods =
             [&mut item.get, &mut item.head, &mut item.put, &mut item.post, &mut item.delete];
@@ -191,6 +195,23 @@ fn problems(operation: &Operation) -> BTreeMap<u16, Vec<Code>> {
             codes.push(Code::NotAwaitingApproval);
             if operation.operation_id.as_deref() == Some("give_tool_result") {
                 codes.push(Code::PromptInjection);
+            }
+        }
+        Some(id) if id.ends_with("_file") || id.ends_with("_files") => {
+            codes.push(Code::WorkspaceUnavailable);
+            if id.starts_with("get") {
+                codes.push(Code::RangeNotSatisfiable);
+            }
+            if !id.starts_with("list") {
+                codes.push(Code::PreconditionFailed);
+            }
+            if id.starts_with("put") {
+                // Any bytes are valid.
+                codes.retain(|code| *code != Code::InvalidInputs);
+                codes.push(Code::Overloaded);
+            }
+            if id.starts_with("put") || id.starts_with("delete") {
+                codes.push(Code::FileConflict);
             }
         }
         Some("redeliver_webhook") => codes.push(Code::WebhooksDisabled),

@@ -51,6 +51,8 @@ scopes! {
     RunsApprove = "runs:approve",
     SessionsRead = "sessions:read",
     SessionsWrite = "sessions:write",
+    FilesRead = "files:read",
+    FilesWrite = "files:write",
     ToolsRead = "tools:read",
     KeysAdmin = "keys:admin",
     AuditRead = "audit:read",

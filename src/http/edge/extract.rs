@@ -29,25 +29,20 @@ impl FromRequest<App> for JsonObject {
     type Rejection = Problem;
 
     async fn from_request(request: Request, app: &App) -> Result<Self, Problem> {
+        Self::read(app, request).await
+    }
+}
+
+impl JsonObject {
+    pub(crate) async fn read(app: &App, request: Request) -> Result<Self, Problem> {
         let (parts, body) = request.into_parts();
         let read = read_body(body, app.settings.body_limit);
-        let bytes = match tokio::time::timeout(app.settings.body_timeout, read).await {
-            Ok(bytes) => bytes?,
-            Err(_) => {
-                return Err(Problem::new(
-                    Code::RequestTimeout,
-                    "The body took too long to arrive.",
-                ));
-            }
-        };
+        let bytes = tokio::time::timeout(app.settings.body_timeout, read).await;
+        let bytes = bytes.map_err(|_| Problem::body_timeout())??;
         if bytes.is_empty() {
             return Ok(Self(Map::new()));
         }
-        if let Some(encoding) = content_encoding(&parts.headers) {
-            let detail =
-                format!("The body must be sent without Content-Encoding, not as {encoding:?}.");
-            return Err(Problem::new(Code::UnsupportedMediaType, detail));
-        }
+        refuse_encoding(&parts.headers)?;
         if !is_json(&parts.headers) {
             return Err(Problem::new(
                 Code::UnsupportedMediaType,
@@ -85,6 +80,13 @@ async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
         return Ok(first);
     }
     Ok([first.as_ref(), &rest].concat().into())
+}
+
+/// Refuses a body that is compressed.
+pub(crate) fn refuse_encoding(headers: &HeaderMap) -> Result<(), Problem> {
+    let Some(encoding) = content_encoding(headers) else { return Ok(()) };
+    let detail = format!("The body must be sent without Content-Encoding, not as {encoding:?}.");
+    Err(Problem::new(Code::UnsupportedMediaType, detail))
 }
 
 /// The first content coding other than `identity`, cut to 64 characters.

@@ -19,8 +19,9 @@ use uuid::Uuid;
 
 use crate::bounds::secrets::redacted;
 use crate::event::ValidationError;
-use crate::runtime::{AnswerError, StartError};
+use crate::runtime::{AnswerError, StartError, UploadError};
 use crate::store::StoreError;
+use crate::tools::stored_files::ChangeError;
 
 /// Stable error codes. Clients can rely on them; messages may change.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ToSchema)]
@@ -41,6 +42,9 @@ pub(crate) enum Code {
     IdempotencyMismatch,
     NotAwaitingApproval,
     ProtectedKey,
+    FileConflict,
+    PreconditionFailed,
+    RangeNotSatisfiable,
     PayloadTooLarge,
     UriTooLong,
     UnsupportedMediaType,
@@ -84,6 +88,15 @@ impl Code {
                 ("NOT_AWAITING_APPROVAL", StatusCode::CONFLICT, "Not awaiting approval")
             }
             Self::ProtectedKey => ("PROTECTED_KEY", StatusCode::CONFLICT, "Protected key"),
+            Self::FileConflict => ("FILE_CONFLICT", StatusCode::CONFLICT, "File conflict"),
+            Self::PreconditionFailed => {
+                ("PRECONDITION_FAILED", StatusCode::PRECONDITION_FAILED, "Precondition failed")
+            }
+            Self::RangeNotSatisfiable => (
+                "RANGE_NOT_SATISFIABLE",
+                StatusCode::RANGE_NOT_SATISFIABLE,
+                "Range not satisfiable",
+            ),
             Self::SessionBusy => ("SESSION_BUSY", StatusCode::CONFLICT, "Session busy"),
             Self::SessionOfOtherAgent => {
                 ("SESSION_OF_OTHER_AGENT", StatusCode::CONFLICT, "Session of another agent")
@@ -223,10 +236,7 @@ impl Problem {
 
     /// The caller may not do this, for this reason.
     fn refused(why: &dyn std::error::Error) -> Self {
-        let why = why.to_string();
-        let first = why.chars().next().map(|first| first.to_ascii_uppercase());
-        let detail = first.into_iter().chain(why.chars().skip(1)).chain(['.']).collect::<String>();
-        Self::new(Code::Forbidden, detail)
+        Self::new(Code::Forbidden, sentence(&why.to_string()))
     }
 
     /// Also for things of another tenant.
@@ -253,6 +263,11 @@ impl Problem {
             code,
             vec![ValidationError { pointer: pointer.into(), message: message.into() }],
         )
+    }
+
+    /// The request did not arrive in time.
+    pub(crate) fn body_timeout() -> Self {
+        Self::new(Code::RequestTimeout, "The body took too long to arrive.")
     }
 
     /// `seconds` is the time until the next request may succeed.
@@ -304,6 +319,12 @@ fn is_first_of_outage() -> bool {
     static LAST: Mutex<Option<Instant>> = Mutex::new(None);
     let last = LAST.lock().replace(Instant::now());
     last.is_none_or(|last| last.elapsed() > SAME_OUTAGE)
+}
+
+/// A clause as a sentence.
+fn sentence(clause: &str) -> String {
+    let first = clause.chars().next().map(|first| first.to_ascii_uppercase());
+    first.into_iter().chain(clause.chars().skip(1)).chain(['.']).collect()
 }
 
 /// Cuts a text that repeats more than a refusal may, or a secret; our own words are neither.
@@ -367,6 +388,39 @@ impl From<AnswerError> for Problem {
     }
 }
 
+impl From<UploadError> for Problem {
+    fn from(error: UploadError) -> Self {
+        let why = error.to_string();
+        match error {
+            UploadError::Path(number, _) | UploadError::Twice(number, _) => {
+                Self::at(Code::InvalidInputs, format!("/files/{number}"), why)
+            }
+            UploadError::Change(error) => error.into(),
+        }
+    }
+}
+
+impl From<ChangeError> for Problem {
+    fn from(error: ChangeError) -> Self {
+        let code = match error {
+            ChangeError::NotFound => return Self::not_found("file"),
+            ChangeError::Condition => Code::PreconditionFailed,
+            ChangeError::Quota(_) => Code::PayloadTooLarge,
+            ChangeError::InTheWay(..) => Code::FileConflict,
+            ChangeError::Io(error) => return error.into(),
+        };
+        Self::new(code, sentence(&error.to_string()))
+    }
+}
+
+/// Where a file of a workspace cannot be used.
+impl From<std::io::Error> for Problem {
+    fn from(error: std::io::Error) -> Self {
+        let detail = "The workspace cannot be used at the moment.";
+        Self { cause: Some(error.to_string()), ..Self::new(Code::WorkspaceUnavailable, detail) }
+    }
+}
+
 impl From<StartError> for Problem {
     fn from(error: StartError) -> Self {
         let code = match error {
@@ -387,6 +441,7 @@ impl From<StartError> for Problem {
                 return Self::invalid(Code::InvalidOverride, vec![error]);
             }
             StartError::Store(error) => return error.into(),
+            StartError::Upload(error) => return error.into(),
             StartError::MissingScope(_) => return Self::refused(&error),
             StartError::BrokenAgent { .. } => return Self::internal(error.to_string()),
         };

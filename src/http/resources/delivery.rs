@@ -120,9 +120,14 @@ impl DeliveryOptions {
         route: &str,
         agent: &str,
         body: &Map<String, Value>,
+        files: &Value,
     ) -> Option<Idempotency> {
         let key = self.idempotency_key.clone()?;
-        let request = format!("{route}\0{agent}\0{}", canonical_json(Value::Object(body.clone())));
+        let mut request =
+            format!("{route}\0{agent}\0{}", canonical_json(Value::Object(body.clone())));
+        if !files.is_null() {
+            request = format!("{request}\0{files}");
+        }
         Some(Idempotency { key, request_hash: hex::encode(Sha256::digest(request)) })
     }
 }

@@ -6,11 +6,11 @@
 use std::sync::Arc;
 
 use axum::Json;
-use axum::extract::State;
+use axum::extract::{Request, State};
 use axum::http::header::LOCATION;
 use axum::http::{HeaderName, HeaderValue, StatusCode};
 use axum::response::{IntoResponse, Response};
-use serde_json::{Map, Value};
+use serde_json::Value;
 
 use super::delivery::{DeliveryOptions, Streaming};
 use super::dry_run::DryRun;
@@ -18,6 +18,7 @@ use super::invocation::{Invocation, InvokeIterativeRequest, InvokeRequest};
 use super::run_views::{Run, detail};
 use super::runs::existing;
 use super::stream::{self, CancelOnDrop, Viewer};
+use super::uploads::InvocationBody;
 use crate::http::document::answers::{Answers, Streamed};
 use crate::http::edge::auth::{AgentsRead, Scope as _, forbidden, key_lost, refused_key};
 use crate::http::edge::extract::{JsonObject, Name, Params};
@@ -34,7 +35,9 @@ const PREFERENCE_APPLIED: HeaderName = HeaderName::from_static("preference-appli
 /// Invoke an agent once
 ///
 /// Exactly one model call without tools. If the run was started, the response is 200, or 202 if it
-/// has not ended yet; `status` and `error` say whether it succeeded.
+/// has not ended yet; `status` and `error` say whether it succeeded. The body can also be
+/// `multipart/form-data`: one part `request` with the JSON body, and up to 64 parts `files` whose
+/// filenames are paths in the run's workspace; this needs the scope `files:write`, too.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke", tag = "agents", security(("bearer" = ["agents:invoke"])),
     params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
@@ -47,9 +50,10 @@ pub(crate) async fn invoke_agent(
     delivery: DeliveryOptions,
     Name(agent): Name,
     params: Params,
-    JsonObject(body): JsonObject,
+    request: Request,
 ) -> Result<Response, Problem> {
     params.finish()?;
+    let body = InvocationBody::read(&app, &caller, request).await?;
     invoke(&app, &caller, &delivery, agent, RunKind::Single.as_str(), body).await
 }
 
@@ -58,7 +62,7 @@ pub(crate) async fn invoke_agent(
 /// Runs the agent's loop of model calls and tool calls until an output is accepted or a limit is
 /// reached. A request can only narrow what the agent's definition allows. If the run was started,
 /// the response is 200, or 202 if it has not ended yet; `status` and `error` say whether it
-/// succeeded.
+/// succeeded. The body can also be `multipart/form-data`, as of `invoke_agent`.
 #[utoipa::path(
     post, path = "/agents/{name}/invoke-iterative", tag = "agents", security(("bearer" = ["agents:invoke"])),
     params(("name" = String, Path, description = "The agent's name."), DeliveryOptions),
@@ -71,9 +75,10 @@ pub(crate) async fn invoke_agent_iterative(
     delivery: DeliveryOptions,
     Name(agent): Name,
     params: Params,
-    JsonObject(body): JsonObject,
+    request: Request,
 ) -> Result<Response, Problem> {
     params.finish()?;
+    let body = InvocationBody::read(&app, &caller, request).await?;
     invoke(&app, &caller, &delivery, agent, RunKind::Iterative.as_str(), body).await
 }
 
@@ -94,10 +99,11 @@ pub(crate) async fn stream_agent(
     Streaming(delivery): Streaming,
     Name(agent): Name,
     params: Params,
-    JsonObject(body): JsonObject,
+    request: Request,
 ) -> Result<Response, Problem> {
     params.finish()?;
-    if body.get("dry_run") == Some(&Value::Bool(true)) {
+    let body = InvocationBody::read(&app, &caller, request).await?;
+    if body.body.get("dry_run") == Some(&Value::Bool(true)) {
         let why = "has no events; use POST /agents/{name}/dry-run";
         return Err(Problem::at(Code::InvalidOverride, "/dry_run", why));
     }
@@ -157,6 +163,7 @@ fn request(
         session_id,
         overrides,
         webhook,
+        uploads: None,
     }
 }
 
@@ -169,9 +176,9 @@ async fn invoke(
     delivery: &DeliveryOptions,
     agent: String,
     route: &str,
-    body: Map<String, Value>,
+    InvocationBody { body, uploads, listed }: InvocationBody,
 ) -> Result<Response, Problem> {
-    let idempotency = delivery.idempotency(route, &agent, &body);
+    let idempotency = delivery.idempotency(route, &agent, &body, &listed);
     let is_single = route == RunKind::Single.as_str();
     let kind = if is_single { RunKind::Single } else { RunKind::Iterative };
     let invocation = Invocation::read(kind, body)?;
@@ -180,6 +187,7 @@ async fn invoke(
         mode: delivery.mode(),
         idempotency,
         traceparent: delivery.traceparent.clone(),
+        uploads,
         ..request(caller, agent, kind, invocation)
     };
     if is_dry {

@@ -92,6 +92,18 @@ pub(crate) fn by_number(params: &mut Params, size: PageSize) -> Result<Page<i64>
     Ok(Page { limit: limit(params, size)?, after })
 }
 
+/// As [`by_number`], for a list sorted by a text.
+pub(crate) fn by_text(params: &mut Params, size: PageSize) -> Result<Page<String>, Problem> {
+    let after = params.value("cursor", "the next_cursor of a page of this list", |text| {
+        decoded(text)?.strip_prefix('s').map(str::to_owned)
+    })?;
+    Ok(Page { limit: limit(params, size)?, after })
+}
+
+pub(crate) fn text_cursor(text: &str) -> String {
+    BASE64_URL_SAFE_NO_PAD.encode(format!("s{text}"))
+}
+
 /// As [`by_number`], for a list sorted by time whose ids are UUIDs.
 pub(crate) fn by_time(params: &mut Params, size: PageSize) -> Result<Page<RunCursor>, Problem> {
     by_time_and(params, size, |id| Uuid::try_parse(id).is_ok())

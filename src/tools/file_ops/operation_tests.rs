@@ -219,9 +219,9 @@ fn where_the_system_has_no_rename_without_loss_a_link_does_it() {
     world.put("from", "mine");
     world.put("taken", "theirs");
     let dir = world.workspace().open_dir(".").unwrap();
-    let error = writing::link_and_unlink(&dir, "from", &dir, "taken").unwrap_err();
+    let error = crate::tools::staged::link_and_unlink(&dir, "from", &dir, "taken").unwrap_err();
     assert_eq!(error.kind(), std::io::ErrorKind::AlreadyExists);
-    writing::link_and_unlink(&dir, "from", &dir, "free").unwrap();
+    crate::tools::staged::link_and_unlink(&dir, "from", &dir, "free").unwrap();
     assert_eq!([world.text("taken"), world.text("free")], ["theirs", "mine"]);
     assert!(!world.at("from").exists());
 }

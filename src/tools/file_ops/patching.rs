@@ -12,7 +12,7 @@ use cap_std::fs::{Dir, Metadata};
 use tokio_util::sync::CancellationToken;
 
 use super::diff::{Before, compared};
-use super::writing::{MAX_EDITED, Staged, same_version, writable};
+use super::writing::{MAX_EDITED, same_version, writable};
 use super::{Permit, ToolError, Workspace, reads, refused, stopped, writes_lines};
 use crate::bounds::Refused;
 use crate::bounds::patch::{FilePatch, PatchKind, parse};
@@ -20,6 +20,8 @@ use crate::event::FileChange;
 use crate::governance::Action;
 use crate::run::Effect;
 use crate::tools::Changed;
+use crate::tools::quota::Growth;
+use crate::tools::staged::Staged;
 use crate::tools::workspace::open_for_reading;
 
 /// Bytes of all files of a patch, before it and after it.
@@ -93,11 +95,12 @@ pub(super) fn apply(
         }
         planned.push(one);
     }
+    workspace.admit_all(planned.iter().filter_map(Planned::growth))?;
     let staged = planned.iter().map(|one| match one.what {
         PatchKind::Delete => Ok(None),
         PatchKind::Create | PatchKind::Modify => {
             let existing = one.before.as_ref().map(|(metadata, _)| metadata);
-            let staged = Staged::new(&one.dir, &one.after, existing);
+            let staged = Staged::with(&one.dir, &one.after, existing);
             staged.map(Some).map_err(|e| refused(&one.path, &e))
         }
     });
@@ -171,6 +174,13 @@ fn content(path: &str, dir: &Dir, name: &str) -> Result<(Metadata, String), Tool
 }
 
 impl Planned {
+    /// How much more it takes; a file that is deleted is counted when the workspace is measured.
+    fn growth(&self) -> Option<Growth> {
+        let before = self.before.as_ref().map(|(metadata, _)| metadata.len());
+        (self.what != PatchKind::Delete)
+            .then(|| Growth::of(&self.path, before, self.after.len() as u64))
+    }
+
     fn is_unchanged(&self) -> Result<(), ToolError> {
         let now = self.dir.symlink_metadata(&self.name).ok();
         let is_same = match (&self.before, now) {
@@ -187,10 +197,10 @@ impl Planned {
         if is_same { Ok(()) } else { Err(message()) }
     }
 
-    fn take_place(&self, staged: Option<Staged<'_>>) -> io::Result<()> {
+    fn take_place(&self, staged: Option<Staged>) -> io::Result<()> {
         match (staged, self.what) {
-            (Some(staged), PatchKind::Create) => staged.place(&self.name),
-            (Some(staged), _) => staged.replace(&self.name),
+            (Some(staged), PatchKind::Create) => staged.place(&self.dir, &self.name),
+            (Some(staged), _) => staged.replace(&self.dir, &self.name),
             (None, _) => self.dir.remove_file(&self.name),
         }
     }
@@ -199,7 +209,7 @@ impl Planned {
         match &self.before {
             None => self.dir.remove_file(&self.name),
             Some((metadata, text)) => {
-                Staged::new(&self.dir, text, Some(metadata))?.replace(&self.name)
+                Staged::with(&self.dir, text, Some(metadata))?.replace(&self.dir, &self.name)
             }
         }
     }

@@ -1,7 +1,6 @@
 //! `write`, `append`, `edit`, `mkdir`, `move` and `delete`.
 //!
-//! Whole files are written beside their place and put there in one step, so that a reader sees the
-//! old or the new text and never a half. Whether something may be lost is the permit's word alone:
+//! Whole files are written beside their place first. Whether something may be lost is the permit's word alone:
 //! without it the last step is one that the system refuses where something is in the way, so a file
 //! that appears in between is safe. A file with more than one hard link is not written to.
 
@@ -9,15 +8,15 @@ use std::io::{self, Read, Write};
 
 use cap_fs_ext::{FollowSymlinks, OpenOptionsFollowExt, OpenOptionsSyncExt};
 use cap_std::fs::{Dir, File, Metadata, MetadataExt, OpenOptions};
-use rustix::fs::{RenameFlags, renameat_with};
 use rustix::io::Errno;
 use tokio_util::sync::CancellationToken;
-use uuid::Uuid;
 
 use super::diff::{Before, MAX_COMPARED, compared};
 use super::{Kind, Permit, ToolError, Workspace, refused, special, stopped};
 use crate::event::{ChangeKind, FileChange};
 use crate::tools::Changed;
+use crate::tools::quota::Growth;
+use crate::tools::staged::{Staged, rename_without_loss};
 use crate::tools::workspace::open_for_reading;
 
 /// Bytes of a file that is edited.
@@ -60,18 +59,20 @@ pub(super) fn write(
         Err(e) if e.kind() == io::ErrorKind::NotFound => None,
         Err(e) => return Err(refused(path, &e)),
     };
-    let staged = Staged::new(&dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
+    let before = existing.as_ref().map(Metadata::len);
+    workspace.admit(Growth::of(path, before, content.len() as u64))?;
+    let staged = Staged::with(&dir, content, existing.as_ref()).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
     let done = format!("Wrote {} bytes to {path}.", content.len());
     if permit.allows_destruction() {
         let before = Before::of(&dir, name, MAX_EDITED);
-        staged.replace(name).map_err(|e| refused(path, &e))?;
+        staged.replace(&dir, name).map_err(|e| refused(path, &e))?;
         changed.add(compared(path, &before, Some(content.as_bytes())));
         return Ok(done);
     }
-    match staged.place(name) {
+    match staged.place(&dir, name) {
         Ok(()) => {
             changed.add(compared(path, &Before::Nothing, Some(content.as_bytes())));
             Ok(done)
@@ -96,6 +97,9 @@ pub(super) fn append(
     changed: &Changed,
 ) -> Result<String, ToolError> {
     let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
+    let length = dir.symlink_metadata(name).ok().map(|metadata| metadata.len());
+    let after = length.unwrap_or(0) + content.len() as u64;
+    workspace.admit(Growth::of(path, length, after))?;
     let earlier = Before::of(&dir, name, MAX_COMPARED as u64);
     let mut options = OpenOptions::new();
     options.append(true).create(true).follow(FollowSymlinks::No).nonblock(true);
@@ -179,8 +183,9 @@ pub(super) fn edit(
             "{path:?} would have {length} bytes after {count} replacements, more than {MAX_EDITED}"
         )));
     }
+    workspace.admit(Growth::of(path, Some(before.len()), length))?;
     let after = text.replace(old, new);
-    let staged = Staged::new(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
+    let staged = Staged::with(&dir, &after, Some(&before)).map_err(|e| refused(path, &e))?;
     if stop.is_cancelled() {
         return Err(stopped());
     }
@@ -189,7 +194,7 @@ pub(super) fn edit(
             "{path:?} was changed by another writer meanwhile; read it again"
         )));
     }
-    staged.replace(name).map_err(|e| refused(path, &e))?;
+    staged.replace(&dir, name).map_err(|e| refused(path, &e))?;
     changed.add(compared(path, &Before::Content(text.into_bytes()), Some(after.as_bytes())));
     Ok(format!(
         "Replaced {count} {} in {path}.",
@@ -213,6 +218,9 @@ pub(super) fn mkdir(
     if path != "." {
         let (dir, name) = workspace.holder_made(path).map_err(|e| refused(path, &e))?;
         let is_there = || dir.symlink_metadata(name).is_ok_and(|metadata| metadata.is_dir());
+        if !is_there() {
+            workspace.admit(Growth::of(path, None, 0))?;
+        }
         match dir.create_dir(name) {
             Err(e) if e.kind() == io::ErrorKind::AlreadyExists && is_there() => {}
             made => {
@@ -283,6 +291,7 @@ pub(super) fn delete(
         Kind::Special => return Err(special(path)),
     };
     done.map_err(|e| refused(path, &e))?;
+    workspace.freed(metadata.len());
     if let Some(lost) = lost {
         changed.add(deleted(path, &lost));
     }
@@ -321,68 +330,4 @@ pub(super) fn writable(path: &str, metadata: Metadata) -> Result<Metadata, ToolE
 pub(super) fn same_version(before: &Metadata, now: &Metadata) -> bool {
     let version = |m: &Metadata| (m.dev(), m.ino(), m.len(), m.mtime(), m.mtime_nsec());
     version(before) == version(now)
-}
-
-/// A complete file that is not yet in its place; removed again unless it gets there.
-pub(super) struct Staged<'d> {
-    dir: &'d Dir,
-    name: String,
-}
-
-impl<'d> Staged<'d> {
-    /// Writes the file, with the permissions of the one that it will replace.
-    pub(super) fn new(
-        dir: &'d Dir,
-        content: &str,
-        existing: Option<&Metadata>,
-    ) -> io::Result<Self> {
-        let name = format!(".toolloop-{}.tmp", Uuid::new_v4().simple());
-        let mut file = dir.open_with(&name, OpenOptions::new().write(true).create_new(true))?;
-        let staged = Self { dir, name };
-        if let Some(existing) = existing {
-            file.set_permissions(existing.permissions())?;
-        }
-        file.write_all(content.as_bytes())?;
-        file.sync_data()?;
-        Ok(staged)
-    }
-
-    /// Puts it in its place, whatever file is there.
-    pub(super) fn replace(self, name: &str) -> io::Result<()> {
-        self.dir.rename(&self.name, self.dir, name)
-    }
-
-    /// Puts it in its place, unless something is there.
-    pub(super) fn place(self, name: &str) -> io::Result<()> {
-        rename_without_loss(self.dir, &self.name, self.dir, name)
-    }
-}
-
-impl Drop for Staged<'_> {
-    fn drop(&mut self) {
-        // Gone already where it is in its place.
-        let _ = self.dir.remove_file(&self.name);
-    }
-}
-
-/// Renames unless something has the new name, in one step of the system.
-fn rename_without_loss(from_dir: &Dir, from: &str, to_dir: &Dir, to: &str) -> io::Result<()> {
-    match renameat_with(from_dir, from, to_dir, to, RenameFlags::NOREPLACE) {
-        Err(Errno::INVAL | Errno::NOSYS | Errno::NOTSUP) => {
-            link_and_unlink(from_dir, from, to_dir, to)
-        }
-        renamed => renamed.map_err(io::Error::from),
-    }
-}
-
-/// The same for files on file systems without that step, e.g. NFS: a second name is never an
-/// existing one.
-pub(super) fn link_and_unlink(
-    from_dir: &Dir,
-    from: &str,
-    to_dir: &Dir,
-    to: &str,
-) -> io::Result<()> {
-    from_dir.hard_link(from, to_dir, to)?;
-    from_dir.remove_file(from)
 }

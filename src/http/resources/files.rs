@@ -1,0 +1,417 @@
+//! The files of a run, of a session and of an agent: lists, contents, changes.
+//!
+//! The three are one resource under three names: the handlers say whose files are meant. Contents
+//! stream in both directions. A path that the agent could neither read nor write, or that leads out
+//! of the workspace, is not there for a caller either. What a browser could execute is served as a
+//! download. Changes are audited.
+
+use std::io::{self, SeekFrom};
+use std::sync::Arc;
+
+use axum::Json;
+use axum::body::Body;
+use axum::extract::{FromRequestParts, Path, State};
+use axum::http::header::{
+    ACCEPT_RANGES, CONTENT_DISPOSITION, CONTENT_LENGTH, CONTENT_RANGE, CONTENT_TYPE, ETAG,
+    LAST_MODIFIED, LOCATION,
+};
+use axum::http::request::Parts;
+use axum::http::{HeaderMap, HeaderName, HeaderValue, Request, StatusCode};
+use axum::response::{IntoResponse, Response};
+use chrono::{DateTime, Utc};
+use percent_encoding::{NON_ALPHANUMERIC, utf8_percent_encode};
+use serde::Serialize;
+use serde_json::json;
+use tokio::io::{AsyncReadExt as _, AsyncSeekExt as _};
+use tokio_util::io::ReaderStream;
+use utoipa::openapi::RefOr;
+use utoipa::openapi::schema::{KnownFormat, ObjectBuilder, Schema, SchemaFormat, Type};
+use utoipa::{PartialSchema, ToSchema};
+use uuid::Uuid;
+
+use super::file_headers::{Preconditions, Range, Served, Unsatisfiable, disposition, media_type};
+use super::last_changes::LastChanges;
+use super::page::{LISTS, Listing, by_text, text_cursor};
+use super::runs::existing;
+use super::uploads::received;
+use crate::event::{Act, AuditAction};
+use crate::http::edge::auth::{FilesRead, FilesWrite, Scoped};
+use crate::http::edge::extract::{Params, refuse_encoding};
+use crate::http::edge::problem::{Code, Problem};
+use crate::http::state::App;
+use crate::run::Caller;
+use crate::runtime::Files;
+use crate::tools::stored_files::{ListedFile, OpenedFile};
+
+const CHUNK: usize = 64 << 10;
+
+/// A file of a workspace.
+#[derive(Debug, Serialize, ToSchema)]
+#[schema(as = File)]
+pub(crate) struct FileView {
+    /// Relative to the workspace.
+    #[schema(example = "out/report.md")]
+    path: String,
+    /// Bytes.
+    #[schema(example = 1234)]
+    size: u64,
+    /// When it was last changed.
+    modified_at: DateTime<Utc>,
+    /// By its name.
+    #[schema(example = "text/markdown; charset=utf-8")]
+    media_type: String,
+    /// The SHA-256 of its content, in quotes, as the header `ETag`; null if it cannot be read, or is
+    /// too large to be hashed for a list.
+    #[schema(example = "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"")]
+    #[schema(value_type = Option<String>)]
+    etag: Option<Arc<str>>,
+    /// The call of this run that last changed it; null if it was none.
+    #[schema(example = json!(null))]
+    changed_by: Option<Uuid>,
+}
+
+impl From<ListedFile> for FileView {
+    fn from(file: ListedFile) -> Self {
+        Self {
+            media_type: media_type(&file.path),
+            path: file.path,
+            size: file.size,
+            modified_at: file.modified.into(),
+            etag: file.etag,
+            changed_by: None,
+        }
+    }
+}
+
+/// Bytes, for the API document.
+struct Bytes;
+
+impl PartialSchema for Bytes {
+    fn schema() -> RefOr<Schema> {
+        let binary = SchemaFormat::KnownFormat(KnownFormat::Binary);
+        ObjectBuilder::new().schema_type(Type::String).format(Some(binary)).into()
+    }
+}
+
+impl ToSchema for Bytes {}
+
+/// Whose files a path means.
+#[derive(Debug, Clone)]
+enum Owner {
+    Run(Uuid),
+    Session(String),
+    Agent(String),
+}
+
+/// The owner, and the file's path where the route has one.
+pub(crate) struct Place {
+    owner: Owner,
+    path: String,
+}
+
+impl FromRequestParts<App> for Place {
+    type Rejection = Problem;
+
+    async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
+        let unknown = || Problem::not_found("path");
+        let given = Path::<Vec<(String, String)>>::from_request_parts(parts, &()).await;
+        let Path(given) = given.map_err(|_| unknown())?;
+        let mut given = given.into_iter().map(|(_, value)| value);
+        let name = given.next().ok_or_else(unknown)?;
+        let path = given.next().unwrap_or_default();
+        if name.contains('\0') || path.contains('\0') {
+            return Err(unknown());
+        }
+        let route = parts.uri.path();
+        let owner = match route.strip_prefix("/v1").unwrap_or(route).split('/').nth(1) {
+            Some("runs") => {
+                Owner::Run(Uuid::try_parse(&name).map_err(|_| Problem::not_found("run"))?)
+            }
+            Some("sessions") => Owner::Session(name),
+            _ => Owner::Agent(name),
+        };
+        Ok(Self { owner, path })
+    }
+}
+
+impl Owner {
+    async fn files(&self, app: &App, caller: &Caller) -> Result<Files, Problem> {
+        let (files, what) = match self {
+            Self::Run(id) => {
+                let run = existing(app, &caller.tenant, *id).await?;
+                (app.runtime.files_of_run(&run).await?, "workspace")
+            }
+            Self::Session(id) => {
+                (app.runtime.files_of_session(&caller.tenant, id).await?, "workspace of a session")
+            }
+            Self::Agent(name) => {
+                (app.runtime.files_of_agent(&caller.tenant, name).await, "shared workspace")
+            }
+        };
+        files.ok_or_else(|| Problem::not_found(what))
+    }
+
+    /// Where a file of it is.
+    fn url(&self, path: &str) -> String {
+        let encoded = |text: &str| utf8_percent_encode(text, NON_ALPHANUMERIC).to_string();
+        let path: Vec<String> = path.split('/').map(encoded).collect();
+        let path = path.join("/");
+        match self {
+            Self::Run(id) => format!("/v1/runs/{id}/files/{path}"),
+            Self::Session(id) => format!("/v1/sessions/{}/files/{path}", encoded(id)),
+            Self::Agent(name) => format!("/v1/agents/{}/files/{path}", encoded(name)),
+        }
+    }
+
+    fn act(&self, caller: &Caller, action: AuditAction, path: &str, etag: Option<&str>) -> Act {
+        let mut details = json!({"path": path});
+        let mut add = |name: &str, value: &str| details[name] = value.into();
+        match self {
+            Self::Run(_) => {}
+            Self::Session(id) => add("session_id", id),
+            Self::Agent(name) => add("agent", name),
+        }
+        etag.into_iter().for_each(|etag| add("etag", etag));
+        Act {
+            tenant: caller.tenant.clone(),
+            subject: caller.subject.clone(),
+            action,
+            run_id: if let Self::Run(id) = self { Some(*id) } else { None },
+            reason: None,
+            details,
+        }
+    }
+}
+
+macro_rules! files_of {
+    (
+        $list:ident $get:ident $put:ident $delete:ident,
+        $tag:literal, $route:literal, $file:literal, $id:literal: $kind:ty, $about:literal, $what:literal
+    ) => {
+        #[utoipa::path(
+            get, path = $route, tag = $tag, security(("bearer" = ["files:read"])),
+            summary = concat!("List the files of ", $what),
+            description = "Sorted by path. Links are not listed.",
+            params(
+                ($id = $kind, Path, description = $about),
+                ("prefix" = Option<String>, Query, description = "Only files whose paths begin with this."),
+                super::page::ListParams,
+            ),
+            responses((status = 200, description = "A page of files.", body = Listing<FileView>)),
+        )]
+        pub(crate) async fn $list(
+            State(app): State<App>,
+            caller: Scoped<FilesRead>,
+            place: Place,
+            params: Params,
+        ) -> Result<Json<Listing<FileView>>, Problem> {
+            list(&app, &caller, place, params).await
+        }
+
+        #[utoipa::path(
+            get, path = $file, tag = $tag, security(("bearer" = ["files:read"])),
+            summary = concat!("Get a file of ", $what),
+            description = "Its content, or a range of it; `HEAD` answers the headers alone. `If-None-Match` answers 304 while the file is the same, `If-Match` 412 once it is another one.",
+            params(
+                ($id = $kind, Path, description = $about),
+                ("path" = String, Path, description = "The file's path in the workspace."),
+                ("Range" = Option<String>, Header, description = "One range of bytes."),
+                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+                ("If-None-Match" = Option<String>, Header, description = "Entity tags that the client has already."),
+            ),
+            responses(
+                (status = 200, description = "The content.", body = inline(Bytes), content_type = "application/octet-stream",
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content."))),
+                (status = 206, description = "A range of it.", body = inline(Bytes), content_type = "application/octet-stream"),
+                (status = 304, description = "The client has it already."),
+            ),
+        )]
+        pub(crate) async fn $get(
+            State(app): State<App>,
+            caller: Scoped<FilesRead>,
+            place: Place,
+            params: Params,
+            headers: HeaderMap,
+        ) -> Result<Response, Problem> {
+            params.finish()?;
+            get(&app, &caller, place, &headers).await
+        }
+
+        #[utoipa::path(
+            put, path = $file, tag = $tag, security(("bearer" = ["files:write"])),
+            summary = concat!("Put a file of ", $what),
+            description = "The body is the content. With `If-None-Match: *` only where there is no file, with `If-Match` only where it is the one that the client knows.",
+            params(
+                ($id = $kind, Path, description = $about),
+                ("path" = String, Path, description = "The file's path in the workspace."),
+                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+                ("If-None-Match" = Option<String>, Header, description = "`*`: there must be no file."),
+            ),
+            request_body(content = inline(Bytes), content_type = "application/octet-stream", description = "The content."),
+            responses(
+                (status = 201, description = "The file is new.",
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content."), ("location" = String, description = "The URL of the file."))),
+                (status = 204, description = "The file was replaced.",
+                    headers(("etag" = String, description = "The quoted SHA-256 of the content."))),
+            ),
+        )]
+        pub(crate) async fn $put(
+            State(app): State<App>,
+            caller: Scoped<FilesWrite>,
+            place: Place,
+            params: Params,
+            request: Request<Body>,
+        ) -> Result<Response, Problem> {
+            params.finish()?;
+            put(&app, &caller, place, request).await
+        }
+
+        #[utoipa::path(
+            delete, path = $file, tag = $tag, security(("bearer" = ["files:write"])),
+            summary = concat!("Delete a file of ", $what),
+            description = "With `If-Match` only where it is the one that the client knows.",
+            params(
+                ($id = $kind, Path, description = $about),
+                ("path" = String, Path, description = "The file's path in the workspace."),
+                ("If-Match" = Option<String>, Header, description = "Entity tags of which one must be the file's."),
+            ),
+            responses((status = 204, description = "The file is deleted.")),
+        )]
+        pub(crate) async fn $delete(
+            State(app): State<App>,
+            caller: Scoped<FilesWrite>,
+            place: Place,
+            params: Params,
+            headers: HeaderMap,
+        ) -> Result<StatusCode, Problem> {
+            params.finish()?;
+            delete(&app, &caller, place, &headers).await
+        }
+    };
+}
+
+files_of! {
+    list_run_files get_run_file put_run_file delete_run_file,
+    "runs", "/runs/{id}/files", "/runs/{id}/files/{*path}", "id": Uuid, "The run's id.", "a run"
+}
+files_of! {
+    list_session_files get_session_file put_session_file delete_session_file,
+    "sessions", "/sessions/{id}/files", "/sessions/{id}/files/{*path}", "id": String, "The session's id.", "a session"
+}
+files_of! {
+    list_agent_files get_agent_file put_agent_file delete_agent_file,
+    "agents", "/agents/{name}/files", "/agents/{name}/files/{*path}", "name": String, "The agent's name.", "an agent"
+}
+
+async fn list(
+    app: &App,
+    caller: &Caller,
+    Place { owner, .. }: Place,
+    mut params: Params,
+) -> Result<Json<Listing<FileView>>, Problem> {
+    let page = by_text(&mut params, LISTS)?;
+    let prefix = params.text("prefix").unwrap_or_default();
+    params.finish()?;
+    let files = owner.files(app, caller).await?;
+    let rows = files.list(prefix, page.after.clone(), page.limit as usize).await?;
+    let mut changed_by = match owner {
+        Owner::Run(id) => LastChanges::of(app, &caller.tenant, id, &rows).await?,
+        Owner::Session(_) | Owner::Agent(_) => LastChanges::default(),
+    };
+    let cursor = |file: &ListedFile| text_cursor(&file.path);
+    let view = |file: ListedFile| {
+        let changed_by = changed_by.take(&file);
+        FileView { changed_by, ..file.into() }
+    };
+    Ok(Json(Listing::of(rows, &page, cursor, view)))
+}
+
+async fn get(
+    app: &App,
+    caller: &Caller,
+    Place { owner, path }: Place,
+    headers: &HeaderMap,
+) -> Result<Response, Problem> {
+    let files = owner.files(app, caller).await?;
+    let opened = files.open(path).await?.ok_or_else(|| Problem::not_found("file"))?;
+    let OpenedFile { file, path, size, modified, etag } = opened;
+    let tag = HeaderValue::from_str(&etag).map_err(|e| Problem::internal(e.to_string()))?;
+    match Preconditions::read(headers).judge(&etag) {
+        Served::Content => {}
+        Served::NotModified => return Ok((StatusCode::NOT_MODIFIED, [(ETAG, tag)]).into_response()),
+        Served::PreconditionFailed => return Err(precondition_failed()),
+    }
+    let range = Range::read(headers, size, &etag).map_err(|Unsatisfiable| {
+        Problem::new(Code::RangeNotSatisfiable, format!("The file has {size} bytes."))
+    })?;
+    let (status, start, length) = match range {
+        None => (StatusCode::OK, 0, size),
+        Some(Range { start, end }) => (StatusCode::PARTIAL_CONTENT, start, end - start + 1),
+    };
+    let body = content(file, start, length).await?;
+    let mut response = (status, body).into_response();
+    let headers = response.headers_mut();
+    headers.insert(ETAG, tag);
+    headers.insert(ACCEPT_RANGES, HeaderValue::from_static("bytes"));
+    headers.insert(CONTENT_LENGTH, length.into());
+    let modified = DateTime::<Utc>::from(modified).format("%a, %d %b %Y %H:%M:%S GMT");
+    add(headers, CONTENT_TYPE, Some(media_type(&path)));
+    add(headers, LAST_MODIFIED, Some(modified.to_string()));
+    add(headers, CONTENT_DISPOSITION, Some(disposition(&path)));
+    let range = range.map(|Range { start, end }| format!("bytes {start}-{end}/{size}"));
+    add(headers, CONTENT_RANGE, range);
+    Ok(response)
+}
+
+/// A part of a file, read as it is sent.
+async fn content(file: std::fs::File, start: u64, length: u64) -> io::Result<Body> {
+    let mut file = tokio::fs::File::from_std(file);
+    file.seek(SeekFrom::Start(start)).await?;
+    Ok(Body::from_stream(ReaderStream::with_capacity(file.take(length), CHUNK)))
+}
+
+async fn put(
+    app: &App,
+    caller: &Caller,
+    Place { owner, path }: Place,
+    request: Request<Body>,
+) -> Result<Response, Problem> {
+    let (parts, body) = request.into_parts();
+    refuse_encoding(&parts.headers)?;
+    let condition = Preconditions::read(&parts.headers).of_change();
+    let files = owner.files(app, caller).await?;
+    let received = received(app, &caller.tenant, body.into_data_stream());
+    let received = tokio::time::timeout(app.settings.body_timeout, received).await;
+    let file = received.map_err(|_| Problem::body_timeout())??;
+    let (path, is_new) = files.put(path, file.staged, file.size, condition).await?;
+    let written = owner.act(caller, AuditAction::FileWritten, &path, Some(&file.etag));
+    app.store.record_act(written).await?;
+    let status = if is_new { StatusCode::CREATED } else { StatusCode::NO_CONTENT };
+    let mut response = status.into_response();
+    let headers = response.headers_mut();
+    add(headers, ETAG, Some(file.etag));
+    add(headers, LOCATION, is_new.then(|| owner.url(&path)));
+    Ok(response)
+}
+
+async fn delete(
+    app: &App,
+    caller: &Caller,
+    Place { owner, path }: Place,
+    headers: &HeaderMap,
+) -> Result<StatusCode, Problem> {
+    let condition = Preconditions::read(headers).of_change();
+    let files = owner.files(app, caller).await?;
+    let path = files.delete(path, condition).await?;
+    app.store.record_act(owner.act(caller, AuditAction::FileDeleted, &path, None)).await?;
+    Ok(StatusCode::NO_CONTENT)
+}
+
+fn add(headers: &mut HeaderMap, name: HeaderName, value: Option<String>) {
+    let value = value.and_then(|value| HeaderValue::try_from(value).ok());
+    headers.extend(value.map(|value| (name, value)));
+}
+
+fn precondition_failed() -> Problem {
+    Problem::new(Code::PreconditionFailed, "The file is not the one that the request expects.")
+}

@@ -1,0 +1,228 @@
+//! Files that callers send: the body of a `PUT`, and the files of an invocation.
+//!
+//! An invocation that brings files is `multipart/form-data` (RFC 7578): one part `request` with the
+//! JSON body, and parts `files` whose filenames are paths in the run's workspace. Contents are
+//! written to disk as they arrive and get into their places when the run is accepted. All of it is
+//! bounded: the time, the number of files and of requests, each file, and what comes before a part's
+//! content.
+
+use std::pin::Pin;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::task::{Context, Poll};
+
+use axum::body::{Body, Bytes};
+use axum::extract::Request;
+use axum::http::HeaderMap;
+use axum::http::header::CONTENT_TYPE;
+use futures::{Stream, StreamExt as _};
+use multer::{Field, Multipart};
+use serde_json::{Map, Value, json};
+use sha2::{Digest, Sha256};
+use tokio::io::AsyncWriteExt as _;
+use tokio::sync::Semaphore;
+
+use crate::http::edge::auth::{FilesWrite, Scope as _, forbidden};
+use crate::http::edge::extract::{JsonObject, object, refuse_encoding};
+use crate::http::edge::problem::{Code, Problem};
+use crate::http::state::App;
+use crate::run::Caller;
+use crate::runtime::{Upload, Uploads};
+use crate::tools::staged::Staged;
+
+/// Files that are received at the same time.
+static RECEIVING: Semaphore = Semaphore::const_new(64);
+/// Files of one invocation.
+const MAX_FILES: usize = 64;
+/// Bytes that are read without a part or its content in them: headers, boundaries.
+const MAX_HEADERS: usize = 64 << 10;
+
+/// A file that was received, and has no place yet.
+pub(super) struct Received {
+    pub(super) staged: Staged,
+    pub(super) size: u64,
+    /// The quoted SHA-256 of its content.
+    pub(super) etag: String,
+}
+
+/// Writes a file to disk as it arrives.
+pub(super) async fn received<E: std::fmt::Display>(
+    app: &App,
+    tenant: &str,
+    mut chunks: impl Stream<Item = Result<Bytes, E>> + Unpin,
+) -> Result<Received, Problem> {
+    let _place = RECEIVING.try_acquire().map_err(|_| {
+        Problem::new(Code::Overloaded, "Too many files are received at the moment.")
+    })?;
+    let max = app.runtime.max_file();
+    let (staged, file) = app.runtime.stage_file(tenant).await?;
+    let mut file = tokio::fs::File::from_std(file.into_std());
+    let (mut hash, mut size) = (Sha256::new(), 0);
+    while let Some(chunk) = chunks.next().await {
+        let chunk = chunk.map_err(|error| incomplete(&error))?;
+        size += chunk.len() as u64;
+        if size > max {
+            let detail = format!("The file has more than {max} bytes.");
+            return Err(Problem::new(Code::PayloadTooLarge, detail));
+        }
+        hash.update(&chunk);
+        file.write_all(&chunk).await?;
+    }
+    file.flush().await?;
+    file.sync_data().await?;
+    Ok(Received { staged, size, etag: format!("\"{}\"", hex::encode(hash.finalize())) })
+}
+
+/// The body of an invocation, with the files that come with it.
+pub(crate) struct InvocationBody {
+    pub(crate) body: Map<String, Value>,
+    pub(crate) uploads: Option<Arc<Uploads>>,
+    /// Their paths and hashes; what an idempotency key stands for.
+    pub(crate) listed: Value,
+}
+
+impl InvocationBody {
+    pub(crate) async fn read(
+        app: &App,
+        caller: &Caller,
+        request: Request,
+    ) -> Result<Self, Problem> {
+        let Some(boundary) = boundary(request.headers())? else {
+            let JsonObject(body) = JsonObject::read(app, request).await?;
+            return Ok(Self { body, uploads: None, listed: Value::Null });
+        };
+        refuse_encoding(request.headers())?;
+        if !caller.has(FilesWrite::NAME) {
+            return Err(forbidden(FilesWrite::NAME));
+        }
+        let parts = parts(app, caller, request.into_body(), boundary);
+        let parts = tokio::time::timeout(app.settings.body_timeout, parts).await;
+        let (body, uploads) = parts.map_err(|_| Problem::body_timeout())??;
+        let listed = uploads.iter().map(|file| json!([file.path, file.etag])).collect();
+        Ok(Self { body, uploads: Some(Arc::new(Uploads::new(uploads))), listed })
+    }
+}
+
+/// The boundary of a `multipart/form-data` body.
+fn boundary(headers: &HeaderMap) -> Result<Option<String>, Problem> {
+    let named = headers.get(CONTENT_TYPE).and_then(|v| v.to_str().ok()).unwrap_or_default();
+    let kind = named.split(';').next().unwrap_or_default().trim();
+    if !kind.eq_ignore_ascii_case("multipart/form-data") {
+        return Ok(None);
+    }
+    multer::parse_boundary(named).map(Some).map_err(|error| malformed(&error))
+}
+
+async fn parts(
+    app: &App,
+    caller: &Caller,
+    body: Body,
+    boundary: String,
+) -> Result<(Map<String, Value>, Vec<Upload>), Problem> {
+    let unparsed = Arc::<AtomicUsize>::default();
+    let stream =
+        Paced { stream: body.into_data_stream(), unparsed: Arc::clone(&unparsed), rests: false };
+    let mut multipart = Multipart::new(stream, boundary);
+    let (mut request, mut uploads) = (None, Vec::new());
+    while let Some(part) = multipart.next_field().await.map_err(|error| malformed(&error))? {
+        unparsed.store(0, Ordering::Relaxed);
+        match part.name() {
+            Some("request") if request.is_none() => {
+                request = Some(object(&text(part, &unparsed, app.settings.body_limit).await?)?);
+            }
+            Some("files") if uploads.len() < MAX_FILES => {
+                uploads.push(upload(app, caller, part, uploads.len(), &unparsed).await?);
+            }
+            Some("files") => {
+                let detail = format!("An invocation can have at most {MAX_FILES} files.");
+                return Err(Problem::new(Code::PayloadTooLarge, detail));
+            }
+            name => {
+                let name: String = name.unwrap_or_default().chars().take(64).collect();
+                let detail = format!("The part {name:?} is neither `request`, once, nor `files`.");
+                return Err(Problem::new(Code::MalformedJson, detail));
+            }
+        }
+    }
+    Ok((request.unwrap_or_default(), uploads))
+}
+
+async fn upload(
+    app: &App,
+    caller: &Caller,
+    part: Field<'_>,
+    number: usize,
+    unparsed: &AtomicUsize,
+) -> Result<Upload, Problem> {
+    let Some(path) = part.file_name().map(str::to_owned) else {
+        let why = "the part has no filename";
+        return Err(Problem::at(Code::InvalidInputs, format!("/files/{number}"), why));
+    };
+    let Received { staged, size, etag } =
+        received(app, &caller.tenant, counted(part, unparsed)).await?;
+    Ok(Upload { path, staged, size, etag })
+}
+
+async fn text(part: Field<'_>, unparsed: &AtomicUsize, limit: usize) -> Result<Vec<u8>, Problem> {
+    let mut chunks = counted(part, unparsed);
+    let mut bytes = Vec::new();
+    while let Some(chunk) = chunks.next().await {
+        bytes.extend_from_slice(&chunk.map_err(|error| malformed(&error))?);
+        if bytes.len() > limit {
+            let detail = format!("The part `request` is larger than {limit} bytes.");
+            return Err(Problem::new(Code::PayloadTooLarge, detail));
+        }
+    }
+    Ok(bytes)
+}
+
+/// A part's content; what arrives in it is parsed.
+fn counted<'a, 'b>(
+    part: Field<'a>,
+    unparsed: &'b AtomicUsize,
+) -> impl Stream<Item = multer::Result<Bytes>> + Unpin + use<'a, 'b> {
+    part.inspect(|_| unparsed.store(0, Ordering::Relaxed))
+}
+
+fn malformed(error: &multer::Error) -> Problem {
+    Problem::new(Code::MalformedJson, format!("The body is not multipart/form-data: {error}."))
+}
+
+fn incomplete(error: &dyn std::fmt::Display) -> Problem {
+    Problem::new(Code::MalformedJson, format!("The body is incomplete: {error}."))
+}
+
+/// A body that is handed to the parser chunk by chunk. The parser takes all that there is before it
+/// looks at it, and looks for the end of headers as long as there is more.
+struct Paced<S> {
+    stream: S,
+    /// Bytes since the parser last found something.
+    unparsed: Arc<AtomicUsize>,
+    /// Whether the parser shall look at what it has before it gets more.
+    rests: bool,
+}
+
+impl<S, E> Stream for Paced<S>
+where
+    S: Stream<Item = Result<Bytes, E>> + Unpin,
+    E: Into<Box<dyn std::error::Error + Send + Sync>>,
+{
+    type Item = Result<Bytes, Box<dyn std::error::Error + Send + Sync>>;
+
+    fn poll_next(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<Option<Self::Item>> {
+        if std::mem::take(&mut self.rests) {
+            context.waker().wake_by_ref();
+            return Poll::Pending;
+        }
+        let polled = self.stream.poll_next_unpin(context);
+        if let Poll::Ready(Some(Ok(chunk))) = &polled {
+            self.rests = true;
+            let unparsed = self.unparsed.fetch_add(chunk.len(), Ordering::Relaxed);
+            if unparsed > MAX_HEADERS {
+                let error = format!("a part's headers have more than {MAX_HEADERS} bytes");
+                return Poll::Ready(Some(Err(error.into())));
+            }
+        }
+        polled.map(|chunk| chunk.map(|chunk| chunk.map_err(Into::into)))
+    }
+}

@@ -1,0 +1,253 @@
+//! How much a workspace may hold, and how large one file of it may be.
+//!
+//! What is there is measured by a walk when a workspace is first written to, and counted on with
+//! every change made through the service. Programs change files as well, so the figure is measured
+//! again where it is old, and before something is refused because of it. Two workspaces of which
+//! one lies in the other are measured each for itself.
+
+use std::collections::HashMap;
+use std::io;
+use std::time::{Duration, Instant};
+
+use cap_std::fs::{Dir, MetadataExt};
+use parking_lot::Mutex;
+
+/// How long a figure is counted on.
+const FRESH: Duration = Duration::from_secs(60);
+/// A figure that is younger than this, and exact, is not measured again before a refusal.
+const NEW: Duration = Duration::from_secs(1);
+/// Workspaces whose figures are kept.
+const KEPT: usize = 4096;
+
+/// `[tools.file_ops]`: the bounds of each workspace.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct QuotaLimits {
+    /// Bytes of one file.
+    pub max_file: u64,
+    /// Bytes of all files.
+    pub bytes: u64,
+    /// Files and directories.
+    pub files: u64,
+}
+
+impl Default for QuotaLimits {
+    fn default() -> Self {
+        Self { max_file: 16 << 20, bytes: 1 << 30, files: 100_000 }
+    }
+}
+
+/// What a change adds to a workspace, before it is made.
+#[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
+pub struct Growth {
+    before: u64,
+    after: u64,
+    /// Files and directories.
+    adds: u64,
+}
+
+impl Growth {
+    /// A file that has so many bytes afterwards; `before` is none where it is new. Then all
+    /// directories above it may be new, too.
+    pub fn of(path: &str, before: Option<u64>, after: u64) -> Self {
+        let adds = if before.is_none() { path.split('/').count() as u64 } else { 0 };
+        Self { before: before.unwrap_or(0), after, adds }
+    }
+}
+
+/// Why a change is refused.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, thiserror::Error)]
+pub enum OverQuota {
+    #[error("the file would have {0} bytes; at most {1} are possible")]
+    File(u64, u64),
+    #[error(
+        "the workspace would hold {0} bytes; at most {1} are possible: delete what is not needed"
+    )]
+    Bytes(u64, u64),
+    #[error(
+        "the workspace would hold {0} files and directories; at most {1} are possible: delete what \
+         is not needed"
+    )]
+    Files(u64, u64),
+}
+
+#[derive(Debug, Clone, Copy, Default)]
+struct Used {
+    bytes: u64,
+    files: u64,
+}
+
+#[derive(Debug, Clone, Copy)]
+struct Figure {
+    used: Used,
+    at: Instant,
+    /// Whether nothing was added since it was measured.
+    is_exact: bool,
+}
+
+/// The bounds, and what is known of each workspace.
+#[derive(Debug, Default)]
+pub struct Quota {
+    limits: QuotaLimits,
+    /// By device and inode of the directory.
+    figures: Mutex<HashMap<(u64, u64), Figure>>,
+}
+
+impl Quota {
+    pub fn new(limits: QuotaLimits) -> Self {
+        Self { limits, figures: Mutex::default() }
+    }
+
+    pub fn max_file(&self) -> u64 {
+        self.limits.max_file
+    }
+
+    /// Counts changes if there is room for all of them. May walk the workspace, so it belongs on
+    /// the blocking pool.
+    ///
+    /// # Errors
+    /// [`OverQuota`]; a change that makes nothing larger is never refused.
+    pub fn admit(
+        &self,
+        root: &Dir,
+        growths: impl IntoIterator<Item = Growth>,
+    ) -> Result<(), OverQuota> {
+        let mut change = Growth::default();
+        for growth in growths {
+            let Growth { before, after, adds } = growth;
+            if after > before && after > self.limits.max_file {
+                return Err(OverQuota::File(after, self.limits.max_file));
+            }
+            change.before = change.before.saturating_add(before);
+            change.after = change.after.saturating_add(after);
+            change.adds += adds;
+        }
+        // A directory that cannot be looked at cannot be written either.
+        let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
+        let key = (metadata.dev(), metadata.ino());
+        let known = self.figures.lock().get(&key).copied();
+        let known = known.filter(|figure| figure.at.elapsed() < FRESH);
+        let is_enough = known.is_some_and(|figure| {
+            let is_new = figure.is_exact && figure.at.elapsed() < NEW;
+            is_new || self.over(figure.used, change).is_none()
+        });
+        if !is_enough {
+            let measured = Figure {
+                used: measured(root, self.limits.files),
+                at: Instant::now(),
+                is_exact: true,
+            };
+            let mut figures = self.figures.lock();
+            if figures.len() >= KEPT {
+                figures.clear();
+            }
+            figures.insert(key, measured);
+        }
+        let mut figures = self.figures.lock();
+        let Some(figure) = figures.get_mut(&key) else { return Ok(()) };
+        if let Some(over) = self.over(figure.used, change) {
+            return Err(over);
+        }
+        let Growth { before, after, adds } = change;
+        figure.used.bytes = figure.used.bytes.saturating_sub(before).saturating_add(after);
+        figure.used.files = figure.used.files.saturating_add(adds);
+        figure.is_exact &= adds == 0;
+        Ok(())
+    }
+
+    /// Counts a file that is gone.
+    pub fn freed(&self, root: &Dir, bytes: u64) {
+        let Ok(metadata) = root.dir_metadata() else { return };
+        if let Some(figure) = self.figures.lock().get_mut(&(metadata.dev(), metadata.ino())) {
+            figure.used.bytes = figure.used.bytes.saturating_sub(bytes);
+            figure.used.files = figure.used.files.saturating_sub(1);
+        }
+    }
+
+    fn over(&self, used: Used, change: Growth) -> Option<OverQuota> {
+        let Growth { before, after, adds } = change;
+        let bytes = used.bytes.saturating_sub(before).saturating_add(after);
+        let files = used.files.saturating_add(adds);
+        if after > before && bytes > self.limits.bytes {
+            return Some(OverQuota::Bytes(bytes, self.limits.bytes));
+        }
+        (adds > 0 && files > self.limits.files)
+            .then_some(OverQuota::Files(files, self.limits.files))
+    }
+}
+
+/// What is in a directory and beneath; the count ends a little above the limit. Links are not
+/// followed, and what cannot be read counts as nothing.
+fn measured(root: &Dir, limit: u64) -> Used {
+    let mut used = Used::default();
+    let Ok(root) = root.try_clone() else { return used };
+    let mut open = vec![root];
+    while let Some(dir) = open.pop() {
+        let Ok(entries) = dir.entries() else { continue };
+        for entry in entries.filter_map(io::Result::ok) {
+            if used.files > limit {
+                return used;
+            }
+            let Ok(metadata) = entry.metadata() else { continue };
+            used.files += 1;
+            if metadata.is_file() {
+                used.bytes = used.bytes.saturating_add(metadata.len());
+            } else if metadata.is_dir() {
+                open.extend(entry.open_dir().ok());
+            }
+        }
+    }
+    used
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use super::*;
+    use crate::tools::Workspace;
+
+    fn workspace(limits: QuotaLimits) -> (tempfile::TempDir, Workspace) {
+        let root = tempfile::tempdir().unwrap();
+        let workspace = Workspace::open(root.path(), "t", ".").unwrap();
+        (root, workspace.within(&Arc::new(Quota::new(limits))))
+    }
+
+    fn new(bytes: u64) -> Growth {
+        Growth::of("file", None, bytes)
+    }
+
+    #[test]
+    fn what_is_there_and_what_is_added_count() {
+        let (root, workspace) = workspace(QuotaLimits { max_file: 50, bytes: 100, files: 5 });
+        std::fs::create_dir(root.path().join("t/d")).unwrap();
+        std::fs::write(root.path().join("t/d/there"), [0; 60]).unwrap();
+        std::os::unix::fs::symlink("/", root.path().join("t/link")).unwrap();
+        assert_eq!(workspace.admit(new(51)), Err(OverQuota::File(51, 50)));
+        assert_eq!(workspace.admit(new(41)), Err(OverQuota::Bytes(101, 100)));
+        assert_eq!(workspace.admit_all([new(21), new(20)]), Err(OverQuota::Bytes(101, 100)));
+        assert_eq!(workspace.admit(new(30)), Ok(()));
+        assert_eq!(workspace.admit(new(11)), Err(OverQuota::Bytes(101, 100)));
+        std::fs::write(root.path().join("t/new"), [0; 30]).unwrap();
+        assert_eq!(workspace.admit(Growth::of("d/e", None, 0)), Ok(()), "the fifth");
+        std::fs::write(root.path().join("t/d/e"), "").unwrap();
+        assert_eq!(workspace.admit(new(0)), Err(OverQuota::Files(6, 5)));
+        assert_eq!(
+            workspace.admit(Growth::of("d/there", Some(60), 55)),
+            Ok(()),
+            "it becomes smaller"
+        );
+        workspace.freed(55);
+        assert_eq!(workspace.admit(new(50)), Ok(()));
+    }
+
+    #[test]
+    fn a_count_ends_above_the_limit() {
+        let (root, workspace) = workspace(QuotaLimits { files: 10, ..QuotaLimits::default() });
+        for number in 0..30 {
+            std::fs::write(root.path().join(format!("t/{number}")), "x").unwrap();
+        }
+        assert_eq!(measured(&workspace.root(), 10).files, 11);
+        assert_eq!(workspace.admit(new(1)), Err(OverQuota::Files(12, 10)));
+        assert_eq!(workspace.admit(Growth::of("1", Some(1), 2)), Ok(()), "a file that is there");
+    }
+}

@@ -1,0 +1,332 @@
+//! Files of a workspace as callers reach them: listed, read, put and deleted, each with an entity
+//! tag, which is the hash of its content.
+//!
+//! A path is resolved as a tool's is ([`Workspace`]) and opened without following a link. A file is
+//! put in its place in one step. Which paths a caller may reach is decided elsewhere. Everything
+//! here blocks.
+
+use std::collections::HashMap;
+use std::io;
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::time::{Duration, SystemTime};
+
+use cap_std::fs::{Dir, File, Metadata, MetadataExt};
+use parking_lot::Mutex;
+use sha2::{Digest, Sha256};
+
+use super::Workspace;
+use super::quota::{Growth, OverQuota};
+use super::staged::Staged;
+use super::workspace::Kind;
+
+/// Files and directories that are looked at for one page of a list.
+const MAX_WALKED: usize = 200_000;
+/// Bytes that are hashed for one page of a list.
+const MAX_HASHED: u64 = 256 << 20;
+/// Hashes that are kept.
+const KEPT: usize = 20_000;
+/// A file that was changed this lately may change again without its time showing it.
+const SETTLED: Duration = Duration::from_secs(2);
+const CHUNK: usize = 64 << 10;
+
+/// The hashes of files that were read lately; one for the service.
+#[derive(Debug, Default)]
+pub struct StoredFiles {
+    hashes: Mutex<HashMap<Version, Arc<str>>>,
+    /// Held from looking at the file that is there to replacing or deleting it.
+    changing: Mutex<()>,
+}
+
+/// One content of one file, as far as the file system tells.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+struct Version {
+    place: (u64, u64),
+    size: u64,
+    modified: (i64, i64),
+    changed: (i64, i64),
+}
+
+impl Version {
+    fn of(metadata: &Metadata) -> Self {
+        Self {
+            place: (metadata.dev(), metadata.ino()),
+            size: metadata.len(),
+            modified: (metadata.mtime(), metadata.mtime_nsec()),
+            changed: (metadata.ctime(), metadata.ctime_nsec()),
+        }
+    }
+}
+
+/// A file in a list.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct ListedFile {
+    pub path: String,
+    pub size: u64,
+    pub modified: SystemTime,
+    /// The quoted SHA-256 of its content; none where it cannot be read, or is large.
+    pub etag: Option<Arc<str>>,
+}
+
+/// A file that is open for reading.
+#[derive(Debug)]
+pub struct OpenedFile {
+    pub file: std::fs::File,
+    /// Its resolved path.
+    pub path: String,
+    pub size: u64,
+    pub modified: SystemTime,
+    /// The quoted SHA-256 of its content.
+    pub etag: Arc<str>,
+}
+
+/// What a request expects of the file that it changes: it is asked with the entity tag of the file
+/// that is there, or with none.
+pub type Condition = Box<dyn Fn(Option<&str>) -> bool + Send>;
+
+/// A complete file on its way to a path.
+#[derive(Debug)]
+pub struct NewFile {
+    /// The resolved path.
+    pub path: String,
+    pub staged: Staged,
+    pub size: u64,
+}
+
+/// Why a file is not changed.
+#[derive(Debug, thiserror::Error)]
+pub enum ChangeError {
+    #[error("there is no such file")]
+    NotFound,
+    #[error("the file is not as the request expects it")]
+    Condition,
+    #[error(transparent)]
+    Quota(#[from] OverQuota),
+    /// Something else is at the path.
+    #[error("{0:?} {1}")]
+    InTheWay(String, &'static str),
+    #[error(transparent)]
+    Io(#[from] io::Error),
+}
+
+impl StoredFiles {
+    /// Files whose paths begin with `prefix` and come after another one, sorted by path.
+    ///
+    /// # Errors
+    /// There are too many files.
+    pub fn list(
+        &self,
+        workspace: &Workspace,
+        prefix: &str,
+        after: Option<&str>,
+        limit: usize,
+        may_see: &dyn Fn(&str) -> bool,
+    ) -> io::Result<Vec<ListedFile>> {
+        let mut paths = Vec::new();
+        let mut open = vec![(workspace.root(), String::new())];
+        let mut walked = 0;
+        while let Some((dir, above)) = open.pop() {
+            // What goes away meanwhile is not listed.
+            let Ok(entries) = dir.entries() else { continue };
+            for entry in entries.filter_map(io::Result::ok) {
+                walked += 1;
+                if walked > MAX_WALKED {
+                    return Err(io::Error::other("there are too many files to list"));
+                }
+                // A name that is no text cannot be asked for either.
+                let Ok(name) = entry.file_name().into_string() else { continue };
+                let path = format!("{above}{name}");
+                let Ok(kind) = entry.file_type() else { continue };
+                if kind.is_dir() && leads_to(&path, prefix) {
+                    if let Ok(below) = entry.open_dir() {
+                        open.push((Arc::new(below), format!("{path}/")));
+                    }
+                } else if kind.is_file()
+                    && path.starts_with(prefix)
+                    && !Staged::is_name(&name)
+                    && after.is_none_or(|after| path.as_str() > after)
+                    && may_see(&path)
+                {
+                    paths.push(path);
+                }
+            }
+        }
+        paths.sort_unstable();
+        let mut hashed = 0;
+        let listed = paths.into_iter().filter_map(|path| {
+            let file = workspace.open_file(&path).ok()?;
+            let metadata = file.metadata().ok().filter(Metadata::is_file)?;
+            let modified = metadata.modified().ok()?.into_std();
+            let etag = self.known(&metadata).or_else(|| {
+                hashed += metadata.len();
+                (hashed <= MAX_HASHED).then(|| self.etag(&file.into_std(), &metadata).ok())?
+            });
+            Some(ListedFile { path, size: metadata.len(), modified, etag })
+        });
+        Ok(listed.take(limit).collect())
+    }
+
+    /// The path that a request means; none where it names no file, and none that there could be.
+    pub fn resolved(workspace: &Workspace, path: &str) -> Option<String> {
+        let resolved = workspace.resolve(path).ok()?;
+        let may_be_file = matches!(resolved.kind, Some(Kind::File) | None);
+        let is_staged = Staged::is_name(resolved.path.rsplit('/').next()?);
+        let is_file = may_be_file && resolved.path != "." && !is_staged && !path.ends_with('/');
+        is_file.then_some(resolved.path)
+    }
+
+    /// A file by its resolved path.
+    ///
+    /// # Errors
+    /// What the system says.
+    pub fn open(&self, workspace: &Workspace, path: String) -> io::Result<OpenedFile> {
+        let file = workspace.open_file(&path)?;
+        let metadata = file.metadata()?;
+        if !metadata.is_file() {
+            return Err(io::ErrorKind::NotFound.into());
+        }
+        let (file, modified) = (file.into_std(), metadata.modified()?.into_std());
+        let etag = self.etag(&file, &metadata)?;
+        Ok(OpenedFile { file, path, size: metadata.len(), modified, etag })
+    }
+
+    /// Puts files in their places, all or none of them; whether each is new.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn place(
+        &self,
+        workspace: &Workspace,
+        files: &[NewFile],
+        condition: Option<&Condition>,
+    ) -> Result<Vec<bool>, ChangeError> {
+        let _alone = self.changing.lock();
+        let there = files.iter().map(|file| current(workspace, &file.path));
+        let there = there.collect::<Result<Vec<_>, _>>()?;
+        for before in &there {
+            self.check(before.as_ref(), condition)?;
+        }
+        let pairs = || files.iter().zip(&there);
+        workspace.admit_all(pairs().map(|(file, before)| {
+            Growth::of(&file.path, before.as_ref().map(|(metadata, _)| metadata.len()), file.size)
+        }))?;
+        let places = files.iter().map(|file| {
+            let in_the_way = |error: io::Error| match error.kind() {
+                io::ErrorKind::NotADirectory => through_file(&file.path),
+                _ => error.into(),
+            };
+            workspace.holder_made(&file.path).map_err(in_the_way)
+        });
+        let places: Vec<(Arc<Dir>, &str)> = places.collect::<Result<_, ChangeError>>()?;
+        for ((file, before), (dir, name)) in pairs().zip(&places) {
+            match before {
+                Some((metadata, _)) => {
+                    file.staged.inherit(metadata)?;
+                    file.staged.replace(dir, name)?;
+                }
+                None => file.staged.place(dir, name).map_err(|error| match error.kind() {
+                    io::ErrorKind::AlreadyExists => ChangeError::Condition,
+                    _ => error.into(),
+                })?,
+            }
+        }
+        Ok(there.iter().map(Option::is_none).collect())
+    }
+
+    /// Deletes a file.
+    ///
+    /// # Errors
+    /// [`ChangeError`].
+    pub fn delete(
+        &self,
+        workspace: &Workspace,
+        path: &str,
+        condition: Option<&Condition>,
+    ) -> Result<(), ChangeError> {
+        let _alone = self.changing.lock();
+        let before = current(workspace, path)?.ok_or(ChangeError::NotFound)?;
+        self.check(Some(&before), condition)?;
+        let (dir, name) = workspace.holder(path)?;
+        dir.remove_file(name)?;
+        workspace.freed(before.0.len());
+        Ok(())
+    }
+
+    fn check(
+        &self,
+        before: Option<&(Metadata, File)>,
+        condition: Option<&Condition>,
+    ) -> Result<(), ChangeError> {
+        let Some(holds) = condition else { return Ok(()) };
+        let etag = match before {
+            Some((metadata, file)) => Some(self.etag(&file.try_clone()?.into_std(), metadata)?),
+            None => None,
+        };
+        if holds(etag.as_deref()) { Ok(()) } else { Err(ChangeError::Condition) }
+    }
+
+    fn known(&self, metadata: &Metadata) -> Option<Arc<str>> {
+        self.hashes.lock().get(&Version::of(metadata)).cloned()
+    }
+
+    /// Wherever the file is read from, it is hashed from its beginning.
+    fn etag(&self, file: &std::fs::File, metadata: &Metadata) -> io::Result<Arc<str>> {
+        if let Some(known) = self.known(metadata) {
+            return Ok(known);
+        }
+        let mut hash = Sha256::new();
+        let mut chunk = vec![0; CHUNK];
+        let mut at = 0;
+        // A file that grows faster than it is read would have no end.
+        while at < metadata.len() {
+            let read = file.read_at(&mut chunk, at)?;
+            if read == 0 {
+                break;
+            }
+            hash.update(&chunk[..read]);
+            at += read as u64;
+        }
+        let etag: Arc<str> = format!("\"{}\"", hex::encode(hash.finalize())).into();
+        let age = SystemTime::now().duration_since(metadata.modified()?.into_std());
+        if at == metadata.len() && age.is_ok_and(|age| age > SETTLED) {
+            let mut hashes = self.hashes.lock();
+            if hashes.len() >= KEPT {
+                hashes.clear();
+            }
+            hashes.insert(Version::of(metadata), Arc::clone(&etag));
+        }
+        Ok(etag)
+    }
+}
+
+/// The file that is there.
+fn current(workspace: &Workspace, path: &str) -> Result<Option<(Metadata, File)>, ChangeError> {
+    let in_the_way = |what| Err(ChangeError::InTheWay(path.to_owned(), what));
+    let file = match workspace.open_file(path) {
+        Ok(file) => file,
+        Err(error) => {
+            return match error.kind() {
+                io::ErrorKind::NotFound => Ok(None),
+                io::ErrorKind::NotADirectory => Err(through_file(path)),
+                _ => Err(error.into()),
+            };
+        }
+    };
+    let metadata = file.metadata()?;
+    match Kind::of(&metadata) {
+        Kind::File if metadata.nlink() > 1 => in_the_way("has more than one hard link"),
+        Kind::File => Ok(Some((metadata, file))),
+        Kind::Directory => in_the_way("is a directory"),
+        Kind::Link | Kind::Special => Err(ChangeError::NotFound),
+    }
+}
+
+fn through_file(path: &str) -> ChangeError {
+    ChangeError::InTheWay(path.to_owned(), "leads through a file")
+}
+
+/// Whether a path below a directory can begin with the prefix.
+fn leads_to(directory: &str, prefix: &str) -> bool {
+    directory.starts_with(prefix)
+        || prefix.strip_prefix(directory).is_some_and(|rest| rest.starts_with('/'))
+}

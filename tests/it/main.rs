@@ -19,6 +19,8 @@ mod command_lines;
 mod commands;
 mod concurrent_runs;
 mod console;
+mod console_live;
+mod console_work;
 mod context_window;
 mod contracts;
 mod crashes;

@@ -1,7 +1,7 @@
 // What there is to work with: agents and tools.
 
-import { all } from "./api.js";
-import { el, heading, pre } from "./dom.js";
+import { all, part } from "./api.js";
+import { el, folded, heading, pre } from "./dom.js";
 
 export async function agents(main, _, signal) {
   heading("Agents");
@@ -10,9 +10,9 @@ export async function agents(main, _, signal) {
 }
 
 function agentCard(agent) {
-  const path = encodeURIComponent(agent.name);
+  const path = part(agent.name);
   return el("li", { class: "card" },
-    el("h2", {}, el("a", { href: `#/agents/${path}` }, agent.name), el("small", {}, agent.version)),
+    el("h2", {}, el("a", { href: `#/agents/${path}` }, agent.name), agent.version !== "0.0.0" && el("small", {}, agent.version)),
     el("p", {}, agent.description),
     el("p", { class: "meta" }, agent.model, agent.tools.map((tool) => el("code", {}, tool))),
     el("p", {}, el("a", { href: `#/agents/${path}` }, "Invoke"), " · ",
@@ -31,5 +31,5 @@ function toolCard(tool) {
     el("p", { class: "said" }, tool.description),
     el("p", { class: "meta" }, el("span", {}, `Effect: ${tool.effect}`),
       el("span", {}, tool.allowed ? "Your runs may call it" : "Your key does not let runs call it")),
-    el("details", {}, el("summary", {}, "Arguments"), pre(tool.input_schema, `Schema of ${tool.name}`)));
+    folded("Arguments", () => pre(tool.input_schema, `Schema of ${tool.name}`)));
 }

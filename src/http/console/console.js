@@ -2,14 +2,20 @@
 
 import { get, key, Problem } from "./api.js";
 import { announce, el, heading, notice } from "./dom.js";
+import { approvals, badge } from "./approvals.js";
 import { agents, tools } from "./catalogue.js";
+import { forget as forgetRights } from "./decide.js";
 import { invoke } from "./invoke.js";
+import { overview } from "./overview.js";
+import { forget as forgetPeople } from "./people.js";
 import { run } from "./run.js";
 import { runs } from "./runs.js";
+import { session, sessions } from "./sessions.js";
 
 const main = document.getElementById("main");
 const nav = document.querySelector("nav");
 const signOut = document.getElementById("sign-out");
+const countWaiting = badge(nav.querySelector("[href='#/approvals']"));
 let page = new AbortController();
 
 /** The page that the address names: `#/runs?status=failed`, `#/runs/<id>`, `#/agents/<name>`. */
@@ -17,8 +23,11 @@ function chosen() {
   const [path, query] = location.hash.replace(/^#\/?/, "").split("?");
   const [room, name] = path.split("/").map(decodeURIComponent);
   const params = new URLSearchParams(query);
-  if (room === "agents") return name ? ["agents", invoke, name] : ["agents", agents];
+  if (room === "agents") return name ? ["agents", (place, of, signal) => invoke(place, of, signal, params), name] : ["agents", agents];
   if (room === "tools") return ["tools", tools];
+  if (room === "approvals") return ["approvals", approvals, params];
+  if (room === "sessions") return name ? ["sessions", session, name] : ["sessions", sessions, params];
+  if (room === "") return ["", overview, params];
   return name ? ["runs", run, name] : ["runs", runs, params];
 }
 
@@ -72,6 +81,9 @@ async function begin() {
     if (problem.status !== 403) return main.replaceChildren(notice(problem));
   }
   nav.hidden = false;
+  forgetPeople();
+  forgetRights();
+  countWaiting();
   signOut.hidden = !key.get();
   show();
 }

@@ -1,9 +1,13 @@
-// Elements and the words in them. Whatever a model, a tool or a caller wrote becomes a text node or an
-// attribute's value, never markup.
+// Elements. Whatever a model, a tool or a caller wrote becomes a text node or an attribute's value, never markup.
 
-/** An element; `on…` attributes are listeners, absent children and attributes are left out. */
-export function el(tag, attributes = {}, ...children) {
-  const node = document.createElement(tag);
+import { pretty, visible, words } from "./format.js";
+
+const SVG = "http://www.w3.org/2000/svg";
+/** Characters of a long text that are shown at first, and how many more at a time. */
+const CUT = 3000;
+const MORE = 100_000;
+
+function fill(node, attributes, children) {
   for (const [name, value] of Object.entries(attributes)) {
     if (value === undefined || value === null || value === false) continue;
     if (name.startsWith("on")) node.addEventListener(name.slice(2), value);
@@ -12,6 +16,13 @@ export function el(tag, attributes = {}, ...children) {
   node.append(...children.flat(Infinity).filter((child) => child !== null && child !== undefined && child !== false));
   return node;
 }
+
+/** An element; `on…` attributes are listeners, absent children and attributes are left out. */
+export const el = (tag, attributes = {}, ...children) => fill(document.createElement(tag), attributes, children);
+
+/** The same for a part of a drawing. */
+export const svg = (tag, attributes = {}, ...children) =>
+  fill(document.createElementNS(SVG, tag), attributes, children);
 
 /** Announces a message to screen readers. */
 export function announce(text) {
@@ -29,35 +40,13 @@ export function heading(text, ...more) {
 
 /** What went wrong, in place of what should be there. */
 export function notice(problem) {
-  const detail = problem.detail ?? "The service cannot be reached.";
+  const detail = problem.detail ?? (problem.status === undefined && problem.constructor !== Error
+    ? "The service cannot be reached." : problem.message);
   const id = problem.body?.request_id;
   return el("p", { class: "notice bad", role: "alert" }, detail, id && el("small", {}, ` Request ${id}`));
 }
 
-/** The end of an id, which tells it apart: its beginning is the time. */
-export const short = (id) => id.slice(-8);
-
-/** Names of the API in words: `awaiting_approval` is “awaiting approval”. */
-export const words = (name) => String(name).replaceAll("_", " ");
-
 export const status = (name) => el("span", { class: "status", "data-status": name }, words(name));
-
-export const count = (number) => (number === null || number === undefined ? "–" : number.toLocaleString("en"));
-
-export function money(usd) {
-  if (usd === null || usd === undefined) return "–";
-  return `$${usd.toFixed(usd !== 0 && Math.abs(usd) < 0.01 ? 6 : 2)}`;
-}
-
-export function duration(ms) {
-  if (ms === null || ms === undefined) return "–";
-  if (ms < 1000) return `${Math.round(ms)} ms`;
-  if (ms < 60_000) return `${(ms / 1000).toFixed(1)} s`;
-  const seconds = Math.round(ms / 1000);
-  return seconds < 3600
-    ? `${Math.floor(seconds / 60)} m ${seconds % 60} s`
-    : `${Math.floor(seconds / 3600)} h ${Math.floor(seconds / 60) % 60} m`;
-}
 
 const clock = new Intl.DateTimeFormat("en-GB", {
   day: "numeric", month: "short", hour: "2-digit", minute: "2-digit", second: "2-digit",
@@ -65,28 +54,41 @@ const clock = new Intl.DateTimeFormat("en-GB", {
 
 export const time = (iso) => (iso ? el("time", { datetime: iso, title: iso }, clock.format(new Date(iso))) : "–");
 
-/** Indented where it is JSON, else as it is. */
-export function pretty(value) {
-  try {
-    return JSON.stringify(typeof value === "string" ? JSON.parse(value) : value, null, 2) ?? "";
-  } catch {
-    return String(value);
-  }
+/** A text whose end is left out where it is long, with a button that shows the rest. */
+export function long(text, tag = "p", attributes = {}) {
+  const all = visible(text);
+  const node = el(tag, attributes, all.length > CUT * 1.2 ? all.slice(0, CUT) : all);
+  let shown = node.textContent.length;
+  if (shown === all.length) return node;
+  const label = () => (all.length - shown > MORE
+    ? `Show ${MORE.toLocaleString("en")} more of ${(all.length - shown).toLocaleString("en")} characters`
+    : `Show all: ${(all.length - shown).toLocaleString("en")} more characters`);
+  const more = el("button", { type: "button", class: "more", onclick: () => {
+    node.append(all.slice(shown, shown + MORE));
+    shown = Math.min(all.length, shown + MORE);
+    if (shown < all.length) more.textContent = label();
+    else more.remove();
+  } }, label());
+  return el("div", { class: "long" }, node, more);
 }
 
-// Control characters, bidirectional marks, zero-width characters, selectors and tags.
-const HIDDEN = new RegExp("[\\u0000-\\u0008\\u000b-\\u001f\\u007f-\\u009f\\u00ad\\u034f\\u061c\\u115f\\u1160\\u17b4\\u17b5"
-  + "\\u180b-\\u180f\\u200b-\\u200f\\u2028-\\u202e\\u2060-\\u206f\\u3164\\ufe00-\\ufe0f\\ufeff\\uffa0\\ufff0-\\ufffb"
-  + "\\u{1d173}-\\u{1d17a}\\u{e0000}-\\u{e0fff}]", "gu");
-
-/** Text in which nothing is hidden, and nothing changes how the rest is seen. */
-export const visible = (text) => text.replace(HIDDEN, (char) => `\\u{${char.codePointAt(0).toString(16)}}`);
-
 /** Text that keeps its lines; it can be scrolled with the keyboard. */
-export const pre = (value, label) => el("pre", { tabindex: 0, "aria-label": label }, visible(pretty(value)));
+export const pre = (value, label) => long(pretty(value), "pre", { tabindex: 0, role: "group", "aria-label": label });
+
+/** Something that can be opened; what is in it is made when it is. */
+export function folded(title, content, open = false) {
+  const node = el("details", {}, el("summary", {}, title));
+  const fillIn = () => node.children.length === 1 && node.append(content());
+  node.addEventListener("toggle", () => node.open && fillIn());
+  if (open) {
+    fillIn();
+    node.open = true;
+  }
+  return node;
+}
 
 /** Terms and what is said of them; pairs without a description are left out. */
 export function facts(pairs) {
-  const told = Object.entries(pairs).filter(([, what]) => what !== null && what !== undefined && what !== "");
+  const told = Object.entries(pairs).filter(([, what]) => what !== null && what !== undefined && what !== false && what !== "");
   return el("dl", { class: "facts" }, told.map(([term, what]) => el("div", {}, el("dt", {}, term), el("dd", {}, what))));
 }

@@ -1,154 +1,173 @@
-// An agent and the form that invokes it, made from the schema of its inputs. The service alone judges what
-// is entered; its errors are shown at the fields that they point to.
+// An agent and the form that starts it, made from the schema of its inputs. The service alone judges what is entered; its
+// errors are shown at the fields that they point to.
 
-import { get, request } from "./api.js";
-import { announce, el, heading, notice, pre } from "./dom.js";
+import { get, part, post } from "./api.js";
+import { announce, el, folded, heading, notice, pre } from "./dom.js";
+import { dryRun } from "./dry-run.js";
+import { makeField } from "./fields.js";
+import { visible } from "./format.js";
+import { snippets } from "./snippets.js";
+import { start } from "./stream.js";
 
 const LIMITS = [
-  ["/max_iterations", "Iterations"], ["/max_attempts", "Attempts"], ["/budget/max_tool_calls", "Tool calls"],
-  ["/budget/max_total_tokens", "Tokens"], ["/budget/max_duration_seconds", "Seconds"],
+  ["max_iterations", "Iterations"], ["max_attempts", "Attempts"], ["budget/max_tool_calls", "Tool calls"],
+  ["budget/max_total_tokens", "Tokens"], ["budget/max_cost_usd", "Dollars", "number"], ["budget/max_duration_seconds", "Seconds"],
+];
+const OPTIONS = [
+  ["session_id", "Session", { type: "string" }],
+  ["metadata", "Metadata", { type: "object", description: "Labels to find the run by." }],
 ];
 
-export async function invoke(main, name, signal) {
-  heading(name, el("a", { href: `#/runs?agent=${encodeURIComponent(name)}` }, "Runs"));
-  const agent = await get(`agents/${encodeURIComponent(name)}`, signal);
-  const fields = [...inputs(agent.inputs), ...options()];
-  const trouble = el("div", { role: "alert" });
-  const shown = (place) => fields.filter((field) => field.place === place).map((field) => field.node);
-  const mode = (value, label, checked) =>
-    el("label", { class: "choice" }, el("input", { type: "radio", name: "mode", value, checked }), label);
-  const limits = el("fieldset", {}, el("legend", {}, "Limits: of yours and the agent's, the smaller holds"), shown("limits"));
-  const single = () => new FormData(form).get("mode") === "invoke";
+export async function invoke(main, name, signal, params = new URLSearchParams()) {
+  heading(name, el("a", { href: `#/runs?agent=${part(name)}` }, "Runs"));
+  const model = params.get("from");
+  const [agent, earlier] = await Promise.all([
+    get(`agents/${part(name)}`, signal), model && get(`runs/${part(model)}`, signal),
+  ]);
+  const form = new Form(agent);
+  if (earlier) form.fill(earlier);
+  if (params.has("session")) form.join(params.get("session"));
+  const version = agent.version === "0.0.0" ? null : `version ${agent.version}`;
+  main.append(el("p", {}, agent.description),
+    el("p", { class: "meta" }, el("code", {}, agent.model), agent.tools.map((tool) => el("code", {}, tool)), version),
+    earlier && el("p", { class: "notice" }, "With the inputs of ", el("a", { href: `#/runs/${part(model)}` }, `run ${model.slice(-8)}`)) || "",
+    form.node, folded("Definition", () => pre(agent, "Definition")));
+}
 
-  async function submit(event) {
-    event.preventDefault();
-    trouble.replaceChildren();
-    for (const field of fields) field.complain(null);
-    const body = { inputs: {} };
-    let ok = true;
-    for (const field of fields) {
-      if (field.place === "limits" && single()) continue;
-      try {
-        const value = field.value();
-        if (value !== undefined) place(body, field.pointer, value);
-      } catch (error) {
-        field.complain(error.message);
-        ok = false;
-      }
-    }
-    if (!ok) return first();
-    const button = form.querySelector("button");
-    button.disabled = true;
-    try {
-      const route = `agents/${encodeURIComponent(name)}/${new FormData(form).get("mode")}`;
-      const answer = await request("POST", route, { body, headers: { Prefer: "respond-async" } });
-      location.hash = `#/runs/${answer.headers.get("X-Run-Id")}`;
-    } catch (problem) {
-      button.disabled = false;
-      complain(problem);
-    }
+class Form {
+  constructor(agent) {
+    this.agent = agent;
+    const inputs = agent.inputs?.properties && Object.keys(agent.inputs.properties).length
+      ? makeField("field-inputs", "Inputs", { ...agent.inputs, title: undefined }, true, agent.inputs)
+      : makeField("field-inputs", "Inputs", { type: "object" });
+    const field = ([pointer, label, schema]) => [pointer, makeField(`field-${pointer.replaceAll("/", "-")}`, label, schema)];
+    this.limits = LIMITS.map(([pointer, label, type = "integer"]) => field([pointer, label, { type, minimum: type === "integer" ? 1 : 0 }]));
+    const more = makeField("field-more", "Other options", { type: "object", description: "Any other field of the request." });
+    this.fields = new Map([["inputs", inputs], ...this.limits, ...OPTIONS.map(field), ["", more]]);
+    this.trouble = el("div", { role: "alert" });
+    this.result = el("div");
+    const nodes = (pairs) => pairs.map(([, one]) => one.node);
+    const caps = el("fieldset", {}, el("legend", {}, "Limits: of yours and the agent's, the smaller holds"),
+      el("div", { class: "columns" }, nodes(this.limits)));
+    const choice = (value, label, checked) => el("label", { class: "choice" }, el("input", { type: "radio", name: "mode", value, checked }), label);
+    this.options = el("details", {}, el("summary", {}, "Limits, session and metadata"), caps,
+      OPTIONS.map(([pointer]) => this.fields.get(pointer).node), more.node);
+    this.button = el("button", { class: "main" }, "Start run");
+    this.node = el("form", {
+      class: "card invoke", novalidate: true, onchange: () => (caps.disabled = this.mode() === "invoke"),
+      onsubmit: (event) => (event.preventDefault(), this.attempt((body) => this.start(body))),
+    },
+    inputs.node,
+    el("fieldset", { class: "row" }, el("legend", {}, "Mode"), choice("invoke-iterative", "Loop with tools", true), choice("invoke", "Single shot")),
+    this.options, this.trouble,
+    el("p", { class: "buttons start" }, this.button,
+      el("button", { type: "button", onclick: () => this.attempt((body) => this.tryOut(body)) }, "Dry run"),
+      el("button", { type: "button", onclick: () => this.attempt(async (body) => this.say(snippets(this.route(), body))) }, "Copy as …")),
+    this.result);
   }
 
-  function complain(problem) {
-    const prefix = problem.body?.code === "INVALID_INPUTS" ? "/inputs" : "";
+  mode() {
+    return new FormData(this.node).get("mode");
+  }
+
+  route() {
+    return `agents/${part(this.agent.name)}/${this.mode()}`;
+  }
+
+  /** What an earlier run was asked. */
+  fill(run) {
+    if (run.kind === "single") this.node.querySelector("[value=invoke]").click();
+    const { budget, ...others } = run.overrides ?? {};
+    const left = { ...others };
+    const leftOfBudget = { ...budget };
+    for (const [pointer, field] of this.limits) {
+      const [group, name] = pointer.includes("/") ? [leftOfBudget, pointer.split("/")[1]] : [left, pointer];
+      field.set(group[name]);
+      delete group[name];
+    }
+    if (Object.keys(leftOfBudget).length) left.budget = leftOfBudget;
+    this.fields.get("inputs").set(run.inputs);
+    this.fields.get("session_id").set(run.session_id);
+    const { metadata } = run;
+    this.fields.get("metadata").set(metadata && Object.keys(metadata).length ? metadata : undefined);
+    const kept = Object.entries(left).filter(([, value]) => value !== null);
+    this.fields.get("").set(kept.length ? Object.fromEntries(kept) : undefined);
+    this.options.open = Boolean(run.session_id || kept.length || Object.keys(budget ?? {}).length);
+  }
+
+  /** The run is to join a session. */
+  join(session) {
+    this.fields.get("session_id").set(session);
+    this.options.open = true;
+  }
+
+  /** The request, or nothing where a field cannot be read. */
+  body() {
+    const errors = [];
+    const { ...body } = this.fields.get("").read(errors) ?? {};
+    for (const [pointer, field] of this.fields) {
+      if (pointer === "" || (this.mode() === "invoke" && this.limits.some(([limit]) => limit === pointer))) continue;
+      const value = field.read(errors);
+      if (value === undefined) continue;
+      const [group, name] = pointer.split("/");
+      if (name) body[group] = { ...body[group], [name]: value };
+      else body[group] = value;
+    }
+    body.inputs ??= {};
+    return errors.length ? null : body;
+  }
+
+  async attempt(action) {
+    this.trouble.replaceChildren();
+    for (const field of this.fields.values()) field.clear();
+    const body = this.body();
+    if (!body) return this.first();
+    this.button.disabled = true;
+    try {
+      await action(body);
+    } catch (problem) {
+      this.complain(problem);
+    }
+    this.button.disabled = false;
+  }
+
+  async start(body) {
+    location.hash = `#/runs/${await start(this.agent.name, this.mode(), body)}`;
+  }
+
+  async tryOut(body) {
+    const isSingle = this.mode() === "invoke";
+    const answer = await post(isSingle ? this.route() : `agents/${part(this.agent.name)}/dry-run`, isSingle ? { ...body, dry_run: true } : body);
+    this.say(dryRun(answer));
+    announce("Dry run done");
+  }
+
+  say(node) {
+    this.result.replaceChildren(node);
+    node.querySelector("h2, h3, button")?.focus();
+  }
+
+  complain(problem) {
+    const prefix = problem.body?.code === "INVALID_INPUTS" ? ["inputs"] : [];
+    const steps = (pointer) => pointer.split("/").slice(1).map((step) => step.replaceAll("~1", "/").replaceAll("~0", "~"));
     const homeless = (problem.body?.errors ?? []).filter(({ pointer, message }) => {
-      const missing = pointer === "" && /^"(.+)" is a required property$/.exec(message);
-      const at = prefix + (missing ? `/${missing[1]}` : pointer);
-      const field = fields.findLast((field) => at === field.pointer || at.startsWith(`${field.pointer}/`));
-      field?.complain(message);
-      return !field;
+      const missing = /^"(.+)" is a required property$/.exec(message);
+      const path = [...prefix, ...steps(pointer), ...(missing ? [missing[1]] : [])];
+      const field = this.fields.get(path.slice(0, 2).join("/"));
+      const found = field ?? this.fields.get(path[0])?.find(path.slice(1));
+      found?.complain(message);
+      return !found;
     });
     if (!problem.body?.errors?.length || homeless.length) {
-      trouble.replaceChildren(notice(problem), ...homeless.map((e) => el("p", {}, `${e.pointer} ${e.message}`)));
+      this.trouble.replaceChildren(notice(problem), ...homeless.map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
     }
     announce("Not started: please see the errors");
-    first();
+    this.first();
   }
-  const first = () => form.querySelector("[aria-invalid=true]")?.focus();
 
-  const form = el("form", { class: "card invoke", novalidate: true, onsubmit: submit,
-    onchange: () => (limits.disabled = single()) },
-    el("fieldset", {}, el("legend", {}, "Inputs"), shown("inputs")),
-    el("fieldset", { class: "row" }, el("legend", {}, "Mode"),
-      mode("invoke-iterative", "Loop with tools", true), mode("invoke", "Single shot")),
-    el("details", {}, el("summary", {}, "Limits, session and metadata"), limits, shown("options")),
-    trouble, el("button", { class: "main" }, "Start run"));
-  main.append(el("p", {}, agent.description),
-    el("p", { class: "meta" }, agent.model, agent.tools.map((tool) => el("code", {}, tool)), `version ${agent.version}`),
-    form, el("details", {}, el("summary", {}, "Definition"), pre(agent, "Definition")));
-}
-
-/** A field for each property, or one for all where the schema has none. */
-function inputs(schema) {
-  if (!schema?.properties) return [makeField("inputs", "/inputs", "Inputs", { type: "object", default: {} }, false)];
-  return Object.entries(schema.properties).map(([name, property]) =>
-    makeField("inputs", `/inputs/${name.replaceAll("~", "~0").replaceAll("/", "~1")}`, property.title ?? name, property,
-      schema.required?.includes(name)));
-}
-
-function options() {
-  return [
-    ...LIMITS.map(([pointer, label]) => makeField("limits", pointer, label, { type: "integer", minimum: 1 }, false)),
-    makeField("options", "/session_id", "Session", { type: "string" }, false),
-    makeField("options", "/metadata", "Metadata", { type: "object", description: "Labels to find the run by." }, false),
-  ];
-}
-
-function makeField(place, pointer, label, schema, required) {
-  const id = `field${pointer.replaceAll("/", "-")}`;
-  const control = makeControl(schema);
-  const error = el("small", { id: `${id}-error`, class: "error" });
-  for (const [name, value] of Object.entries({ id, "aria-required": required, "aria-describedby": `${id}-help ${id}-error` })) {
-    control.node.setAttribute(name, Boolean(value) && value);
+  first() {
+    const wrong = this.node.querySelector("[aria-invalid=true]");
+    if (wrong && this.options.contains(wrong)) this.options.open = true;
+    wrong?.focus();
   }
-  const node = el("div", { class: "field" },
-    el("label", { for: id }, label, required && el("span", { class: "required", title: "required" }, " *")),
-    control.node, el("small", { id: `${id}-help` }, schema.description ?? "", control.json && " JSON"), error);
-  const complain = (message) => {
-    error.textContent = message ?? "";
-    control.node.setAttribute("aria-invalid", message !== null);
-  };
-  const value = () => {
-    if (control.node.validity.badInput) throw new Error("This is not a number.");
-    return control.node.value === "" ? undefined : control.read(control.node.value);
-  };
-  return { place, pointer, node, value, complain };
-}
-
-/** The control for a schema and how to read it; what has no control of its own is entered as JSON. */
-function makeControl(schema) {
-  const type = [schema.type].flat().find((type) => type !== "null");
-  const given = schema.default;
-  if (schema.enum || type === "boolean") {
-    const values = schema.enum ?? [true, false];
-    const options = values.map((value, index) =>
-      el("option", { value: index, selected: value === given }, typeof value === "string" ? value : JSON.stringify(value)));
-    return { node: el("select", {}, el("option", { value: "" }, "–"), options), read: (index) => values[index] };
-  }
-  if (type === "integer" || type === "number") {
-    const node = el("input", {
-      type: "number", step: type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum, value: given,
-    });
-    return { node, read: Number };
-  }
-  if (type === "string") {
-    const long = (schema.maxLength ?? 0) > 200;
-    const node = long ? el("textarea", { rows: 4 }, given) : el("input", { type: "text", value: given });
-    return { node, read: (text) => text };
-  }
-  const read = (text) => {
-    try {
-      return JSON.parse(text);
-    } catch (error) {
-      throw new Error(`This is not JSON: ${error.message}`);
-    }
-  };
-  return { node: el("textarea", { rows: 4, spellcheck: "false" }, given !== undefined && JSON.stringify(given)), json: true, read };
-}
-
-/** Puts a value where a pointer says. */
-function place(body, pointer, value) {
-  const path = pointer.slice(1).split("/").map((part) => part.replaceAll("~1", "/").replaceAll("~0", "~"));
-  const last = path.pop();
-  path.reduce((object, name) => (object[name] ??= {}), body)[last] = value;
 }

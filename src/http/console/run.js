@@ -1,81 +1,106 @@
 // One run: what it was asked, how it stands, what it consumed, and its timeline, live.
 
-import { follow, get, request } from "./api.js";
-import { announce, count, duration, el, facts, heading, money, notice, pre, short, status, time, words } from "./dom.js";
+import { get, part, post } from "./api.js";
+import { announce, el, facts, folded, heading, notice, pre, status, time } from "./dom.js";
+import { count, duration, money, plural, short, visible, words } from "./format.js";
+import { meters } from "./meters.js";
+import { people } from "./people.js";
+import { Picture } from "./picture.js";
+import { again, snippetOf } from "./again.js";
+import { Changes } from "./changes.js";
+import { follow } from "./stream.js";
 import { Timeline } from "./timeline.js";
 import { Waiting } from "./waiting.js";
 
-const ENDED = ["completed", "failed", "cancelled"];
+export const ENDED = ["completed", "failed", "cancelled"];
 /** Milliseconds between two looks at the run's numbers. */
 const REFRESH = 1000;
 
 export async function run(main, id, signal) {
-  const path = `runs/${encodeURIComponent(id)}`;
+  const path = `runs/${part(id)}`;
   const standing = el("span");
+  const connection = el("span", { class: "meta", role: "status" });
   const cancel = el("button", { class: "danger", hidden: true }, "Cancel run");
-  const title = heading(`Run ${short(id)}`, standing, cancel);
-  const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()));
+  const actions = el("div", { class: "actions" });
+  const title = heading(`Run ${short(id)}`, standing, connection, actions);
+  const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()), signal);
   const summary = el("div");
-  const timeline = new Timeline();
+  const names = await people();
+  const timeline = new Timeline(names, signal);
+  const picture = new Picture(id, timeline, signal);
+  const changes = new Changes(id, (call) => timeline.revealCall(call), signal);
   let last;
 
   function show(run) {
     const ended = ENDED.includes(run.status);
     if (run.status !== last) standing.replaceChildren(status(run.status));
     if (last && run.status !== last) announce(`Run ${words(run.status)}`);
+    if (!last) actions.replaceChildren(...again(run, main), cancel);
     last = run.status;
     if (ended && document.activeElement === cancel) title.focus();
     cancel.hidden = ended;
-    const places = () => [...summary.querySelectorAll("a, summary, pre")];
+    const places = () => [...summary.querySelectorAll("a, summary, pre, button")];
     const focused = places().indexOf(document.activeElement);
     const open = summary.querySelector(":scope > details")?.open;
     waiting.show(run.pending);
-    summary.replaceChildren(...about(run, open));
+    picture.limits = run.budget.limits;
+    summary.replaceChildren(...about(run, open, timeline.story));
     places()[focused]?.focus({ preventScroll: true });
   }
   const refresh = async () => show(await get(path, signal));
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
   await refresh();
-  main.append(waiting.node, summary, el("h2", {}, "Timeline"), timeline.node);
-  const again = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
-  signal.addEventListener("abort", () => clearInterval(again));
-  for await (const event of follow(id, signal)) timeline.add(event);
-  clearInterval(again);
-  await refresh();
+  main.append(waiting.node, summary, picture.node, changes.node, el("h2", {}, "Timeline"), timeline.node);
+  timeline.live(!ENDED.includes(last));
+  const looks = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(looks));
+  const tell = (how) => {
+    if (how === "broken") timeline.interrupt();
+    connection.textContent = how === "broken" ? "connection lost, trying again …" : "";
+  };
+  picture.look();
+  for await (const event of follow(id, signal, tell)) {
+    timeline.add(event);
+    picture.add(event);
+    if (event.data?.changes?.length) changes.ask();
+  }
+  clearInterval(looks);
+  timeline.live(false);
+  await Promise.all([refresh(), picture.look()]);
+  picture.draw();
 }
 
-function about(run, open) {
-  const { used, limits } = run.budget;
-  const caps = Object.entries(used).map(([name, value]) => {
-    const limit = limits?.[`max_${name}`];
-    const unit = name.endsWith("_seconds") ? " s" : "";
-    const what = words(name.replace(/_seconds$/, ""));
-    return `${what} ${count(value)}${unit}${limit === undefined ? "" : ` of ${count(limit)}${unit}`}`;
-  });
-  const link = (href, text) => el("a", { href }, text);
-  const labels = Object.entries(run.metadata ?? {}).map(([name, value]) =>
-    el("a", { class: "label", href: `#/runs?${new URLSearchParams({ [`metadata.${name}`]: value })}` }, `${name}=${value}`));
+function about(run, open, story) {
+  const link = (href, text) => el("a", { href }, visible(text));
+  const labels = Object.entries(run.metadata ?? {}).slice(0, 50).map(([name, value]) =>
+    el("a", { class: "label", href: `#/runs?${new URLSearchParams({ [`metadata.${name}`]: value })}` }, visible(`${name}=${value}`)));
+  const waited = story.waited();
+  const took = run.latency_ms ?? run.budget.used.duration_seconds * 1000;
   return [
     run.error && el("section", { class: "notice bad", "aria-label": "Error" },
-      el("p", {}, el("strong", {}, run.error.code), " ", run.error.message), context(run.error.context)),
-    run.warnings.length && el("ul", { class: "notice wait", "aria-label": "Warnings" }, run.warnings.map((w) => el("li", {}, w))),
+      el("p", {}, el("strong", {}, run.error.code), " ", visible(run.error.message)), context(run.error.context)),
+    run.warnings.length && el("ul", { class: "notice wait", "aria-label": "Warnings" },
+      run.warnings.slice(0, 20).map((w) => el("li", {}, visible(w))), run.warnings.length > 20 && el("li", {}, `and ${run.warnings.length - 20} more`)),
     facts({
-      Agent: [link(`#/agents/${encodeURIComponent(run.agent)}`, run.agent), el("small", {}, ` ${run.agent_version}`)],
+      Agent: [link(`#/agents/${part(run.agent)}`, run.agent), run.agent_version !== "0.0.0" && el("small", {}, ` ${run.agent_version}`)],
       Kind: words(run.kind),
       Model: run.model,
-      Duration: duration(run.latency_ms ?? used.duration_seconds * 1000),
+      Duration: waited > 0 ? [duration(took), el("small", {}, `, of which ${duration(Math.min(waited, took))} waiting`)] : duration(took),
       Tokens: `${count(run.usage.input_tokens)} in, ${count(run.usage.output_tokens)} out`,
-      Cost: money(run.usage.cost_usd),
-      Reason: run.termination_reason && words(run.termination_reason),
+      Cost: run.tree_usage?.cost_usd ? [money(run.usage.cost_usd), el("small", {}, `, with its children ${money(run.tree_usage.cost_usd)}`)] : money(run.usage.cost_usd),
+      Reason: run.termination_reason && run.termination_reason !== run.status && words(run.termination_reason),
       Created: time(run.created_at),
-      Session: run.session_id && link(`#/runs?${new URLSearchParams({ session_id: run.session_id })}`, run.session_id),
-      "Delegated by": run.parent_run_id && link(`#/runs/${run.parent_run_id}`, short(run.parent_run_id)),
+      Session: run.session_id && link(`#/sessions/${part(run.session_id)}`, run.session_id),
+      "Delegated by": run.parent_run_id && link(`#/runs/${part(run.parent_run_id)}`, short(run.parent_run_id)),
+      "Has read": run.labels?.length ? run.labels.map(words).join(", ") : null,
+      "Not told": run.callback_errors?.length ? `${plural(run.callback_errors.length, "event")} to the webhook` : null,
       Metadata: labels.length ? labels : null,
-      Budget: caps.join(" · "),
       Id: el("code", {}, run.run_id),
     }),
-    el("details", { open }, el("summary", {}, "Inputs"), pre(run.inputs, "Inputs")),
+    meters(run.budget, waited),
+    folded("Inputs", () => pre(run.inputs, "Inputs"), open),
+    snippetOf(run),
   ].filter(Boolean);
 }
 
@@ -91,8 +116,7 @@ function confirmCancel(main, path, done) {
   const send = async (event) => {
     event.preventDefault();
     try {
-      const body = reason.value.trim() ? { reason: reason.value.trim() } : {};
-      const run = await (await request("POST", `${path}/cancel`, { body })).json();
+      const run = await post(`${path}/cancel`, reason.value.trim() ? { reason: reason.value.trim() } : {});
       dialog.close();
       await done(run);
     } catch (problem) {

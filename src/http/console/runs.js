@@ -1,10 +1,13 @@
 // The history: filters that live in the address, pages, and rows that keep themselves fresh.
 
 import { all, get } from "./api.js";
-import { announce, count, duration, el, heading, money, notice, short, status, time, words } from "./dom.js";
+import { announce, el, heading, notice, status, time } from "./dom.js";
+import { count, duration, money, short, visible, words } from "./format.js";
 
 /** Milliseconds between two looks. */
 const REFRESH = 3000;
+/** Agents that a part of a name stands for at most. */
+const AGENTS = 8;
 const STATUSES = [
   "queued", "running", "awaiting_approval", "awaiting_tool_results", "needs_review", "completed", "failed", "cancelled",
 ];
@@ -16,9 +19,9 @@ const REASONS = [
 const COLUMNS = [
   ["Status", (run) => status(run.status)],
   ["Run", (run) => el("a", { href: `#/runs/${run.run_id}`, "data-run": run.run_id, title: run.run_id }, short(run.run_id))],
-  ["Agent", (run) => run.agent],
+  ["Agent", (run) => el("span", { class: "clip", title: run.agent }, visible(run.agent))],
   ["Reason", (run) => (run.termination_reason === run.status ? "" : words(run.termination_reason ?? "")), "minor"],
-  ["Model", (run) => run.model ?? "–", "minor"],
+  ["Model", (run) => el("span", { class: "clip", title: run.model ?? "" }, visible(run.model ?? "–")), "minor"],
   ["Iterations", (run) => count(run.iterations), "number minor"],
   ["Calls", (run) => count(run.tool_calls_made), "number minor"],
   ["Tokens", (run) => count(run.tokens_used), "number minor"],
@@ -36,7 +39,7 @@ export async function runs(main, params, signal) {
   let shown = "";
 
   async function load() {
-    const page = await get(`runs?${params}`, signal);
+    const page = await found(params, signal);
     trouble.replaceChildren();
     const now = JSON.stringify(page);
     if (now === shown) return;
@@ -68,6 +71,23 @@ export async function runs(main, params, signal) {
   await attempt();
   const again = setInterval(() => document.hidden || params.has("cursor") || attempt(), REFRESH);
   signal.addEventListener("abort", () => clearInterval(again));
+}
+
+/** A page of runs; a part of an agent's name stands for all agents that have it. */
+async function found(params, signal) {
+  const wanted = params.get("agent");
+  if (!wanted) return get(`runs?${params}`, signal);
+  const names = (await all("agents", signal).catch(() => [])).map((agent) => agent.name);
+  const matching = names.includes(wanted) ? [] : names.filter((name) => name.toLowerCase().includes(wanted.toLowerCase())).slice(0, AGENTS);
+  if (matching.length === 0) return get(`runs?${params}`, signal);
+  const pages = await Promise.all(matching.map((name) => {
+    const one = new URLSearchParams(params);
+    one.set("agent", name);
+    one.delete("cursor");
+    return get(`runs?${one}`, signal);
+  }));
+  const data = pages.flatMap((page) => page.data).sort((a, b) => b.created_at.localeCompare(a.created_at));
+  return { data: data.slice(0, 50), next_cursor: matching.length === 1 ? pages[0].next_cursor : null };
 }
 
 function row(run) {

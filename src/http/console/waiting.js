@@ -1,24 +1,17 @@
-// What a run waits for, with forms to answer if the key permits it. The forms are kept while the run is refreshed, so that
-// typed text is not lost.
+// What a run waits for, at the top of its page.
 
-import { get, request } from "./api.js";
-import { announce, el, notice, pre, time, visible, words } from "./dom.js";
-
-const QUESTIONS = {
-  approval: { label: "Reason, if you like", answers: [["Approve", "approve", "reason"], ["Deny", "deny", "reason", "danger"]] },
-  escalation: { label: "Reason, if you like", answers: [["Go on", "approve", "reason"], ["End the run", "deny", "reason", "danger"]] },
-  review: {
-    label: "What it brought, if you know",
-    answers: [["It happened", "resolve", "result", "", { outcome: "happened" }],
-      ["It did not happen: execute it now", "resolve", null, "danger", { outcome: "did_not_happen" }]],
-  },
-};
+import { get } from "./api.js";
+import { decision } from "./decide.js";
+import { el, time } from "./dom.js";
+import { visible, words } from "./format.js";
+import { argued } from "./preview.js";
 
 export class Waiting {
   /** `answered` is called with the run as it is after an answer. */
-  constructor(path, answered) {
+  constructor(path, answered, signal) {
     this.path = path;
     this.answered = answered;
+    this.signal = signal;
     this.shown = "";
     this.node = el("section", { class: "notice wait", "aria-label": "Waiting for", hidden: true });
   }
@@ -32,37 +25,10 @@ export class Waiting {
   }
 
   about(call) {
-    const form = el("form", { hidden: true });
-    const question = QUESTIONS[call.kind];
-    if (question) {
-      this.allowed ??= get("approvals?limit=1").then(() => true, () => false);
-      this.allowed.then((may) => may && this.ask(form, call, question));
-    }
+    const done = async (run) => this.answered(this.path.endsWith(run.run_id) ? run : await get(this.path));
     return el("div", { "data-call": call.call_id },
       el("p", {}, el("strong", {}, `Waits for ${words(call.kind)}: `), call.tool && el("code", {}, visible(call.tool)), " ", visible(call.reason),
         call.expires_at && [" Until ", time(call.expires_at), "."]),
-      call.tool && pre(call.arguments, `Arguments of ${call.tool}`), form);
-  }
-
-  ask(form, call, { label, answers }) {
-    const id = `answer-${call.call_id}`;
-    const said = el("input", { id, maxlength: 1000, autocomplete: "off" });
-    const trouble = el("div");
-    const send = async (verb, field, fixed) => {
-      const text = said.value.trim();
-      const body = { ...fixed, ...(field && text && { [field]: text }) };
-      try {
-        const run = await (await request("POST", `runs/${call.run_id}/tool-calls/${call.call_id}/${verb}`, { body })).json();
-        announce("Answered");
-        await this.answered(this.path.endsWith(run.run_id) ? run : await get(this.path));
-      } catch (problem) {
-        trouble.replaceChildren(notice(problem));
-      }
-    };
-    const buttons = answers.map(([text, verb, field, kind, fixed]) =>
-      el("button", { type: "button", class: kind, onclick: () => send(verb, field, fixed) }, text));
-    form.addEventListener("submit", (event) => event.preventDefault());
-    form.append(el("label", { for: id }, label), said, trouble, el("p", { class: "buttons" }, buttons));
-    form.hidden = false;
+      call.tool && argued(call, this.signal), decision(call, done, this.signal));
   }
 }

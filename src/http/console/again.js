@@ -1,0 +1,36 @@
+// A run once more: the same request at once, with changes in the form, or from a program.
+
+import { part } from "./api.js";
+import { announce, el, folded, notice } from "./dom.js";
+import { snippets } from "./snippets.js";
+import { start } from "./stream.js";
+
+const mode = (run) => (run.kind === "single" ? "invoke" : "invoke-iterative");
+
+/** What the run was asked, without what belongs to it alone. */
+function asked(run) {
+  const overrides = Object.entries(run.overrides ?? {}).filter(([, value]) => value !== null);
+  const body = { inputs: run.inputs ?? {}, ...Object.fromEntries(overrides) };
+  if (run.session_id) body.session_id = run.session_id;
+  if (run.metadata && Object.keys(run.metadata).length) body.metadata = run.metadata;
+  return body;
+}
+
+/** Buttons for the head of its page. A child is its parent's to start. */
+export function again(run, main) {
+  if (run.parent_run_id) return [];
+  const repeat = el("button", { type: "button", onclick: async () => {
+    repeat.disabled = true;
+    try {
+      location.hash = `#/runs/${await start(run.agent, mode(run), asked(run))}`;
+      announce("Started again");
+    } catch (problem) {
+      main.prepend(notice(problem));
+    }
+    repeat.disabled = false;
+  } }, "Run again");
+  return [repeat, el("a", { class: "button", href: `#/agents/${part(run.agent)}?from=${part(run.run_id)}` }, "With changes …")];
+}
+
+export const snippetOf = (run) =>
+  (run.parent_run_id ? null : folded("Copy as curl, TypeScript or Python", () => snippets(`agents/${part(run.agent)}/${mode(run)}`, asked(run))));

@@ -1,0 +1,94 @@
+// What waits for a person, of all runs, and what was decided.
+
+import { all, get, part } from "./api.js";
+import { decision } from "./decide.js";
+import { el, folded, heading, notice, status, time } from "./dom.js";
+import { plural, short, visible, words } from "./format.js";
+import { people } from "./people.js";
+import { argued } from "./preview.js";
+
+/** Milliseconds between two looks. */
+const REFRESH = 3000;
+const STATUSES = ["pending", "approved", "denied", "expired", "answered", "resolved", "void"];
+
+export async function approvals(main, params, signal) {
+  const wanted = params.get("status") ?? "pending";
+  const agent = params.get("agent") ?? "";
+  heading("Approvals");
+  const names = await people();
+  const list = el("ul", { class: "cards wide inbox" });
+  const said = el("p", { class: "meta", role: "status" });
+  const trouble = el("div");
+  const shown = new Map();
+
+  async function load() {
+    const rows = (await all(`approvals?status=${part(wanted)}&limit=100`, signal, 100)).filter((row) => row.agent.includes(agent));
+    trouble.replaceChildren();
+    said.textContent = rows.length ? plural(rows.length, "request") : wanted === "pending" ? "Nothing waits for a decision." : "There are none.";
+    const ids = new Set(rows.map((row) => row.call_id));
+    for (const [id, node] of shown) {
+      if (!ids.has(id)) {
+        node.remove();
+        shown.delete(id);
+      }
+    }
+    for (const row of rows) {
+      if (shown.has(row.call_id)) continue;
+      const node = request(row, names, load, signal);
+      shown.set(row.call_id, node);
+      list.append(node);
+    }
+    document.dispatchEvent(new CustomEvent("waiting"));
+  }
+  const attempt = () => load().catch((problem) => signal.aborted || trouble.replaceChildren(notice(problem)));
+  main.append(filters(wanted, agent), said, trouble, list);
+  await attempt();
+  const again = setInterval(() => document.hidden || attempt(), REFRESH);
+  signal.addEventListener("abort", () => clearInterval(again));
+}
+
+function filters(wanted, agent) {
+  const apply = () => {
+    const params = new URLSearchParams([...new FormData(form)].filter(([, value]) => value));
+    location.hash = `#/approvals?${params}`;
+  };
+  const form = el("form", { class: "filters", role: "search", "aria-label": "Filter requests", onchange: apply, onsubmit: (event) => (event.preventDefault(), apply()) },
+    el("label", {}, el("span", {}, "Status"), el("select", { name: "status" },
+      STATUSES.map((value) => el("option", { value, selected: value === wanted }, words(value))))),
+    el("label", {}, el("span", {}, "Agent"), el("input", { name: "agent", value: agent, "data-filter": true })));
+  return form;
+}
+
+function request(row, names, answered, signal) {
+  const isOpen = row.status === "pending";
+  const about = row.decided_by || row.decided_at
+    ? el("p", { class: "meta" }, status(row.status), row.decided_by && el("span", {}, `by ${visible(names(row.decided_by))}`), time(row.decided_at), row.decision_reason && el("span", {}, visible(row.decision_reason)))
+    : row.expires_at && el("p", { class: "meta" }, "until ", time(row.expires_at));
+  return el("li", { class: "card", "data-call": row.call_id },
+    el("h2", {}, row.tool ? el("code", {}, visible(row.tool)) : words(row.kind), el("small", {}, visible(row.agent)),
+      el("a", { class: "run", href: `#/runs/${part(row.run_id)}` }, `run ${short(row.run_id)}`)),
+    el("p", {}, visible(row.reason)), about || "",
+    row.tool && (isOpen ? argued(row, signal) : folded("Arguments", () => el("div", {}, argued(row, signal)))),
+    isOpen && decision(row, answered, signal));
+}
+
+/** Keeps the number of what waits beside the page's name; hidden from those who may not decide. */
+export function badge(link) {
+  const number = el("span", { class: "badge", hidden: true });
+  link.append(number);
+  const look = async () => {
+    if (link.closest("[hidden]") || document.hidden) return;
+    try {
+      const { data, next_cursor: more } = await get("approvals?status=pending&limit=50");
+      number.textContent = more ? `${data.length}+` : String(data.length);
+      number.hidden = data.length === 0;
+      number.append(el("span", { class: "unseen" }, " waiting"));
+      link.hidden = false;
+    } catch (problem) {
+      if (problem.status === 403) link.hidden = true;
+    }
+  };
+  setInterval(look, 5000);
+  document.addEventListener("waiting", look);
+  return look;
+}

@@ -1,0 +1,45 @@
+// The files that a run changed, in order, each with its difference.
+
+import { all, part } from "./api.js";
+import { changed } from "./diff.js";
+import { el } from "./dom.js";
+import { plural } from "./format.js";
+
+/** So many are open at first. */
+const OPEN = 3;
+const MOST = 200;
+
+export class Changes {
+  /** `reveal` shows the call that made a change in the timeline. */
+  constructor(run, reveal, signal) {
+    this.run = run;
+    this.reveal = reveal;
+    this.signal = signal;
+    this.list = el("div");
+    this.title = el("h2", {}, "Files");
+    this.node = el("section", { class: "changes card", "aria-label": "Changed files", hidden: true }, this.title, this.list);
+    this.shown = 0;
+    this.asked = null;
+  }
+
+  /** Looks soon: many calls may end at once. */
+  ask() {
+    this.asked ??= setTimeout(() => {
+      this.asked = null;
+      this.load().catch(() => {});
+    }, 500);
+    this.signal.addEventListener("abort", () => clearTimeout(this.asked));
+  }
+
+  async load() {
+    const rows = await all(`runs/${part(this.run)}/changes?limit=${MOST}`, this.signal, MOST);
+    if (!rows.length) return;
+    this.node.hidden = false;
+    this.title.textContent = `Files: ${plural(rows.length, "change")}`;
+    for (const row of rows.slice(this.shown)) {
+      const show = el("button", { type: "button", class: "more", onclick: () => this.reveal(row.call_id) }, "Show the call");
+      this.list.append(changed(row, this.shown < OPEN, show));
+      this.shown += 1;
+    }
+  }
+}

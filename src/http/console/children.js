@@ -1,0 +1,70 @@
+// The runs that a run delegated to, and theirs: a tree, flat and in order, each with its depth and its own spans.
+
+import { get, part } from "./api.js";
+
+/** Runs whose parts are read, and how deep. */
+const MOST = 24;
+const DEPTH = 4;
+
+export class Children {
+  constructor(run, signal) {
+    this.run = run;
+    this.signal = signal;
+    /** What ended runs were made of does not change. */
+    this.done = new Map();
+    this.tree = [];
+  }
+
+  async load() {
+    const tree = [];
+    await this.under(this.run, 1, tree);
+    this.tree = tree;
+    return tree;
+  }
+
+  async under(parent, depth, tree) {
+    if (depth > DEPTH || tree.length >= MOST) return;
+    const { data } = await get(`runs?parent_run_id=${part(parent)}&limit=${MOST}`, this.signal);
+    for (const run of data.reverse()) {
+      if (tree.length >= MOST) return;
+      tree.push({
+        run, depth, from: Date.parse(run.started_at ?? run.created_at), to: run.finished_at && Date.parse(run.finished_at),
+        ...(await this.parts(run)),
+      });
+      if (run.tree_usage || !run.finished_at) await this.under(run.run_id, depth + 1, tree);
+    }
+  }
+
+  async parts(run) {
+    const known = this.done.get(run.run_id);
+    if (known) return known;
+    const path = `runs/${part(run.run_id)}`;
+    const [iterations, calls] = await Promise.all([
+      get(`${path}/iterations?limit=200`, this.signal), get(`${path}/tool-calls?limit=200`, this.signal),
+    ]);
+    const parts = {
+      model: iterations.data.map(({ started_at: at, latency_ms: took, number }) => {
+        const from = Date.parse(at);
+        return { from, to: from + took, label: `${run.agent}: iteration ${number}` };
+      }),
+      tools: calls.data.filter((call) => call.started_at).map((call) => ({
+        from: Date.parse(call.started_at), to: call.finished_at ? Date.parse(call.finished_at) : null,
+        label: `${run.agent}: ${call.tool}`, tone: call.is_error ? "bad" : undefined,
+      })),
+    };
+    if (run.finished_at) this.done.set(run.run_id, parts);
+    return parts;
+  }
+
+  /** Which call started which child: calls of an agent and its runs are in the same order. */
+  match(story) {
+    const taken = new Set([...story.calls.values()].map((row) => row.child));
+    for (const { run, depth } of this.tree) {
+      if (depth > 1 || taken.has(run.run_id)) continue;
+      const began = Date.parse(run.created_at) + 100;
+      const row = [...story.calls.values()].find((call) =>
+        !call.child && call.ran && Date.parse(call.ran) <= began && call.call.name.endsWith(`:${run.agent}`));
+      if (row) story.change(row, { child: run.run_id });
+    }
+  }
+}

@@ -1,0 +1,125 @@
+// The form that answers what a run waits for. Typed text is kept while the page is refreshed: the form is made once.
+
+import { get, part, post } from "./api.js";
+import { compared } from "./diff.js";
+import { announce, el, notice } from "./dom.js";
+import { pretty, visible } from "./format.js";
+import { preview } from "./preview.js";
+
+const QUESTIONS = {
+  approval: {
+    label: "Reason, if you like", isEditable: true,
+    answers: [["Approve", "approve", "reason"], ["Deny", "deny", "reason", "danger"]],
+  },
+  escalation: { label: "Reason, if you like", answers: [["Go on", "approve", "reason"], ["End the run", "deny", "reason", "danger"]] },
+  review: {
+    label: "What it brought, if you know",
+    answers: [["It happened", "resolve", "result", "", { outcome: "happened" }],
+      ["It did not happen: execute it now", "resolve", null, "danger", { outcome: "did_not_happen" }]],
+  },
+  client: {
+    label: "What the tool answers", isOpen: true,
+    answers: [["Send the result", "result", "content"], ["It failed", "result", "content", "danger", { is_error: true }]],
+  },
+};
+
+/** Whether the key may decide; asked once, until somebody else signs in. */
+let allowed = null;
+const mayDecide = () => (allowed ??= get("approvals?limit=1").then(() => true, () => false));
+export const forget = () => {
+  allowed = null;
+};
+
+/** A form, hidden where there is nothing to answer or the key does not permit it; `answered` gets the run after it. */
+export function decision(call, answered, signal) {
+  const form = el("form", { class: "decision", hidden: true, onsubmit: (event) => event.preventDefault() });
+  const question = QUESTIONS[call.kind];
+  if (question?.isOpen) ask(form, call, question, answered, signal);
+  else if (question) mayDecide().then((may) => may && ask(form, call, question, answered, signal));
+  return form;
+}
+
+function ask(form, call, { label, answers, isEditable, isOpen }, answered, signal) {
+  const id = `answer-${call.call_id}`;
+  const said = isOpen ? el("textarea", { id, rows: 3 }) : el("input", { id, maxlength: 1000, autocomplete: "off" });
+  const trouble = el("div", { role: "alert" });
+  const editor = isEditable && new ArgumentsEditor(call, signal);
+  const send = async (verb, field, fixed) => {
+    trouble.replaceChildren();
+    const text = said.value.trim();
+    const body = { ...fixed, ...(field && (text || field === "content") && { [field]: text }) };
+    try {
+      const edited = verb === "approve" && editor?.value();
+      if (edited) body.arguments = edited;
+      const run = await post(`runs/${part(call.run_id)}/tool-calls/${part(call.call_id)}/${verb}`, body);
+      announce("Answered");
+      await answered(run);
+    } catch (problem) {
+      trouble.replaceChildren(notice(problem), ...(problem.body?.errors ?? []).slice(0, 10).map((e) => el("p", {}, visible(`${e.pointer} ${e.message}`))));
+    }
+  };
+  const buttons = answers.map(([text, verb, field, kind, fixed]) =>
+    el("button", { type: "button", class: kind, onclick: () => send(verb, field, fixed) }, text));
+  form.append(el("label", { for: id }, label), said, trouble, el("p", { class: "buttons" }, buttons, editor && editor.button), ...(editor ? [editor.node] : []));
+  form.hidden = false;
+}
+
+/** Other arguments than the model's, as JSON, with what is changed and what they would do. */
+class ArgumentsEditor {
+  constructor(call, signal) {
+    this.before = pretty(call.arguments);
+    this.call = call;
+    this.signal = signal;
+    const id = `arguments-${call.call_id}`;
+    this.text = el("textarea", { id, rows: 10, spellcheck: "false", "aria-describedby": `${id}-error`, oninput: () => this.look() });
+    this.error = el("small", { id: `${id}-error`, class: "error" });
+    this.shown = el("div");
+    this.node = el("div", { class: "editor", hidden: true },
+      el("label", { for: id }, "Arguments to approve instead, as JSON"), this.text, this.error, this.shown);
+    this.button = el("button", { type: "button", "aria-expanded": "false", onclick: () => this.toggle() }, "Edit arguments");
+  }
+
+  toggle() {
+    this.node.hidden = !this.node.hidden;
+    this.button.setAttribute("aria-expanded", !this.node.hidden);
+    this.button.textContent = this.node.hidden ? "Edit arguments" : "Keep the arguments";
+    this.text.value = this.before;
+    this.look();
+    if (!this.node.hidden) this.text.focus();
+  }
+
+  parsed() {
+    const value = JSON.parse(this.text.value);
+    if (typeof value !== "object" || value === null || Array.isArray(value)) throw new Error("It is not an object.");
+    return value;
+  }
+
+  look() {
+    try {
+      const value = this.parsed();
+      const after = pretty(value);
+      this.complain(null);
+      this.shown.replaceChildren(...(after === this.before ? []
+        : [el("p", { class: "sub" }, "Changed arguments"), compared(this.before, after), preview(this.call, value, this.signal)]));
+    } catch (problem) {
+      this.complain(`This is not a JSON object: ${problem.message}`);
+    }
+  }
+
+  complain(message) {
+    this.error.textContent = message ?? "";
+    this.text.setAttribute("aria-invalid", message !== null);
+  }
+
+  /** The edited arguments; nothing where they are as they were. */
+  value() {
+    if (this.node.hidden) return null;
+    try {
+      const value = this.parsed();
+      return pretty(value) === this.before ? null : value;
+    } catch (problem) {
+      this.text.focus();
+      throw new Error(`The arguments are not a JSON object: ${problem.message}`);
+    }
+  }
+}

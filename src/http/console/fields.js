@@ -1,0 +1,178 @@
+// Fields for a JSON schema: lists and objects are edited part by part; what has no control of its own is entered as JSON.
+// The service alone judges what is entered; here only what cannot be read is refused.
+
+import { el } from "./dom.js";
+
+/** Beyond this depth a value is entered as JSON. */
+const DEPTH = 5;
+const TYPES = { date: "date", email: "email", uri: "url", password: "password", time: "time" };
+
+/**
+ * A field: `read(errors)` gives its value or `undefined`, `set(value)` fills it in, `find(path)` is the part that a
+ * pointer's steps lead to, `complain(message)` says what is wrong with it, or nothing with null.
+ */
+export function makeField(id, label, schema, required = false, root = schema, depth = 0) {
+  const known = resolved(schema, root);
+  const more = { id, label, schema: known, required, root, depth };
+  if ("const" in known) return fixed(more);
+  const type = [known.type].flat().find((name) => name !== "null");
+  if (depth < DEPTH && type === "object" && known.properties && Object.keys(known.properties).length) return group(more);
+  if (depth < DEPTH && type === "array" && isSchema(known.items)) return list(more);
+  return leaf(more, control(known, type));
+}
+
+const isSchema = (value) => typeof value === "object" && value !== null && !Array.isArray(value);
+
+/** Follows references within the document, a few at most. */
+function resolved(schema, root) {
+  let found = schema;
+  for (let steps = 0; steps < 10 && typeof found?.$ref === "string" && found.$ref.startsWith("#/"); steps += 1) {
+    const { $ref, ...beside } = found;
+    const there = $ref.slice(2).split("/").reduce((value, key) => value?.[key.replaceAll("~1", "/").replaceAll("~0", "~")], root);
+    found = { ...(isSchema(there) ? there : {}), ...beside };
+  }
+  return isSchema(found) ? found : {};
+}
+
+const star = (isShown) => isShown && el("span", { class: "required", title: "required" }, " *");
+
+/** An error's place; `complain` for a node that is marked with it. */
+function complaint(id, marked) {
+  const error = el("small", { id: `${id}-error`, class: "error" });
+  const complain = (message) => {
+    error.textContent = message ?? "";
+    marked.setAttribute("aria-invalid", message !== null);
+  };
+  return { error, complain };
+}
+
+function fixed({ id, label, schema, required }) {
+  const node = el("div", { class: "field" }, el("span", { class: "name" }, label), " ", el("code", { id }, JSON.stringify(schema.const)));
+  const self = { node, read: () => (required ? schema.const : undefined), set: () => {}, complain: () => {}, clear: () => {} };
+  self.find = () => self;
+  return self;
+}
+
+function leaf({ id, label, schema, required }, { node: input, read, write, isJson }) {
+  const { error, complain } = complaint(id, input);
+  const about = { id, "aria-required": required, "aria-describedby": `${id}-help ${id}-error` };
+  for (const [name, value] of Object.entries(about)) if (value) input.setAttribute(name, value);
+  const help = el("small", { id: `${id}-help` }, schema.description ?? "", isJson && " JSON");
+  const node = el("div", { class: "field" }, el("label", { for: id }, label, star(required && label)), input, help, error);
+  const self = { node, complain, clear: () => complain(null), find: () => self };
+  self.set = (value) => {
+    input.value = value === undefined || value === null ? "" : write(value);
+  };
+  self.read = (errors) => {
+    try {
+      if (input.validity.badInput) throw new Error("This cannot be read.");
+      return input.value === "" ? undefined : read(input.value);
+    } catch (problem) {
+      complain(problem.message);
+      errors.push(self);
+      return undefined;
+    }
+  };
+  if (schema.default !== undefined) self.set(schema.default);
+  return self;
+}
+
+function group({ id, label, schema, required, root, depth }) {
+  const parts = Object.entries(schema.properties).map(([name, property]) => [
+    name,
+    makeField(`${id}-${name}`, property?.title ?? name, property, schema.required?.includes(name), root, depth + 1),
+  ]);
+  const node = el("fieldset", { id, class: "group", tabindex: -1 });
+  const { error, complain } = complaint(id, node);
+  node.append(el("legend", {}, label, star(required && label)), ...(schema.description ? [el("small", {}, schema.description)] : []),
+    ...parts.map(([, field]) => field.node), error);
+  const self = { node, complain, parts };
+  self.find = ([step, ...rest]) => parts.find(([name]) => name === step)?.[1].find(rest) ?? self;
+  self.clear = () => (complain(null), parts.forEach(([, field]) => field.clear()));
+  self.set = (value) => parts.forEach(([name, field]) => field.set(value?.[name]));
+  self.read = (errors) => {
+    const told = parts.map(([name, field]) => [name, field.read(errors)]).filter(([, value]) => value !== undefined);
+    return told.length || required ? Object.fromEntries(told) : undefined;
+  };
+  return self;
+}
+
+function list({ id, label, schema, required, root, depth }) {
+  let made = 0;
+  let items = [];
+  const rows = el("ol");
+  const node = el("fieldset", { id, class: "group", tabindex: -1 });
+  const { error, complain } = complaint(id, node);
+  const number = () => items.forEach(({ legend }, index) => (legend.textContent = `${index + 1}`));
+  const add = (value) => {
+    const field = makeField(`${id}-${made}`, "", schema.items, true, root, depth + 1);
+    const legend = el("span", { class: "number" });
+    const item = { field, legend };
+    const remove = el("button", { type: "button", class: "quiet", "aria-label": `Remove an entry of ${label}`, onclick: () => {
+      items = items.filter((other) => other !== item);
+      item.row.remove();
+      number();
+      adder.focus();
+    } }, "Remove");
+    field.node.querySelector("input, select, textarea")?.setAttribute("aria-label", `Entry of ${label}`);
+    item.row = el("li", { class: "entry" }, legend, field.node, remove);
+    made += 1;
+    items.push(item);
+    rows.append(item.row);
+    if (value !== undefined) field.set(value);
+    number();
+    return field;
+  };
+  const adder = el("button", { type: "button", class: "add", onclick: () =>
+    add().node.querySelector("input, select, textarea, button")?.focus() }, `Add to ${label}`);
+  node.append(el("legend", {}, label, star(required && label)), ...(schema.description ? [el("small", {}, schema.description)] : []), rows, adder, error);
+  const self = { node, complain };
+  self.find = ([step, ...rest]) => items[Number(step)]?.field.find(rest) ?? self;
+  self.clear = () => (complain(null), items.forEach(({ field }) => field.clear()));
+  self.set = (value) => {
+    for (const { row } of items) row.remove();
+    items = [];
+    if (Array.isArray(value)) value.slice(0, 200).forEach((entry) => add(entry));
+  };
+  self.read = (errors) => {
+    const isText = [schema.items.type].flat().includes("string");
+    const told = items.map(({ field }) => field.read(errors) ?? (isText ? "" : null));
+    return told.length || required ? told : undefined;
+  };
+  if (schema.default !== undefined) self.set(schema.default);
+  return self;
+}
+
+/** The control for a value without parts: how it is read, and how a value is written into it. */
+function control(schema, type) {
+  if (Array.isArray(schema.enum) || type === "boolean") {
+    const values = schema.enum ?? [true, false];
+    const names = schema.enum ? values.map((value) => (typeof value === "string" ? value : JSON.stringify(value))) : ["yes", "no"];
+    const options = names.map((name, index) => el("option", { value: index }, name));
+    return {
+      node: el("select", {}, el("option", { value: "" }, "–"), options), read: (index) => values[index],
+      write: (value) => {
+        const index = values.findIndex((other) => JSON.stringify(other) === JSON.stringify(value));
+        return index < 0 ? "" : index;
+      },
+    };
+  }
+  if (type === "integer" || type === "number") {
+    const node = el("input", { type: "number", step: type === "integer" ? 1 : "any", min: schema.minimum, max: schema.maximum });
+    return { node, read: Number, write: String };
+  }
+  if (type === "string") {
+    const isLong = (schema.maxLength ?? 0) > 200 && !schema.format;
+    const node = isLong ? el("textarea", { rows: 4, class: "prose" })
+      : el("input", { type: schema.writeOnly ? "password" : TYPES[schema.format] ?? "text", autocomplete: "off" });
+    return { node, read: (text) => text, write: (value) => (typeof value === "string" ? value : JSON.stringify(value)) };
+  }
+  const read = (text) => {
+    try {
+      return JSON.parse(text);
+    } catch (error) {
+      throw new Error(`This is not JSON: ${error.message}`);
+    }
+  };
+  return { node: el("textarea", { rows: 4, spellcheck: "false" }), read, write: (value) => JSON.stringify(value, null, 2), isJson: true };
+}

@@ -1,0 +1,30 @@
+// How much of each limit is used, as bars.
+
+import { el } from "./dom.js";
+import { count, duration, money, words } from "./format.js";
+
+const NAMES = {
+  iterations: "Iterations", duration_seconds: "Time", tool_calls: "Tool calls", total_tokens: "Tokens", cost_usd: "Cost", files_read: "Files read", files_written: "Files written",
+  commands: "Commands", network_requests: "Requests",
+  files_modified: "Files modified", lines_changed: "Lines changed",
+};
+const SAY = { duration_seconds: (seconds) => duration(seconds * 1000), cost_usd: money };
+
+/** `waited` milliseconds do not count against the limit on time. */
+export function meters({ used, limits }, waited) {
+  const rows = Object.entries(used).map(([name, value]) => {
+    const limit = limits?.[`max_${name}`];
+    const amount = name === "duration_seconds" ? Math.max(0, value - waited / 1000) : value;
+    return { name, amount, limit };
+  }).filter(({ amount, limit }) => amount > 0 || (limit !== undefined && limit !== null));
+  return el("ul", { class: "meters", "aria-label": "Budget" }, rows.map(({ name, amount, limit }) => {
+    const say = SAY[name] ?? count;
+    const part = limit ? Math.min(1, (amount ?? 0) / limit) : 0;
+    const bar = el("span", { class: part > 0.8 ? "bar-fill near" : "bar-fill" });
+    bar.style.width = `${part * 100}%`;
+    return el("li", {},
+      el("span", {}, NAMES[name] ?? words(name)), " ",
+      el("span", { class: "amount" }, say(amount), limit ? el("small", {}, ` of ${say(limit)}`) : ""),
+      limit ? el("span", { class: "bar-back", "aria-hidden": "true" }, bar) : "");
+  }));
+}

@@ -1,0 +1,62 @@
+// What a call would do, as far as its arguments tell: the difference that it makes to a file, and long texts as texts.
+
+import { part, request } from "./api.js";
+import { compared, unified } from "./diff.js";
+import { el, long, pre } from "./dom.js";
+import { visible } from "./format.js";
+
+/** Characters of a file that is compared with what would be written. */
+const MOST = 300_000;
+
+const titled = (title, ...content) => [el("p", { class: "sub" }, title), content];
+
+/** What stands in a file of the run now; null where that cannot be told. */
+async function present(run, path, signal) {
+  try {
+    const answer = await request("GET", `runs/${part(run)}/files/${path.split("/").map(part).join("/")}`, { signal });
+    const text = await answer.text();
+    return text.length > MOST || text.includes("\u0000") ? null : text;
+  } catch {
+    return null;
+  }
+}
+
+const FILES = {
+  async write({ path, content }, call, signal) {
+    const now = await present(call.run_id, path, signal);
+    return now === null
+      ? titled(`${visible(path)} would hold`, compared("", content), el("p", { class: "meta" }, "What it holds now is not known here."))
+      : titled(`${visible(path)} would change`, compared(now, content));
+  },
+  append: ({ path, content }) => titled(`Added to the end of ${visible(path)}`, unified(content.split("\n").map((line) => `+${line}`).join("\n"))),
+  edit: ({ path, old, new: replacement, replace_all: isAll }) =>
+    titled(`In ${visible(path)}, ${isAll ? "wherever it occurs" : "once"}`, compared(old, replacement)),
+  patch: ({ patch }) => titled("The patch", unified(patch)),
+  delete: ({ path }) => titled(`${visible(path)} would be deleted`),
+  move: ({ path, to }) => titled(`${visible(path)} would become ${visible(to)}`),
+  mkdir: ({ path }) => titled(`The directory ${visible(path)} would be made`),
+};
+
+const areTexts = (values) => values.every((value) => value === undefined || typeof value === "string");
+
+/** A section that fills itself, or nothing where the arguments say it all. */
+export function preview(call, args, signal) {
+  const node = el("div", { class: "preview-of-call" });
+  const { operation, path, content, old, patch, to } = args ?? {};
+  const draw = call.tool === "file_ops" && areTexts([path, content, old, args.new, patch, to]) && FILES[operation];
+  const fill = async () => {
+    try {
+      if (draw) return await draw(args, call, signal);
+    } catch {
+      // Incomplete arguments: there is nothing to compare.
+    }
+    const texts = Object.entries(args ?? {}).filter(([, value]) => typeof value === "string" && value.includes("\n"));
+    return texts.flatMap(([name, text]) => titled(visible(name), long(text, "pre", { tabindex: 0, role: "group", "aria-label": visible(name) })));
+  };
+  fill().then((content) => node.replaceChildren(...content.flat(3)));
+  return node;
+}
+
+/** The arguments as they are, and what they would do. */
+export const argued = (call, signal) =>
+  [pre(call.arguments, `Arguments of ${visible(call.tool)}`), preview(call, call.arguments, signal)];

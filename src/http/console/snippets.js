@@ -1,0 +1,85 @@
+// A request as a command or a program, to be copied. The key is never in it: it comes from a variable.
+
+import { address } from "./api.js";
+import { announce, el } from "./dom.js";
+
+const json = (value) => JSON.stringify(value, null, 2);
+
+function curl(url, body) {
+  return [
+    `curl -N -X POST '${url.replaceAll("'", "'\\''")}' \\`,
+    "  -H \"Authorization: Bearer $TOOLLOOP_KEY\" \\",
+    "  -H 'Content-Type: application/json' \\",
+    "  -H 'Accept: application/json' \\",
+    `  -d '${json(body).replaceAll("'", "'\\''")}'`,
+  ].join("\n");
+}
+
+function typescript(url, body) {
+  return [
+    `const answer = await fetch(${JSON.stringify(url)}, {`,
+    '  method: "POST",',
+    "  headers: {",
+    "    Authorization: `Bearer ${process.env.TOOLLOOP_KEY}`,",
+    '    "Content-Type": "application/json",',
+    "  },",
+    `  body: JSON.stringify(${json(body).replaceAll("\n", "\n  ")}),`,
+    "});",
+    "const run = await answer.json();",
+    "if (!answer.ok) throw new Error(run.detail);",
+    "console.log(run.status, run.output);",
+  ].join("\n");
+}
+
+function python(url, body) {
+  return [
+    "import os",
+    "import requests",
+    "",
+    "answer = requests.post(",
+    `    ${JSON.stringify(url)},`,
+    "    headers={\"Authorization\": f\"Bearer {os.environ['TOOLLOOP_KEY']}\"},",
+    `    json=${literal(body, "    ")},`,
+    ")",
+    "answer.raise_for_status()",
+    "run = answer.json()",
+    'print(run["status"], run["output"])',
+  ].join("\n");
+}
+
+/** A value as Python writes it. */
+function literal(value, indent) {
+  const inner = `${indent}    `;
+  if (value === null) return "None";
+  if (typeof value === "boolean") return value ? "True" : "False";
+  if (Array.isArray(value)) return value.length ? `[\n${value.map((v) => `${inner}${literal(v, inner)},\n`).join("")}${indent}]` : "[]";
+  if (typeof value === "object") {
+    const pairs = Object.entries(value).map(([k, v]) => `${inner}${JSON.stringify(k)}: ${literal(v, inner)},\n`);
+    return pairs.length ? `{\n${pairs.join("")}${indent}}` : "{}";
+  }
+  return JSON.stringify(value);
+}
+
+const LANGUAGES = [["curl", curl], ["TypeScript", typescript], ["Python", python]];
+
+/** The request in three languages, one at a time. */
+export function snippets(route, body) {
+  const code = el("pre", { tabindex: 0, role: "group", "aria-label": "The request" });
+  const buttons = LANGUAGES.map(([name, write]) => el("button", { type: "button", "aria-pressed": "false", onclick: (event) => {
+    for (const button of buttons) button.setAttribute("aria-pressed", button === event.currentTarget);
+    code.textContent = write(address(route), body);
+  } }, name));
+  const copy = el("button", { type: "button", onclick: async () => {
+    try {
+      await navigator.clipboard.writeText(code.textContent);
+      announce("Copied");
+      copy.textContent = "Copied";
+    } catch {
+      getSelection().selectAllChildren(code);
+      announce("Selected: copy it with the keyboard");
+    }
+  } }, "Copy");
+  const node = el("section", { class: "result snippets", "aria-label": "Copy as" }, el("p", { class: "tabs" }, buttons, copy), code);
+  buttons[0].click();
+  return node;
+}

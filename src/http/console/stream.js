@@ -1,0 +1,81 @@
+// The events of a run as they happen: the answer of the request that started it, or the run's own stream.
+
+import { part, request } from "./api.js";
+
+/** Milliseconds between tries to follow a run again. */
+const PAUSE = 1000;
+/** Milliseconds that reading may keep the page from drawing. */
+const SLICE = 12;
+const ENDINGS = ["run.completed", "run.failed", "run.cancelled"];
+
+/** Answers that are still being written, by the run that they are of; the run's page goes on reading them. */
+const begun = new Map();
+
+/** Starts a run so that its first answer streams; resolves to its id as soon as there is one. */
+export async function start(agent, mode, body) {
+  const reading = new AbortController();
+  const headers = { Accept: "text/event-stream" };
+  const answer = await request("POST", `agents/${part(agent)}/${mode}`, { body, headers, signal: reading.signal });
+  const run = answer.headers.get("X-Run-Id");
+  if (answer.headers.get("Content-Type")?.startsWith("text/event-stream")) begun.set(run, { answer, reading });
+  else await answer.body?.cancel();
+  return run;
+}
+
+/** Each event of a run, once and in order, until the last; a broken stream is resumed. `tell` hears how it stands. */
+export async function* follow(run, signal, tell = () => {}) {
+  let seen = 0;
+  let ended = false;
+  while (!ended) {
+    try {
+      const answer = await opened(run, seen, signal);
+      ended = answer.status === 204;
+      tell("live");
+      for await (const event of ended ? [] : frames(answer.body)) {
+        if (event.seq !== undefined) {
+          if (event.seq <= seen) continue;
+          seen = event.seq;
+        }
+        ended = ENDINGS.includes(event.type);
+        yield event;
+      }
+    } catch (problem) {
+      if (signal.aborted || problem.status < 500) throw problem;
+    }
+    if (ended) return;
+    tell("broken");
+    await new Promise((resolve) => setTimeout(resolve, PAUSE));
+  }
+}
+
+function opened(run, seen, signal) {
+  const first = begun.get(run);
+  begun.delete(run);
+  if (first && !seen) {
+    signal.addEventListener("abort", () => first.reading.abort());
+    return first.answer;
+  }
+  const headers = { Accept: "text/event-stream", ...(seen && { "Last-Event-ID": seen }) };
+  return request("GET", `runs/${part(run)}/events`, { headers, signal });
+}
+
+/** The events of a stream (`text/event-stream`); comments and fields other than `data` are skipped. */
+async function* frames(body) {
+  const reader = body.pipeThrough(new TextDecoderStream()).getReader();
+  let text = "";
+  let since = performance.now();
+  for (;;) {
+    const { done, value } = await reader.read();
+    if (done) return;
+    const blocks = (text + value).split("\n\n");
+    text = blocks.pop();
+    for (const block of blocks) {
+      const data = block.split("\n").filter((line) => line.startsWith("data:"));
+      if (data.length) yield JSON.parse(data.map((line) => line.slice(5)).join("\n"));
+      if (performance.now() - since > SLICE) {
+        await new Promise((resolve) => setTimeout(resolve));
+        since = performance.now();
+      }
+    }
+  }
+}

@@ -1,0 +1,220 @@
+//! A run while it goes on, in a real browser: text that is being written, long runs, lost
+//! connections, and every type of event.
+//!
+//! | crossing | here |
+//! |---|---|
+//! | the first answer of a run that the form starts | `an_answer_is_one_text_that_grows` |
+//! | a connection that breaks within an answer | `a_broken_connection_costs_no_step` |
+//! | cancel, keyboard, markup of models | `console.rs` |
+//! | ended runs, two thousand iterations | `a_long_run_stays_a_small_page` |
+//! | events of later versions | `every_type_of_event_has_a_picture` |
+//! | SQLite and PostgreSQL | the page sees the API alone: one store is enough |
+
+use serde_json::{Value, json};
+use tokio::net::{TcpListener, TcpStream};
+use tokio::sync::watch;
+
+use crate::chromium::Chromium;
+use crate::console::signed_in;
+use crate::service::{Db, Service, Setup};
+
+const WRITER: &str = "
+description: Writes at length.
+model: scripted/writer
+tools: [file_ops]
+enable_double_confirmation: false
+";
+const WORDS: usize = 120;
+
+fn writing(delay_ms: usize) -> String {
+    let words: Vec<String> = (0..WORDS).map(|n| format!("word{n}")).collect();
+    format!(
+        "steps:\n  - {{delay_ms: {delay_ms}, text: first of all, tool_calls: [{{tool: file_ops, \
+         arguments: {{operation: list, path: \".\"}}}}]}}\n  - {{delay_ms: {delay_ms}, text: '{}'}}\n",
+        words.join(" ")
+    )
+}
+
+async fn writer(delay_ms: usize) -> Service {
+    let config = "[auth]\nmode = \"none\"";
+    let setup = Setup::new().agent("writer", WRITER).scenario("writer", &writing(delay_ms));
+    setup.config(config).start(Db::Sqlite).await
+}
+
+#[tokio::test]
+async fn an_answer_is_one_text_that_grows() {
+    let service = writer(3000).await;
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/console#/agents/writer")).await;
+    browser.click("button.main").await;
+
+    // The very first answer, and then the one behind the call.
+    let live = "document.querySelector('.iteration.live .said.live')";
+    browser.until(&format!("{live}?.textContent.startsWith('first')")).await;
+    browser.until(&format!("{live}?.textContent.includes('word5')")).await;
+    let node = format!("window.grows = {live}; grows.textContent.length");
+    let before = browser.eval(&node).await.as_u64().unwrap();
+    browser.until(&format!("grows.textContent.length > {before}")).await;
+    assert_eq!(browser.eval(&format!("grows === {live}")).await, true, "it is drawn once");
+    assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
+    assert_eq!(browser.eval("document.querySelectorAll('.iteration.live').length").await, 1);
+    browser.screenshot("run-writing").await;
+
+    // What is durable takes its place.
+    browser.until("document.querySelector('.end.completed')").await;
+    assert_eq!(browser.eval("document.querySelectorAll('.live').length").await, 0);
+    assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
+    let text = "document.querySelectorAll('.iteration .said')[1].textContent.split(' ').length";
+    assert_eq!(browser.eval(text).await, WORDS);
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_reader_who_scrolls_up_is_left_in_peace() {
+    let service = writer(6000).await;
+    let browser = Chromium::start().await;
+    browser.window(700, 420).await;
+    browser.open(&service.url("/console#/agents/writer")).await;
+    browser.click("button.main").await;
+    let at_end = "document.documentElement.scrollHeight - innerHeight - scrollY < 80";
+    browser.until("document.querySelector('.said.live')?.textContent.includes('word9')").await;
+    browser.until(at_end).await;
+    assert_eq!(browser.eval("document.querySelector('.follow').hidden").await, true);
+
+    browser.eval("scrollTo(0, 0)").await;
+    browser.until("!document.querySelector('.follow').hidden").await;
+    let words = browser.eval("document.querySelector('.said.live').textContent.length").await;
+    browser
+        .until(&format!("document.querySelector('.said.live').textContent.length > {words} + 40"))
+        .await;
+    assert_eq!(browser.eval("scrollY").await, 0);
+    browser.click(".follow").await;
+    browser.until("document.querySelector('.follow').hidden").await;
+    browser.until(at_end).await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_long_run_stays_a_small_page() {
+    const ITERATIONS: usize = 2000;
+    let step = |n: usize| {
+        format!(
+            "  - {{text: look {n}, tool_calls: [{{tool: file_ops, arguments: {{operation: glob, pattern: n{n}.txt}}}}]}}\n"
+        )
+    };
+    let steps: String = (1..ITERATIONS).map(step).collect();
+    let agent = "
+model: scripted/long
+tools: [file_ops]
+enable_double_confirmation: false
+limits: {max_iterations: 5000, max_iterations_per_attempt: 5000}
+governance: {budget: {max_iterations: 5000, max_tool_calls: 5000}}
+";
+    let service = Setup::new()
+        .agent("long", agent)
+        .scenario("long", &format!("steps:\n{steps}  - text: the end\n"))
+        .start(Db::Sqlite)
+        .await;
+    let run = service.run("long", &json!({})).await;
+    assert_eq!(run["iterations"], ITERATIONS, "{}", run["error"]);
+
+    let browser = signed_in(&service, &format!("#/runs/{}", run["run_id"].as_str().unwrap())).await;
+    let last = "document.querySelector('.timeline > li:last-child')";
+    browser.until(&format!("{last}?.getAttribute('aria-setsize') > 0")).await;
+    let heading =
+        |n: usize| format!("document.querySelector('.timeline').innerText.includes('Iteration {n}\\n')");
+    browser.until(&heading(1)).await;
+    let mut most = 0;
+    browser.until("document.querySelector('.timeline').offsetHeight > 2000 * 50").await;
+    for part in [0.25, 0.5, 0.75, 1.0] {
+        let middle = "[...document.querySelectorAll('.timeline > li')].some((li) => {
+            const box = li.getBoundingClientRect(); return box.top < innerHeight / 2 && box.bottom > innerHeight / 2; })";
+        browser
+            .eval(&format!("scrollTo(0, document.documentElement.scrollHeight * {part})"))
+            .await;
+        browser.until(middle).await;
+        let elements = browser.eval("document.querySelectorAll('*').length").await;
+        most = most.max(elements.as_u64().unwrap());
+    }
+    assert!(most <= 5000, "{most} elements");
+    browser.eval("document.querySelector('.follow').click()").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    browser.until(&heading(ITERATIONS)).await;
+    browser.screenshot("run-long").await;
+    browser.close(&service.url("/")).await;
+}
+
+/// Stands between browser and service, and breaks what goes through it when told to.
+pub(crate) async fn fragile_proxy(to: String) -> (String, watch::Sender<u32>) {
+    let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let address = listener.local_addr().unwrap();
+    let breaks = watch::Sender::new(0);
+    let broken = breaks.subscribe();
+    tokio::spawn(async move {
+        while let Ok((mut near, _)) = listener.accept().await {
+            let (to, mut broken) = (to.clone(), broken.clone());
+            broken.mark_unchanged();
+            tokio::spawn(async move {
+                let mut far = TcpStream::connect(to).await.unwrap();
+                tokio::select! {
+                    _ = tokio::io::copy_bidirectional(&mut near, &mut far) => {}
+                    _ = broken.changed() => {}
+                }
+            });
+        }
+    });
+    (format!("http://{address}"), breaks)
+}
+
+#[tokio::test]
+async fn a_broken_connection_costs_no_step() {
+    let service = writer(4000).await;
+    let (proxy, breaks) = fragile_proxy(service.url("").replace("http://", "")).await;
+    let browser = Chromium::start().await;
+    browser.open(&format!("{proxy}/console#/agents/writer")).await;
+    browser.click("button.main").await;
+    // Within the first answer, and within the second.
+    browser.until("document.querySelector('.said.live')?.textContent.includes('first')").await;
+    breaks.send_modify(|n| *n += 1);
+    browser.until("document.querySelector('.said.live')?.textContent.includes('word')").await;
+    breaks.send_modify(|n| *n += 1);
+    browser.until_text("connection lost").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    assert_eq!(browser.eval("document.querySelectorAll('.iteration').length").await, 2);
+    assert_eq!(browser.eval("document.querySelectorAll('.call').length").await, 1);
+    assert_eq!(browser.eval("document.querySelectorAll('.end').length").await, 1);
+    let text = "document.querySelectorAll('.iteration .said')[1].textContent.split(' ').length";
+    assert_eq!(browser.eval(text).await, WORDS);
+    browser.close(&proxy).await;
+}
+
+#[tokio::test]
+async fn every_type_of_event_has_a_picture() {
+    let service = writer(0).await;
+    let document = service.get("/v1/openapi.json").await.body;
+    let schema = &document["components"]["schemas"]["StreamEvent"];
+    let types: Vec<&String> =
+        schema["discriminator"]["mapping"].as_object().unwrap().keys().collect();
+    assert!(types.len() > 30, "{schema:#}");
+    let browser = Chromium::start().await;
+    browser.open(&service.url("/console")).await;
+    let known = browser
+        .eval("import('/console/pictures.js').then((m) => [...Object.keys(m.NOTES), ...m.PARTS])")
+        .await;
+    let known: Vec<&str> = known.as_array().unwrap().iter().filter_map(Value::as_str).collect();
+    let missing: Vec<&&String> = types.iter().filter(|t| !known.contains(&t.as_str())).collect();
+    assert!(missing.is_empty(), "no picture for {missing:?}");
+
+    // One that nobody knows yet is a line that can be opened.
+    let drawn = "Promise.all([import('/console/story.js'), import('/console/rows.js')]).then(([s, r]) => {
+        const story = new s.Story();
+        story.add({seq: 1, at: '2026-01-01T00:00:00Z', type: 'moon.rose', data: {bright: '<b>very</b>'}});
+        const { node } = r.drawn(story.rows[0], (id) => id);
+        node.querySelector('details').open = true;
+        document.body.append(node);
+        return new Promise((resolve) => setTimeout(() => resolve(node.innerText), 50)); })";
+    let drawn = browser.eval(drawn).await;
+    let drawn = drawn.as_str().unwrap();
+    assert!(drawn.contains("moon.rose") && drawn.contains("<b>very</b>"), "{drawn}");
+    browser.close(&service.url("/")).await;
+}

@@ -1,0 +1,382 @@
+//! Working with the console in a real browser: the picture of a run with its children, the inbox,
+//! edited arguments, runs once more, sessions, and hostile text on every page.
+//!
+//! | crossing | here |
+//! |---|---|
+//! | children | `a_run_and_its_children_are_linked_both_ways` |
+//! | parked runs, edited arguments, changed files | `a_call_is_approved_with_other_arguments` |
+//! | several that wait, names of keys | `the_inbox_answers_what_waits` |
+//! | dry run, run again, copied requests | `a_run_is_done_once_more_as_it_was_or_otherwise` |
+//! | sessions, streaming | `a_session_is_a_chat` |
+//! | markup of models, tools, callers and files | `nothing_that_is_shown_is_executed` |
+//! | budgets, tenants, another replica | as `GET /runs/{id}` tells them: the page knows no more |
+
+use serde_json::{Value, json};
+
+use crate::chromium::Chromium;
+use crate::console::signed_in;
+use crate::service::{ADMIN_KEY, Db, Service, Setup};
+
+const OPEN: &str = "[auth]\nmode = \"none\"";
+
+fn id(run: &Value) -> &str {
+    run["run_id"].as_str().unwrap()
+}
+
+async fn opened(service: &Service, page: &str) -> Chromium {
+    let browser = Chromium::start().await;
+    browser.open(&service.url(&format!("/console{page}"))).await;
+    browser
+}
+
+#[tokio::test]
+async fn a_run_and_its_children_are_linked_both_ways() {
+    let parent = "
+model: scripted/parent
+tools: ['agent:helper']
+parallel_tool_calls: true
+enable_double_confirmation: false
+";
+    let helper = "
+model: scripted/helper
+inputs: {type: object, required: [task], properties: {task: {type: string}}}
+enable_double_confirmation: false
+";
+    let asks = r#"
+steps:
+  - tool_calls:
+      - {tool: "agent:helper", arguments: {task: one}}
+      - {tool: "agent:helper", arguments: {task: two}}
+      - {tool: "agent:helper", arguments: {task: three}}
+  - text: all is done
+"#;
+    let service = Setup::new()
+        .agent("parent", parent)
+        .scenario("parent", asks)
+        .agent("helper", helper)
+        .scenario("helper", "steps: [{text: 'did {{ inputs.task }}', delay_ms: 50}]")
+        .config(OPEN)
+        .start(Db::Sqlite)
+        .await;
+    let run = service.run("parent", &json!({})).await;
+    let browser = opened(&service, &format!("#/runs/{}", id(&run))).await;
+    browser.until("document.querySelectorAll('.lane.child').length === 3").await;
+    let lanes = browser
+        .eval("[...document.querySelectorAll('.lane .name')].map((n) => n.innerText.split(' ')[0])")
+        .await;
+    assert_eq!(lanes[0..2], json!(["Model", "Tools"]).as_array().unwrap()[..]);
+    browser.until("document.querySelectorAll('.lane.child .status[data-status=completed]').length === 3").await;
+    // Each call leads to the child that it started, in order.
+    let by_call = "[...document.querySelectorAll('.of-child a')].map((a) => a.hash)";
+    browser.until(&format!("{by_call}.length === 3")).await;
+    let by_lane = "[...document.querySelectorAll('.lane.child a')].map((a) => a.hash)";
+    assert_eq!(browser.eval(by_call).await, browser.eval(by_lane).await);
+    assert_eq!(browser.eval(&format!("new Set({by_lane}).size")).await, 3);
+    browser.screenshot("run-children").await;
+
+    browser.click(".lane.child a").await;
+    browser.until_text("Delegated by").await;
+    browser.until("document.querySelector('.end.completed')?.innerText.includes('did one')").await;
+    browser.click("dd a[href^='#/runs/']").await;
+    browser.until("document.querySelector('.end.completed')?.innerText.includes('all is done')").await;
+    browser.close(&service.url("/")).await;
+}
+
+const EDITOR: &str = "
+model: scripted/editor
+tools: [file_ops]
+enable_double_confirmation: false
+governance: {paths: {write: ['**']}}
+";
+const EDITING: &str = r#"
+steps:
+  - tool_calls: [{tool: file_ops, arguments: {operation: write, path: notes.txt, content: "one\ntwo\n"}}]
+  - text: '{{ results[0] }}'
+"#;
+
+fn editors() -> Setup {
+    Setup::new()
+        .agent("editor", EDITOR)
+        .scenario("editor", EDITING)
+        .agent("author", &EDITOR.replace("scripted/editor", "scripted/author"))
+        .scenario("author", EDITING)
+        .file("notes.txt", "zero\n")
+}
+
+#[tokio::test]
+async fn a_call_is_approved_with_other_arguments() {
+    let service = editors().config(OPEN).start(Db::Sqlite).await;
+    let parked = service.run("editor", &json!({})).await;
+    assert_eq!(parked["status"], "awaiting_approval");
+    let browser = opened(&service, &format!("#/runs/{}", id(&parked))).await;
+    let waits = "[aria-label='Waiting for']";
+    browser.until(&format!("document.querySelector(\"{waits} .diff\")?.innerText.includes('+two')")).await;
+
+    let field = ".editor textarea";
+    browser.click(".decision [aria-expanded]").await;
+    browser.until(&format!("document.activeElement.matches('{field}')")).await;
+    // What is no JSON object is said at once, and not sent.
+    let put = |text: &str| {
+        format!(
+            "(() => {{ const f = document.querySelector('{field}'); f.value = {}; f.dispatchEvent(new Event('input')); }})()",
+            json!(text)
+        )
+    };
+    for bad in ["{\"operation\":", "[]", "7"] {
+        browser.eval(&put(bad)).await;
+        browser.until(&format!("document.querySelector('{field}').ariaInvalid === 'true'")).await;
+        browser.click(".decision .buttons button").await;
+        browser.until("document.querySelector('.decision [role=alert]').innerText.includes('not a JSON object')").await;
+    }
+    assert_eq!(service.get(&format!("/v1/runs/{}", id(&parked))).await.body["status"], "awaiting_approval");
+
+    let edited = json!({"operation": "write", "path": "notes.txt", "content": "one\nthree\n"});
+    browser.eval(&put(&edited.to_string())).await;
+    browser.until("document.querySelector('.editor .diff .removed')?.innerText.includes('two')").await;
+    browser.until("document.querySelector('.editor .diff .added')?.innerText.includes('three')").await;
+    browser.screenshot("approve-edited").await;
+    browser.click(".decision .buttons button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+
+    // The file holds what was approved, and the page shows how it changed.
+    browser.until("document.querySelector('.changes .added')?.innerText.includes('three')").await;
+    assert_eq!(browser.eval("document.querySelector('.changes .removed').innerText.trim()").await, "-zero");
+    let changes = service.get(&format!("/v1/runs/{}/changes", id(&parked))).await.body;
+    assert!(changes["data"][0]["diff"].as_str().unwrap().contains("+three"), "{changes:#}");
+    browser.click(".changes .more").await;
+    browser.until("document.querySelector('.call')?.innerText.includes('succeeded')").await;
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn the_inbox_answers_what_waits() {
+    let service = editors().start(Db::Sqlite).await;
+    let first = service.run("editor", &json!({})).await;
+    let second = service.run("author", &json!({})).await;
+    let browser = signed_in(&service, "#/approvals").await;
+    browser.until("document.querySelectorAll('.inbox [data-call]').length === 2").await;
+    browser.until("document.querySelector('.badge').textContent.startsWith('2')").await;
+    browser.screenshot("inbox").await;
+
+    browser.eval("location.hash = '#/approvals?status=pending&agent=auth'").await;
+    browser.until("document.querySelectorAll('.inbox [data-call]').length === 1").await;
+    assert_eq!(browser.eval("document.querySelector('.inbox small').innerText").await, "author");
+    browser.click(".decision input").await;
+    browser.write("not now").await;
+    browser.click(".decision button.danger").await;
+    browser.until_text("Nothing waits for a decision.").await;
+    browser.until("document.querySelector('.badge').textContent.startsWith('1')").await;
+    let denied = service.until(&format!("/v1/runs/{}", id(&second)), |run| run["status"] == "completed").await;
+    assert!(denied["output"]["result"].as_str().unwrap().contains("not now"), "{denied:#}");
+
+    // Who decided is named.
+    browser.eval("location.hash = '#/approvals?status=denied'").await;
+    let keys = service.get("/v1/keys").await.body;
+    let name = keys["data"][0]["name"].as_str().unwrap().to_owned();
+    browser.until_text(&format!("by {name}")).await;
+    assert!(!browser.text().await.contains(ADMIN_KEY.split('_').nth(1).unwrap()));
+    assert_eq!(service.get(&format!("/v1/runs/{}", id(&first))).await.body["status"], "awaiting_approval");
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_run_is_done_once_more_as_it_was_or_otherwise() {
+    let agent = "
+model: scripted/echo
+inputs:
+  type: object
+  required: [people]
+  properties:
+    people: {type: array, items: {type: object, required: [name], properties: {name: {type: string}, tags: {type: array, items: {type: string}}}}}
+    address: {type: object, properties: {street: {type: string}, number: {type: integer}}}
+enable_double_confirmation: false
+";
+    let service = Setup::new()
+        .agent("echo", agent)
+        .scenario("echo", "steps: [{text: '{{ inputs | tojson }}'}]")
+        .start(Db::Sqlite)
+        .await;
+    let inputs = json!({"people": [{"name": "Ines", "tags": ["a", "b"]}, {"name": "Ola"}], "address": {"number": 3}});
+    let request = json!({"inputs": inputs, "metadata": {"ticket": "42"}, "budget": {"max_tool_calls": 7}, "temperature": 0.5});
+    let run = service.run("echo", &request).await;
+    let browser = signed_in(&service, &format!("#/runs/{}", id(&run))).await;
+    let newest = async |than: &str| {
+        let there = format!("location.hash.startsWith('#/runs/') && !location.hash.includes('{than}') && document.querySelector('.end')");
+        browser.until(&there).await;
+        let path = browser.eval("location.hash").await.as_str().unwrap().replace("#/", "/v1/");
+        service.until(&path, |run| run["status"] == "completed").await
+    };
+
+    browser.click(".actions button").await;
+    let again = newest(id(&run)).await;
+    for part in ["inputs", "metadata", "overrides"] {
+        assert_eq!(again[part], service.get(&format!("/v1/runs/{}", id(&run))).await.body[part], "{part}");
+    }
+
+    // With changes: lists and objects are edited part by part, the rest stays.
+    browser.click(".actions a.button").await;
+    browser.until("document.querySelector('#field-inputs-people-0-name')?.value === 'Ines'").await;
+    assert_eq!(browser.eval("document.querySelector('#field-inputs-people-0-tags-1').value").await, "b");
+    browser.eval("document.querySelector('#field-inputs-people-1-name').value = ''").await;
+    browser.click("#field-inputs-people-1-name").await;
+    browser.write("Ole").await;
+    browser.click("[aria-label='Remove an entry of tags']").await;
+    browser.screenshot("form-prefilled").await;
+
+    // A dry run starts nothing; the request in other languages holds no key.
+    let count = async || service.get("/v1/runs").await.body["data"].as_array().unwrap().len();
+    let before = count().await;
+    let button = |name: &str| format!("[...document.querySelectorAll('form button')].find((b) => b.textContent.startsWith('{name}')).click()");
+    browser.eval(&button("Dry run")).await;
+    browser.until("document.querySelector('[aria-label=\"Dry run\"]')?.innerText.includes('nothing was started')").await;
+    assert_eq!(count().await, before);
+    browser.eval(&button("Copy as")).await;
+    for (language, sign) in [("curl", "curl -N -X POST"), ("TypeScript", "await fetch("), ("Python", "import requests")] {
+        browser.eval(&format!("[...document.querySelectorAll('.tabs button')].find((b) => b.textContent === '{language}').click()")).await;
+        let code = browser.eval("document.querySelector('.snippets pre').textContent").await;
+        let code = code.as_str().unwrap();
+        assert!(code.contains(sign) && code.contains("Ole") && !code.contains(ADMIN_KEY), "{code}");
+    }
+
+    browser.click("button.main").await;
+    let changed = newest(id(&again)).await;
+    let expected = json!({"people": [{"name": "Ines", "tags": ["b"]}, {"name": "Ole"}], "address": {"number": 3}});
+    assert_eq!(changed["inputs"], expected);
+    assert_eq!(changed["metadata"], json!({"ticket": "42"}));
+    assert_eq!((&changed["overrides"]["temperature"], &changed["overrides"]["budget"]["max_tool_calls"]), (&json!(0.5), &json!(7)));
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn a_session_is_a_chat() {
+    let agent = "
+model: scripted/talk
+prompt: '{{ inputs.message }}'
+inputs: {type: object, required: [message], properties: {message: {type: string}}}
+enable_double_confirmation: false
+";
+    let service = Setup::new()
+        .agent("talk", agent)
+        .scenario("talk", "steps: [{text: 'you said {{ inputs.message }}', delay_ms: 600}]")
+        .config(OPEN)
+        .start(Db::Sqlite)
+        .await;
+    service.run("talk", &json!({"inputs": {"message": "hello"}, "session_id": "s/1 ü"})).await;
+    let browser = opened(&service, "#/sessions").await;
+    browser.click("td a").await;
+    browser.until("document.querySelectorAll('.bubble').length === 2").await;
+    browser.click("#message").await;
+    browser.write("and again").await;
+    browser.click(".composer button.main").await;
+    browser.until("document.querySelector('.bubble .live')?.textContent.includes('you ')").await;
+    browser.until("document.querySelectorAll('.bubble').length === 4 && !document.querySelector('.live')").await;
+    assert_eq!(
+        browser.eval("[...document.querySelectorAll('.bubble .said')].map((p) => p.innerText)").await,
+        json!(["hello", "you said hello", "and again", "you said and again"])
+    );
+    browser.screenshot("session").await;
+    browser.close(&service.url("/")).await;
+}
+
+/// Texts that a page which makes markup of them would execute or load.
+const CORPUS: [&str; 8] = [
+    "<img src=x onerror=\"window.struck=1\">",
+    "<script>window.struck=1</script>",
+    "<svg onload=\"window.struck=1\"><a href=\"javascript:window.struck=1\">x</a></svg>",
+    "</pre></textarea></title><iframe srcdoc=\"<script>parent.struck=1</script>\"></iframe>",
+    "javascript:window.struck=1",
+    "{{constructor.constructor('window.struck=1')()}} ${window.struck=1}",
+    "<details open ontoggle=\"window.struck=1\"><style>@import 'http://x.invalid/'</style>",
+    "__proto__ \u{202e}\u{2066} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
+];
+
+#[tokio::test]
+async fn nothing_that_is_shown_is_executed() {
+    let all = CORPUS.join("\n");
+    let text = serde_json::to_string(&all).unwrap();
+    let steps = format!(
+        "steps:\n  - {{text: {text}, delay_ms: 1500, tool_calls: [{{tool: file_ops, arguments: {{operation: read, path: x.txt}}}}, {{tool: {text}, arguments: {text}}}]}}\n  \
+         - {{text: {text}, tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: 'new.txt', content: {text}}}}}]}}\n  \
+         - {{tool_calls: [{{tool: file_ops, arguments: {{operation: write, path: 'x.txt', content: {text}}}}}]}}\n  - text: {text}\n"
+    );
+    let agent = format!(
+        "model: scripted/nasty\ndescription: {text}\ntools: [file_ops]\nenable_double_confirmation: false\ngovernance: {{paths: {{write: ['**']}}, injection: {{inputs: off, results: off}}}}\n\
+         inputs: {{type: object, properties: {{a: {{type: array, title: {text}, description: {text}, items: {{type: string}}}}}}}}"
+    );
+    let service = Setup::new()
+        .agent("nasty", &agent)
+        .scenario("nasty", &steps)
+        .file("x.txt", &all)
+        .config(OPEN)
+        .start(Db::Sqlite)
+        .await;
+    let request = json!({"inputs": {"a": CORPUS}, "metadata": {"k": CORPUS[0]}, "session_id": CORPUS[0]});
+    let parked = service.run("nasty", &request).await;
+    assert_eq!(parked["status"], "awaiting_approval", "{parked:#}");
+
+    let browser = opened(&service, "#/").await;
+    let session = "%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3D1%22%3E";
+    for (page, drawn) in [
+        ("/", ".panels"),
+        ("/runs", "[data-run]"),
+        (&format!("/runs/{}", id(&parked)) as &str, ".changes:not([hidden]) details"),
+        ("/approvals", ".decision:not([hidden])"),
+        ("/sessions", "td a"),
+        (&format!("/sessions/{session}"), ".of-run"),
+        ("/agents", ".card"),
+        (&format!("/agents/nasty?from={}", id(&parked)), "form.invoke"),
+        (&format!("/runs/{session}"), ".notice.bad"),
+    ] {
+        browser.eval(&format!("location.hash = '#{page}'")).await;
+        browser.until(&format!("document.querySelector('{drawn}')")).await;
+        for press in ["Edit arguments", "Dry run", "Copy as", "Show all"] {
+            browser.eval(&format!("[...document.querySelectorAll('button')].filter((b) => b.textContent.startsWith('{press}')).forEach((b) => b.click())")).await;
+        }
+        browser.eval("document.querySelectorAll('details').forEach((d) => d.open = true)").await;
+        browser.until("[...document.querySelectorAll('details')].every((d) => d.children.length > 1)").await;
+        let made = "document.querySelectorAll('img, iframe, style, base, script:not([src]), a[href^=\"javascript:\"], [onerror], [onload], [ontoggle]').length";
+        assert_eq!(browser.eval(made).await, 0, "{page}");
+        assert_eq!(browser.eval("window.struck === undefined").await, true, "{page}");
+    }
+    // The same while it is written, and in the answer to an approval.
+    browser.eval("location.hash = '#/agents/nasty'").await;
+    browser.click("button.main").await;
+    browser.until("document.querySelector('.said.live')?.textContent.includes('onerror')").await;
+    browser.until("document.querySelector('.decision:not([hidden])')").await;
+    browser.click(".decision button").await;
+    browser.until("document.querySelector('.end.completed')").await;
+    assert_eq!(browser.eval("document.querySelectorAll('img, iframe').length").await, 0);
+    assert_eq!(browser.eval("window.struck === undefined").await, true);
+    browser.close(&service.url("/")).await;
+}
+
+#[tokio::test]
+async fn the_overview_counts_what_happened() {
+    let service = editors()
+        .agent("hopeless", "model: scripted/hopeless")
+        .scenario("hopeless", "steps: [{error: {status: 400, message: it is no use}}]")
+        .start(Db::Sqlite)
+        .await;
+    service.run("editor", &json!({})).await;
+    for _ in 0..2 {
+        service.run("hopeless", &json!({})).await;
+    }
+    let browser = signed_in(&service, "").await;
+    browser.until("document.querySelectorAll('.tile').length === 5").await;
+    let tiles = browser.eval("[...document.querySelectorAll('.tile strong')].map((t) => t.innerText)").await;
+    assert_eq!(tiles[0..3], json!(["3", "2", "1"]).as_array().unwrap()[..], "{tiles}");
+    let page = browser.text().await;
+    for part in ["Runs a minute", "model error", "editor", "scripted/editor", "latency"] {
+        assert!(page.contains(part), "{part} is not in:\n{page}");
+    }
+    browser.screenshot("overview").await;
+    browser.click(".bars a[href*='termination_reason=model_error']").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 2").await;
+
+    // A part of an agent's name finds its runs.
+    browser.eval("location.hash = '#/runs?agent=hope'").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 2").await;
+    browser.eval("location.hash = '#/runs?agent=EDIT'").await;
+    browser.until("document.querySelectorAll('[data-run]').length === 1").await;
+    browser.close(&service.url("/")).await;
+}

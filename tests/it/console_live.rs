@@ -121,17 +121,16 @@ governance: {budget: {max_iterations: 5000, max_tool_calls: 5000}}
     let browser = signed_in(&service, &format!("#/runs/{}", run["run_id"].as_str().unwrap())).await;
     let last = "document.querySelector('.timeline > li:last-child')";
     browser.until(&format!("{last}?.getAttribute('aria-setsize') > 0")).await;
-    let heading =
-        |n: usize| format!("document.querySelector('.timeline').innerText.includes('Iteration {n}\\n')");
+    let heading = |n: usize| {
+        format!("document.querySelector('.timeline').innerText.includes('Iteration {n}\\n')")
+    };
     browser.until(&heading(1)).await;
     let mut most = 0;
     browser.until("document.querySelector('.timeline').offsetHeight > 2000 * 50").await;
     for part in [0.25, 0.5, 0.75, 1.0] {
         let middle = "[...document.querySelectorAll('.timeline > li')].some((li) => {
             const box = li.getBoundingClientRect(); return box.top < innerHeight / 2 && box.bottom > innerHeight / 2; })";
-        browser
-            .eval(&format!("scrollTo(0, document.documentElement.scrollHeight * {part})"))
-            .await;
+        browser.eval(&format!("scrollTo(0, document.documentElement.scrollHeight * {part})")).await;
         browser.until(middle).await;
         let elements = browser.eval("document.querySelectorAll('*').length").await;
         most = most.max(elements.as_u64().unwrap());

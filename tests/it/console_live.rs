@@ -139,7 +139,6 @@ governance: {budget: {max_iterations: 5000, max_tool_calls: 5000}}
     browser.eval("document.querySelector('.follow').click()").await;
     browser.until("document.querySelector('.end.completed')").await;
     browser.until(&heading(ITERATIONS)).await;
-    browser.screenshot("run-long").await;
     browser.close(&service.url("/")).await;
 }
 

@@ -29,6 +29,13 @@ async fn opened(service: &Service, page: &str) -> Chromium {
     browser
 }
 
+/// A run that waits for a decision.
+async fn parked(service: &Service, agent: &str, body: &Value) -> Value {
+    let run = service.post(&format!("/v1/agents/{agent}/invoke-iterative"), body).await.body;
+    assert_eq!(run["status"], "awaiting_approval", "{run:#}");
+    run
+}
+
 #[tokio::test]
 async fn a_run_and_its_children_are_linked_both_ways() {
     let parent = "
@@ -112,8 +119,7 @@ fn editors() -> Setup {
 #[tokio::test]
 async fn a_call_is_approved_with_other_arguments() {
     let service = editors().config(OPEN).start(Db::Sqlite).await;
-    let parked = service.run("editor", &json!({})).await;
-    assert_eq!(parked["status"], "awaiting_approval");
+    let parked = parked(&service, "editor", &json!({})).await;
     let browser = opened(&service, &format!("#/runs/{}", id(&parked))).await;
     let waits = "[aria-label='Waiting for']";
     browser
@@ -121,6 +127,8 @@ async fn a_call_is_approved_with_other_arguments() {
         .await;
 
     let field = ".editor textarea";
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.until("!document.querySelector('.picture [hidden]')").await;
     browser.click(".decision [aria-expanded]").await;
     browser.until(&format!("document.activeElement.matches('{field}')")).await;
     // What is no JSON object is said at once, and not sent.
@@ -169,8 +177,8 @@ async fn a_call_is_approved_with_other_arguments() {
 #[tokio::test]
 async fn the_inbox_answers_what_waits() {
     let service = editors().start(Db::Sqlite).await;
-    let first = service.run("editor", &json!({})).await;
-    let second = service.run("author", &json!({})).await;
+    let first = parked(&service, "editor", &json!({})).await;
+    let second = parked(&service, "author", &json!({})).await;
     let browser = signed_in(&service, "#/approvals").await;
     browser.until("document.querySelectorAll('.inbox [data-call]').length === 2").await;
     browser.until("document.querySelector('.badge').textContent.startsWith('2')").await;
@@ -179,6 +187,8 @@ async fn the_inbox_answers_what_waits() {
     browser.eval("location.hash = '#/approvals?status=pending&agent=auth'").await;
     browser.until("document.querySelectorAll('.inbox [data-call]').length === 1").await;
     assert_eq!(browser.eval("document.querySelector('.inbox small').innerText").await, "author");
+    browser.until("document.querySelector('.decision')?.hidden === false").await;
+    browser.until("document.querySelector('.preview-of-call .diff')").await;
     browser.click(".decision input").await;
     browser.write("not now").await;
     browser.click(".decision button.danger").await;
@@ -332,7 +342,7 @@ const CORPUS: [&str; 8] = [
     "<svg onload=\"window.struck=1\"><a href=\"javascript:window.struck=1\">x</a></svg>",
     "</pre></textarea></title><iframe srcdoc=\"<script>parent.struck=1</script>\"></iframe>",
     "javascript:window.struck=1",
-    "{{constructor.constructor('window.struck=1')()}} ${window.struck=1}",
+    "[[constructor]] ${window.struck=1} `${window.struck=1}`",
     "<details open ontoggle=\"window.struck=1\"><style>@import 'http://x.invalid/'</style>",
     "__proto__ \u{202e}\u{2066} <base href=\"http://x.invalid/\"><form id=main><input name=key>",
 ];
@@ -353,14 +363,13 @@ async fn nothing_that_is_shown_is_executed() {
     let service = Setup::new()
         .agent("nasty", &agent)
         .scenario("nasty", &steps)
-        .file("x.txt", &all)
+        .file("x.txt", &format!("{all}\nand more\n"))
         .config(OPEN)
         .start(Db::Sqlite)
         .await;
     let request =
         json!({"inputs": {"a": CORPUS}, "metadata": {"k": CORPUS[0]}, "session_id": CORPUS[0]});
-    let parked = service.run("nasty", &request).await;
-    assert_eq!(parked["status"], "awaiting_approval", "{parked:#}");
+    let parked = parked(&service, "nasty", &request).await;
 
     let browser = opened(&service, "#/").await;
     let session = "%3Cimg%20src%3Dx%20onerror%3D%22window.struck%3D1%22%3E";
@@ -407,7 +416,7 @@ async fn the_overview_counts_what_happened() {
         .scenario("hopeless", "steps: [{error: {status: 400, message: it is no use}}]")
         .start(Db::Sqlite)
         .await;
-    service.run("editor", &json!({})).await;
+    parked(&service, "editor", &json!({})).await;
     for _ in 0..2 {
         service.run("hopeless", &json!({})).await;
     }

@@ -77,7 +77,7 @@ export function badge(link) {
   const number = el("span", { class: "badge", hidden: true });
   link.append(number);
   const look = async () => {
-    if (link.closest("[hidden]") || document.hidden) return;
+    if (link.parentElement.hidden || document.hidden) return;
     try {
       const { data, next_cursor: more } = await get("approvals?status=pending&limit=50");
       number.textContent = more ? `${data.length}+` : String(data.length);
@@ -88,7 +88,7 @@ export function badge(link) {
       if (problem.status === 403) link.hidden = true;
     }
   };
-  setInterval(look, 5000);
+  setInterval(() => link.hidden || look(), 5000);
   document.addEventListener("waiting", look);
   return look;
 }

@@ -25,6 +25,7 @@ export async function run(main, id, signal) {
   const title = heading(`Run ${short(id)}`, standing, connection, actions);
   const waiting = new Waiting(path, (run) => (show(run), title.focus(), refresh()), signal);
   const summary = el("div");
+  const request = el("div");
   const names = await people();
   const timeline = new Timeline(names, signal);
   const picture = new Picture(id, timeline, signal);
@@ -35,24 +36,27 @@ export async function run(main, id, signal) {
     const ended = ENDED.includes(run.status);
     if (run.status !== last) standing.replaceChildren(status(run.status));
     if (last && run.status !== last) announce(`Run ${words(run.status)}`);
-    if (!last) actions.replaceChildren(...again(run, main), cancel);
+    if (!last) {
+      actions.replaceChildren(...again(run, main), cancel);
+      request.append(...[folded("Inputs", () => pre(run.inputs, "Inputs")), snippetOf(run)].filter(Boolean));
+    }
     last = run.status;
     if (ended && document.activeElement === cancel) title.focus();
     cancel.hidden = ended;
     const places = () => [...summary.querySelectorAll("a, summary, pre, button")];
     const focused = places().indexOf(document.activeElement);
-    const open = summary.querySelector(":scope > details")?.open;
-    waiting.show(run.pending);
+    if (waiting.show(run.pending) && timeline.pause()) waiting.node.scrollIntoView({ block: "nearest" });
     picture.limits = run.budget.limits;
-    summary.replaceChildren(...about(run, open, timeline.story));
+    summary.replaceChildren(...about(run, timeline.story));
     places()[focused]?.focus({ preventScroll: true });
   }
   const refresh = async () => show(await get(path, signal));
   cancel.addEventListener("click", () => confirmCancel(main, path, (run) => (show(run), refresh())));
 
   await refresh();
-  main.append(waiting.node, summary, picture.node, changes.node, el("h2", {}, "Timeline"), timeline.node);
+  main.append(waiting.node, summary, request, picture.node, changes.node, el("h2", {}, "Timeline"), timeline.node);
   timeline.live(!ENDED.includes(last));
+  if (!["queued", "running"].includes(last)) timeline.pause();
   const looks = setInterval(() => document.hidden || refresh().catch(() => {}), REFRESH);
   signal.addEventListener("abort", () => clearInterval(looks));
   const tell = (how) => {
@@ -71,7 +75,7 @@ export async function run(main, id, signal) {
   picture.draw();
 }
 
-function about(run, open, story) {
+function about(run, story) {
   const link = (href, text) => el("a", { href }, visible(text));
   const labels = Object.entries(run.metadata ?? {}).slice(0, 50).map(([name, value]) =>
     el("a", { class: "label", href: `#/runs?${new URLSearchParams({ [`metadata.${name}`]: value })}` }, visible(`${name}=${value}`)));
@@ -99,8 +103,6 @@ function about(run, open, story) {
       Id: el("code", {}, run.run_id),
     }),
     meters(run.budget, waited),
-    folded("Inputs", () => pre(run.inputs, "Inputs"), open),
-    snippetOf(run),
   ].filter(Boolean);
 }
 

@@ -3,7 +3,10 @@
 import { address } from "./api.js";
 import { announce, el } from "./dom.js";
 
-const json = (value) => JSON.stringify(value, null, 2);
+/** Characters that are not seen are written as escapes, which all three languages and JSON know. */
+const seen = (text) => text.replace(/[\u007f-\u009f\u00ad\u061c\u200b-\u200f\u2028-\u202e\u2060-\u206f\ufeff]/g,
+  (char) => `\\u${char.charCodeAt(0).toString(16).padStart(4, "0")}`);
+const json = (value) => seen(JSON.stringify(value, null, 2));
 
 function curl(url, body) {
   return [
@@ -54,10 +57,10 @@ function literal(value, indent) {
   if (typeof value === "boolean") return value ? "True" : "False";
   if (Array.isArray(value)) return value.length ? `[\n${value.map((v) => `${inner}${literal(v, inner)},\n`).join("")}${indent}]` : "[]";
   if (typeof value === "object") {
-    const pairs = Object.entries(value).map(([k, v]) => `${inner}${JSON.stringify(k)}: ${literal(v, inner)},\n`);
+    const pairs = Object.entries(value).map(([k, v]) => `${inner}${seen(JSON.stringify(k))}: ${literal(v, inner)},\n`);
     return pairs.length ? `{\n${pairs.join("")}${indent}}` : "{}";
   }
-  return JSON.stringify(value);
+  return seen(JSON.stringify(value));
 }
 
 const LANGUAGES = [["curl", curl], ["TypeScript", typescript], ["Python", python]];

@@ -18,6 +18,8 @@ export class Timeline {
     this.list.watch(signal);
     this.list.onshown = () => this.look();
     this.isLive = false;
+    /** Whether the reader asked for the end, which may still be on its way. */
+    this.wantsEnd = false;
     this.last = 0;
     this.button = el("button", { type: "button", class: "follow", hidden: true, onclick: () => this.follow(true) });
     this.node = el("div", {}, this.list.node, this.button);
@@ -61,17 +63,29 @@ export class Timeline {
     if (isLive && !this.isLive) this.list.keepsEnd = true;
     this.isLive = isLive;
     if (!isLive) this.list.keepsEnd = false;
+    if (!isLive && this.wantsEnd) this.list.reveal(this.story.rows.length - 1);
     this.look();
+  }
+
+  /** There is something else to look at; whether the end was followed until now. */
+  pause() {
+    const wasFollowing = this.list.keepsEnd;
+    this.list.keepsEnd = false;
+    this.look();
+    return wasFollowing;
   }
 
   follow(isWanted) {
     this.list.keepsEnd = isWanted && this.isLive;
-    if (isWanted) this.list.toEnd();
+    this.wantsEnd = isWanted;
+    if (this.list.keepsEnd) this.list.toEnd();
+    else if (isWanted) this.list.reveal(this.story.rows.length - 1);
     this.list.ask();
     this.look();
   }
 
   pulled(event) {
+    this.wantsEnd = false;
     if (event.deltaY < 0 && this.list.keepsEnd && scrollY > 0) this.follow(false);
   }
 

@@ -4,7 +4,7 @@
 import { el } from "./dom.js";
 
 /** Up to this many rows all are drawn, so that the browser's own search finds everything. */
-const ALL = 120;
+const ALL = 60;
 /** Pixels above and below the window that are drawn ahead. */
 const AHEAD = 700;
 const ESTIMATE = 44;
@@ -185,6 +185,7 @@ export class VirtualList {
 
   /** Brings a row into the window. */
   reveal(index) {
+    this.stretch();
     scrollTo(0, scrollY + this.node.getBoundingClientRect().top + this.top(index) - innerHeight / 3);
     this.show();
     this.shown.get(index)?.node.querySelector("summary, h4, h3, .line")?.scrollIntoView({ block: "center" });

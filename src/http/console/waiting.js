@@ -16,12 +16,14 @@ export class Waiting {
     this.node = el("section", { class: "notice wait", "aria-label": "Waiting for", hidden: true });
   }
 
+  /** Whether there is something new to answer. */
   show(pending) {
     const ids = pending.map((call) => `${call.kind} ${call.call_id}`).join();
-    if (ids === this.shown) return;
+    if (ids === this.shown) return false;
     this.shown = ids;
     this.node.hidden = pending.length === 0;
     this.node.replaceChildren(...pending.map((call) => this.about(call)));
+    return pending.length > 0;
   }
 
   about(call) {

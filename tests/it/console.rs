@@ -176,6 +176,7 @@ async fn the_timeline_shows_calls_results_and_errors() {
     browser
         .until("document.querySelectorAll('.call').length === 2 && document.querySelector('.end')")
         .await;
+    browser.until("!document.querySelector('.picture [hidden]')").await;
     browser.click(".call summary").await;
     browser.until("document.querySelector('.call').innerText.includes('Gate: allowed')").await;
     let call = browser.eval("document.querySelector('.call').innerText").await;

@@ -39,10 +39,12 @@ export class Children {
     const known = this.done.get(run.run_id);
     if (known) return known;
     const path = `runs/${part(run.run_id)}`;
-    const [iterations, calls] = await Promise.all([
+    const [asked, iterations, calls] = await Promise.all([
+      get(path, this.signal),
       get(`${path}/iterations?limit=200`, this.signal), get(`${path}/tool-calls?limit=200`, this.signal),
     ]);
     const parts = {
+      inputs: asked.inputs,
       model: iterations.data.map(({ started_at: at, latency_ms: took, number }) => {
         const from = Date.parse(at);
         return { from, to: from + took, label: `${run.agent}: iteration ${number}` };
@@ -56,15 +58,25 @@ export class Children {
     return parts;
   }
 
-  /** Which call started which child: calls of an agent and its runs are in the same order. */
+  /** Which call started which child: the call of its agent whose arguments are its inputs. */
   match(story) {
     const taken = new Set([...story.calls.values()].map((row) => row.child));
-    for (const { run, depth } of this.tree) {
+    for (const { run, depth, inputs } of this.tree) {
       if (depth > 1 || taken.has(run.run_id)) continue;
       const began = Date.parse(run.created_at) + 100;
-      const row = [...story.calls.values()].find((call) =>
-        !call.child && call.ran && Date.parse(call.ran) <= began && call.call.name.endsWith(`:${run.agent}`));
+      const row = [...story.calls.values()].find((call) => !call.child && call.ran && Date.parse(call.ran) <= began
+        && call.call.name.endsWith(`:${run.agent}`) && same(call.call.arguments, inputs));
       if (row) story.change(row, { child: run.run_id });
     }
+  }
+}
+
+/** Whether arguments, as the model wrote them, are these inputs. */
+function same(written, inputs) {
+  const sorted = (value) => JSON.stringify(Object.entries(value ?? {}).sort(([a], [b]) => (a < b ? -1 : 1)));
+  try {
+    return sorted(JSON.parse(written)) === sorted(inputs);
+  } catch {
+    return false;
   }
 }

@@ -85,9 +85,9 @@ async fn run(client: &Client, command: FilesCommand) -> anyhow::Result<()> {
             let limit = usize::try_from(limit).unwrap_or(usize::MAX);
             let (rows, next_cursor) = client.list(&path, limit).await?;
             if output.json {
-                print_json(&json!({"data": rows, "next_cursor": next_cursor}))?
+                print_json(&json!({"data": rows, "next_cursor": next_cursor}))?;
             } else {
-                print(&listed(&rows))?
+                print(&listed(&rows))?;
             }
         }
         FilesCommand::Get { place, path, output } => {

@@ -13,7 +13,7 @@ use cap_std::fs::{Dir, MetadataExt};
 use parking_lot::Mutex;
 
 /// How long a figure is counted on.
-const FRESH: Duration = Duration::from_secs(60);
+const FRESH: Duration = Duration::from_mins(1);
 /// A figure that is younger than this, and exact, is not measured again before a refusal.
 const NEW: Duration = Duration::from_secs(1);
 /// Workspaces whose figures are kept.
@@ -41,16 +41,18 @@ impl Default for QuotaLimits {
 pub struct Growth {
     before: u64,
     after: u64,
-    /// Files and directories.
+    /// Files.
     adds: u64,
+    /// Directories that may be new with them.
+    directories: u64,
 }
 
 impl Growth {
-    /// A file that has so many bytes afterwards; `before` is none where it is new. Then all
-    /// directories above it may be new, too.
+    /// A file that has so many bytes afterwards; `before` is none where it is new.
     pub fn of(path: &str, before: Option<u64>, after: u64) -> Self {
-        let adds = if before.is_none() { path.split('/').count() as u64 } else { 0 };
-        Self { before: before.unwrap_or(0), after, adds }
+        let adds = u64::from(before.is_none());
+        let directories = adds * path.matches('/').count() as u64;
+        Self { before: before.unwrap_or(0), after, adds, directories }
     }
 }
 
@@ -113,13 +115,14 @@ impl Quota {
     ) -> Result<(), OverQuota> {
         let mut change = Growth::default();
         for growth in growths {
-            let Growth { before, after, adds } = growth;
+            let Growth { before, after, adds, directories } = growth;
             if after > before && after > self.limits.max_file {
                 return Err(OverQuota::File(after, self.limits.max_file));
             }
             change.before = change.before.saturating_add(before);
             change.after = change.after.saturating_add(after);
             change.adds += adds;
+            change.directories += directories;
         }
         // A directory that cannot be looked at cannot be written either.
         let Ok(metadata) = root.dir_metadata() else { return Ok(()) };
@@ -147,9 +150,9 @@ impl Quota {
         if let Some(over) = self.over(figure.used, change) {
             return Err(over);
         }
-        let Growth { before, after, adds } = change;
+        let Growth { before, after, adds, directories } = change;
         figure.used.bytes = figure.used.bytes.saturating_sub(before).saturating_add(after);
-        figure.used.files = figure.used.files.saturating_add(adds);
+        figure.used.files = figure.used.files.saturating_add(adds + directories);
         figure.is_exact &= adds == 0;
         Ok(())
     }
@@ -164,7 +167,7 @@ impl Quota {
     }
 
     fn over(&self, used: Used, change: Growth) -> Option<OverQuota> {
-        let Growth { before, after, adds } = change;
+        let Growth { before, after, adds, .. } = change;
         let bytes = used.bytes.saturating_sub(before).saturating_add(after);
         let files = used.files.saturating_add(adds);
         if after > before && bytes > self.limits.bytes {
@@ -226,8 +229,8 @@ mod tests {
         assert_eq!(workspace.admit(new(41)), Err(OverQuota::Bytes(101, 100)));
         assert_eq!(workspace.admit_all([new(21), new(20)]), Err(OverQuota::Bytes(101, 100)));
         assert_eq!(workspace.admit(new(30)), Ok(()));
-        assert_eq!(workspace.admit(new(11)), Err(OverQuota::Bytes(101, 100)));
         std::fs::write(root.path().join("t/new"), [0; 30]).unwrap();
+        assert_eq!(workspace.admit(new(11)), Err(OverQuota::Bytes(101, 100)));
         assert_eq!(workspace.admit(Growth::of("d/e", None, 0)), Ok(()), "the fifth");
         std::fs::write(root.path().join("t/d/e"), "").unwrap();
         assert_eq!(workspace.admit(new(0)), Err(OverQuota::Files(6, 5)));

@@ -402,6 +402,8 @@ async fn nothing_that_is_shown_is_executed() {
     browser.click("button.main").await;
     browser.until("document.querySelector('.said.live')?.textContent.includes('onerror')").await;
     browser.until("document.querySelector('.decision:not([hidden])')").await;
+    browser.until("document.querySelector('.preview-of-call .diff')").await;
+    browser.until("!document.querySelector('.picture [hidden]')").await;
     browser.click(".decision button").await;
     browser.until("document.querySelector('.end.completed')").await;
     assert_eq!(browser.eval("document.querySelectorAll('img, iframe').length").await, 0);

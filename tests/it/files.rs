@@ -401,8 +401,8 @@ async fn a_repeated_or_refused_invocation_replaces_no_file(db: Db) {
     assert!(refused.json()["detail"].as_str().unwrap().contains("files:write"));
     service.key = own;
     let left = std::fs::read_dir(service.dir.path().join("workspace/default")).unwrap();
-    let left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
-    assert!(left.filter(|name| name.starts_with(".toolloop-")).next().is_none(), "all are gone");
+    let mut left = left.map(|entry| entry.unwrap().file_name().into_string().unwrap());
+    assert!(!left.any(|name| name.starts_with(".toolloop-")), "all are gone");
 }
 
 async fn broken_bodies_are_refused(db: Db) {

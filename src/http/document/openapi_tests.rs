@@ -80,11 +80,12 @@ fn every_operation_has_what_generated_clients_need() {
             assert!(responses.contains_key("401") && responses.contains_key("403"), "{name}");
         }
         if let Some(body) = operation.get("requestBody") {
-            assert!(body["content"]["application/json"]["example"].is_object(), "{name}");
-            assert!(
-                ["400", "413", "415", "422"].iter().all(|status| responses.contains_key(*status)),
-                "{name}"
-            );
+            let json = body["content"].get("application/json");
+            assert!(json.is_none_or(|json| json["example"].is_object()), "{name}");
+            let statuses = ["400", "413", "415"].into_iter().chain(json.map(|_| "422"));
+            for status in statuses {
+                assert!(responses.contains_key(status), "{name} {status}");
+            }
         }
     }
     let count = ids.len();

@@ -7,7 +7,7 @@ use utoipa::PartialSchema;
 
 use super::*;
 
-const ALL: [Code; 30] = [
+const ALL: [Code; 33] = [
     Code::MalformedJson,
     Code::InvalidParameter,
     Code::Unauthenticated,
@@ -23,6 +23,9 @@ const ALL: [Code; 30] = [
     Code::IdempotencyMismatch,
     Code::NotAwaitingApproval,
     Code::ProtectedKey,
+    Code::FileConflict,
+    Code::PreconditionFailed,
+    Code::RangeNotSatisfiable,
     Code::PayloadTooLarge,
     Code::UriTooLong,
     Code::UnsupportedMediaType,
@@ -77,6 +80,9 @@ fn codes_statuses_and_titles_are_a_contract() {
     422 IDEMPOTENCY_MISMATCH Idempotency mismatch
     409 NOT_AWAITING_APPROVAL Not awaiting approval
     409 PROTECTED_KEY Protected key
+    409 FILE_CONFLICT File conflict
+    412 PRECONDITION_FAILED Precondition failed
+    416 RANGE_NOT_SATISFIABLE Range not satisfiable
     413 PAYLOAD_TOO_LARGE Payload too large
     414 URI_TOO_LONG URI too long
     415 UNSUPPORTED_MEDIA_TYPE Unsupported media type

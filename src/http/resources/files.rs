@@ -171,7 +171,9 @@ impl Owner {
             Self::Session(id) => add("session_id", id),
             Self::Agent(name) => add("agent", name),
         }
-        etag.into_iter().for_each(|etag| add("etag", etag));
+        if let Some(etag) = etag {
+            add("etag", etag);
+        }
         Act {
             tenant: caller.tenant.clone(),
             subject: caller.subject.clone(),
@@ -220,9 +222,9 @@ macro_rules! files_of {
                 ("If-None-Match" = Option<String>, Header, description = "Entity tags that the client has already."),
             ),
             responses(
-                (status = 200, description = "The content.", body = inline(Bytes), content_type = "application/octet-stream",
+                (status = 200, description = "The content.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*")),
                     headers(("etag" = String, description = "The quoted SHA-256 of the content."))),
-                (status = 206, description = "A range of it.", body = inline(Bytes), content_type = "application/octet-stream"),
+                (status = 206, description = "A range of it.", content((inline(Bytes) = "application/octet-stream"), (inline(Bytes) = "*/*"))),
                 (status = 304, description = "The client has it already."),
             ),
         )]

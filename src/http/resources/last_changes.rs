@@ -30,7 +30,9 @@ impl LastChanges {
         while !files.is_empty() {
             let events = app.store.events(tenant, run, seen, CHUNK).await?;
             let Some(last) = events.last().map(|event| event.seq) else { break };
-            events.into_iter().for_each(|event| changes.take_in(event));
+            for event in events {
+                changes.take_in(event);
+            }
             seen = last;
         }
         Ok(changes)

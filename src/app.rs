@@ -490,18 +490,9 @@ fn capabilities(config: &Config) -> CapabilityTable {
 }
 
 fn price(row: &ModelPrice) -> Price {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "0 to 10^6 dollars, checked"
-    )]
-    let micro = |dollars: f64| (dollars * 1e6).round() as u64;
-    Price {
-        input: micro(row.input),
-        cached_input: micro(row.cached_input.unwrap_or(row.input)),
-        cache_write: micro(row.cache_write.unwrap_or(row.input)),
-        output: micro(row.output),
-    }
+    let ModelPrice { input, cached_input, cache_write, output, .. } = *row;
+    let (cached_input, cache_write) = (cached_input.unwrap_or(input), cache_write.unwrap_or(input));
+    Price::of_dollars(input, cached_input, cache_write, output)
 }
 
 fn model_server(name: &str, server: &ModelServer) -> Result<Arc<dyn Provider>, String> {

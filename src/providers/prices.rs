@@ -1,7 +1,7 @@
 //! Prices of models, and the cost of an answer.
 //!
-//! Prices come from the configuration, or else from the list prices in [`shipped`]. Money is counted in whole millionths of a dollar. The engine checks what a run may
-//! spend.
+//! Prices come from the configuration, or else from the list prices in [`shipped`]. Money is counted
+//! in whole millionths of a dollar. The engine checks what a run may spend.
 
 pub mod shipped;
 
@@ -27,6 +27,22 @@ pub struct Price {
 }
 
 impl Price {
+    /// From US dollars per million tokens, each from 0 to 1,000,000.
+    pub fn of_dollars(input: f64, cached_input: f64, cache_write: f64, output: f64) -> Self {
+        #[expect(
+            clippy::cast_possible_truncation,
+            clippy::cast_sign_loss,
+            reason = "0 to 10^6 dollars"
+        )]
+        let micro = |dollars: f64| (dollars * 1e6).round() as u64;
+        Self {
+            input: micro(input),
+            cached_input: micro(cached_input),
+            cache_write: micro(cache_write),
+            output: micro(output),
+        }
+    }
+
     /// Cost in millionths of a dollar, rounded to the nearest.
     pub fn of(&self, usage: &Usage) -> i64 {
         let fresh = usage

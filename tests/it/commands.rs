@@ -12,13 +12,13 @@ use tempfile::TempDir;
 
 use crate::service::{Db, Setup, command};
 
-struct Output {
-    code: Option<i32>,
-    out: String,
-    err: String,
+pub struct Output {
+    pub code: Option<i32>,
+    pub out: String,
+    pub err: String,
 }
 
-async fn toolloop(dir: &Path, arguments: &[&str]) -> Output {
+pub async fn toolloop(dir: &Path, arguments: &[&str]) -> Output {
     let output = command(dir).args(arguments).output().await.unwrap();
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     Output { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }

@@ -203,7 +203,7 @@ async fn every_type_of_event_has_a_picture() {
     let missing: Vec<&&String> = types.iter().filter(|t| !known.contains(&t.as_str())).collect();
     assert!(missing.is_empty(), "no picture for {missing:?}");
 
-    // One that nobody knows yet is a line that can be opened.
+    // An unknown one is a line that can be opened.
     let drawn = "Promise.all([import('/console/story.js'), import('/console/rows.js')]).then(([s, r]) => {
         const story = new s.Story();
         story.add({seq: 1, at: '2026-01-01T00:00:00Z', type: 'moon.rose', data: {bright: '<b>very</b>'}});

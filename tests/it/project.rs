@@ -12,6 +12,7 @@ use reqwest::{Method, StatusCode};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
+use crate::commands::toolloop;
 use crate::service::{Db, Service, Setup, answer, command, on_both_stores};
 
 on_both_stores! { the_whole_road }
@@ -26,18 +27,6 @@ const FILES: [&str; 8] = [
     "docker-compose.yml",
     "README.md",
 ];
-
-struct Ran {
-    code: Option<i32>,
-    out: String,
-    err: String,
-}
-
-async fn toolloop(dir: &Path, arguments: &[&str]) -> Ran {
-    let output = command(dir).args(arguments).output().await.unwrap();
-    let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
-    Ran { code: output.status.code(), out: text(&output.stdout), err: text(&output.stderr) }
-}
 
 /// Every file beneath a directory, relative to it.
 fn files(dir: &Path) -> Vec<String> {

@@ -23,7 +23,7 @@ const QUESTIONS = {
   },
 };
 
-/** Whether the key may decide; asked once, until somebody else signs in. */
+/** Whether the key may decide; asked once, until another person signs in. */
 let allowed = null;
 const mayDecide = () => (allowed ??= get("approvals?limit=1").then(() => true, () => false));
 export const forget = () => {

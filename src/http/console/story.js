@@ -89,7 +89,7 @@ export class Story {
     return sum + (since === null ? 0 : Math.max(0, serviceNow() - since));
   }
 
-  /** Counts the requests that nobody has answered; while there is one, the run waits. */
+  /** Counts the requests that have no answer; while there is one, the run waits. */
   count(type, data) {
     const { waits } = this;
     const now = Date.parse(this.at);

@@ -63,9 +63,7 @@ async fn read_body(mut body: Body, limit: usize) -> Result<Bytes, Problem> {
     let mut first = Bytes::new();
     let mut rest: Vec<u8> = Vec::new();
     while let Some(frame) = body.frame().await {
-        let frame = frame.map_err(|e| {
-            Problem::new(Code::MalformedJson, format!("The body is incomplete: {e}."))
-        })?;
+        let frame = frame.map_err(|e| Problem::body_incomplete(&e))?;
         let Ok(data) = frame.into_data() else { continue };
         if first.len() + rest.len() + data.len() > limit {
             return Err(too_large());

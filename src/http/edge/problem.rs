@@ -265,6 +265,11 @@ impl Problem {
         )
     }
 
+    /// The connection broke while the request arrived.
+    pub(crate) fn body_incomplete(error: &dyn std::fmt::Display) -> Self {
+        Self::new(Code::MalformedJson, format!("The body is incomplete: {error}."))
+    }
+
     /// The request did not arrive in time.
     pub(crate) fn body_timeout() -> Self {
         Self::new(Code::RequestTimeout, "The body took too long to arrive.")

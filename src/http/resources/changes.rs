@@ -5,6 +5,7 @@
 //! that is all that is known.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use axum::Json;
 use axum::extract::State;
@@ -12,6 +13,7 @@ use serde::Serialize;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::journal;
 use super::page::{LISTS, ListParams, Listing, by_number, number_cursor};
 use super::redacted;
 use super::runs::existing;
@@ -26,8 +28,6 @@ use crate::run::ActionKind;
 use crate::store::Page;
 use crate::tools::file_ops;
 
-/// How many events are read in one query.
-const JOURNAL_CHUNK: u32 = 500;
 /// Bytes of the diffs of one page, from which on it is full.
 const MAX_PAGE: usize = 4 * 1024 * 1024;
 /// Changes of one call that are listed; a cursor counts them.
@@ -84,15 +84,11 @@ pub(crate) async fn list_changes(
     params.finish()?;
     existing(&app, &caller.tenant, id).await?;
     let mut changes = Changes::new(&page);
-    let mut seen = 0;
-    while !changes.is_full() {
-        let events = app.store.events(&caller.tenant, id, seen, JOURNAL_CHUNK).await?;
-        let Some(last) = events.last().map(|event| event.seq) else { break };
-        for event in &events {
-            changes.take(event);
-        }
-        seen = last;
-    }
+    journal::read(&app, &caller.tenant, id, |event| {
+        changes.take(&event);
+        if changes.is_full() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    })
+    .await?;
     let bytes = changes.bytes;
     Ok(Json(redacted::prepared(bytes, move || changes.listed()).await?))
 }

@@ -62,8 +62,10 @@ pub(crate) struct FileView {
     media_type: String,
     /// The SHA-256 of its content, in quotes, as the header `ETag`; null if it cannot be read, or is
     /// too large to be hashed for a list.
-    #[schema(example = "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\"")]
-    #[schema(value_type = Option<String>)]
+    #[schema(
+        value_type = Option<String>,
+        example = "\"9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08\""
+    )]
     etag: Option<Arc<str>>,
     /// The call of this run that last changed it; null if it was none.
     #[schema(example = json!(null))]
@@ -103,13 +105,21 @@ enum Owner {
     Agent(String),
 }
 
-/// The owner, and the file's path where the route has one.
-pub(crate) struct Place {
-    owner: Owner,
+/// Which of them a route is about.
+#[derive(Debug, Clone, Copy)]
+enum OwnerKind {
+    Run,
+    Session,
+    Agent,
+}
+
+/// The parameters of a route: the owner's name, and the file's path where the route has one.
+pub(crate) struct Names {
+    owner: String,
     path: String,
 }
 
-impl FromRequestParts<App> for Place {
+impl FromRequestParts<App> for Names {
     type Rejection = Problem;
 
     async fn from_request_parts(parts: &mut Parts, _: &App) -> Result<Self, Problem> {
@@ -117,18 +127,29 @@ impl FromRequestParts<App> for Place {
         let given = Path::<Vec<(String, String)>>::from_request_parts(parts, &()).await;
         let Path(given) = given.map_err(|_| unknown())?;
         let mut given = given.into_iter().map(|(_, value)| value);
-        let name = given.next().ok_or_else(unknown)?;
+        let owner = given.next().ok_or_else(unknown)?;
         let path = given.next().unwrap_or_default();
-        if name.contains('\0') || path.contains('\0') {
+        if owner.contains('\0') || path.contains('\0') {
             return Err(unknown());
         }
-        let route = parts.uri.path();
-        let owner = match route.strip_prefix("/v1").unwrap_or(route).split('/').nth(1) {
-            Some("runs") => {
-                Owner::Run(Uuid::try_parse(&name).map_err(|_| Problem::not_found("run"))?)
+        Ok(Self { owner, path })
+    }
+}
+
+/// The owner, and the path of one of its files.
+struct Place {
+    owner: Owner,
+    path: String,
+}
+
+impl Place {
+    fn of(kind: OwnerKind, Names { owner, path }: Names) -> Result<Self, Problem> {
+        let owner = match kind {
+            OwnerKind::Run => {
+                Owner::Run(Uuid::try_parse(&owner).map_err(|_| Problem::not_found("run"))?)
             }
-            Some("sessions") => Owner::Session(name),
-            _ => Owner::Agent(name),
+            OwnerKind::Session => Owner::Session(owner),
+            OwnerKind::Agent => Owner::Agent(owner),
         };
         Ok(Self { owner, path })
     }
@@ -187,7 +208,7 @@ impl Owner {
 
 macro_rules! files_of {
     (
-        $list:ident $get:ident $put:ident $delete:ident,
+        $of:ident: $list:ident $get:ident $put:ident $delete:ident,
         $tag:literal, $route:literal, $file:literal, $id:literal: $kind:ty, $about:literal, $what:literal
     ) => {
         #[utoipa::path(
@@ -204,10 +225,10 @@ macro_rules! files_of {
         pub(crate) async fn $list(
             State(app): State<App>,
             caller: Scoped<FilesRead>,
-            place: Place,
+            names: Names,
             params: Params,
         ) -> Result<Json<Listing<FileView>>, Problem> {
-            list(&app, &caller, place, params).await
+            list(&app, &caller, Place::of(OwnerKind::$of, names)?, params).await
         }
 
         #[utoipa::path(
@@ -231,12 +252,12 @@ macro_rules! files_of {
         pub(crate) async fn $get(
             State(app): State<App>,
             caller: Scoped<FilesRead>,
-            place: Place,
+            names: Names,
             params: Params,
             headers: HeaderMap,
         ) -> Result<Response, Problem> {
             params.finish()?;
-            get(&app, &caller, place, &headers).await
+            get(&app, &caller, Place::of(OwnerKind::$of, names)?, &headers).await
         }
 
         #[utoipa::path(
@@ -260,12 +281,12 @@ macro_rules! files_of {
         pub(crate) async fn $put(
             State(app): State<App>,
             caller: Scoped<FilesWrite>,
-            place: Place,
+            names: Names,
             params: Params,
             request: Request<Body>,
         ) -> Result<Response, Problem> {
             params.finish()?;
-            put(&app, &caller, place, request).await
+            put(&app, &caller, Place::of(OwnerKind::$of, names)?, request).await
         }
 
         #[utoipa::path(
@@ -282,26 +303,26 @@ macro_rules! files_of {
         pub(crate) async fn $delete(
             State(app): State<App>,
             caller: Scoped<FilesWrite>,
-            place: Place,
+            names: Names,
             params: Params,
             headers: HeaderMap,
         ) -> Result<StatusCode, Problem> {
             params.finish()?;
-            delete(&app, &caller, place, &headers).await
+            delete(&app, &caller, Place::of(OwnerKind::$of, names)?, &headers).await
         }
     };
 }
 
 files_of! {
-    list_run_files get_run_file put_run_file delete_run_file,
+    Run: list_run_files get_run_file put_run_file delete_run_file,
     "runs", "/runs/{id}/files", "/runs/{id}/files/{*path}", "id": Uuid, "The run's id.", "a run"
 }
 files_of! {
-    list_session_files get_session_file put_session_file delete_session_file,
+    Session: list_session_files get_session_file put_session_file delete_session_file,
     "sessions", "/sessions/{id}/files", "/sessions/{id}/files/{*path}", "id": String, "The session's id.", "a session"
 }
 files_of! {
-    list_agent_files get_agent_file put_agent_file delete_agent_file,
+    Agent: list_agent_files get_agent_file put_agent_file delete_agent_file,
     "agents", "/agents/{name}/files", "/agents/{name}/files/{*path}", "name": String, "The agent's name.", "an agent"
 }
 

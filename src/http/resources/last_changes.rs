@@ -1,17 +1,16 @@
 //! Which call of a run last changed a file, from the run's journal.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 use std::time::SystemTime;
 
 use uuid::Uuid;
 
+use super::journal;
 use crate::event::{ChangeKind, Event, RunEvent};
 use crate::http::edge::problem::Problem;
 use crate::http::state::App;
 use crate::tools::stored_files::ListedFile;
-
-/// How many events are read in one query.
-const CHUNK: u32 = 500;
 
 /// The last change of each path by the run's calls of `file_ops`.
 #[derive(Default)]
@@ -26,15 +25,14 @@ impl LastChanges {
         files: &[ListedFile],
     ) -> Result<Self, Problem> {
         let mut changes = Self::default();
-        let mut seen = 0;
-        while !files.is_empty() {
-            let events = app.store.events(tenant, run, seen, CHUNK).await?;
-            let Some(last) = events.last().map(|event| event.seq) else { break };
-            for event in events {
-                changes.take_in(event);
-            }
-            seen = last;
+        if files.is_empty() {
+            return Ok(changes);
         }
+        journal::read(app, tenant, run, |event| {
+            changes.take_in(event);
+            ControlFlow::Continue(())
+        })
+        .await?;
         Ok(changes)
     }
 

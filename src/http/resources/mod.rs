@@ -13,6 +13,7 @@ pub(super) mod files;
 pub(super) mod health;
 pub(super) mod invocation;
 pub(super) mod invoke;
+mod journal;
 pub(super) mod keys;
 mod last_changes;
 pub(super) mod page;

@@ -4,6 +4,7 @@
 //! blocks are shown only in the journal.
 
 use std::collections::HashMap;
+use std::ops::ControlFlow;
 
 use axum::Json;
 use axum::extract::State;
@@ -13,6 +14,7 @@ use serde_json::Value;
 use utoipa::ToSchema;
 use uuid::Uuid;
 
+use super::journal;
 use super::page::{Listing, PARTS, PartParams, by_number, next_offset};
 use super::redacted;
 use super::run_views::UsageView;
@@ -27,9 +29,6 @@ use crate::message::{AssistantMessage, Conversation, FinishReason, ToolResult, T
 use crate::run::Effect;
 use crate::runtime::{Runtime, Transcript, transcript};
 use crate::store::{IterationRecord, RunRecord, ToolCallRecord};
-
-/// How many events are read in one query.
-const JOURNAL_CHUNK: u32 = 1000;
 
 /// One model response.
 #[derive(Debug, Serialize, ToSchema)]
@@ -372,7 +371,7 @@ pub(crate) async fn list_iterations(
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
     let rows = app.store.iterations(&caller.tenant, id, &page).await?;
-    let mut events = iteration_events(&app.runtime, &journal(&app, &run).await?);
+    let mut events = iteration_events(&app.runtime, &whole_journal(&app, &run).await?);
     let iteration = |row: IterationRecord| {
         let IterationEvents { compactions, children } =
             events.remove(&(row.attempt, row.number)).unwrap_or_default();
@@ -420,7 +419,7 @@ pub(crate) async fn list_messages(
     let page = by_number(&mut params, PARTS)?;
     params.finish()?;
     let run = existing(&app, &caller.tenant, id).await?;
-    let journal = journal(&app, &run).await?;
+    let journal = whole_journal(&app, &run).await?;
     let listing = move || {
         let transcript = transcript(&journal).map_err(|e| Problem::internal(e.to_string()))?;
         Ok::<_, Problem>(Listing::of_all(all_messages(&transcript), &page))
@@ -428,17 +427,14 @@ pub(crate) async fn list_messages(
     Ok(Json(redacted::prepared(usize::MAX, listing).await??))
 }
 
-async fn journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {
-    let mut journal: Vec<Event> = Vec::new();
-    loop {
-        let after = journal.last().map_or(0, |event| event.seq);
-        let chunk = app.store.events(&run.tenant, run.id, after, JOURNAL_CHUNK).await?;
-        let last = chunk.len() < JOURNAL_CHUNK as usize;
-        journal.extend(chunk);
-        if last {
-            return Ok(journal);
-        }
-    }
+async fn whole_journal(app: &App, run: &RunRecord) -> Result<Vec<Event>, Problem> {
+    let mut events = Vec::new();
+    journal::read(app, &run.tenant, run.id, |event| {
+        events.push(event);
+        ControlFlow::Continue(())
+    })
+    .await?;
+    Ok(events)
 }
 
 #[cfg(test)]

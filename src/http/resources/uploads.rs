@@ -59,7 +59,7 @@ pub(super) async fn received<E: std::fmt::Display>(
     let mut file = tokio::fs::File::from_std(file.into_std());
     let (mut hash, mut size) = (Sha256::new(), 0);
     while let Some(chunk) = chunks.next().await {
-        let chunk = chunk.map_err(|error| incomplete(&error))?;
+        let chunk = chunk.map_err(|error| Problem::body_incomplete(&error))?;
         size += chunk.len() as u64;
         if size > max {
             let detail = format!("The file has more than {max} bytes.");
@@ -186,10 +186,6 @@ fn counted<'a, 'b>(
 
 fn malformed(error: &multer::Error) -> Problem {
     Problem::new(Code::MalformedJson, format!("The body is not multipart/form-data: {error}."))
-}
-
-fn incomplete(error: &dyn std::fmt::Display) -> Problem {
-    Problem::new(Code::MalformedJson, format!("The body is incomplete: {error}."))
 }
 
 /// A body that is handed to the parser chunk by chunk. The parser takes all that there is before it

@@ -81,7 +81,9 @@ impl PriceTable {
     #[must_use]
     pub fn with_listed(mut self, provider: &str, kind: ProviderKind, base_url: &str) -> Self {
         for row in listed(kind, base_url) {
-            let price = price(row);
+            let Listed { input, cached_input, cache_write, output, .. } = *row;
+            let cache_write = cache_write.unwrap_or(input);
+            let price = Price::of_dollars(input, cached_input, cache_write, output);
             // The name itself, and the snapshots that are named after it and a day.
             for pattern in [row.model.to_owned(), format!("{}-20*", row.model)] {
                 let pattern = ModelPattern::parse(&format!("{provider}/{pattern}"));
@@ -89,21 +91,6 @@ impl PriceTable {
             }
         }
         self
-    }
-}
-
-fn price(row: &Listed) -> Price {
-    #[expect(
-        clippy::cast_possible_truncation,
-        clippy::cast_sign_loss,
-        reason = "the table is ours, from 0 to 1000"
-    )]
-    let micro = |dollars: f64| (dollars * 1e6).round() as u64;
-    Price {
-        input: micro(row.input),
-        cached_input: micro(row.cached_input),
-        cache_write: micro(row.cache_write.unwrap_or(row.input)),
-        output: micro(row.output),
     }
 }
 

@@ -129,6 +129,10 @@ pub enum RunEvent {
         #[schema(nullable = false)]
         limit: Option<LimitReached>,
     },
+    /// A try of a model call failed, and the model, or one that takes over, is asked again.
+    #[serde(rename = "model.retried")]
+    #[strum(serialize = "model.retried")]
+    ModelRetried(ModelRetried),
     /// The model has answered.
     #[serde(rename = "model.responded")]
     #[strum(serialize = "model.responded")]
@@ -321,6 +325,32 @@ pub struct ModelResponded {
     /// For the caller.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub warnings: Vec<String>,
+}
+
+/// A failed try of a model call that is not the last one.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, ToSchema)]
+pub struct ModelRetried {
+    /// The attempt, 1-based.
+    pub attempt: u32,
+    /// The iteration within the attempt, 1-based.
+    pub iteration: u32,
+    /// The provider that was asked.
+    pub provider: String,
+    /// The model that was asked, without the provider.
+    pub model: String,
+    /// What was wrong: `transient`, `rate_limited`, `quota_exhausted`, `not_found` or
+    /// `context_length`.
+    pub reason: String,
+    /// HTTP status, if there was an answer.
+    pub status: Option<u16>,
+    /// The provider's message.
+    pub message: String,
+    /// Milliseconds until the next try.
+    pub wait_ms: u64,
+    /// The model that takes over, as `provider/model`, if another one is asked next.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    #[schema(nullable = false)]
+    pub fallback: Option<String>,
 }
 
 /// An answer without a valid decision.
@@ -600,14 +630,17 @@ impl RunEvent {
         Self::ended(Outcome::failed(reason, message, Value::Null, String::new()), 0)
     }
 
-    /// The terminal event of a run that is cancelled outside the loop, in the given phase.
+    /// The terminal event of a run that is cancelled outside the loop, in the given phase of an
+    /// attempt's iteration.
     pub fn cancelled(
         phase: &str,
+        (attempt, iteration): (u32, u32),
         reason: Option<&str>,
         raw_response: String,
         latency_ms: u64,
     ) -> Self {
-        let mut context = serde_json::json!({ "phase": phase });
+        let mut context =
+            serde_json::json!({"phase": phase, "attempt": attempt, "iteration": iteration});
         if let Some(reason) = reason {
             context["reason"] = reason.into();
         }
@@ -628,6 +661,7 @@ impl RunEvent {
             | Self::RunResumed { .. }
             | Self::AttemptStarted { .. }
             | Self::IterationStarted { .. }
+            | Self::ModelRetried(_)
             | Self::ModelResponded(_)
             | Self::ToolCallStarted(_)
             | Self::ToolCallCompleted(_)

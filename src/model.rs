@@ -64,6 +64,16 @@ pub enum ThinkingStyle {
     Switch,
 }
 
+/// Whether a model accepts `top_p`.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
+#[serde(rename_all = "snake_case")]
+pub enum TopP {
+    No,
+    /// Unless a temperature is set, too.
+    WithoutTemperature,
+    Yes,
+}
+
 /// The request field that limits the output.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(rename_all = "snake_case")]
@@ -98,6 +108,18 @@ pub struct CapabilityOverrides {
     pub output_cap: Option<OutputCap>,
     /// Whether a temperature may be set.
     pub temperature: Option<bool>,
+    /// Whether `top_p` may be set.
+    #[serde(deserialize_with = "top_p")]
+    #[schemars(with = "Option<TopPOrSwitch>")]
+    pub top_p: Option<TopP>,
+    /// Whether texts may be given that end an answer.
+    pub stop: Option<bool>,
+    /// Whether a seed may be set.
+    pub seed: Option<bool>,
+    /// Whether a presence and a frequency penalty may be set.
+    pub penalties: Option<bool>,
+    /// Whether an answer can be constrained to JSON of any form.
+    pub json_mode: Option<bool>,
     /// How thinking is requested.
     pub thinking: Option<ThinkingStyle>,
 }
@@ -121,6 +143,22 @@ fn forced<'de, D: Deserializer<'de>>(
         ForcedOrSwitch::Switch(false) => ForcedToolChoice::No,
         ForcedOrSwitch::Switch(true) => ForcedToolChoice::Yes,
         ForcedOrSwitch::Word(word) => word,
+    }))
+}
+
+/// `true`, `false` or a word.
+#[derive(Deserialize, JsonSchema)]
+#[serde(untagged)]
+enum TopPOrSwitch {
+    Switch(bool),
+    Word(TopP),
+}
+
+fn top_p<'de, D: Deserializer<'de>>(deserializer: D) -> Result<Option<TopP>, D::Error> {
+    Ok(Some(match TopPOrSwitch::deserialize(deserializer)? {
+        TopPOrSwitch::Switch(false) => TopP::No,
+        TopPOrSwitch::Switch(true) => TopP::Yes,
+        TopPOrSwitch::Word(word) => word,
     }))
 }
 

@@ -11,6 +11,7 @@ mod labels;
 mod money;
 mod period;
 mod policies;
+mod sampling;
 mod trace;
 
 use std::collections::BTreeSet;
@@ -34,6 +35,7 @@ pub use period::Period;
 pub use policies::{
     ClientTool, OnInjection, OnLimit, OnSessionBusy, OnUnknownOutcome, StopAction, StopCondition,
 };
+pub use sampling::{Sampling, check_passed, named_option};
 pub use trace::{RunOrigin, SpanPlace, TraceContext, TraceSpan, is_traceparent};
 
 /// Single model call, or the loop.
@@ -236,7 +238,7 @@ pub enum Outcome {
     },
     /// By its caller, or with the run that started it.
     Cancelled {
-        /// Code `EXECUTION_CANCELLED`, context `{phase, reason?}`.
+        /// Code `EXECUTION_CANCELLED`, context `{phase, attempt, iteration, reason?}`.
         error: RunError,
         /// The model's last text; empty if there is none.
         raw_response: String,

@@ -19,7 +19,7 @@ use crate::bounds::name;
 use crate::bounds::pattern::Author;
 use crate::bounds::schema::Schema;
 use crate::bounds::text::{has_blanks, quoted};
-use crate::run::{Delegation, ToolChoicePolicy, Usd};
+use crate::run::{Delegation, ToolChoicePolicy, Usd, check_passed};
 
 mod commands;
 mod contract;
@@ -75,6 +75,7 @@ pub(super) fn check(definition: &Definition) -> Check {
     commands::check(d)?;
     check_conditions(d)?;
     check_ranges(d)?;
+    check_options(d)?;
     check_workspace(&d.workspace)?;
     let paths = &d.governance.paths;
     for (key, globs) in [("read", &paths.read), ("write", &paths.write), ("deny", &paths.deny)] {
@@ -222,9 +223,16 @@ fn check_ranges(d: &Definition) -> Check {
     within("history.max_runs", d.history.max_runs, 0..=1_000)?;
     within("history.max_tokens", d.history.max_tokens, 0..=10_000_000)?;
     let recalled = d.memory.and_then(|memory| memory.recall).map_or(1, |recall| recall.top_k);
-    within("memory.recall.top_k", recalled, 1..=50)?;
-    within("sampling.temperature", d.sampling.temperature.unwrap_or(0.0), 0.0..=2.0)?;
-    within("sampling.max_output_tokens", d.sampling.max_output_tokens.unwrap_or(1), 1..=10_000_000)
+    within("memory.recall.top_k", recalled, 1..=50)
+}
+
+fn check_options(d: &Definition) -> Check {
+    let sampling = |(name, wrong)| DefinitionError::at(format!("sampling.{name}"), wrong);
+    d.sampling.check().map_err(sampling)?;
+    check_passed(&d.provider_options).map_err(|(name, wrong)| {
+        let key = format!("provider_options.{name}");
+        DefinitionError::at(key.trim_end_matches('.'), wrong)
+    })
 }
 
 fn check_conditions(d: &Definition) -> Check {

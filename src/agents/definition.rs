@@ -9,13 +9,13 @@ use std::sync::Arc;
 
 use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
-use serde_json::Value;
+use serde_json::{Map, Value};
 use utoipa::ToSchema;
 
 use crate::bounds::glob::means;
 use crate::run::{
     Autonomy, Budget, Delegation, FlowRule, Limits, OnInjection, OnLimit, OnSessionBusy, Period,
-    Thinking, ToolChoicePolicy,
+    Sampling, Thinking, ToolChoicePolicy,
 };
 
 mod commands;
@@ -90,6 +90,10 @@ pub struct Definition {
     /// Sampling.
     #[serde(default)]
     pub sampling: Sampling,
+    /// Passed on to the provider with every model call, by name: what this service does not know.
+    #[serde(default, skip_serializing_if = "Map::is_empty")]
+    #[schema(value_type = Object)]
+    pub provider_options: Map<String, Value>,
     /// Whether and how much the model thinks before it answers.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub thinking: Option<Thinking>,
@@ -249,21 +253,6 @@ impl Default for ReactSection {
     fn default() -> Self {
         Self { max_retries: 2, final_via_inference: false }
     }
-}
-
-/// Sampling parameters.
-#[derive(Debug, Clone, Copy, Default, PartialEq, Serialize, Deserialize, ToSchema, JsonSchema)]
-#[schema(as = AgentSampling)]
-#[serde(default, deny_unknown_fields)]
-pub struct Sampling {
-    /// 0 to 2.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 0.0, max = 2.0))]
-    pub temperature: Option<f64>,
-    /// Tokens.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    #[schemars(range(min = 1, max = 10_000_000))]
-    pub max_output_tokens: Option<u32>,
 }
 
 /// What tools may do.

@@ -60,7 +60,7 @@ pub(super) fn models(config: &Config, as_json: bool) -> anyhow::Result<()> {
 }
 
 /// The columns of the capability table, in the order of the JSON fields.
-const CAPABILITIES: [&str; 11] = [
+const CAPABILITIES: [&str; 16] = [
     "MODEL",
     "FORCED",
     "NAMED",
@@ -71,6 +71,11 @@ const CAPABILITIES: [&str; 11] = [
     "WINDOW",
     "OUTPUT CAP",
     "TEMPERATURE",
+    "TOP P",
+    "STOP",
+    "SEED",
+    "PENALTIES",
+    "JSON",
     "THINKING",
 ];
 

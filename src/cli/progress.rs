@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use serde_json::Value;
 
 use super::output::{escape_control, one_line, print_notice};
-use crate::event::{ContextCompacted, Event, ModelResponded, RunEvent, stored};
+use crate::event::{ContextCompacted, Event, ModelResponded, ModelRetried, RunEvent, stored};
 use crate::message::Usage;
 
 /// How often the status line is redrawn.
@@ -126,6 +126,7 @@ impl StatusLine {
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
             | RunEvent::AnswerBlank { .. }
+            | RunEvent::ModelRetried(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)
             | RunEvent::RunFailed(_)
@@ -172,6 +173,7 @@ pub(super) fn describe(event: &Event) -> Option<String> {
             format!("attempt {attempt}, iteration {iteration}")
         }
         RunEvent::ModelResponded(response) => answered(response),
+        RunEvent::ModelRetried(tried) => retried(tried),
         RunEvent::AnswerBlank { .. } => "  empty answer: the model is prompted again".to_owned(),
         RunEvent::ToolChoiceUnmet { prompt, warning: why, .. } => match (prompt, why) {
             (Some(_), _) => "  no tool call: the model is prompted again".to_owned(),
@@ -229,6 +231,16 @@ pub(super) fn describe(event: &Event) -> Option<String> {
         | RunEvent::OutputReflected { .. }
         | RunEvent::ConfirmationRequested { .. } => return None,
     })
+}
+
+fn retried(tried: &ModelRetried) -> String {
+    let (provider, model) = (escape_control(&tried.provider), escape_control(&tried.model));
+    let status = tried.status.map(|status| format!(" {status}")).unwrap_or_default();
+    let next = match &tried.fallback {
+        Some(fallback) => format!("{} takes over", escape_control(fallback)),
+        None => format!("again in {} ms", tried.wait_ms),
+    };
+    format!("  {provider}/{model} failed ({}{status}): {next}", tried.reason)
 }
 
 fn answered(response: &ModelResponded) -> String {

@@ -36,6 +36,7 @@ impl Driver for React {
         ModelRequest {
             conversation: rewritten,
             output_schema: output_schema(&base, ask).filter(|_| ask.answer_only),
+            json_mode: may_only_write_json(&base, ask),
             tools: &[],
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: None,
@@ -146,6 +147,12 @@ impl Undecided {
 /// The tools that a decision can call: all but the output tool.
 fn callable<'a>(base: &ModelRequest<'a>, ask: &Ask<'_>) -> impl Iterator<Item = &'a ToolOffer> {
     base.tools.iter().filter(move |tool| ask.final_output() != Some(tool.name.as_str()))
+}
+
+/// Whether whatever the model may write now is one JSON text: a decision, or an output. The rest of
+/// a truncated one is none.
+fn may_only_write_json(base: &ModelRequest<'_>, ask: &Ask<'_>) -> bool {
+    ask.unfinished.is_none() && (!ask.answer_only || output_schema(base, ask).is_some())
 }
 
 /// The schema of the final answer, if the contract has one.

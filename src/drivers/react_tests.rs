@@ -58,6 +58,8 @@ impl Agent {
             prompt_caching: false,
             deltas: Deltas::default(),
             output_schema: None,
+            json_mode: false,
+            options: crate::providers::Options::default(),
             inputs: &Value::Null,
             step: 1,
             trace: None,

@@ -23,7 +23,7 @@ use crate::providers::prices::Price;
 use crate::providers::router::Router;
 use crate::providers::{ToolOffer, WireNames, estimate};
 use crate::run::{
-    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Thinking,
+    Budget, ClientTool, Delegation, Limits, OnLimit, Overrides, RunKind, Sampling, Thinking,
     ToolChoicePolicy, Usd,
 };
 use crate::tools::executor::Executor;
@@ -111,10 +111,8 @@ pub struct Plan {
     pub agent: Arc<Agent>,
     /// The model, as `provider/model`, then those that may take over.
     pub models: Vec<String>,
-    /// 0..=2.
-    pub temperature: Option<f64>,
-    /// Tokens.
-    pub max_output_tokens: Option<u32>,
+    /// How the models choose their words.
+    pub sampling: Sampling,
     /// Whether and how much the model thinks.
     pub thinking: Option<Thinking>,
     /// Passed through.
@@ -221,8 +219,7 @@ impl Plan {
                 overrides.model.as_ref().unwrap_or(&definition.model),
                 &definition.fallback_models,
             ),
-            temperature: temperature(overrides)?.or(definition.sampling.temperature),
-            max_output_tokens: definition.sampling.max_output_tokens,
+            sampling: sampling(&definition.sampling, overrides)?,
             thinking: definition.thinking,
             parallel_tool_calls,
             longest_call_seconds: overrides.tool_call_timeout_seconds,
@@ -291,15 +288,21 @@ impl Plan {
     pub fn check_models(&self, router: &Router) -> Result<(), PlanError> {
         let demands = Requirements {
             models: &self.models,
+            sampling: &self.sampling,
             thinking: self.thinking,
             tool_choice: &self.rules.tool_choice,
             // Decisions are held to it by the driver, whatever the models can do.
             strict_tool_choice: self.rules.strict_tool_choice && self.rules.react.is_none(),
             needs_price: requirements::needs_price(&self.rules.budget),
         };
-        requirements::check(demands, router).map_err(|unsupported| match unsupported.setting {
+        requirements::check(demands, router).map_err(|unsupported| match &*unsupported.setting {
             "max_cost_usd" => refused("/budget/max_cost_usd", unsupported.reason),
             "strict_tool_choice" => refused("/strict_tool_choice", unsupported.reason),
+            "sampling.top_p"
+                if self.sampling.temperature != self.agent.definition.sampling.temperature =>
+            {
+                refused("/temperature", unsupported.reason)
+            }
             _ => refused("/model", unsupported.reason),
         })
     }
@@ -509,13 +512,12 @@ fn models(first: &str, fallbacks: &[String]) -> Vec<String> {
     std::iter::once(first.to_owned()).chain(others.cloned()).collect()
 }
 
-fn temperature(overrides: &Overrides) -> Result<Option<f64>, PlanError> {
-    match overrides.temperature {
-        Some(t) if !(0.0..=2.0).contains(&t) => {
-            Err(refused("/temperature", "temperature must be between 0 and 2"))
-        }
-        other => Ok(other),
+fn sampling(defined: &Sampling, overrides: &Overrides) -> Result<Sampling, PlanError> {
+    let temperature = overrides.temperature.or(defined.temperature);
+    if temperature.is_some_and(|t| !(0.0..=2.0).contains(&t)) {
+        return Err(refused("/temperature", "temperature must be between 0 and 2"));
     }
+    Ok(Sampling { temperature, ..defined.clone() })
 }
 
 fn tool_choice(

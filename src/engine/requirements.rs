@@ -3,16 +3,20 @@
 //! Asked when a definition loads and when a request arrives; never of a run that has begun, which
 //! goes on with what there is. A demand that is a preference is not checked: it degrades.
 
+use std::borrow::Cow;
+
 use crate::agents::Definition;
 use crate::agents::definition::DriverKind;
 use crate::providers::router::Router;
-use crate::run::{Budget, Thinking, ToolChoicePolicy};
+use crate::run::{Budget, Sampling, Thinking, ToolChoicePolicy};
 
 /// What is demanded of models.
 #[derive(Debug, Clone, Copy)]
 pub struct Requirements<'a> {
     /// The model, and those that may take over.
     pub models: &'a [String],
+    /// How they choose their words.
+    pub sampling: &'a Sampling,
     /// Whether and how much they think.
     pub thinking: Option<Thinking>,
     /// When they must call a tool.
@@ -27,8 +31,9 @@ pub struct Requirements<'a> {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{setting}: {reason}")]
 pub struct Unsupported {
-    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd` or `stop_conditions`.
-    pub setting: &'static str,
+    /// `model`, `fallback_models`, `models`, `strict_tool_choice`, `max_cost_usd`, `stop_conditions` or an
+    /// option of `sampling`.
+    pub setting: Cow<'static, str>,
     /// Its entry that it is about, where it is a list of models.
     pub index: Option<usize>,
     /// A clause for a person.
@@ -38,7 +43,7 @@ pub struct Unsupported {
 impl Unsupported {
     /// The key of a definition that it is about.
     pub fn key(&self) -> String {
-        let setting = self.setting;
+        let setting = &*self.setting;
         match (setting, self.index) {
             ("max_cost_usd" | "stop_conditions", _) => format!("governance.budget.{setting}"),
             (_, Some(index)) => format!("{setting}[{index}]"),
@@ -60,13 +65,14 @@ pub fn check_definition(definition: &Definition, router: &Router) -> Result<(), 
         if of_one_provider(glob)
             && let Err(unknown) = router.resolve(glob)
         {
-            let (setting, reason) = ("models", unknown.to_string());
+            let (setting, reason) = ("models".into(), unknown.to_string());
             return Err(Unsupported { setting, index: Some(index), reason });
         }
     }
     check(
         Requirements {
             models: &models,
+            sampling: &definition.sampling,
             thinking: definition.thinking,
             tool_choice: &definition.tool_choice,
             strict_tool_choice: definition.strict_tool_choice
@@ -102,7 +108,7 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
         let setting = if place == 0 { "model" } else { "fallback_models" };
         let index = place.checked_sub(1);
         let route = router.resolve(model).map_err(|unknown| Unsupported {
-            setting,
+            setting: setting.into(),
             index,
             reason: unknown.to_string(),
         })?;
@@ -117,13 +123,19 @@ pub fn check(requirements: Requirements<'_>, router: &Router) -> Result<(), Unsu
             };
             let reason =
                 format!("{model} cannot be made to call a tool{so}; see `toolloop models`");
-            return Err(Unsupported { setting: "strict_tool_choice", index: None, reason });
+            return Err(Unsupported { setting: "strict_tool_choice".into(), index: None, reason });
+        }
+        let refused = route.capabilities.refuses(requirements.sampling, requirements.thinking);
+        if let Some((option, why)) = refused {
+            let setting = format!("sampling.{option}").into();
+            let reason = format!("{model} {why}; see `toolloop models`");
+            return Err(Unsupported { setting, index: None, reason });
         }
         if let Some(setting) = requirements.needs_price.filter(|_| route.price.is_none()) {
             let reason = format!(
                 "{model} has no price, so a budget in dollars cannot be kept; add [prices.\"{model}\"]"
             );
-            return Err(Unsupported { setting, index: None, reason });
+            return Err(Unsupported { setting: setting.into(), index: None, reason });
         }
     }
     Ok(())
@@ -179,13 +191,16 @@ mod tests {
                 budget.map(|tokens| Thinking { budget_tokens: Some(tokens), effort: None });
             let requirements = Requirements {
                 models: &names,
+                sampling: &Sampling::default(),
                 thinking,
                 tool_choice,
                 strict_tool_choice,
                 needs_price: None,
             };
-            let found = check(requirements, &router).err().map(|unsupported| unsupported.setting);
-            assert_eq!(found, expected, "{models} {tool_choice:?} {budget:?}");
+            let found = check(requirements, &router)
+                .err()
+                .map(|unsupported| unsupported.setting.into_owned());
+            assert_eq!(found.as_deref(), expected, "{models} {tool_choice:?} {budget:?}");
         }
         for (models, expected) in [
             ("gpt/x", None),
@@ -196,14 +211,15 @@ mod tests {
             let needs_price = Some("max_cost_usd");
             let requirements = Requirements {
                 models: &names,
+                sampling: &Sampling::default(),
                 thinking: None,
                 tool_choice: &auto,
                 strict_tool_choice: false,
                 needs_price,
             };
             assert_eq!(
-                check(requirements, &router).err().map(|unsupported| unsupported.setting),
-                expected,
+                check(requirements, &router).err().map(|unsupported| unsupported.key()),
+                expected.map(|setting| format!("governance.budget.{setting}")),
                 "{models}"
             );
         }

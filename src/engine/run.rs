@@ -5,6 +5,7 @@
 //! overlaps the commit of what came before it; its answer is used when all but the newest entry is
 //! durable, so that a crash repeats two model calls at the most.
 
+mod asking;
 mod calls;
 mod compact;
 mod sharing;
@@ -20,26 +21,19 @@ use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use uuid::Uuid;
 
-use self::sharing::ModelCall;
 use super::budget::SharedBudget;
-use super::context::Compaction;
 use super::handlers::Handlers;
 use super::journal::{AppendFailed, Entry, Journal};
 use super::plan::Plan;
-use super::state::{FoldError, ModelFault, Proposal, State, Step};
+use super::state::{FoldError, Proposal, State, Step};
 use super::{reflection, validation};
 use crate::agents::prompt::{Background, Opening};
 use crate::clock;
-use crate::drivers::{Ask, Driver, Place};
-use crate::event::{
-    AuditRecord, Event, LabelCause, LabelsChanged, ModelDelta, ModelResponded, Piece, RunEvent,
-};
-use crate::message::{Conversation, Turn};
-use crate::providers::router::{Answer, ModelFailure, Router};
-use crate::providers::{
-    Capabilities, Delta, Deltas, FailureKind, ModelRequest, ToolChoice, WireNames,
-};
-use crate::run::{RunStatus, SpanPlace, TerminationReason, TraceContext};
+use crate::drivers::Driver;
+use crate::event::{AuditRecord, Event, LabelCause, LabelsChanged, ModelDelta, RunEvent};
+use crate::message::Turn;
+use crate::providers::router::Router;
+use crate::run::{RunStatus, TraceContext};
 use crate::tools::Listener;
 use crate::tools::executor::{Executor, RunScope};
 use crate::tools::lease::{Lease, Standing};
@@ -364,172 +358,6 @@ impl Run {
         };
         let events = self.state.judged(proposal, errors, clock::now());
         Ok(self.record_all(events)?)
-    }
-
-    /// Calls the model, if the budget that the run shares allows it.
-    async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
-        self.hand_over();
-        match self.reserve_model_call(self.output_cap(), false).await? {
-            ModelCall::Granted(cap) => self.ask_model(choice, cap).await?,
-            ModelCall::Refused(events) => return Ok(self.record_all(events)?),
-        }
-        self.settle().await
-    }
-
-    async fn ask_model(
-        &mut self,
-        choice: ToolChoice,
-        output_cap: Option<u32>,
-    ) -> Result<(), Stopped> {
-        let deadline = self.state.deadline().map(instant_of);
-        let plan = Arc::clone(&self.plan);
-        let inputs = Arc::clone(&self.inputs);
-        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
-        let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
-            let names = &plan.names;
-            move |delta| pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) })
-        });
-        let chat = SpanPlace::Chat { attempt, iteration };
-        let base = ModelRequest {
-            model: "",
-            capabilities: &Capabilities::OPENAI, // the router knows better
-            conversation: self.state.conversation(),
-            tools: &plan.offers,
-            names: &plan.names,
-            tool_choice: ToolChoice::Auto,
-            parallel_tool_calls: plan.parallel_tool_calls,
-            temperature: plan.temperature,
-            max_output_tokens: output_cap,
-            thinking: plan.thinking,
-            prompt_caching: plan.agent.definition.prompt_caching,
-            deltas: Deltas(follower.as_ref().map(|follower| follower as _)),
-            output_schema: plan.single_shot_schema(),
-            inputs: &inputs,
-            step: self.state.model_step(),
-            trace: Some(self.trace.span(chat)),
-        };
-        let ask = Ask {
-            place: Place { run_id: self.scope.run_id, attempt, iteration },
-            choice,
-            output_tool: plan.output_tool(),
-            submit_tool: plan.submit_tool(),
-            answer_only: self.state.is_answer_only(),
-            unfinished: self.state.unfinished(),
-        };
-        let mut retold = Conversation::default();
-        let request = self.driver.request(base.clone(), &ask, &mut retold);
-        let answer = tokio::select! {
-            biased;
-            () = self.control.token.cancelled() => None,
-            () = until(deadline) => None,
-            answer = complete(&self.router, &plan.models, &self.state, &request, deadline) => Some(answer),
-        };
-        let happened = match answer {
-            None => Vec::new(),
-            Some(Ok(answer)) => self.responded(answer, &base, &ask),
-            Some(Err(failure)) => {
-                let recovery = recovery(&self.state, &failure);
-                let fault = fault(failure);
-                match recovery {
-                    Some(compaction) => return self.compact(compaction, Some(&fault)).await,
-                    None => self.state.model_failed(&fault, clock::now()),
-                }
-            }
-        };
-        // Those who follow get the pieces behind all that came before them.
-        self.journal.settle_but(if follower.is_some() { 0 } else { MAY_LAG }).await?;
-        Ok(self.record_all(happened)?)
-    }
-
-    /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
-    fn output_cap(&self) -> Option<u32> {
-        let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
-        self.plan.max_output_tokens.into_iter().chain(left).min()
-    }
-
-    /// What the model said, and what is wrong with it where it decided nothing. Both are handed
-    /// over together.
-    fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
-        let Place { attempt, iteration, .. } = ask.place;
-        let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
-        let finish_reason = answer.completion.finish_reason;
-        let reading = self.driver.parse(answer.completion, base, ask, &check);
-        let responded = RunEvent::ModelResponded(ModelResponded {
-            attempt,
-            iteration,
-            message: reading.message,
-            finish_reason,
-            usage: self.state.charged(answer.usage),
-            provider: answer.provider,
-            model: answer.model,
-            latency_ms: answer.latency_ms,
-            retries: answer.retries,
-            fallback: answer.fallback,
-            repeated: self.state.repeats_model_call(),
-            warnings: answer.warnings,
-        });
-        std::iter::once(responded)
-            .chain(reading.undecided.map(|why| self.state.decision_failed(&why)))
-            .collect()
-    }
-}
-
-/// Asks the models in turn. One that the conversation does not fit, and cannot be made to fit, is a
-/// reason to ask the next.
-async fn complete(
-    router: &Router,
-    models: &[String],
-    state: &State,
-    request: &ModelRequest<'_>,
-    deadline: Option<Instant>,
-) -> Result<Answer, ModelFailure> {
-    let (mut place, mut failed) = (state.model_place(models), 0);
-    loop {
-        let request = ModelRequest { step: request.step + failed, ..request.clone() };
-        match router.complete(models, place, &request, deadline).await {
-            Ok(answer) => return Ok(Answer { retries: answer.retries + failed, ..answer }),
-            Err(failure) => {
-                failed += failure.attempts;
-                place = failure.place + 1;
-                let does_not_fit = failure.error.kind == FailureKind::ContextLength;
-                if !does_not_fit || place >= models.len() || recovery(state, &failure).is_some() {
-                    return Err(ModelFailure { attempts: failed, ..failure });
-                }
-            }
-        }
-    }
-}
-
-fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {
-    let does_not_fit = failure.error.kind == FailureKind::ContextLength;
-    does_not_fit.then(|| state.recovery(failure.place, failure.attempts)).flatten()
-}
-
-fn piece(delta: Delta, names: &WireNames) -> Piece {
-    match delta {
-        Delta::Text(text) => Piece::Text(text),
-        Delta::Thinking(text) => Piece::Thinking(text),
-        Delta::ToolCall { index, wire_name, arguments } => {
-            Piece::ToolCall { index, name: wire_name.map(|name| names.to_ours(&name)), arguments }
-        }
-        Delta::Restarted => Piece::Restarted(true),
-    }
-}
-
-fn fault(failure: ModelFailure) -> ModelFault {
-    let reason = match failure.error.kind {
-        FailureKind::ContextLength => TerminationReason::ContextOverflow,
-        FailureKind::ContentFilter => TerminationReason::ModelRefused,
-        _ => TerminationReason::ModelError,
-    };
-    let error = failure.error;
-    ModelFault {
-        reason,
-        provider: failure.provider,
-        status: error.status,
-        code: error.code,
-        message: error.message,
-        attempts: failure.attempts,
     }
 }
 

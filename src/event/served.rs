@@ -70,6 +70,7 @@ impl Event {
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
             | RunEvent::AnswerBlank { .. }
+            | RunEvent::ModelRetried(_)
             | RunEvent::RunCancelRequested { .. } => {}
         }
         Ok(event)

@@ -42,6 +42,7 @@ impl Totals {
             RunEvent::ToolCallBlocked(_) => self.tool_calls_made += 1,
             RunEvent::RunQueued {}
             | RunEvent::AnswerBlank { .. }
+            | RunEvent::ModelRetried(_)
             | RunEvent::SessionLoaded { .. }
             | RunEvent::SkillActivated(_)
             | RunEvent::RunResumed { .. }

@@ -12,8 +12,10 @@
 use serde::Serialize;
 
 use crate::bounds::glob::Glob;
-use crate::model::{CapabilityOverrides, ForcedToolChoice, OutputCap, ProviderKind, ThinkingStyle};
-use crate::run::Thinking;
+use crate::model::{
+    CapabilityOverrides, ForcedToolChoice, OutputCap, ProviderKind, ThinkingStyle, TopP,
+};
+use crate::run::{Sampling, Thinking};
 
 /// What a model supports.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -37,6 +39,14 @@ pub struct Capabilities {
     pub output_cap: OutputCap,
     /// Whether a temperature may be set while the model does not think.
     pub temperature: bool,
+    pub top_p: TopP,
+    /// Whether texts may be given that end an answer.
+    pub stop: bool,
+    pub seed: bool,
+    /// Whether a presence and a frequency penalty may be set.
+    pub penalties: bool,
+    /// Whether an answer can be constrained to JSON of any form.
+    pub json_mode: bool,
     pub thinking: ThinkingStyle,
 }
 
@@ -52,6 +62,11 @@ impl Capabilities {
         context_window: None,
         output_cap: OutputCap::MaxCompletionTokens,
         temperature: true,
+        top_p: TopP::Yes,
+        stop: true,
+        seed: true,
+        penalties: true,
+        json_mode: true,
         thinking: ThinkingStyle::Effort,
     };
     /// OpenAI's models without reasoning.
@@ -65,6 +80,9 @@ impl Capabilities {
     const REASONING: Self = Self {
         context_window: Some(400_000),
         temperature: false,
+        top_p: TopP::No,
+        stop: false,
+        penalties: false,
         thinking: ThinkingStyle::Effort,
         ..Self::GPT
     };
@@ -79,6 +97,11 @@ impl Capabilities {
         context_window: Some(200_000),
         output_cap: OutputCap::MaxTokens,
         temperature: true,
+        top_p: TopP::WithoutTemperature,
+        stop: true,
+        seed: false,
+        penalties: false,
+        json_mode: false,
         thinking: ThinkingStyle::Budget,
     };
     /// Claude models with adaptive thinking; they accept no sampling parameters.
@@ -87,6 +110,7 @@ impl Capabilities {
         structured_output: true,
         context_window: Some(1_000_000),
         temperature: false,
+        top_p: TopP::No,
         thinking: ThinkingStyle::Adaptive,
         ..Self::ANTHROPIC
     };
@@ -101,6 +125,11 @@ impl Capabilities {
         context_window: Some(16_384),
         output_cap: OutputCap::MaxTokens,
         temperature: true,
+        top_p: TopP::Yes,
+        stop: true,
+        seed: true,
+        penalties: true,
+        json_mode: true,
         thinking: ThinkingStyle::Switch,
     };
     pub const SCRIPTED: Self = Self { strict_schemas: true, prompt_caching: true, ..Self::OPENAI };
@@ -116,8 +145,39 @@ impl Capabilities {
             context_window: row.context_window.or(self.context_window),
             output_cap: row.output_cap.unwrap_or(self.output_cap),
             temperature: row.temperature.unwrap_or(self.temperature),
+            top_p: row.top_p.unwrap_or(self.top_p),
+            stop: row.stop.unwrap_or(self.stop),
+            seed: row.seed.unwrap_or(self.seed),
+            penalties: row.penalties.unwrap_or(self.penalties),
+            json_mode: row.json_mode.unwrap_or(self.json_mode),
             thinking: row.thinking.unwrap_or(self.thinking),
         }
+    }
+
+    /// The first option that is set and that the model does not take, with what is wrong with it.
+    pub fn refuses(
+        &self,
+        sampling: &Sampling,
+        thinking: Option<Thinking>,
+    ) -> Option<(&'static str, &'static str)> {
+        const LEAST_TOP_P: f64 = 0.95;
+        let thinks = thinking.is_some() && self.thinking != ThinkingStyle::None;
+        let has = |option: &str| match option {
+            "top_p" => self.top_p != TopP::No,
+            "stop" => self.stop,
+            "seed" => self.seed,
+            "presence_penalty" | "frequency_penalty" => self.penalties,
+            _ => true, // a temperature is a preference
+        };
+        if let Some(option) = sampling.set().find(|option| !has(option)) {
+            return Some((option, "does not take it"));
+        }
+        let top_p = sampling.top_p.filter(|_| self.top_p == TopP::WithoutTemperature)?;
+        if sampling.temperature.is_some() {
+            return Some(("top_p", "takes either a temperature or top_p"));
+        }
+        (thinks && top_p < LEAST_TOP_P)
+            .then_some(("top_p", "takes no top_p below 0.95 while it thinks"))
     }
 
     /// Whether a call can be required of a model with this thinking.
@@ -141,13 +201,21 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
     const REASONING: Capabilities = Capabilities::REASONING;
     const ADAPTIVE: Capabilities = Capabilities::ADAPTIVE;
     const ANTHROPIC: Capabilities = Capabilities::ANTHROPIC;
-    const EITHER: Capabilities =
-        Capabilities { temperature: true, thinking: ThinkingStyle::BudgetOrAdaptive, ..ADAPTIVE };
+    const EITHER: Capabilities = Capabilities {
+        temperature: true,
+        top_p: TopP::WithoutTemperature,
+        thinking: ThinkingStyle::BudgetOrAdaptive,
+        ..ADAPTIVE
+    };
     const UNFORCED: Capabilities =
         Capabilities { forced_tool_choice: ForcedToolChoice::No, ..ADAPTIVE };
     const PLAIN: Capabilities = Capabilities { thinking: ThinkingStyle::None, ..ANTHROPIC };
     const WITH_STRICT: Capabilities =
         Capabilities { strict_schemas: true, structured_output: true, ..ANTHROPIC };
+    /// Responses has neither stops nor a seed nor penalties.
+    const fn responses(row: Capabilities) -> Capabilities {
+        Capabilities { stop: false, seed: false, penalties: false, ..row }
+    }
     /// The o series rejects a parallel switch.
     const O_SERIES: Capabilities =
         Capabilities { parallel_switch: false, context_window: Some(200_000), ..REASONING };
@@ -177,12 +245,16 @@ const SHIPPED: &[(ProviderKind, &str, Capabilities)] = {
         (Openai, "gpt-5*", REASONING),
         (Openai, "o[134]*", O_SERIES),
         (Openai, "*", Capabilities::OPENAI),
-        (OpenaiResponses, "gpt-4.1*", Capabilities { context_window: Some(1_047_576), ..GPT }),
-        (OpenaiResponses, "gpt-4o*", GPT),
-        (OpenaiResponses, "gpt-5*", REASONING),
-        (OpenaiResponses, "codex-*", REASONING),
-        (OpenaiResponses, "o[134]*", O_SERIES),
-        (OpenaiResponses, "*", Capabilities::OPENAI),
+        (
+            OpenaiResponses,
+            "gpt-4.1*",
+            responses(Capabilities { context_window: Some(1_047_576), ..GPT }),
+        ),
+        (OpenaiResponses, "gpt-4o*", responses(GPT)),
+        (OpenaiResponses, "gpt-5*", responses(REASONING)),
+        (OpenaiResponses, "codex-*", responses(REASONING)),
+        (OpenaiResponses, "o[134]*", responses(O_SERIES)),
+        (OpenaiResponses, "*", responses(Capabilities::OPENAI)),
         (Anthropic, "claude-fable-*", UNFORCED),
         (Anthropic, "claude-mythos-*", UNFORCED),
         (Anthropic, "claude-opus-4-[78]*", ADAPTIVE),

@@ -78,7 +78,11 @@ pub(super) fn read_body(body: &[u8]) -> Reported {
     };
     let error = value.get("error").filter(|e| !e.is_null()).unwrap_or(&value);
     let code = error.get("code");
-    let message = error.as_str().or_else(|| error.get("message")?.as_str()).map(str::to_owned);
+    let message = error.as_str().or_else(|| error.get("message")?.as_str());
+    let message = message.map(|message| match error.get("param").and_then(Value::as_str) {
+        Some(param) if !message.contains(param) => format!("{message} ({param})"),
+        _ => message.to_owned(),
+    });
     Reported {
         code: code
             .and_then(Value::as_str)
@@ -284,6 +288,8 @@ mod tests {
         let table = [
             (r#"{"error":{"message":"m","code":"c","type":"t"}}"#, "m", Some("c"), None),
             (r#"{"error":{"message":"m","code":null,"type":"t"}}"#, "m", Some("t"), None),
+            (r#"{"error":{"message":"m","param":"seed","type":"t"}}"#, "m (seed)", Some("t"), None),
+            (r#"{"error":{"message":"'seed'!","param":"seed"}}"#, "'seed'!", None, None),
             (r#"{"error":{"message":"m","code":502}}"#, "m", None, Some(502)),
             (r#"{"error":"model 'x' not found"}"#, "model 'x' not found", None, None),
             (

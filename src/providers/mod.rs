@@ -13,6 +13,7 @@ mod failure;
 pub mod names;
 pub mod ollama;
 pub mod openai;
+mod passed;
 pub mod prices;
 mod received;
 pub mod responses;
@@ -25,14 +26,15 @@ use std::fmt;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use serde_json::Value;
+use serde_json::{Map, Value};
 
 use crate::message::{Conversation, FinishReason, OpaqueBlocks, Usage};
-use crate::run::{Thinking, TraceSpan};
+use crate::run::{Sampling, Thinking, TraceSpan};
 use strum::IntoStaticStr;
 
 pub use capabilities::Capabilities;
 pub use names::WireNames;
+pub use passed::Passed;
 
 /// A tool that is offered to a model.
 #[derive(Debug, Clone, PartialEq)]
@@ -57,6 +59,36 @@ pub enum ToolChoice {
     Tool(String),
 }
 
+/// What not every model has, and what is passed on by name. The provider's defaults if absent.
+#[derive(Debug, Clone, Copy, Default)]
+pub struct Options<'a> {
+    pub top_p: Option<f64>,
+    /// Texts that end the answer.
+    pub stop: &'a [String],
+    pub seed: Option<i64>,
+    pub presence_penalty: Option<f64>,
+    pub frequency_penalty: Option<f64>,
+    pub passed: Passed<'a>,
+}
+
+impl<'a> Options<'a> {
+    pub fn new(sampling: &'a Sampling, passed: &'a Map<String, Value>) -> Self {
+        Self {
+            top_p: sampling.top_p,
+            stop: sampling.stops(),
+            seed: sampling.seed,
+            presence_penalty: sampling.presence_penalty,
+            frequency_penalty: sampling.frequency_penalty,
+            passed: Passed::new(passed),
+        }
+    }
+
+    /// The texts that end the answer, if there are any.
+    fn stops(self) -> Option<&'a [String]> {
+        Some(self.stop).filter(|stop| !stop.is_empty())
+    }
+}
+
 /// One model call.
 #[derive(Debug, Clone)]
 pub struct ModelRequest<'a> {
@@ -73,6 +105,7 @@ pub struct ModelRequest<'a> {
     pub parallel_tool_calls: Option<bool>,
     /// 0..=2; the provider's default if absent.
     pub temperature: Option<f64>,
+    pub options: Options<'a>,
     /// In tokens; the provider's default if absent.
     pub max_output_tokens: Option<u32>,
     /// Ignored if the model cannot think.
@@ -84,6 +117,8 @@ pub struct ModelRequest<'a> {
     pub deltas: Deltas<'a>,
     /// Structured output of a single-shot run, if the provider supports it.
     pub output_schema: Option<&'a Value>,
+    /// Whether the answer is JSON of any form; `output_schema` says more.
+    pub json_mode: bool,
     /// The run's inputs, for `scripted` only.
     pub inputs: &'a Value,
     /// 1-based number of this call within the run, failed tries included: the router increments it

@@ -199,100 +199,168 @@ impl Router {
         request: &ModelRequest<'_>,
         deadline: Option<Instant>,
     ) -> Result<Answer, ModelFailure> {
-        let mut call = CallState {
-            request,
-            deadline,
-            on_try: self.on_try.as_ref(),
-            started: Instant::now(),
-            failed: 0,
-        };
-        let mut place = first.min(models.len().saturating_sub(1));
+        let mut call = ModelCall::beginning(first);
         loop {
-            let model = models.get(place).map_or("", String::as_str);
-            let next = models.get(place + 1);
-            let error = match self.resolve(model) {
-                Ok(route) => match call.try_model(&route, next.is_none()).await {
-                    Ok(completion) => return Ok(route.answer(completion, &call, place > 0)),
-                    Err(error) => error,
-                },
-                Err(unknown) => unresolved(model, &unknown),
-            };
-            let Some(next) = next.filter(|_| may_fall_back(error.kind)) else {
-                let (provider, model) = model.split_once('/').unwrap_or(("", model));
-                let (provider, model) = (provider.to_owned(), model.to_owned());
-                return Err(ModelFailure { provider, model, place, attempts: call.failed, error });
-            };
-            tracing::warn!(run_id = call.run_id(), model, next, %error, "a fallback model takes over");
-            request.deltas.send(Delta::Restarted);
-            place += 1;
+            match self.try_once(models, &mut call, request, deadline).await? {
+                Tried::Answered(answer) => return Ok(*answer),
+                Tried::Again(again) => sleep(again.wait).await,
+            }
         }
     }
+
+    /// Makes one try of a model call. Whoever gets [`Tried::Again`] waits, and calls this again.
+    ///
+    /// # Errors
+    /// As of [`Router::complete`].
+    pub async fn try_once(
+        &self,
+        models: &[String],
+        call: &mut ModelCall,
+        request: &ModelRequest<'_>,
+        deadline: Option<Instant>,
+    ) -> Result<Tried, ModelFailure> {
+        let place = call.place.min(models.len().saturating_sub(1));
+        let model = models.get(place).map_or("", String::as_str);
+        let next = models.get(place + 1);
+        let on_try = self.on_try.as_ref();
+        let (error, wait) = match self.resolve(model) {
+            Ok(route) => {
+                let mut state = CallState { call, request, deadline, on_try };
+                match state.try_model(&route, next.is_none()).await {
+                    Ok(completion) => {
+                        let answer = route.answer(completion, request, call, place > 0);
+                        return Ok(Tried::Answered(Box::new(answer)));
+                    }
+                    Err(failed) => failed,
+                }
+            }
+            Err(unknown) => (unresolved(model, &unknown), None),
+        };
+        let run_id = run_id(request);
+        let fallback = next.filter(|_| wait.is_none() && may_fall_back(error.kind)).cloned();
+        let (provider, name) = model.split_once('/').unwrap_or(("", model));
+        let (provider, name) = (provider.to_owned(), name.to_owned());
+        match (wait, &fallback) {
+            (Some(wait), _) => {
+                tracing::warn!(run_id, model, %error, ?wait, "model call is repeated");
+                call.retries += 1;
+            }
+            (None, Some(next)) => {
+                tracing::warn!(run_id, model, next, %error, "a fallback model takes over");
+                call.moves_to(place + 1);
+            }
+            (None, None) => {
+                let attempts = call.failed;
+                return Err(ModelFailure { provider, model: name, place, attempts, error });
+            }
+        }
+        request.deltas.send(Delta::Restarted);
+        let wait = wait.unwrap_or_default();
+        Ok(Tried::Again(Again { provider, model: name, error, wait, fallback }))
+    }
+}
+
+/// How far a model call has come.
+#[derive(Debug)]
+pub struct ModelCall {
+    /// Index of the model to ask.
+    place: usize,
+    /// Failed tries of that model.
+    retries: u32,
+    /// Failed tries so far, of all models.
+    failed: u32,
+    started: Instant,
+}
+
+impl ModelCall {
+    /// With the model at this index.
+    pub fn beginning(place: usize) -> Self {
+        Self { place, retries: 0, failed: 0, started: Instant::now() }
+    }
+
+    /// The model at this index is asked next.
+    pub fn moves_to(&mut self, place: usize) {
+        (self.place, self.retries) = (place, 0);
+    }
+}
+
+/// What came of one try.
+#[derive(Debug)]
+pub enum Tried {
+    Answered(Box<Answer>),
+    /// It failed; another one may succeed.
+    Again(Again),
+}
+
+/// A failed try that is not the last one.
+#[derive(Debug)]
+pub struct Again {
+    /// The provider that was asked.
+    pub provider: String,
+    /// The model that was asked, without the provider.
+    pub model: String,
+    pub error: ProviderError,
+    /// Until the next try.
+    pub wait: Duration,
+    /// The model that takes over, as `provider/model`.
+    pub fallback: Option<String>,
 }
 
 /// A model call in progress.
 struct CallState<'a, 'r> {
+    call: &'a mut ModelCall,
     request: &'a ModelRequest<'r>,
     deadline: Option<Instant>,
     on_try: Option<&'a OnTry>,
-    started: Instant,
-    /// Failed tries so far, of all models.
-    failed: u32,
 }
 
 impl CallState<'_, '_> {
-    /// Tries one model, with retries.
+    /// Tries one model once. With the error: the delay before it may be tried again, if it may.
     async fn try_model(
         &mut self,
         route: &Route<'_>,
         is_last_model: bool,
-    ) -> Result<Completion, ProviderError> {
+    ) -> Result<Completion, (ProviderError, Option<Duration>)> {
         let breaker = route.state.breakers.call(route.model);
         let mut request = adapt::adapted(self.request, route.model, &route.capabilities);
-        let mut retries = 0;
-        loop {
-            request.step = self.request.step + self.failed;
-            let slot = match &route.state.slots {
-                Some(slots) => slots.acquire().await.ok(),
-                None => None,
-            };
-            let tried = Instant::now();
-            let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
-            let admission = match breaker.admit(tried) {
-                Ok(admission) => admission,
-                Err(refusal) => {
-                    self.report(route, tried, Some(&refusal), is_final(&refusal));
-                    return Err(refusal);
-                }
-            };
-            let entry = &route.state.entry;
-            let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
-            let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
-            let outcome = outcome.and_then(|completion| route.bounded(completion));
-            admission.ended(&outcome, Instant::now());
-            drop(slot);
-            let error = match outcome {
-                Ok(completion) => {
-                    self.report(route, tried, None, true);
-                    return Ok(completion);
-                }
-                Err(error) => error,
-            };
-            self.failed += 1;
-            let left =
-                self.deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
-            let may_repeat = retries < entry.max_retries;
-            let wait = may_repeat.then(|| retry::delay(&error, retries, left)).flatten();
-            self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
-            let (run_id, provider, model) = (self.run_id(), route.provider, route.model);
-            let Some(wait) = wait else {
-                tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
-                return Err(error);
-            };
-            tracing::warn!(run_id, provider, model, %error, ?wait, "model call is repeated");
-            request.deltas.send(Delta::Restarted);
-            sleep(wait).await;
-            retries += 1;
+        request.step = self.request.step + self.call.failed;
+        let slot = match &route.state.slots {
+            Some(slots) => slots.acquire().await.ok(),
+            None => None,
+        };
+        let tried = Instant::now();
+        let is_final = |error: &ProviderError| is_last_model || !may_fall_back(error.kind);
+        let admission = match breaker.admit(tried) {
+            Ok(admission) => admission,
+            Err(refusal) => {
+                self.report(route, tried, Some(&refusal), is_final(&refusal));
+                return Err((refusal, None));
+            }
+        };
+        let entry = &route.state.entry;
+        let outcome = timeout(entry.timeout, entry.provider.complete(&request)).await;
+        let outcome = outcome.unwrap_or_else(|_| Err(route.timed_out()));
+        let outcome = outcome.and_then(|completion| route.bounded(completion));
+        admission.ended(&outcome, Instant::now());
+        drop(slot);
+        let error = match outcome {
+            Ok(completion) => {
+                self.report(route, tried, None, true);
+                return Ok(completion);
+            }
+            Err(error) => error,
+        };
+        self.call.failed += 1;
+        let left = self.deadline.map(|at| at.saturating_duration_since(Instant::now()));
+        let retries = self.call.retries;
+        let may_repeat = retries < entry.max_retries;
+        let wait = may_repeat.then(|| retry::delay(&error, retries, left)).flatten();
+        self.report(route, tried, Some(&error), wait.is_none() && is_final(&error));
+        if wait.is_none() {
+            let (run_id, provider, model) = (run_id(self.request), route.provider, route.model);
+            tracing::warn!(run_id, provider, model, %error, tries = retries + 1, "model call failed");
         }
+        Err((error, wait))
     }
 
     fn report(
@@ -304,18 +372,19 @@ impl CallState<'_, '_> {
     ) {
         let Some(on_try) = self.on_try else { return };
         let (provider, model, trace) = (route.provider, route.model, self.request.trace);
-        let (took, call_took) = (tried.elapsed(), self.started.elapsed());
+        let (took, call_took) = (tried.elapsed(), self.call.started.elapsed());
         on_try(&Try { provider, model, trace, took, call_took, error, is_last });
-    }
-
-    fn run_id(&self) -> Option<impl tracing::Value + use<>> {
-        self.request.trace.map(|span| tracing::field::display(span.run.run_id))
     }
 }
 
 impl Route<'_> {
-    fn answer(&self, completion: Completion, call: &CallState<'_, '_>, fallback: bool) -> Answer {
-        let request = call.request;
+    fn answer(
+        &self,
+        completion: Completion,
+        request: &ModelRequest<'_>,
+        call: &ModelCall,
+        fallback: bool,
+    ) -> Answer {
         let reported = completion.usage;
         let usage = reported
             .unwrap_or_else(|| estimate::usage(request.conversation, request.tools, &completion));
@@ -369,6 +438,10 @@ impl Route<'_> {
             should_retry: None,
         }
     }
+}
+
+fn run_id(request: &ModelRequest<'_>) -> Option<impl tracing::Value + use<>> {
+    request.trace.map(|span| tracing::field::display(span.run.run_id))
 }
 
 /// Whether a fallback model may succeed: not if our request or key was rejected, nor if a content

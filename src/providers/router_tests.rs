@@ -101,6 +101,8 @@ async fn ask(
         prompt_caching: false,
         deltas: Deltas::default(),
         output_schema: None,
+        json_mode: false,
+        options: crate::providers::Options::default(),
         inputs: &Value::Null,
         step: 5,
         trace: None,

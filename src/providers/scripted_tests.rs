@@ -76,6 +76,8 @@ impl Stage {
             prompt_caching: false,
             deltas: Deltas::default(),
             output_schema: None,
+            json_mode: false,
+            options: crate::providers::Options::default(),
             inputs: &self.inputs,
             step,
             trace: None,

@@ -410,6 +410,7 @@ fn recorded(event: &RunEvent) -> Option<Recorded<'_>> {
         | RunEvent::DecisionValidationFailed(_)
         | RunEvent::ToolChoiceUnmet { .. }
         | RunEvent::AnswerBlank { .. }
+        | RunEvent::ModelRetried(_)
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCompleted(_)

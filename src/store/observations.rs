@@ -84,6 +84,7 @@ pub(super) fn observation(write: &RunWrite, event: &Event) -> Option<Observation
         | RunEvent::DecisionValidationFailed(_)
         | RunEvent::ToolChoiceUnmet { .. }
         | RunEvent::AnswerBlank { .. }
+        | RunEvent::ModelRetried(_)
         | RunEvent::ContextCompacted(_)
         | RunEvent::RunCancelRequested { .. }
         | RunEvent::RunCompleted(_)

@@ -339,6 +339,7 @@ impl RunCalls<'_> {
             | RunEvent::DecisionValidationFailed(_)
             | RunEvent::ToolChoiceUnmet { .. }
             | RunEvent::AnswerBlank { .. }
+            | RunEvent::ModelRetried(_)
             | RunEvent::ContextCompacted(_)
             | RunEvent::RunCancelRequested { .. }
             | RunEvent::RunCompleted(_)

@@ -131,7 +131,7 @@ fn every_event_survives_the_journal() {
         RunEvent::ConfirmationRequested { prompt: "p".into() },
         RunEvent::RunCancelRequested { reason: None },
         RunEvent::interrupted("i"),
-        RunEvent::cancelled("queued", Some("r"), String::new(), 0),
+        RunEvent::cancelled("queued", (0, 0), Some("r"), String::new(), 0),
     ];
     let write = write(events.to_vec());
     let row = journal_row(&write).unwrap();

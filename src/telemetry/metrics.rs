@@ -196,6 +196,7 @@ impl Metrics {
                 | RunEvent::DecisionValidationFailed(_)
                 | RunEvent::ToolChoiceUnmet { .. }
                 | RunEvent::AnswerBlank { .. }
+                | RunEvent::ModelRetried(_)
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

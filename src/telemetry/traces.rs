@@ -163,6 +163,7 @@ impl Traces {
                 | RunEvent::DecisionValidationFailed(_)
                 | RunEvent::ToolChoiceUnmet { .. }
                 | RunEvent::AnswerBlank { .. }
+                | RunEvent::ModelRetried(_)
                 | RunEvent::RunCancelRequested { .. } => {}
             }
         }

@@ -61,11 +61,13 @@ async fn a_cancel_ends_queued_and_parked_runs_while_all_workers_are_busy(db: Db)
     let busy = service.enqueue("slow").await;
     is(&service, &busy, "running").await;
     let waiting = service.enqueue("slow").await;
-    for (run, phase) in [(&parked, "approval"), (&waiting, "queued")] {
+    for (run, phase, place) in [(&parked, "approval", 1), (&waiting, "queued", 0)] {
         let cancel = service.post(&format!("{run}/cancel"), &json!({"reason": "enough"})).await;
         assert_eq!((cancel.status.as_u16(), &cancel.body["status"]), (202, &json!("cancelled")));
         let context = &cancel.body["error"]["context"];
-        assert_eq!(*context, json!({"phase": phase, "reason": "enough"}), "{:#}", cancel.body);
+        let expected =
+            json!({"phase": phase, "attempt": place, "iteration": place, "reason": "enough"});
+        assert_eq!(*context, expected, "{:#}", cancel.body);
     }
     let calls = service.get(&format!("{parked}/tool-calls")).await.body;
     assert_eq!(calls["data"][0]["state"], "cancelled", "{calls:#}");

@@ -19,8 +19,8 @@ use toolloop::providers::capabilities::CapabilityTable;
 use toolloop::providers::ollama;
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
-    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
-    ToolChoice, ToolOffer, WireNames,
+    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Options, Provider,
+    ProviderError, ToolChoice, ToolOffer, WireNames,
 };
 use toolloop::run::{Effort, Thinking};
 use uuid::Uuid;
@@ -226,6 +226,8 @@ fn request<'a>(
         prompt_caching: false,
         deltas: Deltas::default(),
         output_schema: None,
+        json_mode: false,
+        options: Options::default(),
         inputs: &Value::Null,
         step: 1,
         trace: None,

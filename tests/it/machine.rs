@@ -236,6 +236,7 @@ impl Bench {
             code: None,
             message: "no".into(),
             attempts: 3,
+            option: None,
         };
         self.state.model_failed(&fault, self.now).into_iter().for_each(|event| self.record(event));
     }

@@ -43,7 +43,7 @@ fn check_headers(headers: &HeaderMap) -> Result<(), String> {
 
 /// The rules of the real API.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
-    const FIELDS: [&str; 10] = [
+    const FIELDS: [&str; 14] = [
         "model",
         "max_tokens",
         "messages",
@@ -54,6 +54,10 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         "output_config",
         "temperature",
         "stream",
+        "top_p",
+        "top_k",
+        "stop_sequences",
+        "service_tier",
     ];
     only(body, &FIELDS, "request")?;
     body["model"].as_str().filter(|model| !model.is_empty()).ok_or("model: Field required")?;
@@ -78,6 +82,19 @@ fn check_thinking(body: &Value, max_tokens: u64) -> Result<bool, String> {
     let (thinking, temperature) = (&body["thinking"], &body["temperature"]);
     if !temperature.is_null() && !temperature.as_f64().is_some_and(|t| (0.0..=1.0).contains(&t)) {
         return Err("temperature: range: 0..1".into());
+    }
+    let top_p = &body["top_p"];
+    if !top_p.is_null() && !temperature.is_null() {
+        return Err("`temperature` and `top_p` cannot both be specified for this model.".into());
+    }
+    let least = if thinking.is_null() { 0.0 } else { 0.95 };
+    if !top_p.is_null() && !top_p.as_f64().is_some_and(|p| (least..=1.0).contains(&p)) {
+        return Err(format!("top_p: range: {least}..1"));
+    }
+    let stops = body.get("stop_sequences").map(|stops| stops.as_array());
+    let is_stop = |stop: &Value| stop.as_str().is_some_and(|stop| !stop.trim().is_empty());
+    if stops.is_some_and(|stops| !stops.is_some_and(|stops| stops.iter().all(is_stop))) {
+        return Err("stop_sequences: each stop sequence must contain non-whitespace".into());
     }
     if !thinking.is_null() && !temperature.is_null() {
         return Err("`temperature` may only be set to 1 when thinking is enabled".into());

@@ -406,7 +406,7 @@ fn events(events: Vec<Bytes>) -> Response {
 
 /// The rules of the real API; the message is what it would complain about.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
-    const FIELDS: [&str; 11] = [
+    const FIELDS: [&str; 19] = [
         "model",
         "messages",
         "tools",
@@ -418,6 +418,14 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         "stream",
         "stream_options",
         "reasoning_effort",
+        "top_p",
+        "stop",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "user",
+        "service_tier",
+        "logit_bias",
     ];
     let fields = body.as_object().ok_or("the body must be an object")?;
     if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
@@ -440,6 +448,7 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
             return Err("'temperature' is not supported with reasoning".into());
         }
     }
+    check_options(body)?;
     if let Some(format) =
         body.pointer("/response_format/json_schema").filter(|format| format["strict"] == true)
     {
@@ -466,6 +475,50 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         Some(messages) if !messages.is_empty() => check_messages(messages),
         _ => Err("'messages' must be a list of at least one message".into()),
     }
+}
+
+/// Options with their bounds; JSON mode needs the word in the conversation.
+fn check_options(body: &Value) -> Result<(), String> {
+    let within = |name: &str, least: f64, most: f64| match &body[name] {
+        Value::Null => true,
+        value => value.as_f64().is_some_and(|value| (least..=most).contains(&value)),
+    };
+    for (name, least, most) in
+        [("top_p", 0.0, 1.0), ("presence_penalty", -2.0, 2.0), ("frequency_penalty", -2.0, 2.0)]
+    {
+        if !within(name, least, most) {
+            return Err(format!("'{name}' must be between {least} and {most}"));
+        }
+    }
+    if body.get("seed").is_some_and(|seed| !seed.is_i64()) {
+        return Err("'seed' must be an integer".into());
+    }
+    if body
+        .get("stop")
+        .is_some_and(|stop| !stop.as_array().is_some_and(|texts| (1..=4).contains(&texts.len())))
+    {
+        return Err("'stop' must be a list of up to 4 texts".into());
+    }
+    let reasons = body["model"].as_str().is_some_and(|model| model.starts_with("gpt-5"));
+    let unsupported = ["top_p", "stop", "presence_penalty", "frequency_penalty"];
+    if let Some(name) = unsupported.iter().find(|name| reasons && body.get(**name).is_some()) {
+        return Err(format!("Unsupported parameter: '{name}' is not supported with this model."));
+    }
+    check_json_mode(&body["response_format"], &body["messages"])
+}
+
+/// What JSON mode demands of the conversation.
+pub(crate) fn check_json_mode(format: &Value, conversation: &Value) -> Result<(), String> {
+    if format["type"] != "json_object" {
+        return Ok(());
+    }
+    if format.as_object().is_some_and(|fields| fields.len() > 1) {
+        return Err("'json_object' takes no schema".into());
+    }
+    if conversation.to_string().to_lowercase().contains("json") {
+        return Ok(());
+    }
+    Err("'messages' must contain the word 'json' in some form".into())
 }
 
 /// The names of the offered tools.
@@ -663,6 +716,11 @@ fn the_server_refuses_what_the_real_one_refuses() {
         (offering(json!({"stream_options": {"include_usage": true}})), "only allowed"),
         (offering(json!({"reasoning_effort": "a lot"})), "does not support"),
         (offering(json!({"reasoning_effort": "low", "temperature": 0.1})), "not supported"),
+        (offering(json!({"stop_sequences": ["x"]})), "stop_sequences"),
+        (offering(json!({"stop": "x"})), "'stop'"),
+        (offering(json!({"top_p": 2})), "top_p"),
+        (offering(json!({"options": {"seed": 1}})), "options"),
+        (offering(json!({"response_format": {"type": "json_object"}})), "the word 'json'"),
         (offering(json!({"tools": [strict_offer]})), "must be false"),
         (offering(json!({"tools": [offer("t")], "tool_choice": "any"})), "no offered tool"),
         (

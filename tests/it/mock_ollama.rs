@@ -17,15 +17,26 @@ pub(crate) const API: Api = Api {
 
 /// The rules of the real API, and of its documentation.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
-    const FIELDS: [&str; 9] =
-        ["model", "messages", "tools", "format", "think", "options", "stream", "truncate", "shift"];
+    const FIELDS: [&str; 11] = [
+        "model",
+        "messages",
+        "tools",
+        "format",
+        "think",
+        "options",
+        "stream",
+        "truncate",
+        "shift",
+        "keep_alive",
+        "logprobs",
+    ];
     only(body, &FIELDS, "request")?;
     body["model"].as_str().filter(|model| !model.is_empty()).ok_or("model is required")?;
     if body["truncate"] != false || body["shift"] != false || !body["stream"].is_boolean() {
         return Err("the server may drop the beginning of the conversation".into());
     }
     let options = &body["options"];
-    only(options, &["num_ctx", "num_predict", "temperature"], "options")?;
+    check_options(options)?;
     if options["num_ctx"].as_u64().is_none_or(|tokens| tokens < 512) {
         return Err("options.num_ctx is left to the server".into());
     }
@@ -35,7 +46,7 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         Value::String(level) if is_level(level) => {}
         other => return Err(format!("invalid think value: {other}")),
     }
-    if !matches!(&body["format"], Value::Null | Value::Object(_)) {
+    if !matches!(&body["format"], Value::Null | Value::Object(_)) && body["format"] != "json" {
         return Err("invalid format".into());
     }
     for tool in body["tools"].as_array().into_iter().flatten() {
@@ -51,6 +62,33 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
             .filter(|messages| !messages.is_empty())
             .ok_or("messages is required")?,
     )
+}
+
+/// They stand in `options`, and nowhere else.
+fn check_options(options: &Value) -> Result<(), String> {
+    const FIELDS: [&str; 10] = [
+        "num_ctx",
+        "num_predict",
+        "temperature",
+        "top_p",
+        "stop",
+        "seed",
+        "presence_penalty",
+        "frequency_penalty",
+        "top_k",
+        "min_p",
+    ];
+    only(options, &FIELDS, "options")?;
+    let all = options.as_object().into_iter().flatten();
+    let mut wrong = all.filter(|(name, value)| match name.as_str() {
+        "stop" => !value.as_array().is_some_and(|texts| texts.iter().all(Value::is_string)),
+        "seed" | "top_k" | "num_ctx" | "num_predict" => !value.is_i64(),
+        _ => !value.is_number(),
+    });
+    match wrong.next() {
+        Some((name, value)) => Err(format!("option {name:?} must not be {value}")),
+        None => Ok(()),
+    }
 }
 
 fn is_name(name: &Value) -> bool {
@@ -190,9 +228,15 @@ fn it_refuses_what_the_real_one_cannot_read() {
         let refusal = check(&base(messages.clone())).unwrap_err();
         assert!(refusal.contains(complaint), "{messages}: {refusal}");
     }
-    for (field, value) in
-        [("truncate", json!(true)), ("tool_choice", json!("auto")), ("think", json!(7))]
-    {
+    for (field, value) in [
+        ("truncate", json!(true)),
+        ("tool_choice", json!("auto")),
+        ("think", json!(7)),
+        ("seed", json!(7)),
+        ("format", json!("json_object")),
+        ("options", json!({"num_ctx": 4096, "stop": "END"})),
+        ("options", json!({"num_ctx": 4096, "stop_sequences": ["END"]})),
+    ] {
         let mut body = fine.clone();
         body[field] = value;
         assert!(check(&body).is_err(), "{field}");

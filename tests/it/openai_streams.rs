@@ -13,8 +13,8 @@ use toolloop::providers::adapter::HttpProvider;
 use toolloop::providers::openai;
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
-    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Provider, ProviderError,
-    ToolChoice, ToolOffer, WireNames,
+    Capabilities, Completion, Delta, Deltas, FailureKind, ModelRequest, Options, Provider,
+    ProviderError, ToolChoice, ToolOffer, WireNames,
 };
 
 use crate::mock_model::{After, MockModel, Reply};
@@ -74,6 +74,8 @@ pub(crate) async fn follow(
         prompt_caching: false,
         deltas: Deltas(Some(&follower)),
         output_schema: None,
+        json_mode: false,
+        options: Options::default(),
         inputs: &Value::Null,
         step: 1,
         trace: None,

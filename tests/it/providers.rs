@@ -15,7 +15,7 @@ use toolloop::providers::openai;
 use toolloop::providers::router::{Answer, ModelFailure, ProviderEntry, Router};
 use toolloop::providers::wire::WireSettings;
 use toolloop::providers::{
-    Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice, ToolOffer, WireNames,
+    Capabilities, Deltas, FailureKind, ModelRequest, Options, ToolChoice, ToolOffer, WireNames,
 };
 use uuid::Uuid;
 
@@ -77,6 +77,8 @@ impl Client {
             prompt_caching: false,
             deltas: Deltas::default(),
             output_schema: None,
+            json_mode: false,
+            options: Options::default(),
             inputs: &Value::Null,
             step: 1,
             trace: None,

@@ -99,7 +99,7 @@ impl Db {
         assert_eq!(claimed.id, run);
         let mut script = Script::with(|new| new.id = run);
         (script.epoch, script.next_seq, script.new) = (claimed.epoch, claimed.next_seq, None);
-        let end = RunEvent::cancelled("queued", None, String::new(), 0);
+        let end = RunEvent::cancelled("queued", (0, 0), None, String::new(), 0);
         self.commit("ender", &script.write(vec![end])).await;
     }
 

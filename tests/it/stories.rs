@@ -396,7 +396,7 @@ async fn cancel_reaches_a_hanging_model_call(db: Db) {
     assert_eq!(run["error"]["code"], "EXECUTION_CANCELLED");
     assert_eq!(
         run["error"]["context"],
-        json!({"phase": "model_call", "reason": "changed my mind"})
+        json!({"phase": "model_call", "attempt": 1, "iteration": 1, "reason": "changed my mind"})
     );
 }
 

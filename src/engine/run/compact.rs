@@ -7,14 +7,15 @@
 
 use std::sync::Arc;
 
+use super::asking::fault;
 use super::sharing::ModelCall;
-use super::{MAY_LAG, Run, Stopped, fault, instant_of, until};
+use super::{MAY_LAG, Run, Stopped, instant_of, until};
 use crate::clock;
 use crate::engine::context::{Compaction, Written};
 use crate::engine::state::ModelFault;
 use crate::event::{RunEvent, SummaryCall};
-use crate::providers::router::{Answer, ModelFailure};
-use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, ToolChoice};
+use crate::providers::router::{Answer, ModelCall as Call, ModelFailure, Tried};
+use crate::providers::{Capabilities, Deltas, FailureKind, ModelRequest, Options, ToolChoice};
 use crate::run::SpanPlace;
 
 impl Run {
@@ -44,7 +45,7 @@ impl Run {
         cap: u32,
         refused: Option<&ModelFault>,
     ) -> Result<(), Stopped> {
-        let written = match self.summary(&compaction, cap).await {
+        let written = match self.summary(&compaction, cap).await? {
             None => return Ok(self.journal.settle_but(MAY_LAG).await?),
             Some(Ok(answer)) => answer.map(|answer| {
                 compaction.failed_tries += answer.retries;
@@ -59,7 +60,7 @@ impl Run {
                     failure.error.kind,
                     FailureKind::ContextLength | FailureKind::ContentFilter
                 ) {
-                    let end = self.state.model_failed(&fault(failure), clock::now());
+                    let end = self.state.model_failed(&fault(failure, &self.plan), clock::now());
                     return Ok(self.record_all(end)?);
                 }
                 compaction.failed_tries += failure.attempts;
@@ -81,9 +82,9 @@ impl Run {
         &mut self,
         compaction: &Compaction,
         cap: u32,
-    ) -> Option<Result<Option<Answer>, ModelFailure>> {
+    ) -> Result<Option<Result<Option<Answer>, ModelFailure>>, Stopped> {
         if compaction.summarised == 0 {
-            return Some(Ok(None));
+            return Ok(Some(Ok(None)));
         }
         let (plan, inputs) = (Arc::clone(&self.plan), Arc::clone(&self.inputs));
         let deadline = self.state.deadline().map(instant_of);
@@ -97,7 +98,11 @@ impl Run {
             names: &plan.names,
             tool_choice: ToolChoice::Auto,
             parallel_tool_calls: None,
-            temperature: plan.temperature,
+            temperature: plan.sampling.temperature,
+            options: Options {
+                stop: &[],
+                ..Options::new(&plan.sampling, &plan.agent.definition.provider_options)
+            },
             max_output_tokens: self
                 .state
                 .answer_tokens()
@@ -107,17 +112,28 @@ impl Run {
             prompt_caching: false,
             deltas: Deltas::default(),
             output_schema: None,
+            json_mode: false,
             inputs: &inputs,
             step: self.state.model_step() + compaction.failed_tries,
             trace: Some(self.trace.span(SpanPlace::Summary { attempt, iteration })),
         };
-        let place = self.state.model_place(&plan.models);
-        let answer = tokio::select! {
-            biased;
-            () = self.control.token.cancelled() => return None,
-            () = until(deadline) => return None,
-            answer = self.router.complete(&plan.models, place, &request, deadline) => answer,
-        };
-        Some(answer.map(Some))
+        let mut call = Call::beginning(self.state.model_place(&plan.models));
+        loop {
+            let tried = tokio::select! {
+                biased;
+                () = self.control.token.cancelled() => return Ok(None),
+                () = until(deadline) => return Ok(None),
+                tried = self.router.try_once(&plan.models, &mut call, &request, deadline) => tried,
+            };
+            match tried {
+                Ok(Tried::Answered(answer)) => return Ok(Some(Ok(Some(*answer)))),
+                Err(failure) => return Ok(Some(Err(failure))),
+                Ok(Tried::Again(again)) => {
+                    if !self.wait_to_ask_again(again, deadline).await? {
+                        return Ok(None);
+                    }
+                }
+            }
+        }
     }
 }

@@ -43,6 +43,8 @@ pub struct ModelFault {
     pub message: String,
     /// Tries made.
     pub attempts: u32,
+    /// The key of the definition's option that it refuses by name.
+    pub option: Option<String>,
 }
 
 impl State {
@@ -117,11 +119,16 @@ impl State {
         if let Some(limit) = &self.limit {
             return vec![self.ended_at(limit, now)];
         }
-        let context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
+        let mut context = json!({"provider": fault.provider, "status": fault.status, "attempts": fault.attempts,
             "provider_code": fault.code, "provider_message": fault.message});
+        if let Some(option) = &fault.option {
+            context["option"] = option.as_str().into();
+        }
         let status = fault.status.map(|s| format!(" with status {s}")).unwrap_or_default();
+        let option = fault.option.iter().map(|option| format!(" (see `{option}`)"));
+        let option: String = option.collect();
         let message = format!(
-            "The model call failed{status} after {} {}: {}",
+            "The model call failed{status} after {} {}{option}: {}",
             fault.attempts,
             if fault.attempts == 1 { "try" } else { "tries" },
             fault.message
@@ -483,7 +490,8 @@ impl State {
         let phase = request.map_or("iteration", |request| request.phase.as_str());
         let reason = request.and_then(|request| request.reason.as_deref());
         let raw = self.raw_response.clone();
-        let end = RunEvent::cancelled(phase, reason, raw, self.elapsed_ms(now));
+        let place = (self.attempt, self.iteration);
+        let end = RunEvent::cancelled(phase, place, reason, raw, self.elapsed_ms(now));
         self.end_mid_turn("the run was cancelled", end)
     }
 

@@ -129,6 +129,7 @@ impl State {
             RunEvent::ToolChoiceUnmet { prompt: None, .. } => {
                 self.required_call = RequiredCall::Settled;
             }
+            RunEvent::ModelRetried(_) => {}
             RunEvent::AnswerBlank { prompt, .. } => {
                 self.blank_answers += 1;
                 self.reply(prompt);

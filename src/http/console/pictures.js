@@ -88,6 +88,12 @@ export const NOTES = {
     icon: "tool", tone: "wait", title: "A required tool call was not made",
     body: [d.warning && wait(visible(d.warning)), d.prompt && text("Sent to the model", d.prompt)],
   }),
+  "model.retried": (d) => ({
+    icon: "loop", tone: "wait",
+    title: d.fallback ? `${visible(d.fallback)} takes over` : `The model is asked again${d.wait_ms ? ` in ${duration(d.wait_ms)}` : ""}`,
+    meta: [`${visible(d.provider)}/${visible(d.model)}`, words(d.reason), d.status && `status ${d.status}`],
+    body: [long(d.message)],
+  }),
   "answer.blank": (d) => ({ icon: "ask", tone: "wait", title: "The model said nothing and is asked again", body: [text("Prompt", d.prompt)] }),
   "context.compacted": (d) => ({
     icon: "compress", tone: "mark",

@@ -15,7 +15,7 @@ use super::messages::{self, Block, CacheControl, EPHEMERAL, Message};
 use super::schema;
 use super::thinking::{self, Mode};
 use crate::message::Turn;
-use crate::providers::{ModelRequest, ToolChoice};
+use crate::providers::{ModelRequest, Passed, ToolChoice};
 use crate::run::Effort;
 
 /// Output cap in tokens if the definition has none: the API requires one.
@@ -35,10 +35,16 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     thinking: Option<Thinking>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    output_config: Option<OutputConfig>,
+    output_config: Option<OutputConfig<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop_sequences: Option<&'a [String]>,
     stream: bool,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
@@ -99,11 +105,13 @@ enum Thinking {
 }
 
 #[derive(Serialize)]
-struct OutputConfig {
+struct OutputConfig<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     effort: Option<Effort>,
     #[serde(skip_serializing_if = "Option::is_none")]
     format: Option<Format>,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
@@ -152,6 +160,7 @@ pub(super) fn body(
     let format = request.output_schema.filter(|_| capabilities.structured_output);
     let format =
         format.and_then(schema::constrained).map(|schema| Format { r#type: "json_schema", schema });
+    let configured = request.options.passed.within("output_config");
     let may_set_temperature = thinking.is_none() && capabilities.temperature;
     serde_json::to_vec(&Body {
         model: request.model,
@@ -160,11 +169,14 @@ pub(super) fn body(
         tools,
         system,
         messages,
-        output_config: (effort.is_some() || format.is_some())
-            .then_some(OutputConfig { effort, format }),
+        output_config: (effort.is_some() || format.is_some() || !configured.is_empty())
+            .then_some(OutputConfig { effort, format, passed: configured }),
         temperature: request.temperature.filter(|_| may_set_temperature).map(|t| t.clamp(0.0, 1.0)),
         thinking,
+        top_p: request.options.top_p,
+        stop_sequences: request.options.stops(),
         stream: request.deltas.are_wanted(),
+        passed: request.options.passed.beside("output_config"),
     })
 }
 

@@ -14,7 +14,7 @@ use serde_json::Value;
 
 use crate::message::{AssistantMessage, ToolCall, Turn};
 use crate::providers::arguments::ArgumentsObject;
-use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 use crate::run::{Effort, Thinking};
 
 #[derive(Serialize)]
@@ -25,23 +25,44 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     tools: Option<Tools<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
-    format: Option<&'a Value>,
+    format: Option<OutputForm<'a>>,
     #[serde(skip_serializing_if = "Option::is_none")]
     think: Option<Think>,
-    options: Options,
+    options: Options<'a>,
     stream: bool,
     truncate: bool,
     shift: bool,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
-struct Options {
+#[serde(untagged)]
+enum OutputForm<'a> {
+    Json(&'static str),
+    Schema(&'a Value),
+}
+
+#[derive(Serialize)]
+struct Options<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     num_ctx: Option<u64>,
     #[serde(skip_serializing_if = "Option::is_none")]
     num_predict: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    presence_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frequency_penalty: Option<f64>,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
@@ -119,21 +140,32 @@ pub(super) fn body(
     request: &ModelRequest<'_>,
     provider: &str,
 ) -> Result<Vec<u8>, serde_json::Error> {
+    let options = request.options;
     let may_call = !request.tools.is_empty() && request.tool_choice != ToolChoice::None;
     serde_json::to_vec(&Body {
         model: request.model,
         messages: (request, provider),
         tools: may_call.then_some(Tools { offers: request.tools, names: request.names }),
-        format: request.output_schema,
+        format: request
+            .output_schema
+            .map(OutputForm::Schema)
+            .or_else(|| request.json_mode.then_some(OutputForm::Json("json"))),
         think: request.thinking.map(think),
         options: Options {
             num_ctx: request.capabilities.context_window,
             num_predict: request.max_output_tokens,
             temperature: request.temperature.filter(|_| request.thinking.is_none()),
+            top_p: options.top_p,
+            stop: options.stops(),
+            seed: options.seed,
+            presence_penalty: options.presence_penalty,
+            frequency_penalty: options.frequency_penalty,
+            passed: options.passed.within("options"),
         },
         stream: request.deltas.are_wanted(),
         truncate: false,
         shift: false,
+        passed: options.passed.beside("options"),
     })
 }
 

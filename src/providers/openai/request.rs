@@ -16,7 +16,7 @@ use super::ids::wire_ids;
 use super::strict;
 use crate::message::{ToolCall, Turn};
 use crate::model::OutputCap;
-use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
 #[derive(Serialize)]
 struct Body<'a> {
@@ -32,6 +32,16 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    stop: Option<&'a [String]>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    seed: Option<i64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    presence_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    frequency_penalty: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_completion_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     max_tokens: Option<u32>,
@@ -43,6 +53,8 @@ struct Body<'a> {
     stream: Option<bool>,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream_options: Option<StreamOptions>,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
@@ -109,7 +121,8 @@ enum Choice<'a> {
 #[derive(Serialize)]
 struct ResponseFormat<'a> {
     r#type: &'static str,
-    json_schema: JsonSchema<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    json_schema: Option<JsonSchema<'a>>,
 }
 
 #[derive(Serialize)]
@@ -134,7 +147,7 @@ struct Tools<'a> {
 pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Error> {
     let offered = !request.tools.is_empty();
     let streams = request.deltas.are_wanted();
-    let capabilities = request.capabilities;
+    let (capabilities, options) = (request.capabilities, request.options);
     let cap = |field| request.max_output_tokens.filter(|_| capabilities.output_cap == field);
     serde_json::to_vec(&Body {
         model: request.model,
@@ -147,20 +160,30 @@ pub(super) fn body(request: &ModelRequest<'_>) -> Result<Vec<u8>, serde_json::Er
         tool_choice: offered.then(|| choice(request)),
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
+        top_p: options.top_p,
+        stop: options.stops(),
+        seed: options.seed,
+        presence_penalty: options.presence_penalty,
+        frequency_penalty: options.frequency_penalty,
         max_completion_tokens: cap(OutputCap::MaxCompletionTokens),
         max_tokens: cap(OutputCap::MaxTokens),
         reasoning_effort: request.thinking.and_then(effort),
-        response_format: request.output_schema.map(|schema| ResponseFormat {
-            r#type: "json_schema",
-            json_schema: JsonSchema {
-                name: "output",
-                schema,
-                strict: capabilities.strict_schemas && strict::qualifies(schema),
-            },
-        }),
+        response_format: response_format(request),
         stream: streams.then_some(true),
         stream_options: streams.then_some(StreamOptions { include_usage: true }),
+        passed: options.passed,
     })
+}
+
+fn response_format<'a>(request: &ModelRequest<'a>) -> Option<ResponseFormat<'a>> {
+    let Some(schema) = request.output_schema else {
+        return request
+            .json_mode
+            .then_some(ResponseFormat { r#type: "json_object", json_schema: None });
+    };
+    let strict = request.capabilities.strict_schemas && strict::qualifies(schema);
+    let json_schema = Some(JsonSchema { name: "output", schema, strict });
+    Some(ResponseFormat { r#type: "json_schema", json_schema })
 }
 
 fn messages<S: Serializer>(request: &ModelRequest<'_>, serializer: S) -> Result<S::Ok, S::Error> {

@@ -43,6 +43,8 @@ fn plain<'a>(conversation: &'a Conversation, names: &'a WireNames) -> ModelReque
         prompt_caching: false,
         deltas: Deltas::default(),
         output_schema: None,
+        json_mode: false,
+        options: crate::providers::Options::default(),
         inputs: &Value::Null,
         step: 1,
         trace: None,

@@ -15,7 +15,7 @@ use serde_json::value::RawValue;
 use crate::message::{AssistantTurn, Turn};
 use crate::model::ThinkingStyle;
 use crate::providers::openai::{effort, ids, strict};
-use crate::providers::{ModelRequest, ToolChoice, ToolOffer, WireNames};
+use crate::providers::{ModelRequest, Passed, ToolChoice, ToolOffer, WireNames};
 
 /// Needed to send back the reasoning of a response that is not stored.
 const ENCRYPTED_REASONING: [&str; 1] = ["reasoning.encrypted_content"];
@@ -35,6 +35,8 @@ struct Body<'a> {
     #[serde(skip_serializing_if = "Option::is_none")]
     temperature: Option<f64>,
     #[serde(skip_serializing_if = "Option::is_none")]
+    top_p: Option<f64>,
+    #[serde(skip_serializing_if = "Option::is_none")]
     max_output_tokens: Option<u32>,
     #[serde(skip_serializing_if = "Option::is_none")]
     reasoning: Option<Reasoning>,
@@ -45,6 +47,8 @@ struct Body<'a> {
     store: bool,
     #[serde(skip_serializing_if = "Option::is_none")]
     stream: Option<bool>,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
@@ -81,12 +85,21 @@ struct Reasoning {
 
 #[derive(Serialize)]
 struct Text<'a> {
-    format: Format<'a>,
+    #[serde(skip_serializing_if = "Option::is_none")]
+    format: Option<Format<'a>>,
+    #[serde(flatten)]
+    passed: Passed<'a>,
 }
 
 #[derive(Serialize)]
 struct Format<'a> {
     r#type: &'static str,
+    #[serde(flatten)]
+    constraint: Option<Constraint<'a>>,
+}
+
+#[derive(Serialize)]
+struct Constraint<'a> {
     name: &'static str,
     schema: &'a Value,
     strict: bool,
@@ -124,22 +137,33 @@ pub(super) fn body(
         tool_choice: offered.then(|| choice(request)),
         parallel_tool_calls: request.parallel_tool_calls.filter(|_| offered),
         temperature: request.temperature.filter(|_| request.thinking.is_none()),
+        top_p: request.options.top_p,
         max_output_tokens: request.max_output_tokens,
         reasoning: request
             .thinking
             .map(|thinking| Reasoning { effort: effort::effort(thinking), summary: "auto" }),
         include: reasons.then_some(ENCRYPTED_REASONING),
-        text: request.output_schema.map(|schema| Text {
-            format: Format {
-                r#type: "json_schema",
-                name: "output",
-                schema,
-                strict: may_be_strict && strict::qualifies(schema),
-            },
-        }),
+        text: text(request),
         store: false,
         stream: request.deltas.are_wanted().then_some(true),
+        passed: request.options.passed.beside("text"),
     })
+}
+
+fn text<'a>(request: &ModelRequest<'a>) -> Option<Text<'a>> {
+    let constrained = |schema: &'a Value| Format {
+        r#type: "json_schema",
+        constraint: Some(Constraint {
+            name: "output",
+            schema,
+            strict: request.capabilities.strict_schemas && strict::qualifies(schema),
+        }),
+    };
+    let format = request.output_schema.map(constrained);
+    let any = || Format { r#type: "json_object", constraint: None };
+    let format = format.or_else(|| request.json_mode.then(any));
+    let passed = request.options.passed.within("text");
+    (format.is_some() || !passed.is_empty()).then_some(Text { format, passed })
 }
 
 impl Serialize for Input<'_> {

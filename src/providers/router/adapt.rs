@@ -3,8 +3,8 @@
 //! A tool choice that cannot be sent becomes `auto` with only the required tool offered; the engine
 //! checks whether the model called it. Everything else is a preference and silently dropped.
 
-use crate::model::ThinkingStyle;
-use crate::providers::{Capabilities, ModelRequest, ToolChoice, ToolOffer};
+use crate::model::{ThinkingStyle, TopP};
+use crate::providers::{Capabilities, ModelRequest, Options, ToolChoice, ToolOffer};
 
 /// The request without what this model does not support.
 pub(super) fn adapted<'a>(
@@ -24,7 +24,28 @@ pub(super) fn adapted<'a>(
         thinking,
         prompt_caching: request.prompt_caching && capabilities.prompt_caching,
         output_schema: request.output_schema.filter(|_| capabilities.structured_output),
+        json_mode: request.json_mode && capabilities.json_mode,
+        options: options(request, capabilities),
         ..request.clone()
+    }
+}
+
+/// The options that the model has. That it has those of a definition is checked when the definition
+/// is loaded; a run that has begun goes on with what there is.
+fn options<'a>(request: &ModelRequest<'a>, capabilities: &Capabilities) -> Options<'a> {
+    let options = request.options;
+    let top_p = options.top_p.filter(|_| match capabilities.top_p {
+        TopP::Yes => true,
+        TopP::No => false,
+        TopP::WithoutTemperature => request.temperature.is_none(),
+    });
+    Options {
+        top_p,
+        stop: if capabilities.stop { options.stop } else { &[] },
+        seed: options.seed.filter(|_| capabilities.seed),
+        presence_penalty: options.presence_penalty.filter(|_| capabilities.penalties),
+        frequency_penalty: options.frequency_penalty.filter(|_| capabilities.penalties),
+        passed: options.passed,
     }
 }
 
@@ -95,6 +116,8 @@ mod tests {
             prompt_caching: true,
             deltas: Deltas::default(),
             output_schema: Some(&schema),
+            json_mode: false,
+            options: Options::default(),
             inputs: &Value::Null,
             step: 1,
             trace: None,

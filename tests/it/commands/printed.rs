@@ -88,6 +88,22 @@ async fn models_are_listed_without_their_keys() {
     let cells: Vec<&str> = mythos.split_whitespace().skip(2).collect();
     assert_eq!(
         cells,
-        ["no", "yes", "yes", "yes", "yes", "yes", "1000000", "max_tokens", "no", "adaptive"]
+        [
+            "no",
+            "yes",
+            "yes",
+            "yes",
+            "yes",
+            "yes",
+            "1000000",
+            "max_tokens",
+            "no",
+            "no",
+            "yes",
+            "no",
+            "no",
+            "no",
+            "adaptive"
+        ]
     );
 }

@@ -182,7 +182,10 @@ fn an_end_after_a_crash_guesses_nothing_of_open_calls() {
     ];
     assert_eq!(failures, expected);
     let context = &events.last().unwrap().ending().unwrap().outcome.error().unwrap().context;
-    assert_eq!(*context, json!({"phase": "tool_call", "reason": "enough"}));
+    assert_eq!(
+        *context,
+        json!({"phase": "tool_call", "attempt": 1, "iteration": 1, "reason": "enough"})
+    );
     for event in events {
         bench.record(event);
     }

@@ -4,11 +4,11 @@
 use axum::body::Bytes;
 use serde_json::{Value, json};
 
-use super::check_strict;
+use super::{check_json_mode, check_strict};
 
 /// The rules of the real API; the message is what it would complain about.
 pub(crate) fn check(body: &Value) -> Result<(), String> {
-    const FIELDS: [&str; 13] = [
+    const FIELDS: [&str; 16] = [
         "model",
         "instructions",
         "input",
@@ -22,6 +22,9 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
         "text",
         "store",
         "stream",
+        "top_p",
+        "user",
+        "service_tier",
     ];
     let fields = body.as_object().ok_or("the body must be an object")?;
     if let Some(unknown) = fields.keys().find(|field| !FIELDS.contains(&field.as_str())) {
@@ -33,6 +36,7 @@ pub(crate) fn check(body: &Value) -> Result<(), String> {
     if body.get("reasoning").is_some() && body.get("temperature").is_some() {
         return Err("'temperature' is not supported with reasoning".into());
     }
+    check_json_mode(&body["text"]["format"], &json!([body["input"], body["instructions"]]))?;
     let tools = body["tools"].as_array().map_or(&[][..], Vec::as_slice);
     let mut offered = Vec::new();
     for tool in tools {

@@ -141,8 +141,11 @@ async fn a_running_run_is_asked_to_cancel(db: Db) {
     }
     assert_eq!(db.store.cancel_requests("me").await.unwrap(), [(script.id, Some("first".into()))]);
     assert!(db.store.cancel_requests("you").await.unwrap().is_empty());
-    db.commit("me", &script.write(vec![RunEvent::cancelled("model_call", None, String::new(), 5)]))
-        .await;
+    db.commit(
+        "me",
+        &script.write(vec![RunEvent::cancelled("model_call", (1, 1), None, String::new(), 5)]),
+    )
+    .await;
     assert!(db.store.cancel_requests("me").await.unwrap().is_empty());
 }
 

@@ -232,8 +232,11 @@ async fn a_session_is_what_its_runs_say(db: Db) {
     // Nobody answered in this one.
     let mut silent = placed("s", turn(5));
     db.commit("me", &silent.start()).await;
-    db.commit("me", &silent.write(vec![RunEvent::cancelled("iteration", None, String::new(), 1)]))
-        .await;
+    db.commit(
+        "me",
+        &silent.write(vec![RunEvent::cancelled("iteration", (1, 1), None, String::new(), 1)]),
+    )
+    .await;
     let mut holder = placed("s", turn(6));
     db.commit("me", &holder.start()).await;
     let mut child = Script::with(|new| {

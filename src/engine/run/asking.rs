@@ -1,0 +1,268 @@
+//! Asks the model what to do next: one try at a time, so that each failed one is in the journal
+//! before the next is made.
+//!
+//! Whether a failed try may be repeated, and by which model, is the router's to say; what an answer
+//! means is the driver's and the state machine's.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::Instant;
+
+use super::sharing::ModelCall as Reserved;
+use super::{MAY_LAG, Run, Stopped, instant_of, until};
+use crate::clock;
+use crate::drivers::{Ask, Place};
+use crate::engine::context::Compaction;
+use crate::engine::plan::Plan;
+use crate::engine::state::{ModelFault, State};
+use crate::event::{ModelDelta, ModelResponded, ModelRetried, Piece, RunEvent};
+use crate::message::Conversation;
+use crate::providers::router::{Again, Answer, ModelCall, ModelFailure, Tried};
+use crate::providers::{
+    Capabilities, Delta, Deltas, FailureKind, ModelRequest, Options, ToolChoice, WireNames,
+};
+use crate::run::{SpanPlace, TerminationReason, named_option};
+
+impl Run {
+    /// Calls the model, if the budget that the run shares allows it.
+    pub(super) async fn call_model(&mut self, choice: ToolChoice) -> Result<(), Stopped> {
+        self.hand_over();
+        match self.reserve_model_call(self.output_cap(), false).await? {
+            Reserved::Granted(cap) => self.ask_model(choice, cap).await?,
+            Reserved::Refused(events) => return Ok(self.record_all(events)?),
+        }
+        self.settle().await
+    }
+
+    async fn ask_model(
+        &mut self,
+        choice: ToolChoice,
+        output_cap: Option<u32>,
+    ) -> Result<(), Stopped> {
+        let deadline = self.state.deadline().map(instant_of);
+        let plan = Arc::clone(&self.plan);
+        let mut call = ModelCall::beginning(self.state.model_place(&plan.models));
+        let (happened, is_followed) = loop {
+            let (tried, is_followed) =
+                self.try_model(&plan, &mut call, choice.clone(), output_cap, deadline).await;
+            match tried {
+                Asked::GivenUp => break (Vec::new(), is_followed),
+                Asked::Answered(happened) => break (happened, is_followed),
+                Asked::Again(again) => {
+                    if !self.wait_to_ask_again(again, deadline).await? {
+                        break (Vec::new(), is_followed);
+                    }
+                }
+                Asked::Failed(failure) => {
+                    let recovery = recovery(&self.state, &failure);
+                    let fault = fault(failure, &plan);
+                    match recovery {
+                        Some(compaction) => return self.compact(compaction, Some(&fault)).await,
+                        None => {
+                            break (self.state.model_failed(&fault, clock::now()), is_followed);
+                        }
+                    }
+                }
+            }
+        };
+        // Those who follow get the pieces behind all that came before them.
+        self.journal.settle_but(if is_followed { 0 } else { MAY_LAG }).await?;
+        Ok(self.record_all(happened)?)
+    }
+
+    /// One try, and whether somebody follows it.
+    async fn try_model(
+        &mut self,
+        plan: &Plan,
+        call: &mut ModelCall,
+        choice: ToolChoice,
+        output_cap: Option<u32>,
+        deadline: Option<Instant>,
+    ) -> (Asked, bool) {
+        let inputs = Arc::clone(&self.inputs);
+        let (attempt, iteration) = (self.state.attempt(), self.state.iteration());
+        let follower = (self.audience)(self.state.last_seq()).map(|pieces| {
+            let names = &plan.names;
+            move |delta| pieces(ModelDelta { attempt, iteration, piece: piece(delta, names) })
+        });
+        let chat = SpanPlace::Chat { attempt, iteration };
+        let base = ModelRequest {
+            model: "",
+            capabilities: &Capabilities::OPENAI, // the router knows better
+            conversation: self.state.conversation(),
+            tools: &plan.offers,
+            names: &plan.names,
+            tool_choice: ToolChoice::Auto,
+            parallel_tool_calls: plan.parallel_tool_calls,
+            temperature: plan.sampling.temperature,
+            options: Options::new(&plan.sampling, &plan.agent.definition.provider_options),
+            max_output_tokens: output_cap,
+            thinking: plan.thinking,
+            prompt_caching: plan.agent.definition.prompt_caching,
+            deltas: Deltas(follower.as_ref().map(|follower| follower as _)),
+            output_schema: plan.single_shot_schema(),
+            json_mode: false,
+            inputs: &inputs,
+            step: self.state.model_step(),
+            trace: Some(self.trace.span(chat)),
+        };
+        let ask = Ask {
+            place: Place { run_id: self.scope.run_id, attempt, iteration },
+            choice,
+            output_tool: plan.output_tool(),
+            submit_tool: plan.submit_tool(),
+            answer_only: self.state.is_answer_only(),
+            unfinished: self.state.unfinished(),
+        };
+        let mut retold = Conversation::default();
+        let request = self.driver.request(base.clone(), &ask, &mut retold);
+        let tried = tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => None,
+            () = until(deadline) => None,
+            tried = self.router.try_once(&plan.models, call, &request, deadline) => Some(tried),
+        };
+        let asked = match tried {
+            None => Asked::GivenUp,
+            Some(Ok(Tried::Answered(answer))) => {
+                Asked::Answered(self.responded(*answer, &base, &ask))
+            }
+            Some(Ok(Tried::Again(again))) => Asked::Again(again),
+            Some(Err(failure)) => match self.asks_another(plan, call, &failure) {
+                Some(again) => Asked::Again(again),
+                None => Asked::Failed(failure),
+            },
+        };
+        (asked, follower.is_some())
+    }
+
+    /// A model that the conversation does not fit, and cannot be made to fit, is a reason to ask the
+    /// next.
+    fn asks_another(
+        &self,
+        plan: &Plan,
+        call: &mut ModelCall,
+        failure: &ModelFailure,
+    ) -> Option<Again> {
+        let next = plan.models.get(failure.place + 1);
+        let does_not_fit = failure.error.kind == FailureKind::ContextLength;
+        let fallback = next.filter(|_| does_not_fit && recovery(&self.state, failure).is_none())?;
+        call.moves_to(failure.place + 1);
+        Some(Again {
+            provider: failure.provider.clone(),
+            model: failure.model.clone(),
+            error: failure.error.clone(),
+            wait: Duration::ZERO,
+            fallback: Some(fallback.clone()),
+        })
+    }
+
+    /// Records a failed try and waits until the next. False where the run was cancelled or its time
+    /// was up first.
+    pub(super) async fn wait_to_ask_again(
+        &mut self,
+        again: Again,
+        deadline: Option<Instant>,
+    ) -> Result<bool, Stopped> {
+        let wait = again.wait;
+        self.record(RunEvent::ModelRetried(ModelRetried {
+            attempt: self.state.attempt(),
+            iteration: self.state.iteration(),
+            provider: again.provider,
+            model: again.model,
+            reason: again.error.kind.as_str().to_owned(),
+            status: again.error.status,
+            message: again.error.message,
+            wait_ms: u64::try_from(wait.as_millis()).unwrap_or(u64::MAX),
+            fallback: again.fallback,
+        }))?;
+        self.hand_over();
+        Ok(tokio::select! {
+            biased;
+            () = self.control.token.cancelled() => false,
+            () = until(deadline) => false,
+            () = tokio::time::sleep(wait) => true,
+        })
+    }
+
+    /// The definition's cap, shrunk to what the budgets of tokens and dollars leave.
+    fn output_cap(&self) -> Option<u32> {
+        let left = self.state.answer_tokens().map(|left| u32::try_from(left).unwrap_or(u32::MAX));
+        self.plan.sampling.max_output_tokens.into_iter().chain(left).min()
+    }
+
+    /// What the model said, and what is wrong with it where it decided nothing. Both are handed
+    /// over together.
+    fn responded(&self, answer: Answer, base: &ModelRequest<'_>, ask: &Ask<'_>) -> Vec<RunEvent> {
+        let Place { attempt, iteration, .. } = ask.place;
+        let check = |tool: &str, arguments: &Value| self.executor.check_arguments(tool, arguments);
+        let finish_reason = answer.completion.finish_reason;
+        let reading = self.driver.parse(answer.completion, base, ask, &check);
+        let responded = RunEvent::ModelResponded(ModelResponded {
+            attempt,
+            iteration,
+            message: reading.message,
+            finish_reason,
+            usage: self.state.charged(answer.usage),
+            provider: answer.provider,
+            model: answer.model,
+            latency_ms: answer.latency_ms,
+            retries: answer.retries,
+            fallback: answer.fallback,
+            repeated: self.state.repeats_model_call(),
+            warnings: answer.warnings,
+        });
+        std::iter::once(responded)
+            .chain(reading.undecided.map(|why| self.state.decision_failed(&why)))
+            .collect()
+    }
+}
+
+/// What came of one try.
+enum Asked {
+    /// The run was cancelled, or its time was up.
+    GivenUp,
+    Answered(Vec<RunEvent>),
+    Again(Again),
+    Failed(ModelFailure),
+}
+
+fn recovery(state: &State, failure: &ModelFailure) -> Option<Compaction> {
+    let does_not_fit = failure.error.kind == FailureKind::ContextLength;
+    does_not_fit.then(|| state.recovery(failure.place, failure.attempts)).flatten()
+}
+
+fn piece(delta: Delta, names: &WireNames) -> Piece {
+    match delta {
+        Delta::Text(text) => Piece::Text(text),
+        Delta::Thinking(text) => Piece::Thinking(text),
+        Delta::ToolCall { index, wire_name, arguments } => {
+            Piece::ToolCall { index, name: wire_name.map(|name| names.to_ours(&name)), arguments }
+        }
+        Delta::Restarted => Piece::Restarted(true),
+    }
+}
+
+pub(super) fn fault(failure: ModelFailure, plan: &Plan) -> ModelFault {
+    let reason = match failure.error.kind {
+        FailureKind::ContextLength => TerminationReason::ContextOverflow,
+        FailureKind::ContentFilter => TerminationReason::ModelRefused,
+        _ => TerminationReason::ModelError,
+    };
+    let error = failure.error;
+    let passed = &plan.agent.definition.provider_options;
+    let option = (error.kind == FailureKind::BadRequest)
+        .then(|| named_option(&error.message, &plan.sampling, passed))
+        .flatten();
+    ModelFault {
+        option,
+        reason,
+        provider: failure.provider,
+        status: error.status,
+        code: error.code,
+        message: error.message,
+        attempts: failure.attempts,
+    }
+}
